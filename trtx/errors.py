@@ -1,0 +1,49 @@
+"""The errors that trtx raises on purpose, one branch per exit code.
+
+    TrtxError
+    ├── GateError            1   a gate failed
+    ├── UsageError           2   wrong flag, file, config, port in use, missing extra
+    ├── NoVerdictError       3   measured too little to say
+    ├── LaunchError          4   a process did not start, or did not become ready
+    ├── LoadGeneratorError   5   aiperf failed
+    └── Interrupted        130   SIGINT (143: SIGTERM)
+
+A message is one sentence with the value, what was expected, and what to do next. Anything else that
+escapes is a bug of trtx: traceback, exit 70.
+"""
+
+from __future__ import annotations
+
+
+class TrtxError(Exception):
+    """Base of every error whose message is meant for a person."""
+
+    exit_code = 70
+
+
+class GateError(TrtxError):
+    exit_code = 1
+
+
+class UsageError(TrtxError):
+    exit_code = 2
+
+
+class NoVerdictError(TrtxError):
+    exit_code = 3
+
+
+class LaunchError(TrtxError):
+    exit_code = 4
+
+
+class LoadGeneratorError(TrtxError):
+    exit_code = 5
+
+
+class Interrupted(TrtxError):
+    """A person or a supervisor asked trtx to stop: ``signal_number`` 2 or 15."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"interrupted by signal {signal_number}")
+        self.exit_code = 128 + signal_number

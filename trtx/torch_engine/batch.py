@@ -1,0 +1,104 @@
+"""The seam between policy and tensors: what the scheduler hands to the model runner, and what comes back.
+
+Nothing here imports torch. A step is ``schedule -> ModelRunner.execute(batch) -> commit``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtx.torch_engine.sampling import SamplingParams
+
+
+class Logprob(NamedTuple):
+    """Log-probability of one token and its rank (1 is the most likely), as TensorRT-LLM's ``Logprob``."""
+
+    logprob: float
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvGeometry:
+    """What one KV block looks like. Pool: ``[num_blocks, num_layers, 2, tokens_per_block, num_kv_heads, head_dim]``.
+
+    A block holds all layers, so that one block is one contiguous range of ``block_bytes`` bytes.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    tokens_per_block: int
+    dtype: str  # torch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn"
+
+    @property
+    def dtype_bytes(self) -> int:
+        return {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}[self.dtype]
+
+    @property
+    def block_bytes(self) -> int:
+        return self.num_layers * 2 * self.tokens_per_block * self.num_kv_heads * self.head_dim * self.dtype_bytes
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledSequence:
+    """One sequence's share of one step.
+
+    ``slot`` is the row of the runner's persistent per-sequence state: unique among running sequences,
+    ``0 <= slot < max_batch_size``, and stable from admission to finish or preemption. ``is_first`` is
+    true on the first step after the sequence took the slot (the runner then resets that row).
+    ``block_ids`` is the sequence's own list, append-only while it holds the slot: the runner may keep
+    how many of its entries it has copied. Positions ``[start, start + len(new_token_ids))`` are computed.
+    """
+
+    slot: int
+    is_first: bool
+    new_token_ids: list[int]
+    start: int
+    block_ids: list[int]
+    samples: bool  # the last new token's logits produce a token (False: a prompt chunk before the last)
+    sampling: SamplingParams
+    prompt_token_ids: list[int]  # for penalties and prompt logprobs; do not mutate
+    output_token_ids: list[int]  # tokens generated before this step; do not mutate
+    seed: int  # resolved: the request's own, or one drawn at admission
+    allowed_stop_ids: tuple[int, ...] = ()  # ids that min_tokens forbids while output is shorter
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Sequences of one step, decodes (one new token that samples, ``start > 0``) before prompt chunks."""
+
+    sequences: list[ScheduledSequence] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Sampled:
+    """What one sequence got from one step. ``token_id`` is None for a prompt chunk that does not sample."""
+
+    token_id: int | None
+    logprobs: dict[int, Logprob] | None = None  # chosen token and top-k, as TensorRT-LLM's CompletionOutput
+    prompt_logprobs: list[dict[int, Logprob]] | None = None  # for this step's new prompt tokens
+
+
+class ModelRunner(Protocol):
+    """Owns weights, KV pool and device. Lives in the engine's own process."""
+
+    geometry: KvGeometry
+    num_blocks: int
+    pool: torch.Tensor  # [num_blocks, num_layers, 2, tokens_per_block, num_kv_heads, head_dim]
+    max_position: int  # longest sequence the model's positions allow
+    vocab_size: int
+
+    def execute(self, batch: Batch) -> list[Sampled]:
+        """Writes KV for every new token, samples where asked. Results align with ``batch.sequences``."""
+
+    def synchronize(self) -> None:
+        """Returns when every KV write so far is visible to a peer that reads the pool (CUDA: device sync)."""
+
+    def device_memory_bytes(self) -> int:
+        """Memory of the device that this process holds, for the launcher's table; 0 on a CPU."""
+
+    def close(self) -> None: ...
