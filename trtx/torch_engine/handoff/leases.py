@@ -1,0 +1,59 @@
+"""The blocks that a prefill engine keeps for a decode engine, and until when. No torch, no clock of its own."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+READER_GRACE_S = 1.0
+"""Seconds that blocks outlive their deadline. A reader fails every read that has not ended by the deadline on its own
+clock, so nobody looks at a block once it is reused, as long as the two clocks differ by less than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    lease_id: int
+    block_ids: tuple[int, ...]
+    deadline_s: float  # on the clock of whoever calls ``expire``
+
+
+class LeaseTable:
+    """Every lease ends once: by ``release`` or by ``expire``, whichever comes first, which hands its blocks back."""
+
+    def __init__(self, grace_s: float = READER_GRACE_S) -> None:
+        self._grace_s = grace_s
+        self._leases: dict[int, Lease] = {}
+        self._by_deadline: list[tuple[float, int]] = []  # heap; entries of ended leases are dropped when they surface
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks under lease, counted once a lease."""
+        return sum(len(lease.block_ids) for lease in self._leases.values())
+
+    def grant(self, lease_id: int, block_ids: Sequence[int], deadline_s: float) -> Lease:
+        """Raises ValueError for an id that is still leased: two readers would end each other's lease."""
+        if lease_id in self._leases:
+            raise ValueError(f"lease {lease_id} is still held; expected an id that is not in use")
+        lease = Lease(lease_id, tuple(block_ids), deadline_s)
+        self._leases[lease_id] = lease
+        heapq.heappush(self._by_deadline, (deadline_s, lease_id))
+        return lease
+
+    def release(self, lease_id: int) -> Lease | None:
+        """Ends the lease. None if it has ended already (a late notification, a second one) or never was."""
+        return self._leases.pop(lease_id, None)
+
+    def expire(self, now_s: float) -> list[Lease]:
+        """Ends the leases whose deadline passed at least the grace ago, earliest first."""
+        expired: list[Lease] = []
+        while self._by_deadline and self._by_deadline[0][0] + self._grace_s <= now_s:
+            deadline_s, lease_id = heapq.heappop(self._by_deadline)
+            lease = self._leases.get(lease_id)
+            # An id may have been granted again after it ended: only the entry of the present grant counts.
+            if lease is not None and lease.deadline_s == deadline_s:
+                expired.append(self._leases.pop(lease_id))
+        return expired
