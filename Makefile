@@ -1,0 +1,46 @@
+# make help lists what there is. Everything runs in .venv, which `make setup` makes.
+PYTHON ?=
+VENV := .venv/bin
+SETUP := .venv/.setup-done
+
+.PHONY: help setup demo fmt check test proof test-gpu bench-streaming lock clean
+
+help:     ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
+
+setup: $(SETUP) ## environment and installation, nothing else
+
+$(SETUP): pyproject.toml requirements.lock tools/setup
+	@echo "setting up .venv (some minutes the first time)"
+	@tools/setup $(PYTHON)
+	@touch $@
+
+demo: $(SETUP) ## serve a small model twice, agg and disagg, sweep both, write a report
+	$(VENV)/trtx bench --sweep sweeps/demo.yaml -o runs
+
+fmt: $(SETUP) ## format the sources
+	$(VENV)/ruff format .
+	$(VENV)/ruff check --fix .
+
+check: $(SETUP) ## lint, types
+	$(VENV)/ruff format --check .
+	$(VENV)/ruff check .
+	$(VENV)/mypy trtx
+
+test: $(SETUP) ## the tests, without the long ones and those for GPUs
+	$(VENV)/python -m pytest -q -m "not proof and not gpu"
+
+proof: $(SETUP) ## the long ones: random kills, soaks
+	$(VENV)/python -m pytest -q -m proof
+
+test-gpu: $(SETUP) ## the tests that need a GPU
+	$(VENV)/python -m pytest -q -m gpu
+
+bench-streaming: $(SETUP) ## what streaming costs, beside upstream's way
+	$(VENV)/python benchmarks/streaming.py
+
+lock: $(SETUP) ## rewrite requirements.lock
+	tools/lock
+
+clean: ## remove the environment and the caches, keep runs/
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def trtx(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "trtx", *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_help_lists_the_verbs() -> None:
+    shown = trtx("--help")
+    assert shown.returncode == 0
+    assert "serve" in shown.stdout
+    assert "bench" in shown.stdout
+
+
+def test_no_arguments_show_the_help() -> None:
+    assert "Usage" in trtx().stdout
+
+
+@pytest.mark.parametrize("arguments", [["srve"], ["serve", "--no-such-flag"], ["bench", "--concurrency", "a,b"]])
+def test_a_wrong_word_is_one_sentence_and_exit_2(arguments: list[str]) -> None:
+    refused = trtx(*arguments)
+    assert refused.returncode == 2, refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert arguments[-1] in refused.stderr
