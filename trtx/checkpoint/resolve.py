@@ -1,0 +1,81 @@
+"""From the name a person types to a :class:`Checkpoint`: a directory, ``synthetic:<shape>`` or a name of the hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from trtx.checkpoint.facts import Checkpoint, read_checkpoint
+from trtx.checkpoint.shapes import PREFIX, find_shape, list_shapes
+from trtx.checkpoint.synthetic import make_synthetic
+from trtx.errors import UsageError
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+_DOWNLOAD_TIMEOUT_S = 10.0
+
+
+def default_model(*, on_gpu: bool) -> str:
+    """What is served when nobody names a model."""
+    return PREFIX + ("qwen3-0.6b" if on_gpu else "tiny")
+
+
+def resolve_checkpoint(name: str, *, on_gpu: bool = False, cache_dir: Path | None = None) -> Checkpoint:
+    """Finds, or makes, the checkpoint called ``name``.
+
+    ``name``: a directory, ``synthetic:<shape>``, a hub name such as ``Qwen/Qwen3-0.6B``, or empty for
+    :func:`default_model` of ``on_gpu``. ``cache_dir``: where synthetic checkpoints are kept, instead of
+    ``$TRTX_CACHE/checkpoints`` or ``~/.cache/trtx/checkpoints``. Raises UsageError.
+    """
+    name = name or default_model(on_gpu=on_gpu)
+    if name.startswith(PREFIX):
+        shape = find_shape(name.removeprefix(PREFIX))
+        return read_checkpoint(make_synthetic(shape, cache_dir), shape.name, is_synthetic=True)
+    directory = Path(name).expanduser()
+    if directory.exists():
+        return _from_directory(directory, directory.resolve().name)
+    if name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
+        raise UsageError(f"model {name!r} is no directory on this machine; {_ways_out()}")
+    return _from_directory(_find_on_hub(name), name)
+
+
+def _from_directory(directory: Path, served_model_name: str) -> Checkpoint:
+    if not directory.is_dir():
+        raise UsageError(f"model {str(directory)!r} is a file; expected the directory that holds its config.json")
+    missing = []
+    if not (directory / "config.json").is_file():
+        missing.append("config.json")
+    is_synthetic = False
+    if not missing:
+        checkpoint = read_checkpoint(directory.resolve(), served_model_name)
+        is_synthetic = not checkpoint.has_weights and "trtx_synthetic" in (directory / "config.json").read_text("utf-8")
+    if not is_synthetic and not any(directory.glob("*.safetensors")):
+        missing.append("weights (*.safetensors)")
+    if not (directory / "tokenizer.json").is_file():
+        missing.append("tokenizer.json")
+    if missing:
+        raise UsageError(f"model directory {str(directory)!r} lacks {', '.join(missing)}; {_ways_out()}")
+    return read_checkpoint(directory.resolve(), served_model_name, is_synthetic=is_synthetic)
+
+
+def _find_on_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILES), local_files_only=True))
+    except Exception as error:
+        reason: Exception = error
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("1", "true", "yes", "on"):
+        try:
+            return Path(snapshot_download(name, allow_patterns=list(_FILES), etag_timeout=_DOWNLOAD_TIMEOUT_S))
+        except Exception as error:
+            reason = error
+    raise UsageError(
+        f"model {name!r} is not in the Hugging Face cache and cannot be fetched ({type(reason).__name__}); {_ways_out()}"
+    ) from reason
+
+
+def _ways_out() -> str:
+    shapes = ", ".join(shape for shape, _ in list_shapes())
+    return f"pass a directory with config.json, *.safetensors and tokenizer.json, or one of {shapes}"

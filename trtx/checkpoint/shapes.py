@@ -1,0 +1,196 @@
+"""The shapes behind ``synthetic:<shape>``: real configurations, as their publishers' ``config.json`` state them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from trtx.errors import UsageError
+
+PREFIX = "synthetic:"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One synthetic model.
+
+    ``config`` is ``config.json`` without the token ids, which the tokenizer decides. ``stored`` says whether the
+    weights are written as safetensors; where they are not, the engine draws them from ``seed`` and
+    ``config["initializer_range"]``. ``trained`` marks the shape whose weights are in the repository.
+    """
+
+    name: str
+    summary: str
+    config: Mapping[str, Any]
+    stored: bool = False
+    trained: bool = False
+    seed: int = 0
+
+
+def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool) -> dict[str, Any]:
+    """Qwen3 dense, after Qwen/Qwen3-*: 40,960 positions, theta 1e6, head_dim 128 whatever the hidden size."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 40960,
+        "max_window_layers": layers,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    }
+
+
+def _qwen2(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int) -> dict[str, Any]:
+    """Qwen2.5 dense, after Qwen/Qwen2.5-7B-Instruct: biases on q, k and v, untied head, no head_dim field."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 32768,
+        "max_window_layers": layers,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": vocab,
+    }
+
+
+def _llama3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int) -> dict[str, Any]:
+    """Llama 3.1 dense, after meta-llama/Llama-3.1-8B-Instruct: 131,072 positions by rope scaling of type llama3."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": vocab,
+    }
+
+
+# float32: greedy tokens are compared with transformers on a CPU, where a bfloat16 tie would be a rounding accident.
+_SMALL: dict[str, Any] = {"torch_dtype": "float32", "max_position_embeddings": 8192}
+
+_SHAPES = (
+    Shape(
+        "tiny",
+        "Qwen3 architecture, 4 layers, 256 wide, random, float32: for a CPU",
+        _qwen3(256, 4, 8, 2, 768, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 10000.0},
+        stored=True,
+    ),
+    Shape(
+        "tiny-qwen2",
+        "Qwen2.5 architecture (biases on q, k, v), 3 layers, random, float32: for tests",
+        _qwen2(256, 3, 4, 2, 768, 4096) | _SMALL | {"rope_theta": 10000.0},
+        stored=True,
+    ),
+    Shape(
+        "tiny-llama",
+        "Llama 3.1 architecture (llama3 rope scaling, untied head), 3 layers, random, float32: for tests",
+        # 8,192 positions of an original 1,024: all three branches of the scaling are at work.
+        _llama3(256, 3, 8, 2, 768, 4096)
+        | _SMALL
+        | {
+            "rope_scaling": {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 1024,
+                "rope_type": "llama3",
+            }
+        },
+        stored=True,
+    ),
+    Shape(
+        "qwen3-0.6b",
+        "Qwen3-0.6B, random weights drawn on the device",
+        _qwen3(1024, 28, 16, 8, 3072, tied=True),
+    ),
+    Shape(
+        "qwen3-1.7b",
+        "Qwen3-1.7B, random weights drawn on the device",
+        _qwen3(2048, 28, 16, 8, 6144, tied=True),
+    ),
+    Shape(
+        "qwen3-8b",
+        "Qwen3-8B, random weights drawn on the device",
+        _qwen3(4096, 36, 32, 8, 12288, tied=False),
+    ),
+    Shape(
+        "llama-3.1-8b",
+        "Llama-3.1-8B, random weights drawn on the device",
+        _llama3(4096, 32, 32, 8, 14336, 128256),
+    ),
+    Shape(
+        "qwen2.5-7b",
+        "Qwen2.5-7B, random weights drawn on the device",
+        _qwen2(3584, 28, 28, 4, 18944, 152064),
+    ),
+)
+SHAPES: Mapping[str, Shape] = MappingProxyType({shape.name: shape for shape in _SHAPES})
+
+
+def list_shapes() -> tuple[tuple[str, str], ...]:
+    """Every ``synthetic:<shape>`` name with one line about it, for help texts."""
+    return tuple((PREFIX + shape.name, shape.summary) for shape in _SHAPES)
+
+
+def find_shape(name: str) -> Shape:
+    """The shape called ``name`` (without the prefix). Raises UsageError with the nearest names."""
+    if name in SHAPES:
+        return SHAPES[name]
+    near = difflib.get_close_matches(name, SHAPES, n=3, cutoff=0.4) or list(SHAPES)
+    raise UsageError(
+        f"model {PREFIX + name!r} is no synthetic shape that trtx knows; "
+        f"did you mean {' or '.join(PREFIX + n for n in near)}? Known: {', '.join(SHAPES)}"
+    )

@@ -1,0 +1,89 @@
+"""Makes synthetic checkpoints, once, in a cache that two processes or a ``kill -9`` can not leave half written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trtx.checkpoint.shapes import Shape
+from trtx.checkpoint.tokenizer import BOS, EOS_IDS, PAD, SPECIAL_TOKENS, TokenizerFiles, make_tokenizer
+from trtx.checkpoint.weights import write_random_weights
+
+# The modules that decide a checkpoint's bytes: their text is part of every cached directory's name.
+_GENERATOR = tuple(Path(__file__).with_name(name) for name in ("synthetic.py", "text.py", "tokenizer.py", "weights.py"))
+
+
+def default_cache_dir() -> Path:
+    """``$TRTX_CACHE``, else ``~/.cache/trtx``, and in it ``checkpoints``."""
+    return Path(os.environ.get("TRTX_CACHE") or Path.home() / ".cache" / "trtx").expanduser() / "checkpoints"
+
+
+def make_synthetic(shape: Shape, cache_dir: Path | None = None) -> Path:
+    """The directory of ``shape``, made if it is not there yet. Safe to call from several processes at once."""
+    cache = cache_dir or default_cache_dir()
+    target = cache / f"{shape.name}-{_content_key(shape)}"
+    if target.is_dir():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache))
+    try:
+        making.chmod(0o755)
+        _write(shape, making)
+        _publish(making, target)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return target
+
+
+def _publish(making: Path, target: Path) -> None:
+    """Renames, which is atomic. A target that is there by now came from a process that was faster: the same bytes."""
+    try:
+        making.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+
+
+def _content_key(shape: Shape) -> str:
+    digest = hashlib.sha256(json.dumps([dict(shape.config), shape.seed, shape.stored], sort_keys=True).encode())
+    for module in _GENERATOR:
+        digest.update(module.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _write(shape: Shape, directory: Path) -> None:
+    config = config_json(shape)
+    tokenizer = make_tokenizer(int(config["vocab_size"]), int(config["max_position_embeddings"]))
+    write_model_files(config, tokenizer, directory)
+    if shape.stored:
+        write_random_weights(config, tokenizer.fragment_ids, shape.seed, directory / "model.safetensors")
+
+
+def config_json(shape: Shape) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        **shape.config,
+        "bos_token_id": SPECIAL_TOKENS.index(BOS),
+        "eos_token_id": EOS_IDS[0],
+        "pad_token_id": SPECIAL_TOKENS.index(PAD),
+    }
+    if not shape.stored and not shape.trained:
+        config["trtx_synthetic"] = {"seed": shape.seed, "init_std": shape.config["initializer_range"]}
+    return config
+
+
+def write_model_files(config: dict[str, Any], tokenizer: TokenizerFiles, directory: Path) -> None:
+    """``config.json``, ``generation_config.json`` and the tokenizer's files."""
+    generation = {
+        "bos_token_id": config["bos_token_id"],
+        "eos_token_id": list(EOS_IDS),
+        "pad_token_id": config["pad_token_id"],
+        "do_sample": False,
+    }
+    for name, value in (("config.json", config), ("generation_config.json", generation)):
+        (directory / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    tokenizer.write(directory)

@@ -1,0 +1,121 @@
+"""The synthetic models' tokenizer: a real byte-level BPE, trained here, that covers every id of the model's vocabulary.
+
+A random model samples any id. If an id had no text, its chunk would be empty: the detokenizer would hold it back, and a
+load generator that counts tokens by tokenizing the answer would count too few. So ids that the BPE does not use are
+whole made-up words (" bakodu"); ``ignore_merges`` lets each of them encode back to its one id.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtx.checkpoint.text import sentences
+
+PAD, BOS, END_OF_TEXT, IM_START, IM_END = SPECIAL_TOKENS = (
+    "<|pad|>",
+    "<|bos|>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+)
+EOS_IDS = (SPECIAL_TOKENS.index(IM_END), SPECIAL_TOKENS.index(END_OF_TEXT))
+BASE_VOCABULARY = 2048  # special tokens, 256 bytes and merges of the tokenizers for random models
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+_SPACE = "\u0120"  # how byte-level BPE writes a space
+_SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvwz" for vowel in "aeiou")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The three files' contents, and the ids whose text is no whole word (special tokens, bytes, fragments)."""
+
+    tokenizer: dict[str, Any]
+    config: dict[str, Any]
+    fragment_ids: tuple[int, ...]
+
+    def write(self, directory: Path) -> None:
+        (directory / "tokenizer.json").write_text(json.dumps(self.tokenizer, ensure_ascii=False), encoding="utf-8")
+        (directory / "tokenizer_config.json").write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
+        (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+
+
+def make_tokenizer(vocab_size: int, context_length: int, *, base: int = BASE_VOCABULARY) -> TokenizerFiles:
+    """Trains the BPE on generated text up to ``base`` ids, and fills the rest up to ``vocab_size`` with made-up words.
+
+    The same bytes for the same arguments and the same ``tokenizers`` release.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(base, vocab_size),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences(seed=0, count=12000), trainer)
+
+    state: dict[str, Any] = json.loads(tokenizer.to_str())
+    vocabulary: dict[str, int] = state["model"]["vocab"]
+    fragments = tuple(id_ for token, id_ in vocabulary.items() if not _is_word(token))
+    index = 0
+    while len(vocabulary) < vocab_size:
+        word = _made_up_word(index)
+        index += 1
+        if word not in vocabulary:
+            vocabulary[word] = len(vocabulary)
+    return TokenizerFiles(state, _tokenizer_config(context_length), tuple(sorted(fragments)))
+
+
+def _is_word(token: str) -> bool:
+    return token.startswith(_SPACE) and len(token) > 2 and token[1:].isascii() and token[1:].isalpha()
+
+
+def _made_up_word(index: int) -> str:
+    """Word ``index`` of 421,875: three syllables, no two alike. The step has no factor with their number in common."""
+    index = index * 152_447 % len(_SYLLABLES) ** 3
+    first, rest = divmod(index, len(_SYLLABLES) ** 2)
+    second, third = divmod(rest, len(_SYLLABLES))
+    return _SPACE + _SYLLABLES[first] + _SYLLABLES[second] + _SYLLABLES[third]
+
+
+def _tokenizer_config(context_length: int) -> dict[str, Any]:
+    return {
+        "added_tokens_decoder": {
+            str(id_): {
+                "content": token,
+                "lstrip": False,
+                "normalized": False,
+                "rstrip": False,
+                "single_word": False,
+                "special": True,
+            }
+            for id_, token in enumerate(SPECIAL_TOKENS)
+        },
+        "bos_token": BOS,
+        "eos_token": IM_END,
+        "pad_token": PAD,
+        "add_bos_token": False,
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": context_length,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
