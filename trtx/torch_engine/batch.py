@@ -80,7 +80,9 @@ class Sampled:
 
     token_id: int | None
     logprobs: dict[int, Logprob] | None = None  # chosen token and top-k, as TensorRT-LLM's CompletionOutput
-    prompt_logprobs: list[dict[int, Logprob]] | None = None  # for this step's new prompt tokens
+    # Of the prompt tokens that follow this step's: a prompt computed whole gives one entry fewer than it has tokens,
+    # its chunks' lists joined the same. The first token has none; tokens taken from the prefix cache have none either.
+    prompt_logprobs: list[dict[int, Logprob]] | None = None
 
 
 class ModelRunner(Protocol):
