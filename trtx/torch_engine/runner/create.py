@@ -1,0 +1,77 @@
+"""From :class:`RunnerArgs` to a runner that is ready to step."""
+
+from __future__ import annotations
+
+import torch
+
+from trtx.errors import UsageError
+from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.runner.args import RunnerArgs, dtype_name, resolve_device, resolve_dtype
+from trtx.torch_engine.runner.decoder import Decoder
+from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
+from trtx.torch_engine.runner.kernels import Kernels, KvCache
+from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
+from trtx.torch_engine.runner.model_config import ModelConfig, read_model_config
+from trtx.torch_engine.runner.rope import rotary_table
+from trtx.torch_engine.runner.runner import TorchRunner
+from trtx.torch_engine.runner.slots import new_block_table
+from trtx.torch_engine.runner.weights import load_weights
+
+
+@torch.inference_mode()
+def create_runner(args: RunnerArgs) -> TorchRunner:
+    """Loads weights, sizes and zeroes the KV pool, captures CUDA graphs. Takes seconds to a minute.
+
+    Raises UsageError for a checkpoint, device, dtype or size that cannot work.
+    """
+    if args.cpu_threads is not None:
+        torch.set_num_threads(args.cpu_threads)
+    device = resolve_device(args.device)
+    config = read_model_config(args.model_dir)
+    own = resolve_dtype(config.dtype, field="dtype", auto=torch.float32)
+    dtype = resolve_dtype(args.dtype, field="dtype", auto=torch.float32 if device.type == "cpu" else own)
+    kv_dtype = resolve_dtype(args.kv_dtype, field="kv_cache_config.dtype", auto=dtype)
+    max_seq_len = _max_seq_len(args, config)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    weights = load_weights(args.model_dir, config, device=device, dtype=dtype)
+    geometry = KvGeometry(
+        config.num_layers, config.num_kv_heads, config.head_dim, args.tokens_per_block, dtype_name(kv_dtype)
+    )
+    # Zeros, not garbage: a masked position must not hold a NaN.
+    pool = torch.zeros(
+        num_kv_blocks(args, config, geometry, device=device, dtype=dtype),
+        config.num_layers, 2, args.tokens_per_block, config.num_kv_heads, config.head_dim,
+        dtype=kv_dtype, device=device,
+    )  # fmt: skip
+    table = new_block_table(
+        max_batch_size=args.max_batch_size, max_seq_len=max_seq_len, tokens_per_block=args.tokens_per_block,
+        device=device,
+    )  # fmt: skip
+    cache = KvCache(pool, table)
+    decoder = Decoder(weights, _kernels(config, cache, rotary_table(config.rope, config.head_dim, max_seq_len, device)))
+    graphs = None
+    if device.type == "cuda" and args.cuda_graphs:
+        sizes = args.cuda_graph_batch_sizes or default_batch_sizes(args.max_batch_size)
+        graphs = DecodeGraphs(decoder, cache, sizes, config.vocab_size)
+    return TorchRunner(
+        decoder=decoder, cache=cache, geometry=geometry, max_position=config.max_position,
+        vocab_size=config.vocab_size, graphs=graphs,
+    )  # fmt: skip
+
+
+def _kernels(config: ModelConfig, cache: KvCache, rotary: torch.Tensor) -> Kernels:
+    from trtx.torch_engine.runner.torch_kernels import TorchKernels
+
+    return TorchKernels(config, cache, rotary)
+
+
+def _max_seq_len(args: RunnerArgs, config: ModelConfig) -> int:
+    if args.max_seq_len is None:
+        return config.max_position
+    if not 1 <= args.max_seq_len <= config.max_position:
+        raise UsageError(
+            f"max_seq_len is {args.max_seq_len}; {args.model_dir.name} has positions for 1 to {config.max_position} "
+            "tokens: lower max_seq_len"
+        )
+    return args.max_seq_len

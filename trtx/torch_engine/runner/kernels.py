@@ -1,0 +1,77 @@
+"""What the decoder asks of a device: the operations around its matrix products, and the paged KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trtx.torch_engine.runner.weights import LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Sequences of a pass that computes several tokens of each: ``[starts[i], starts[i + 1])`` are sequence i's."""
+
+    slots: Tensor  # [num_sequences] int32: rows of the block table
+    starts: Tensor  # [num_sequences + 1] int32
+    contexts: Tensor  # [num_sequences] int32: tokens of the sequence before this pass, their KV is in the pool
+    max_length: int  # most new tokens of one sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PassInputs:
+    """The tokens of one forward pass.
+
+    ``spans`` None: a decode pass, every token is its sequence's only one. There a slot may be the padding slot,
+    the block table's last row: its token writes no KV and its result means nothing.
+    """
+
+    token_ids: Tensor  # [num_tokens] int32
+    positions: Tensor  # [num_tokens] int32
+    slots: Tensor  # [num_tokens] int32: row of the block table that each token's sequence has
+    spans: Spans | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """The KV pool and who has which block of it."""
+
+    pool: Tensor  # [num_blocks, num_layers, 2, tokens_per_block, num_kv_heads, head_dim]
+    block_table: Tensor  # [max_batch_size + 1, max_blocks] int32; the last row is the padding slot
+
+    @property
+    def tokens_per_block(self) -> int:
+        return self.pool.shape[3]
+
+    @property
+    def padding_slot(self) -> int:
+        return self.block_table.shape[0] - 1
+
+
+class Kernels(Protocol):
+    """One device's operations. Every one returns new tensors; only ``rope_and_write`` changes the pool."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """``[n, hidden]`` normalised in float32, scaled in x's dtype."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """(normalised sum, sum) of ``x + residual``, both ``[n, hidden]``."""
+
+    def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
+        """Head norms where the model has them, rotation, K and V into the pool; returns q ``[n, heads, head_dim]``."""
+
+    def attend(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
+        """Causal attention over the pool, ``[n, heads * head_dim]``; the pass's own KV is already written."""
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """``silu(gate) * up``: ``[n, 2 * intermediate]`` to ``[n, intermediate]``."""
+
+
+def int32(values: list[int], device: torch.device) -> Tensor:
+    """A small host list on ``device``; on CUDA through pinned memory, without waiting for the device."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=torch.int32)
+    return torch.tensor(values, dtype=torch.int32, pin_memory=True).to(device, non_blocking=True)

@@ -1,0 +1,148 @@
+"""The model runner: a scheduled batch in, sampled tokens out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trtx.torch_engine.batch import Batch, KvGeometry, Logprob, Sampled, ScheduledSequence
+from trtx.torch_engine.runner.decoder import Decoder
+from trtx.torch_engine.runner.graphs import DecodeGraphs
+from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans, int32
+from trtx.torch_engine.runner.sampler import Sampler, rank_logprobs
+from trtx.torch_engine.runner.slots import BlockTable
+
+_PROMPT_LOGPROB_ROWS = 256  # of the vocabulary in float32: 256 rows of 151,936 are 156 MB
+
+
+class TorchRunner:
+    """A :class:`trtx.torch_engine.batch.ModelRunner`. Not thread-safe: one step at a time.
+
+    A step's decodes and its prompt chunks are two passes over the weights: decodes replay a CUDA graph whatever
+    else the step holds, and chunks are long enough that reading the weights once more costs little.
+    """
+
+    def __init__(
+        self,
+        *,
+        decoder: Decoder,
+        cache: KvCache,
+        geometry: KvGeometry,
+        max_position: int,
+        vocab_size: int,
+        graphs: DecodeGraphs | None,
+    ) -> None:
+        self.geometry = geometry
+        self.num_blocks = cache.pool.shape[0]
+        self.pool = cache.pool
+        self.max_position = max_position
+        self.vocab_size = vocab_size
+        self._decoder = decoder
+        self._device = cache.pool.device
+        self._graphs = graphs
+        self._block_table = BlockTable(cache)
+        self._sampler = Sampler(cache.padding_slot)
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> list[Sampled]:
+        """See :meth:`trtx.torch_engine.batch.ModelRunner.execute`. Returns when the tokens are on the host."""
+        sequences = batch.sequences
+        self._block_table.update(sequences)
+        num_decodes = 0
+        while num_decodes < len(sequences) and _is_decode(sequences[num_decodes]):
+            num_decodes += 1
+        results: list[Sampled] = []
+        if num_decodes:
+            results += self._decode(sequences[:num_decodes])
+        if num_decodes < len(sequences):
+            results += self._prefill(sequences[num_decodes:])
+        return results
+
+    def _decode(self, sequences: list[ScheduledSequence]) -> list[Sampled]:
+        tokens = [sequence.new_token_ids[0] for sequence in sequences]
+        positions = [sequence.start for sequence in sequences]
+        slots = [sequence.slot for sequence in sequences]
+        if self._graphs is not None and self._graphs.fits(len(sequences)):
+            logits, greedy = self._graphs.replay(tokens, positions, slots)
+        else:
+            logits, greedy = self._eager(*_upload(tokens, positions, slots, self._device))
+        return self._sampler.sample(logits, greedy, sequences)
+
+    def _eager(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self._decoder.logits(self._decoder.hidden(PassInputs(tokens, positions, slots)))
+        return logits, logits.argmax(dim=-1)
+
+    def _prefill(self, sequences: list[ScheduledSequence]) -> list[Sampled]:
+        inputs, ends = self._chunk_inputs(sequences)
+        hidden = self._decoder.hidden(inputs)
+        results = [Sampled(None) for _ in sequences]
+        sampling = [index for index, sequence in enumerate(sequences) if sequence.samples]
+        if sampling:
+            last = int32([ends[index] - 1 for index in sampling], self._device).long()
+            logits = self._decoder.logits(hidden[last])
+            chosen = self._sampler.sample(logits, logits.argmax(dim=-1), [sequences[index] for index in sampling])
+            for index, sampled in zip(sampling, chosen, strict=True):
+                results[index] = sampled
+        for index, sequence in enumerate(sequences):
+            count = self._sampler.plan(sequence).prompt_logprobs
+            if count is not None:
+                begin = ends[index] - len(sequence.new_token_ids)
+                results[index].prompt_logprobs = self._prompt_logprobs(hidden[begin : ends[index]], sequence, count)
+        return results
+
+    def _chunk_inputs(self, sequences: list[ScheduledSequence]) -> tuple[PassInputs, list[int]]:
+        """Inputs of one pass over all chunks, and where in it each sequence ends."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        ends: list[int] = []
+        for sequence in sequences:
+            length = len(sequence.new_token_ids)
+            tokens += sequence.new_token_ids
+            positions += range(sequence.start, sequence.start + length)
+            slots += [sequence.slot] * length
+            ends.append(len(tokens))
+        spans = Spans(
+            slots=int32([sequence.slot for sequence in sequences], self._device),
+            starts=int32([0, *ends], self._device),
+            contexts=int32([sequence.start for sequence in sequences], self._device),
+            max_length=max(len(sequence.new_token_ids) for sequence in sequences),
+        )
+        return PassInputs(*_upload(tokens, positions, slots, self._device), spans=spans), ends
+
+    def _prompt_logprobs(self, hidden: Tensor, sequence: ScheduledSequence, count: int) -> list[dict[int, Logprob]]:
+        """Of the prompt tokens that follow this chunk's: ``hidden`` of position p says how likely token p + 1 was."""
+        following = sequence.prompt_token_ids[sequence.start + 1 : sequence.start + 1 + hidden.shape[0]]
+        results: list[dict[int, Logprob]] = []
+        for begin in range(0, len(following), _PROMPT_LOGPROB_ROWS):
+            tokens = following[begin : begin + _PROMPT_LOGPROB_ROWS]
+            logits = self._decoder.logits(hidden[begin : begin + len(tokens)])
+            results += rank_logprobs(logits, int32(tokens, self._device), count)
+        return results
+
+    def synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def device_memory_bytes(self) -> int:
+        """What torch's allocator holds on the device, CUDA's own context not counted; 0 on a CPU."""
+        return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
+
+    def close(self) -> None:
+        """Frees graphs, weights and pool. The runner must not be used after."""
+        self.synchronize()
+        del self._graphs, self._decoder, self._block_table, self.pool
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _is_decode(sequence: ScheduledSequence) -> bool:
+    return sequence.samples and sequence.start > 0 and len(sequence.new_token_ids) == 1
+
+
+def _upload(
+    tokens: list[int], positions: list[int], slots: list[int], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Three lists of equal length in one copy."""
+    first, second, third = int32(tokens + positions + slots, device).view(3, -1).unbind(0)
+    return first, second, third

@@ -1,0 +1,143 @@
+"""From logits to tokens, for the rows that need more than an argmax."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trtx.torch_engine.batch import Logprob, Sampled, ScheduledSequence
+from trtx.torch_engine.runner.kernels import int32
+from trtx.torch_engine.runner.sampling_plan import SamplingPlan, resolve_sampling
+
+_ROWS_AT_ONCE = 64  # of the vocabulary in float64: 64 rows of 151,936 are 78 MB
+
+
+class Sampler:
+    """Temperature, top-k, top-p, min-p, penalties, ``min_tokens`` and logprobs.
+
+    A sampled token is a function of its row's logits, its request's seed and how many tokens the request has:
+    one uniform number per token, looked up in the cumulative distribution in vocabulary order. So it depends
+    neither on the batch nor on preemption or handoff, and a last-bit difference of logits moves it only if the
+    number lies that close to a token's edge.
+    """
+
+    def __init__(self, max_batch_size: int) -> None:
+        self._plans: list[SamplingPlan | None] = [None] * max_batch_size
+
+    def plan(self, sequence: ScheduledSequence) -> SamplingPlan:
+        """The resolved sampling of the sequence in this slot; resolved again when another sequence takes it."""
+        plan = None if sequence.is_first else self._plans[sequence.slot]
+        if plan is None:
+            plan = self._plans[sequence.slot] = resolve_sampling(sequence.sampling)
+        return plan
+
+    def sample(self, logits: Tensor, greedy: Tensor, sequences: list[ScheduledSequence]) -> list[Sampled]:
+        """``logits`` [rows, vocab] of the model, ``greedy`` [rows] their argmax; row i is ``sequences[i]``'s.
+
+        Waits for the device. Logprobs are those of the model's own distribution, before any of the above.
+        """
+        plans = [self.plan(sequence) for sequence in sequences]
+        special = [
+            row
+            for row, (plan, sequence) in enumerate(zip(plans, sequences, strict=True))
+            if not plan.is_plain or plan.bans_stops(sequence)
+        ]
+        tokens = greedy
+        if special:
+            tokens = greedy.clone()
+            for begin in range(0, len(special), _ROWS_AT_ONCE):
+                rows = special[begin : begin + _ROWS_AT_ONCE]
+                index = int32(rows, logits.device).long()
+                tokens[index] = _choose(logits[index].float(), [sequences[r] for r in rows], [plans[r] for r in rows])
+        results = [Sampled(token) for token in tokens.tolist()]
+        for row, plan in enumerate(plans):
+            if plan.logprobs is not None:
+                chosen = tokens[row : row + 1]
+                results[row].logprobs = rank_logprobs(logits[row : row + 1], chosen, plan.logprobs)[0]
+        return results
+
+
+def rank_logprobs(logits: Tensor, chosen: Tensor, count: int) -> list[dict[int, Logprob]]:
+    """Per row of ``logits`` [rows, vocab]: the token of ``chosen`` [rows] first, then the ``count`` likeliest."""
+    values = torch.log_softmax(logits.float(), dim=-1)
+    picked = values.gather(1, chosen.long().unsqueeze(1))  # [rows, 1]
+    ranks = (values > picked).sum(dim=1) + 1
+    top = values.topk(min(count, values.shape[1]), dim=1)
+    rows = zip(
+        chosen.tolist(), picked.squeeze(1).tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist(),
+        strict=True,
+    )  # fmt: skip
+    results = []
+    for token, logprob, rank, ids, logprobs in rows:
+        entry = {token: Logprob(logprob, rank)}
+        for place, (other, value) in enumerate(zip(ids, logprobs, strict=True)):
+            entry.setdefault(other, Logprob(value, place + 1))
+        results.append(entry)
+    return results
+
+
+def uniform(seed: int, index: int) -> float:
+    """The ``index``-th number of ``seed``'s stream, in [0, 1): splitmix64's mixer over both, top 53 bits.
+
+    Constants: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+    """
+    return (_mix(_mix(seed) + index * 0x9E3779B97F4A7C15) >> 11) * 2.0**-53
+
+
+def _mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return value ^ (value >> 31)
+
+
+def _choose(logits: Tensor, sequences: list[ScheduledSequence], plans: list[SamplingPlan]) -> Tensor:
+    """``[rows]`` tokens from a float32 copy of the rows' logits, which it changes."""
+    device = logits.device
+    for row, (sequence, plan) in enumerate(zip(sequences, plans, strict=True)):
+        if plan.has_penalties:
+            _penalize(logits[row], sequence, plan)
+        if plan.bans_stops(sequence):
+            logits[row, list(sequence.allowed_stop_ids)] = -torch.inf
+    best = logits.argmax(dim=-1)
+    if all(plan.is_greedy for plan in plans):
+        return best
+    temperatures = torch.tensor([1.0 if p.is_greedy else p.temperature for p in plans], device=device)
+    # In float64 the cumulative sum of 150,000 probabilities keeps each token's edge to 1e-16.
+    probabilities = torch.softmax(logits.double() / temperatures.unsqueeze(1), dim=-1)
+    probabilities = _restrict(probabilities, plans)
+    cumulative = probabilities.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    numbers = [uniform(s.seed, len(s.output_token_ids)) for s in sequences]
+    wanted = torch.tensor(numbers, dtype=torch.float64, device=device).unsqueeze(1) * total
+    wanted = torch.minimum(wanted, torch.nextafter(total, torch.zeros_like(total)))  # rounding must not reach the end
+    sampled = torch.searchsorted(cumulative, wanted, right=True).squeeze(1)
+    is_greedy = torch.tensor([plan.is_greedy for plan in plans], device=device)
+    return torch.where(is_greedy, best, sampled)
+
+
+def _restrict(probabilities: Tensor, plans: list[SamplingPlan]) -> Tensor:
+    """Zeroes what top-k, then top-p over what is left, then min-p exclude. Does not renormalise."""
+    device, vocab = probabilities.device, probabilities.shape[1]
+    if any(plan.top_k or plan.top_p < 1.0 for plan in plans):
+        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        top_k = torch.tensor([plan.top_k or vocab for plan in plans], device=device).unsqueeze(1)
+        ordered = ordered.masked_fill(torch.arange(vocab, device=device) >= top_k, 0.0)
+        top_p = torch.tensor([plan.top_p for plan in plans], dtype=torch.float64, device=device).unsqueeze(1)
+        before = ordered.cumsum(dim=-1) - ordered  # mass of the likelier tokens
+        ordered = ordered.masked_fill((before >= top_p * ordered.sum(-1, keepdim=True)) & (top_p < 1.0), 0.0)
+        probabilities = torch.zeros_like(probabilities).scatter_(1, order, ordered)
+    if any(plan.min_p for plan in plans):
+        min_p = torch.tensor([plan.min_p for plan in plans], dtype=torch.float64, device=device).unsqueeze(1)
+        floor = min_p * probabilities.amax(dim=-1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
+    return probabilities
+
+
+def _penalize(logits: Tensor, sequence: ScheduledSequence, plan: SamplingPlan) -> None:
+    """In place on one row [vocab]. As in TensorRT-LLM, every penalty counts the prompt as well as the output."""
+    tokens = int32(sequence.prompt_token_ids + sequence.output_token_ids, logits.device)
+    counts = torch.bincount(tokens, minlength=logits.shape[0])  # [vocab]
+    repeated = torch.where(logits > 0, logits / plan.repetition_penalty, logits * plan.repetition_penalty)
+    repeated -= plan.presence_penalty + plan.frequency_penalty * counts
+    logits.copy_(torch.where(counts > 0, repeated, logits))

@@ -1,0 +1,103 @@
+"""Reference kernels in plain torch: the CPU's path, and the oracle of the Triton ones."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.model_config import ModelConfig
+from trtx.torch_engine.runner.weights import LayerWeights
+
+_GATHERED_TOKENS = 32768  # of one layer's K and V at a time: 64 MiB in float32 with 2 heads of 128
+
+
+class TorchKernels:
+    """Gathers a sequence's blocks and attends with torch's scaled-dot-product attention."""
+
+    def __init__(self, config: ModelConfig, cache: KvCache, rotary: Tensor) -> None:
+        """``rotary``: see :func:`trtx.torch_engine.runner.rope.rotary_table`."""
+        self._config = config
+        self._cache = cache
+        self._rotary = rotary
+
+    def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        values = x.float()
+        scale = torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + self._config.norm_eps)
+        return weight * (values * scale).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return self.rms_norm(total, weight), total
+
+    def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
+        config, cache = self._config, self._cache
+        q, k, v = torch.split(qkv, [config.q_size, config.kv_size, config.kv_size], dim=-1)
+        q = q.unflatten(-1, (config.num_heads, config.head_dim))
+        k = k.unflatten(-1, (config.num_kv_heads, config.head_dim))
+        v = v.unflatten(-1, (config.num_kv_heads, config.head_dim))
+        if weights.q_norm is not None and weights.k_norm is not None:
+            q, k = self.rms_norm(q, weights.q_norm), self.rms_norm(k, weights.k_norm)
+        q, k = self._rotate(q, inputs.positions), self._rotate(k, inputs.positions)
+        real = inputs.slots != cache.padding_slot
+        positions, slots = inputs.positions[real], inputs.slots[real]
+        blocks = cache.block_table[slots.long(), (positions // cache.tokens_per_block).long()].long()
+        offsets = (positions % cache.tokens_per_block).long()
+        cache.pool[blocks, layer, 0, offsets] = k[real].to(cache.pool.dtype)
+        cache.pool[blocks, layer, 1, offsets] = v[real].to(cache.pool.dtype)
+        return q
+
+    def _rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """``[n, heads, head_dim]``; pairs are (i, i + head_dim / 2), as Hugging Face checkpoints store them."""
+        cos, sin = self._rotary[positions.long()].unsqueeze(1).chunk(2, dim=-1)
+        first, second = heads.float().chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
+
+    def attend(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
+        if inputs.spans is None:
+            return self._decode(q, layer, inputs)
+        return self._prefill(q, layer, inputs.spans)
+
+    def _gather(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """K and V of whole blocks: ``[..., num_blocks]`` to ``[..., num_kv_heads, tokens, head_dim]``."""
+        kv = self._cache.pool[blocks.long(), layer].to(dtype)  # [..., num_blocks, 2, tokens_per_block, heads, dim]
+        keys, values = kv.unbind(-4)
+        return keys.flatten(-4, -3).transpose(-3, -2), values.flatten(-4, -3).transpose(-3, -2)
+
+    def _decode(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
+        """Many sequences at once, padded to the longest, as far as the gathered copy stays small."""
+        num_blocks = int(inputs.positions.max()) // self._cache.tokens_per_block + 1
+        rows = max(1, _GATHERED_TOKENS // (num_blocks * self._cache.tokens_per_block))
+        out = torch.empty_like(q)
+        for begin in range(0, q.shape[0], rows):
+            part = slice(begin, begin + rows)
+            blocks = self._cache.block_table[inputs.slots[part].long(), :num_blocks]
+            keys, values = self._gather(layer, blocks, q.dtype)
+            # [rows, tokens]
+            seen = torch.arange(keys.shape[-2], device=q.device) <= inputs.positions[part].unsqueeze(-1)
+            out[part] = F.scaled_dot_product_attention(
+                q[part].unsqueeze(2), keys, values, attn_mask=seen[:, None, None], enable_gqa=True
+            ).squeeze(2)
+        return out.flatten(1)
+
+    def _prefill(self, q: Tensor, layer: int, spans: Spans) -> Tensor:
+        """One sequence after the other: lengths differ too much to pad."""
+        starts, out = spans.starts.tolist(), torch.empty_like(q)
+        for index, (slot, context) in enumerate(zip(spans.slots.tolist(), spans.contexts.tolist(), strict=True)):
+            begin, end = starts[index], starts[index + 1]
+            total = context + end - begin
+            num_blocks = -(-total // self._cache.tokens_per_block)
+            keys, values = self._gather(layer, self._cache.block_table[slot, :num_blocks], q.dtype)
+            seen = None
+            if end - begin > 1:
+                seen = torch.ones(end - begin, total, dtype=torch.bool, device=q.device).tril(context)
+            out[begin:end] = F.scaled_dot_product_attention(
+                q[begin:end].transpose(0, 1)[None], keys[None, :, :total], values[None, :, :total],
+                attn_mask=seen, enable_gqa=True,
+            )[0].transpose(0, 1)  # fmt: skip
+        return out.flatten(1)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
