@@ -1,0 +1,30 @@
+"""Measures a URL with aiperf: one cell for each concurrency, written as it ends.
+
+Owns the aiperf process, the cells with their trials and figures, and the run's journal.
+Does not serve (``launch``), compare or render (``report``), and never makes load of its own.
+Enter through :func:`sweep` with a :class:`Target` and a :class:`LoadSpec`; read results back with :func:`read_cells`.
+Always holds: aiperf's files stay as it wrote them, and a failed request or cell is recorded beside the figures.
+"""
+
+from trtx.bench.cells import Cell, Trial, read_cells
+from trtx.bench.journal import Journal, read_journal
+from trtx.bench.load import Load, LoadSpec, Target
+from trtx.bench.metrics import Distribution, Figures
+from trtx.bench.statistics import samples_needed
+from trtx.bench.sweep import Progress, sweep
+
+__all__ = [
+    "Cell",
+    "Distribution",
+    "Figures",
+    "Journal",
+    "Load",
+    "LoadSpec",
+    "Progress",
+    "Target",
+    "Trial",
+    "read_cells",
+    "read_journal",
+    "samples_needed",
+    "sweep",
+]

@@ -1,0 +1,229 @@
+"""The aiperf process: its command line, its environment, where it puts its files, and its end.
+
+Facts here are of aiperf 0.13.0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from trtx.bench.load import Load, LoadSpec, Target
+
+GRACE_S = 5.0
+_READY_FILE = ".aiperf_results_ready.json"  # the last file that aiperf writes for one run
+# On few cores each of aiperf's worker processes takes time from what is measured; one carries some thousand tokens/s.
+_FEW_CORES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The directory that aiperf writes for one (load, trial)."""
+
+    load: Load
+    trial: int  # from 1
+    directory: Path
+
+    @property
+    def started(self) -> bool:
+        return self.directory.exists()
+
+    @property
+    def ended(self) -> bool:
+        return (self.directory / _READY_FILE).exists()
+
+
+def run_files(staging: Path, loads: Sequence[Load], trials: int) -> tuple[RunFiles, ...]:
+    """Where one call's runs lie under its artifact directory, in the order in which aiperf makes them.
+
+    Trials are the outer loop (aiperf's "repeated"), so that a slow drift of the machine meets every load alike.
+    """
+    runs = []
+    for trial in range(1, trials + 1):
+        for load in loads:
+            if len(loads) > 1 and trials > 1:
+                directory = staging / "profile_runs" / f"trial_{trial:04d}" / load.label
+            elif len(loads) > 1:
+                directory = staging / load.label
+            elif trials > 1:
+                directory = staging / load.label / "profile_runs" / f"run_{trial:04d}"
+            else:
+                directory = staging / load.label
+            runs.append(RunFiles(load, trial, directory))
+    return tuple(runs)
+
+
+def command(target: Target, spec: LoadSpec, loads: Sequence[Load], staging: Path) -> tuple[str, ...]:
+    """One aiperf call for all ``loads`` and trials of one topology."""
+    argv = [
+        sys.executable, "-m", "aiperf", "profile",
+        "--model", target.model,
+        "--tokenizer", str(target.tokenizer_path),
+        "--url", target.url,
+        "--endpoint-type", "chat",
+        "--isl", str(spec.isl),
+        "--osl", str(spec.osl),
+        # Lengths as the server sees them: prompts are made shorter by the chat template's own tokens, and counts come
+        # from the answers' usage, because tokens sampled past a model's own ending do not survive being re-encoded.
+        "--apply-chat-template",
+        "--use-server-token-count",
+        "--random-seed", str(spec.seed),
+        # Each trial draws its own prompts, or the second would find all of the first's in the prefix cache; the seed
+        # comes from (seed, label, trial), hence the same prompts in every mode.
+        "--vary-seed-per-trial",
+        # One prompt a request, warm-up included, for the same reason.
+        "--num-dataset-entries", str(max(load.warmup_request_count + load.request_count for load in loads)),
+        "--request-timeout-seconds", str(spec.request_timeout_s),
+        "--extra-inputs", json.dumps(spec.request_body),
+        "--ui", "none",
+        "--no-gpu-telemetry",
+        "--no-server-metrics",
+    ]  # fmt: skip
+    if spec.streaming:
+        argv += ["--streaming"]
+    if (os.cpu_count() or 1) <= _FEW_CORES:
+        argv += ["--workers-max", "1"]
+    if spec.trials > 1:
+        argv += ["--num-profile-runs", str(spec.trials), "--no-profile-run-disable-warmup-after-first"]
+    return (*argv, *_loads(loads, staging))
+
+
+def _loads(loads: Sequence[Load], staging: Path) -> list[str]:
+    warms_up = any(load.warmup_request_count for load in loads)
+    if len(loads) == 1:  # aiperf refuses a sweep of one
+        (load,) = loads
+        argv = ["--concurrency", str(load.concurrency), "--request-count", str(load.request_count)]
+        if warms_up:
+            argv += ["--warmup-request-count", str(load.warmup_request_count)]
+        return [*argv, "--artifact-dir", str(staging / load.label)]
+    argv = []
+    if warms_up:
+        # Without a warm-up phase in the base, aiperf appends each variant's own after the measured phase.
+        argv += ["--warmup-request-count", str(max(load.warmup_request_count for load in loads))]
+    for load in loads:
+        settings = f"concurrency={load.concurrency}, request-count={load.request_count}"
+        if warms_up:
+            settings += f", warmup-request-count={load.warmup_request_count}"
+        argv += ["--variant", f"{load.label}: {settings}"]
+    return [*argv, "--artifact-dir", str(staging)]
+
+
+class Aiperf:
+    """One running aiperf call, in a session of its own, writing its console to a log. A context manager.
+
+    Leaving the context ends every process of that session and removes the call's temporary directory (sockets and
+    dataset files; aiperf talks to itself over Unix sockets there and listens on no port).
+    """
+
+    def __init__(self, argv: Sequence[str], log_path: Path) -> None:
+        self.argv = tuple(argv)
+        self.log_path = log_path
+
+    def __enter__(self) -> Self:
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="trtx-aiperf-"))
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_environment(self._scratch),
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        with _signals_held():
+            self._end_session()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs."""
+        return self._process.poll()
+
+    def log_tail(self, lines: int = 20) -> str:
+        return tail(self.log_path, lines)
+
+    def _end_session(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.pid, number)  # the leader's children outlive it at times, so always the whole group
+            except ProcessLookupError:
+                break
+            deadline = time.monotonic() + GRACE_S
+            while time.monotonic() < deadline and _group_lives(self.pid):
+                self._process.poll()  # reaps the leader
+                time.sleep(0.05)
+        self._process.wait()
+
+
+def tail(path: Path, lines: int) -> str:
+    """The last lines of a log, without empty ones; empty when there is no log."""
+    if not path.exists():
+        return ""
+    kept = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return "\n".join(kept[-lines:])
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    # With HF_HUB_OFFLINE set, aiperf 0.13.0 looks for a tokenizer in Hugging Face's cache only and refuses a
+    # directory (Tokenizer._resolve_local_snapshot). Without it the directory is read as it is; an endpoint that
+    # nothing listens on keeps every other look-up on this machine. Drop both when a release takes a directory.
+    kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+    return {
+        **kept,
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "TMPDIR": str(scratch),
+        "COLUMNS": "120",
+        "NO_COLOR": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """A second Ctrl-C must not leave processes behind: it is delivered when the session has ended."""
+    arrived: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        arrived.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread, which alone receives signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in arrived:
+            signal.raise_signal(number)

@@ -1,0 +1,21 @@
+"""Writing a whole file or none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces ``path`` at once: a reader sees the old text or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """``document``, indented, as a whole file."""
+    write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")

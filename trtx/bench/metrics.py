@@ -1,0 +1,164 @@
+"""The figures of a cell: one pure function each, named as aiperf names it, over the records of its trials.
+
+Every function leaves out warm-up. Latencies, lengths and tokens come from requests that succeeded; the time that
+throughput is divided by runs from the first measured request's start to the last one's end, failed ones included.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trtx.bench.records import RequestRecord
+from trtx.bench.statistics import percentile, samples_needed
+
+Records = Sequence[RequestRecord]
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Samples of one metric, pooled over the trials of a cell."""
+
+    count: int
+    avg: float
+    p50: float
+    p90: float
+    p99: float
+
+    def supports(self, q: float) -> bool:
+        """Whether there are enough samples to state the q-th percentile (see ``samples_needed``)."""
+        return self.count >= samples_needed(q)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one cell, or one trial of it, came to. None: no request of it gave that figure."""
+
+    request_count: int  # requests that succeeded
+    error_request_count: int
+    request_error_rate: float  # %
+    benchmark_duration: float | None  # s
+    request_throughput: float | None  # requests/s
+    output_token_throughput: float | None  # tokens/s
+    output_token_throughput_per_user: float | None  # tokens/s/user
+    time_to_first_token: Distribution | None  # ms
+    inter_token_latency: Distribution | None  # ms
+    request_latency: Distribution | None  # ms, end to end
+    input_sequence_length: float | None  # tokens, mean
+    output_sequence_length: float | None  # tokens, mean
+
+
+def figures(trials: Sequence[Records]) -> Figures:
+    """All figures of a cell. Rates are the mean over trials, latencies are pooled, counts are summed."""
+    pooled = [record for trial in trials for record in trial]
+    return Figures(
+        request_count=request_count(pooled),
+        error_request_count=error_request_count(pooled),
+        request_error_rate=request_error_rate(pooled),
+        benchmark_duration=_mean_over(trials, benchmark_duration),
+        request_throughput=_mean_over(trials, request_throughput),
+        output_token_throughput=_mean_over(trials, output_token_throughput),
+        output_token_throughput_per_user=_mean_over(trials, output_token_throughput_per_user),
+        time_to_first_token=time_to_first_token(pooled),
+        inter_token_latency=inter_token_latency(pooled),
+        request_latency=request_latency(pooled),
+        input_sequence_length=input_sequence_length(pooled),
+        output_sequence_length=output_sequence_length(pooled),
+    )
+
+
+def request_count(records: Records) -> int:
+    """Requests that succeeded."""
+    return sum(record.succeeded for record in records)
+
+
+def error_request_count(records: Records) -> int:
+    """Requests that failed: HTTP errors, broken streams, timeouts, answers without content, cancelled ones."""
+    return len(records) - request_count(records)
+
+
+def request_error_rate(records: Records) -> float:
+    """Failed requests / all requests × 100, in %. 0 when there was none."""
+    return 100 * error_request_count(records) / len(records) if records else 0.0
+
+
+def benchmark_duration(records: Records) -> float | None:
+    """(last end − first start) / 10⁹, in s, over all requests, failed ones too."""
+    if not records:
+        return None
+    return (max(record.end_ns for record in records) - min(record.start_ns for record in records)) / 1e9
+
+
+def request_throughput(records: Records) -> float | None:
+    """Requests that succeeded / duration, in requests/s."""
+    duration = benchmark_duration(records)
+    return request_count(records) / duration if duration else None
+
+
+def output_token_throughput(records: Records) -> float | None:
+    """Output tokens of requests that succeeded / duration, in tokens/s, all users together."""
+    duration = benchmark_duration(records)
+    return sum(_values(records, "output_sequence_length")) / duration if duration else None
+
+
+def output_token_throughput_per_user(records: Records) -> float | None:
+    """Mean over requests of 1000 / ITL in ms, in tokens/s/user: how fast one user sees tokens arrive."""
+    rates = [1000 / latency for latency in _values(records, "inter_token_latency") if latency > 0]
+    return sum(rates) / len(rates) if rates else None
+
+
+def output_token_throughput_per_device(throughput: float | None, device_count: int) -> float | None:
+    """Tokens/s / devices of the topology: its GPUs, prefill's too, or its workers where there is no GPU."""
+    return None if throughput is None or device_count == 0 else throughput / device_count
+
+
+def time_to_first_token(records: Records) -> Distribution | None:
+    """TTFT: request sent → first content, in ms."""
+    return _distribution(_values(records, "time_to_first_token"))
+
+
+def inter_token_latency(records: Records) -> Distribution | None:
+    """ITL of one request: (latency − TTFT) / (output tokens − 1), in ms; one sample a request."""
+    return _distribution(_values(records, "inter_token_latency"))
+
+
+def request_latency(records: Records) -> Distribution | None:
+    """Request sent → last content, in ms: end to end."""
+    return _distribution(_values(records, "request_latency"))
+
+
+def input_sequence_length(records: Records) -> float | None:
+    """ISL as the server counted it, mean, in tokens."""
+    return _mean(_values(records, "input_sequence_length"))
+
+
+def output_sequence_length(records: Records) -> float | None:
+    """OSL as the server counted it, mean, in tokens."""
+    return _mean(_values(records, "output_sequence_length"))
+
+
+def most_common_errors(records: Records, limit: int = 3) -> tuple[tuple[str, int], ...]:
+    """The messages of failed requests with how often each came, most frequent first."""
+    return tuple(Counter(record.error for record in records if record.error is not None).most_common(limit))
+
+
+def _values(records: Records, tag: str) -> list[float]:
+    values = (getattr(record, tag) for record in records if record.succeeded)
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _mean_over(trials: Sequence[Records], figure: Callable[[Records], float | None]) -> float | None:
+    return _mean([value for trial in trials if (value := figure(trial)) is not None])
+
+
+def _distribution(samples: Sequence[float]) -> Distribution | None:
+    if not samples:
+        return None
+    p50, p90, p99 = (percentile(samples, q) for q in PERCENTILES)
+    return Distribution(len(samples), sum(samples) / len(samples), p50, p90, p99)

@@ -1,0 +1,154 @@
+"""One sweep: aiperf against a target, watched while it runs, cells written as they end."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trtx.bench.aiperf import Aiperf, RunFiles, command, run_files, tail
+from trtx.bench.cells import Cell, cell_directory, cell_name, measure_cell, write_cell
+from trtx.bench.journal import Journal
+from trtx.bench.load import Load, LoadSpec, Target
+from trtx.bench.records import RECORDS_FILE
+from trtx.errors import LoadGeneratorError
+
+POLL_S = 0.25
+_ERROR_LINE = re.compile(r"\bERROR\b\W*(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a sweep is: one cell's trial, and how many of its requests have ended."""
+
+    cell: str
+    trial: int
+    trials: int
+    phase: Literal["starting", "running", "ended"]
+    requests: int  # ended, warm-up included
+    requests_total: int
+    cells_ended: int
+    cells_total: int
+    elapsed_s: float
+
+
+def sweep(
+    target: Target,
+    spec: LoadSpec,
+    run_dir: Path,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    still_serving: Callable[[], None] = lambda: None,
+) -> tuple[Cell, ...]:
+    """Measures every load of ``spec`` against ``target`` and returns the cells, in the order measured.
+
+    Under ``run_dir`` it writes ``cells/<mode>-c<concurrency>/{cell.json, trial-NN/<aiperf's files>}``,
+    ``aiperf/<mode>/`` with aiperf's log and its own aggregates, and a line of ``journal.jsonl`` as each cell ends.
+    ``still_serving`` is called between looks and ends the sweep by raising. Whatever ends it early (that, or
+    an interrupt), the cells measured until then are written first. Raises LoadGeneratorError when aiperf measured none.
+    """
+    staging = run_dir / "aiperf" / target.mode
+    staging.mkdir(parents=True, exist_ok=True)
+    watch = _Watch(target, spec, run_dir, staging, on_progress)
+    watch.journal.note("sweep_started", mode=target.mode, cells=[cell_name(target.mode, c) for c in spec.concurrency])
+    argv = command(target, spec, spec.loads, staging)
+    exit_code = None
+    try:
+        with Aiperf(argv, staging / "aiperf.log") as aiperf:
+            while (exit_code := aiperf.poll()) is None:
+                watch.look()
+                still_serving()
+                time.sleep(POLL_S)
+    finally:
+        # Only now: aiperf reads its runs' files again for its aggregates when the last one has ended.
+        cells = watch.collect(exit_code)
+        watch.journal.note("sweep_ended", mode=target.mode, aiperf_exit_code=exit_code)
+    if not any(cell.figures for cell in cells):
+        raise LoadGeneratorError(
+            f"aiperf exited {exit_code} and measured nothing in mode {target.mode}; expected records of "
+            f"{len(spec.loads)} cells; its log is {staging / 'aiperf.log'} and ends:\n{tail(staging / 'aiperf.log', 15)}"
+        )
+    return cells
+
+
+class _Watch:
+    """Follows one aiperf call by its files, and turns them into cells."""
+
+    def __init__(
+        self, target: Target, spec: LoadSpec, run_dir: Path, staging: Path, on_progress: Callable[[Progress], None]
+    ) -> None:
+        self.target, self.spec, self.run_dir, self.staging = target, spec, run_dir, staging
+        self.journal = Journal(run_dir)
+        self._on_progress = on_progress
+        self._runs = run_files(staging, spec.loads, spec.trials)
+        self._ended: set[tuple[str, int]] = set()
+        self._started_at = time.monotonic()
+
+    def look(self) -> None:
+        """Reports the run that is under way, and notes those that have ended since the last look."""
+        current: RunFiles | None = None
+        for run in self._runs:
+            key = (run.load.label, run.trial)
+            if key in self._ended or not run.started:
+                continue
+            current = run
+            if run.ended:
+                self._ended.add(key)
+                cell = cell_name(self.target.mode, run.load.concurrency)
+                self.journal.note("trial_ended", cell=cell, trial=run.trial)
+                self._report(run, "ended")
+        if current is not None and (current.load.label, current.trial) not in self._ended:
+            self._report(current, "running" if (current.directory / RECORDS_FILE).exists() else "starting")
+
+    def collect(self, exit_code: int | None) -> tuple[Cell, ...]:
+        """Moves each run's files to its cell, computes the figures, writes cells that have any run started."""
+        cells = []
+        for load in self.spec.loads:
+            runs = [run for run in self._runs if run.load == load]
+            if not any(run.started for run in runs) and exit_code is None:
+                continue  # stopped before its turn
+            cells.append(self._collect_cell(load, runs, exit_code))
+        return tuple(cells)
+
+    def _collect_cell(self, load: Load, runs: list[RunFiles], exit_code: int | None) -> Cell:
+        directory = cell_directory(self.run_dir, self.target.mode, load.concurrency)
+        failures = {run.trial: _failure(run, exit_code) for run in runs if not run.ended}
+        for run in runs:
+            if run.started:
+                directory.mkdir(parents=True, exist_ok=True)
+                shutil.move(run.directory, directory / f"trial-{run.trial:02d}")
+        cell = measure_cell(directory, self.target, load, failures, self.spec.trials)
+        write_cell(directory, cell)
+        self.journal.note("cell_ended", cell=cell.name, status=cell.status, failure=cell.failure)
+        return cell
+
+    def _report(self, run: RunFiles, phase: Literal["starting", "running", "ended"]) -> None:
+        self._on_progress(
+            Progress(
+                cell=cell_name(self.target.mode, run.load.concurrency),
+                trial=run.trial,
+                trials=self.spec.trials,
+                phase=phase,
+                requests=_lines(run.directory / RECORDS_FILE),
+                requests_total=run.load.warmup_request_count + run.load.request_count,
+                cells_ended=len(self._ended),
+                cells_total=len(self._runs),
+                elapsed_s=time.monotonic() - self._started_at,
+            )
+        )
+
+
+def _failure(run: RunFiles, exit_code: int | None) -> str:
+    """One sentence: why this run has no result."""
+    if exit_code is None:
+        return "stopped before it ended" if run.started else "stopped before it began"
+    errors = _ERROR_LINE.findall(tail(run.directory / "logs" / "aiperf.log", 200))
+    reason = f": {errors[0][:300]}" if errors else ""
+    return f"aiperf exited {exit_code} without a result{reason}"
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
