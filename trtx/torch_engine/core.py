@@ -1,0 +1,267 @@
+"""The step loop: what one iteration of the engine does, and what a request may be refused for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from trtx.torch_engine.batch import ModelRunner, Sampled
+from trtx.torch_engine.block_pool import BlockPool
+from trtx.torch_engine.handoff import KvTransport
+from trtx.torch_engine.kv_events import KvEventLog
+from trtx.torch_engine.messages import HandoffStats, Handover, StepReport, Submit, Update
+from trtx.torch_engine.request import Sequence, State
+from trtx.torch_engine.scheduler import Scheduler, SchedulerLimits, Step
+from trtx.torch_engine.stats import iteration_stats
+from trtx.torch_engine.transfers import LEASE_POLL_S, Transfers
+
+MEMORY_REPORT_S = 2.0
+
+
+class EngineCore:
+    """Scheduler, pool, runner and transport, moved one step at a time by one thread.
+
+    ``max_seq_len`` tokens (prompt and output) always fit into an empty pool, so every accepted request can run.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        limits: SchedulerLimits,
+        *,
+        max_seq_len: int | None = None,
+        enable_block_reuse: bool = True,
+        event_buffer_max_size: int = 0,
+        enable_iter_perf_stats: bool = False,
+        transport: KvTransport | None = None,
+        kv_transfer_timeout_s: float = 60.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        size = runner.geometry.tokens_per_block
+        bounds = {"max_seq_len": max_seq_len, "model": runner.max_position, "KV pool": runner.num_blocks * size}
+        self.max_seq_len, self._bound_by = min((value, name) for name, value in bounds.items() if value is not None)
+        self._events = (
+            KvEventLog(event_buffer_max_size, num_blocks=runner.num_blocks, window_size=self.max_seq_len)
+            if event_buffer_max_size and enable_block_reuse
+            else None
+        )
+        pool = BlockPool(runner.num_blocks, size, enable_reuse=enable_block_reuse, events=self._events)
+        self.scheduler = Scheduler(pool, limits)
+        self._runner = runner
+        self._limits = limits
+        self._transfers = (
+            Transfers(transport, runner, self.scheduler, timeout_s=kv_transfer_timeout_s, clock=clock)
+            if transport is not None
+            else None
+        )
+        self._with_stats = enable_iter_perf_stats
+        self._sequences: dict[int, Sequence] = {}  # accepted and not ended for the client
+        self._updates: list[Update] = []
+        self._reported_handoff = HandoffStats()
+        self._memory_bytes = runner.device_memory_bytes()
+        self._memory_at = time.monotonic()
+        self._arrivals = 0
+        self._iteration = 0
+        self._is_stalled = False
+
+    # --- the step ---
+
+    def step(self) -> StepReport | None:
+        """Schedules, executes, commits. Returns what changed, None if nothing did."""
+        began = time.perf_counter()
+        if self._transfers is not None:
+            self._transfers.collect()
+        step = self.scheduler.schedule()
+        for sequence in step.pulls:
+            self._begin_pull(sequence)
+        self._is_stalled = not step.sequences and not step.pulls
+        num_completed = 0
+        if step.sequences:
+            num_completed = self._commit(step, self._runner.execute(step.batch))
+        return self._report(step, num_completed, (time.perf_counter() - began) * 1e3)
+
+    def _commit(self, step: Step, results: list[Sampled]) -> int:
+        """Takes the results in. Returns how many sequences ended."""
+        scheduler, updates = self.scheduler, self._updates
+        size = scheduler.pool.tokens_per_block
+        num_completed = 0
+        for sequence, sampled in zip(step.sequences, results, strict=True):
+            update = sequence.advance(sampled)
+            if sequence.num_computed // size > sequence.num_registered:
+                scheduler.register(sequence)
+            if update is None:
+                continue
+            updates.append(update)
+            if update.finish_reason is not None:
+                num_completed += 1
+                self._finish(sequence, update)
+        return num_completed
+
+    def _finish(self, sequence: Sequence, update: Update) -> None:
+        del self._sequences[sequence.sequence_id]
+        if not sequence.is_context_only:
+            self.scheduler.finish(sequence)
+            return
+        handover = sequence.handover
+        assert handover is not None and self._transfers is not None
+        opaque_state = None
+        if update.finish_reason == "length":
+            opaque_state = self._transfers.lease(sequence)
+        else:  # the first token ended the sequence: there is nothing to decode, so nothing to keep
+            self.scheduler.finish(sequence)
+        update.handover = Handover(
+            "context_only",
+            first_gen_tokens=list(sequence.output_token_ids),
+            first_gen_log_probs=update.logprobs,
+            ctx_request_id=sequence.sequence_id,
+            disagg_request_id=handover.disagg_request_id,
+            opaque_state=opaque_state,
+        )
+
+    def _report(self, step: Step, num_completed: int, latency_ms: float) -> StepReport | None:
+        updates, self._updates = self._updates, []
+        events = self._events.take() if self._events is not None else None
+        handoff = None
+        if self._transfers is not None and self._transfers.stats != self._reported_handoff:
+            handoff = self._transfers.stats
+            self._reported_handoff = msgspec.structs.replace(handoff)
+        memory = None
+        if step.sequences and time.monotonic() - self._memory_at > MEMORY_REPORT_S:
+            memory = self._memory_bytes = self._runner.device_memory_bytes()
+            self._memory_at = time.monotonic()
+        stats = None
+        if step.sequences:
+            self._iteration += 1
+            if self._with_stats:
+                stats = iteration_stats(
+                    self.scheduler,
+                    step,
+                    iteration=self._iteration,
+                    latency_ms=latency_ms,
+                    num_completed=num_completed,
+                    num_emitted=sum(len(update.token_ids) for update in updates),
+                    device_memory_bytes=self._memory_bytes,
+                )
+        if updates or stats or events or handoff is not None or memory is not None:
+            return StepReport(updates, stats, events or None, handoff, memory)
+        return None
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds that the loop may wait for messages before the next step; None: until one comes."""
+        if self._updates:
+            return 0.0
+        waits = self._transfers.wait_s if self._transfers is not None else None
+        if not self.scheduler.running and not self.scheduler.waiting:
+            return waits
+        # Stalled: the blocks that the next step needs are under leases or reads, which end by themselves.
+        return (waits or LEASE_POLL_S) if self._is_stalled else 0.0
+
+    # --- requests ---
+
+    def submit(self, submit: Submit) -> None:
+        """Accepts one sequence. A bad one is answered with an error update, and harms nobody else."""
+        try:
+            sequence = Sequence.from_submit(submit, arrival=self._arrivals, max_seq_len=self.max_seq_len)
+        except ValueError as error:
+            self._updates.append(Update(submit.sequence_id, [], error=str(error)))
+            return
+        self._arrivals += 1
+        if (problem := self._problem(sequence)) is not None:
+            self._refuse(sequence, problem)
+            return
+        if sequence.emits_handed_tokens:
+            update = sequence.accept_handed()
+            if update.finish_reason is not None:
+                self._release_peer(sequence)
+                self._updates.append(update)
+                return
+            if not sequence.wants_pull:
+                self._updates.append(update)
+        self._sequences[sequence.sequence_id] = sequence
+        self.scheduler.add(sequence)
+
+    def _problem(self, sequence: Sequence) -> str | None:
+        prompt, handover = sequence.prompt_token_ids, sequence.handover
+        length = len(prompt)
+        if not prompt:
+            return "the prompt has no tokens; expected at least 1"
+        if length >= self.max_seq_len:
+            return (
+                f"the prompt has {length} tokens; expected at most {self.max_seq_len - 1}, which with one generated "
+                f"token is the longest sequence here ({self.max_seq_len}, bound by the {self._bound_by}); shorten it"
+            )
+        if min(prompt) < 0 or max(prompt) >= self._runner.vocab_size:
+            outside = next(token for token in prompt if not 0 <= token < self._runner.vocab_size)
+            return f"the prompt has token id {outside}; expected 0 to {self._runner.vocab_size - 1}, the model's vocabulary"
+        request_type = handover.request_type if handover is not None else None
+        if (
+            not self._limits.enable_chunked_prefill
+            and length > self._limits.max_num_tokens
+            and request_type != "generation_only"
+        ):
+            return (
+                f"the prompt has {length} tokens; expected at most max_num_tokens, which is "
+                f"{self._limits.max_num_tokens}, while enable_chunked_prefill is off; turn it on or shorten the prompt"
+            )
+        if request_type == "generation_only" and not (handover and handover.first_gen_tokens):
+            return "a generation_only request came without first_gen_tokens; pass on the prefill side's disaggregated_params"
+        needs_transport = request_type == "context_only" or sequence.wants_pull
+        if needs_transport and self._transfers is None:
+            return (
+                f"a {request_type} request needs a KV transport, and this engine has none; "
+                "set cache_transceiver_config: {backend: NIXL} in its engine config"
+            )
+        return None
+
+    def abort(self, sequence_ids: Iterable[int]) -> None:
+        """Ends sequences in whatever state they are, with finish reason ``cancelled``. Unknown ids have ended."""
+        for sequence_id in sequence_ids:
+            sequence = self._sequences.get(sequence_id)
+            if sequence is None:
+                continue
+            update = Update(sequence_id, [], finish_reason="cancelled")
+            if sequence.state is State.TRANSFERRING:
+                # The transport still writes to its blocks: collect() frees them when it reports the read.
+                del self._sequences[sequence_id]
+                sequence.is_cancelled = True
+                self._updates.append(update)
+                continue
+            if sequence.state is State.WAITING:
+                self._release_peer(sequence)
+            self._end(sequence, update)
+
+    def _begin_pull(self, sequence: Sequence) -> None:
+        assert self._transfers is not None
+        if (problem := self._transfers.begin(sequence)) is not None:
+            self._release_peer(sequence)
+            self._end(sequence, Update(sequence.sequence_id, [], error=problem))
+        elif sequence.handed_update is not None:
+            self._updates.append(sequence.handed_update)
+            sequence.handed_update = None
+
+    def _end(self, sequence: Sequence, update: Update) -> None:
+        del self._sequences[sequence.sequence_id]
+        self.scheduler.finish(sequence)
+        self._updates.append(update)
+
+    def _refuse(self, sequence: Sequence, problem: str) -> None:
+        self._release_peer(sequence)
+        self._updates.append(Update(sequence.sequence_id, [], error=problem))
+
+    def _release_peer(self, sequence: Sequence) -> None:
+        if self._transfers is not None:
+            self._transfers.refuse(sequence)
+
+    # --- the rest ---
+
+    def check(self) -> None:
+        """Raises AssertionError unless every invariant of pool, slots and leases holds. Slow: for tests."""
+        self.scheduler.check(self._transfers.leased if self._transfers is not None else None)
+
+    def close(self) -> None:
+        if self._transfers is not None:
+            self._transfers.close()
+        self._runner.close()

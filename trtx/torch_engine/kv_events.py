@@ -1,0 +1,55 @@
+"""KV cache events in TensorRT-LLM's shapes: what a KV-aware router learns about this engine's prefix cache."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+DEFAULT_PRIORITY = 35
+"""TensorRT-LLM's default retention priority of a block. This engine evicts by last use alone and reports it as is."""
+
+
+class KvEventLog:
+    """Numbers events from 0 and keeps the latest ``max_size`` until they are taken: a gap in the ids means loss.
+
+    The first event is ``created``, so that a stream that restarts at id 0 tells a reader that the engine restarted.
+    """
+
+    def __init__(self, max_size: int, *, num_blocks: int, window_size: int) -> None:
+        self._events: deque[dict[str, Any]] = deque(maxlen=max_size)
+        self._window_size = window_size
+        self._next_id = 0
+        self._add({"type": "created", "num_blocks_per_cache_level": [num_blocks, 0]})
+
+    def stored(self, parent_hash: int | None, blocks: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """``blocks``: (hash, tokens) of consecutive blocks, the first a child of ``parent_hash`` (None: the root)."""
+        self._add(
+            {
+                "type": "stored",
+                "parent_hash": parent_hash,
+                "blocks": [
+                    {
+                        "type": "stored_block",
+                        "block_hash": block_hash,
+                        "tokens": [{"type": "unique_token", "token_id": t, "token_extra_id": 0} for t in tokens],
+                        "cache_level": 0,
+                        "priority": DEFAULT_PRIORITY,
+                    }
+                    for block_hash, tokens in blocks
+                ],
+            }
+        )
+
+    def removed(self, block_hashes: Sequence[int]) -> None:
+        self._add({"type": "removed", "block_hashes": list(block_hashes)})
+
+    def take(self) -> list[dict[str, Any]]:
+        """Everything since the last call, oldest first."""
+        taken = list(self._events)
+        self._events.clear()
+        return taken
+
+    def _add(self, data: dict[str, Any]) -> None:
+        self._events.append({"event_id": self._next_id, "window_size": self._window_size, "data": data})
+        self._next_id += 1

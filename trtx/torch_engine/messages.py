@@ -1,0 +1,104 @@
+"""What the two ends of the engine's socket say to each other, as msgspec structs. Nothing here does anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trtx.torch_engine.batch import KvGeometry, Logprob
+
+
+class Handover(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """A request's disaggregation state as it travels: the part of ``DisaggregatedParams`` that an engine reads."""
+
+    request_type: str
+    first_gen_tokens: list[int] | None = None
+    first_gen_log_probs: list[dict[int, Logprob]] | None = None
+    ctx_request_id: int | None = None
+    disagg_request_id: int | None = None
+    opaque_state: bytes | None = None
+
+
+# --- to the engine ---
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_defaults=True):
+    """One sequence (one choice of a request)."""
+
+    sequence_id: int
+    prompt_token_ids: list[int]
+    sampling: dict[str, Any]  # SamplingParams.asked()
+    end_ids: tuple[int, ...] = ()
+    choice: int = 0
+    cache_salt: str | None = None
+    priority: float = 0.5
+    handover: Handover | None = None
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
+    sequence_ids: list[int]
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
+    pass
+
+
+# --- from the engine ---
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress", array_like=True):
+    text: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
+    num_blocks: int
+    geometry: KvGeometry
+    max_seq_len: int
+    max_batch_size: int
+    device_memory_bytes: int
+
+
+class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
+    text: str
+    is_usage: bool = False  # the caller's arguments are at fault, and text is for a person
+
+
+class Update(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What is new about one sequence after one step."""
+
+    sequence_id: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None  # aligned with token_ids
+    prompt_logprobs: list[dict[int, Logprob]] | None = None
+    reused_blocks: int = 0
+    handover: Handover | None = None
+    error: str | None = None  # a RequestError's text; the sequence has ended
+
+
+class HandoffStats(msgspec.Struct, array_like=True):
+    """Totals since the engine started."""
+
+    reads: int = 0
+    bytes: int = 0
+    seconds: float = 0.0  # summed over reads
+    failed_reads: int = 0
+    recomputed: int = 0  # requests whose prompt was computed here because the prefill side was gone or late
+    leases: int = 0  # held now
+    expired_leases: int = 0
+
+
+class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True, omit_defaults=True):
+    """Everything that one step changed: one message, whatever the number of sequences."""
+
+    updates: list[Update]
+    stats: dict[str, Any] | None = None  # one row, TensorRT-LLM's keys
+    kv_events: list[dict[str, Any]] | None = None
+    handoff: HandoffStats | None = None  # when it changed
+    device_memory_bytes: int | None = None  # now and then
+
+
+ToEngine = Submit | Abort | Shutdown
+FromEngine = Progress | Ready | Fatal | StepReport

@@ -1,0 +1,222 @@
+"""One sequence inside the engine: what was asked, how far it got, what it holds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import Enum
+
+from trtx.torch_engine.batch import Logprob, Sampled, ScheduledSequence
+from trtx.torch_engine.block_pool import chain_hash
+from trtx.torch_engine.messages import Handover, Submit, Update
+from trtx.torch_engine.sampling import SamplingParams
+
+
+class State(Enum):
+    """WAITING -> [TRANSFERRING ->] RUNNING -> FINISHED; preemption goes back to WAITING, abort ends at any point."""
+
+    WAITING = "waiting"  # holds nothing
+    TRANSFERRING = "transferring"  # holds a slot and blocks that a peer's KV is being read into
+    RUNNING = "running"  # holds a slot and blocks, and is computed
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Positions ``[0, num_computed)`` have their KV in ``block_ids``; ``num_tokens`` are known (prompt and output).
+
+    Two numbers say everything about progress: a sequence whose ``num_tokens - num_computed`` is 1 decodes, one with
+    more has a prompt (or, resumed after preemption, its past) to compute. ``held`` is what the runner sees of it.
+    """
+
+    sequence_id: int
+    arrival: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    end_ids: frozenset[int]
+    max_tokens: int  # clamped to the context
+    seed: int
+    priority: float = 0.5
+    cache_salt: str | None = None
+    handover: Handover | None = None
+
+    state: State = State.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    slot: int = -1
+    held: ScheduledSequence | None = None
+    block_hashes: list[int] = field(default_factory=list)  # of full blocks of known tokens, extended on demand
+    num_registered: int = 0  # leading blocks that the pool knows by hash
+    num_reused: int = 0  # leading blocks found in the prefix cache at the last admission
+    is_cancelled: bool = False  # while TRANSFERRING: ended for the client, its blocks still belong to the transport
+    pull_failed: bool = False  # the peer's KV is not to be had: compute the prompt here
+    prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    handed_update: Update | None = None  # the prefill side's tokens, told to the client once they are sure to go on
+    stop_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+
+    @classmethod
+    def from_submit(cls, submit: Submit, *, arrival: int, max_seq_len: int) -> Sequence:
+        """Raises ValueError for sampling values that ``SamplingParams`` refuses."""
+        sampling = SamplingParams(**submit.sampling)
+        prompt = submit.prompt_token_ids
+        handover = submit.handover
+        context_only = handover is not None and handover.request_type == "context_only"
+        seed = random.getrandbits(63) if sampling.seed is None else sampling.seed + submit.choice
+        return cls(
+            sequence_id=submit.sequence_id,
+            arrival=arrival,
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            end_ids=frozenset(submit.end_ids),
+            max_tokens=1 if context_only else min(sampling.max_tokens, max_seq_len - len(prompt)),
+            seed=seed,
+            priority=submit.priority,
+            cache_salt=submit.cache_salt,
+            handover=handover,
+            num_tokens=len(prompt),
+            stop_ids=frozenset(sampling.stop_token_ids or ()),
+            min_tokens=sampling.min_tokens or 0,
+        )
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.num_tokens - self.num_computed
+
+    @property
+    def is_context_only(self) -> bool:
+        return self.handover is not None and self.handover.request_type == "context_only"
+
+    @property
+    def wants_pull(self) -> bool:
+        """Its prompt's KV is to be read from a peer."""
+        return (
+            self.handover is not None
+            and self.handover.request_type == "generation_only"
+            and self.handover.opaque_state is not None
+            and not self.pull_failed
+        )
+
+    @property
+    def emits_handed_tokens(self) -> bool:
+        """The prefill side's first tokens were not taken over yet."""
+        return (
+            self.handover is not None
+            and self.handover.request_type == "generation_only"
+            and not self.output_token_ids
+            and bool(self.handover.first_gen_tokens)
+        )
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Known tokens at positions ``[start, end)``."""
+        prompt_length = len(self.prompt_token_ids)
+        if end <= prompt_length:
+            return self.prompt_token_ids[start:end]
+        if start >= prompt_length:
+            return self.output_token_ids[start - prompt_length : end - prompt_length]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - prompt_length]
+
+    def hashes(self, count: int, tokens_per_block: int) -> list[int]:
+        """Chain hashes of the first ``count`` full blocks; the list is the sequence's own, maybe longer."""
+        known = self.block_hashes
+        for index in range(len(known), count):
+            start = index * tokens_per_block
+            parent = known[index - 1] if index else None
+            known.append(chain_hash(parent, self.tokens(start, start + tokens_per_block), self.cache_salt))
+        return known
+
+    def hold(self, slot: int, block_ids: list[int], num_computed: int) -> None:
+        """Admission: the sequence now owns a slot and blocks, the first ``num_computed`` tokens' KV among them."""
+        self.slot = slot
+        self.block_ids = block_ids
+        self.num_computed = num_computed
+        self.held = ScheduledSequence(
+            slot=slot,
+            is_first=True,
+            new_token_ids=[],
+            start=0,
+            block_ids=block_ids,
+            samples=False,
+            sampling=self.sampling,
+            prompt_token_ids=self.prompt_token_ids,
+            output_token_ids=self.output_token_ids,
+            seed=self.seed,
+        )
+
+    def share(self, count: int) -> ScheduledSequence:
+        """The runner's view of the next ``count`` tokens. Changed in place: valid for one step."""
+        held = self.held
+        assert held is not None
+        start = self.num_computed
+        held.start = start
+        held.samples = start + count == self.num_tokens
+        if count == 1 and self.output_token_ids and held.samples:
+            held.new_token_ids = [self.output_token_ids[-1]]
+        else:
+            held.new_token_ids = self.tokens(start, start + count)
+        if self.min_tokens:
+            short = len(self.output_token_ids) < self.min_tokens
+            held.allowed_stop_ids = tuple(self.end_ids | self.stop_ids) if short else ()
+        return held
+
+    def advance(self, sampled: Sampled) -> Update | None:
+        """Takes in one step's result. None for a prompt chunk that says nothing yet."""
+        held = self.held
+        assert held is not None
+        held.is_first = False
+        start = self.num_computed
+        self.num_computed = start + len(held.new_token_ids)
+        if sampled.prompt_logprobs is not None and not self.output_token_ids:
+            # A preempted prompt is computed again from its start: only what is new counts.
+            self.prompt_logprobs += sampled.prompt_logprobs[len(self.prompt_logprobs) - start :]
+        if sampled.token_id is None:
+            return None
+        is_first_output = not self.output_token_ids
+        update = self.accept(sampled.token_id, sampled.logprobs)
+        if is_first_output:
+            update.reused_blocks = self.num_reused
+            update.prompt_logprobs = self.prompt_logprobs or None
+        return update
+
+    def accept_handed(self) -> Update:
+        """Takes over the tokens that the prefill side sampled. Kept in ``handed_update`` unless they end it."""
+        handover = self.handover
+        assert handover is not None and handover.first_gen_tokens
+        logprobs = handover.first_gen_log_probs if self.sampling.logprobs is not None else None
+        whole = Update(self.sequence_id, [], logprobs=[] if logprobs else None)
+        for index, token_id in enumerate(handover.first_gen_tokens):
+            update = self.accept(token_id, logprobs[index] if logprobs else None)
+            whole.token_ids += update.token_ids
+            if whole.logprobs is not None:
+                whole.logprobs += update.logprobs or []
+            whole.finish_reason, whole.stop_reason = update.finish_reason, update.stop_reason
+            if update.finish_reason is not None:
+                break
+        else:
+            self.handed_update = whole
+        return whole
+
+    def accept(self, token_id: int, logprobs: dict[int, Logprob] | None) -> Update:
+        """Appends one generated token, decides whether it ends the sequence, and says what the client sees of it.
+
+        An end id stays in the client's tokens, as on TensorRT-LLM's pytorch backend; a stop token id only if
+        ``include_stop_str_in_output``. The caller acts on ``finish_reason``.
+        """
+        can_stop = len(self.output_token_ids) >= self.min_tokens
+        self.output_token_ids.append(token_id)
+        self.num_tokens += 1
+        update = Update(self.sequence_id, [token_id])
+        if logprobs is not None:
+            update.logprobs = [logprobs]
+        if can_stop and token_id in self.end_ids:
+            update.finish_reason = "stop"
+        elif can_stop and token_id in self.stop_ids:
+            update.finish_reason, update.stop_reason = "stop", token_id
+            if not self.sampling.include_stop_str_in_output:
+                update.token_ids = []
+                update.logprobs = None
+        elif len(self.output_token_ids) >= self.max_tokens:
+            update.finish_reason = "length"
+        return update

@@ -1,0 +1,79 @@
+"""One row of iteration statistics, with the keys of TensorRT-LLM's ``get_stats``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from trtx.torch_engine.request import Sequence
+from trtx.torch_engine.scheduler import Scheduler, Step
+
+
+def iteration_stats(
+    scheduler: Scheduler,
+    step: Step,
+    *,
+    iteration: int,
+    latency_ms: float,
+    num_completed: int,
+    num_emitted: int,
+    device_memory_bytes: int,
+) -> dict[str, Any]:
+    """Counts as they are after the step; times in milliseconds, memory in bytes."""
+    pool, counters = scheduler.pool, scheduler.pool.counters
+    decodes = step.sequences[: step.num_decodes]
+    prompts = step.sequences[step.num_decodes :]
+    new, handed, paused = _split(scheduler.waiting)
+    return {
+        "iter": iteration,
+        "iterLatencyMS": latency_ms,
+        "cpuMemUsage": 0,
+        "gpuMemUsage": device_memory_bytes,
+        "numActiveRequests": scheduler.num_active,
+        "numQueuedRequests": len(scheduler.waiting),
+        "numCompletedRequests": num_completed,
+        "numNewActiveRequests": step.num_admitted,
+        "maxNumActiveRequests": scheduler.max_batch_size,
+        "maxBatchSizeRuntime": scheduler.max_batch_size,
+        "attentionDpRank": 0,
+        "kvCacheStats": {
+            "maxNumBlocks": pool.num_blocks,
+            "freeNumBlocks": pool.num_available,
+            "usedNumBlocks": pool.num_held,
+            "tokensPerBlock": pool.tokens_per_block,
+            "allocTotalBlocks": counters.allocated,
+            "allocNewBlocks": counters.allocated_new,
+            "reusedBlocks": counters.reused,
+            "missedBlocks": counters.missed,
+            "cacheHitRate": counters.hit_rate,
+        },
+        "inflightBatchingStats": {
+            "numScheduledRequests": len(step.sequences),
+            "numContextRequests": len(prompts),
+            "numGenRequests": len(decodes),
+            "numPausedRequests": len(paused),
+            "numCtxTokens": step.num_context_tokens,
+            "microBatchId": 0,
+            "avgNumDecodedTokensPerIter": num_emitted / len(step.sequences) if step.sequences else 0.0,
+            "numCtxKvTokens": sum(s.num_computed for s in prompts),
+            "numGenKvTokens": sum(s.num_computed for s in decodes),
+            "numQueuedContextRequests": len(new),
+            "numQueuedCtxTokens": sum(s.num_tokens for s in new),
+            "numQueuedGenRequests": len(handed),
+            "numQueuedGenKvTokens": sum(s.num_tokens for s in handed),
+            "numPausedKvTokens": sum(s.num_tokens for s in paused),
+        },
+    }
+
+
+def _split(waiting: SequenceOf[Sequence]) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
+    """Waiting sequences: with a prompt to compute, handed over by a prefill engine, preempted."""
+    new: list[Sequence] = []
+    handed: list[Sequence] = []
+    paused: list[Sequence] = []
+    for sequence in waiting:
+        if sequence.wants_pull:
+            handed.append(sequence)
+        else:
+            (paused if sequence.output_token_ids else new).append(sequence)
+    return new, handed, paused
