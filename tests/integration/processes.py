@@ -1,0 +1,194 @@
+"""Frontend and workers as real processes, started as the launcher starts them, for the tests of both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import yaml
+
+T = TypeVar("T")
+START_SECONDS = 90.0
+
+
+def until(what: str, ask: Callable[[], T | None], *, seconds: float = START_SECONDS, every: float = 0.02) -> T:
+    """The first answer of ``ask`` that is neither None nor False; AssertionError after the deadline."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        answer = ask()
+        if answer is not None and answer is not False:
+            return answer
+        time.sleep(every)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+def free_system_port() -> int:
+    """Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number, so an ephemeral port is refused."""
+    for port in random.sample(range(10_000, 32_767), 1000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port below 32767")
+
+
+@dataclass
+class Child:
+    """One started process: its log is a file, so that a failure can show it."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    status_path: Path | None = None
+    system_port: int = 0
+
+    def log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def status(self) -> dict[str, Any]:
+        if self.status_path is None or not self.status_path.exists():
+            return {}
+        result: dict[str, Any] = json.loads(self.status_path.read_text(encoding="utf-8"))
+        return result
+
+    def end(self, number: int = signal.SIGTERM, seconds: float = 20) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"{self.name} did not end within {seconds:g} s:\n{self.log()[-3000:]}") from None
+
+
+@dataclass
+class Topology:
+    """A frontend and its workers over one discovery directory, all on loopback."""
+
+    directory: Path
+    model: Path
+    model_name: str = "tiny"
+    children: list[Child] = field(default_factory=list)
+    port: int = field(default_factory=free_port)
+    broker: tuple[str, str] = field(
+        default_factory=lambda: (f"tcp://127.0.0.1:{free_port()}", f"tcp://127.0.0.1:{free_port()}")
+    )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def environment(self) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "ETCD_", "NATS_"))}
+        xsub, xpub = self.broker
+        return inherited | {
+            "DYN_DISCOVERY_BACKEND": "file",
+            "DYN_FILE_KV": str(self.directory / "kv"),
+            "DYN_REQUEST_PLANE": "tcp",
+            "DYN_EVENT_PLANE": "zmq",
+            "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "DYN_TCP_RESPONSE_STREAM_HOST": "lo",
+            "DYN_SYSTEM_HOST": "127.0.0.1",
+            "DYN_ZMQ_BROKER_URL": f"xsub={xsub} , xpub={xpub}",
+            "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
+            "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+            "DYN_LOG": "info",
+            "HF_HUB_OFFLINE": "1",
+            "UCX_NET_DEVICES": "lo",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+    def spawn(self, name: str, argv: list[str], environment: dict[str, str] | None = None) -> Child:
+        log = self.directory / f"{name}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, *argv],
+                env=self.environment() | (environment or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        child = Child(name, process, log)
+        self.children.append(child)
+        return child
+
+    def start_frontend(self, *flags: str) -> Child:
+        xsub, xpub = self.broker
+        argv = ["-m", "trtx.frontend", "--http-port", str(self.port), "--broker-xsub", xsub, "--broker-xpub", xpub]
+        return self.spawn("frontend", [*argv, *flags])
+
+    def start_worker(
+        self, name: str = "agg-0", *, role: str = "agg", engine: str = "paced", flags: tuple[str, ...] = (), **llm_args: Any
+    ) -> Child:
+        config = self.directory / f"{name}.yaml"
+        config.write_text(yaml.safe_dump(llm_args), encoding="utf-8")
+        status = self.directory / f"{name}.status.json"
+        argv = ["-m", "trtx.worker", "--role", role, "--engine", engine, "--model", str(self.model)]
+        argv += ["--served-model-name", self.model_name, "--engine-config", str(config), "--name", name]
+        port = free_system_port()
+        child = self.spawn(name, [*argv, "--status-file", str(status), *flags], {"DYN_SYSTEM_PORT": str(port)})
+        child.status_path, child.system_port = status, port
+        return child
+
+    def wait_ready(self, **workers: int) -> None:
+        """``workers``: expected count by Dynamo's worker type, such as ``prefill=1, decode=1``."""
+        until(f"ready with {workers}", lambda: self._ready(workers))
+
+    def _ready(self, workers: dict[str, int]) -> bool:
+        for child in self.children:
+            if child.process.poll() is not None:
+                raise AssertionError(f"{child.name} ended with {child.process.returncode}:\n{child.log()[-3000:]}")
+        try:
+            answer = httpx.get(f"{self.url}/v1/models/{self.model_name}/ready", timeout=5)
+        except httpx.TransportError:
+            return False
+        if answer.status_code != 200 or not answer.json().get("ready"):
+            return False
+        found: dict[str, int] = {}
+        for namespace in answer.json()["namespaces"].values():
+            for kind, entry in namespace["worker_types"].items():
+                found[kind] = found.get(kind, 0) + entry["workers"]
+        return all(found.get(kind, 0) == count for kind, count in workers.items())
+
+    def stop(self) -> None:
+        """Ends what still runs, workers first; a child that has to be killed is a failure."""
+        stuck = []
+        for child in reversed(self.children):
+            try:
+                child.end()
+            except AssertionError as error:
+                stuck.append(str(error))
+        assert not stuck, "\n".join(stuck)
+
+
+@contextlib.contextmanager
+def topology(directory: Path, model: Path) -> Iterator[Topology]:
+    """Stops everything at the end, whatever happened; the logs of a failed test are in ``directory``."""
+    running = Topology(directory, model)
+    try:
+        yield running
+    finally:
+        running.stop()

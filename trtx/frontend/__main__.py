@@ -1,0 +1,47 @@
+"""``python -m trtx.frontend``: our few flags, then ``dynamo.frontend`` in this process with all others untouched."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from trtx.errors import TrtxError, UsageError
+from trtx.frontend.broker import Broker
+from trtx.frontend.listener import NodelayListener
+
+
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="python -m trtx.frontend",
+        description="dynamo.frontend on loopback with TCP_NODELAY; other flags are dynamo.frontend's own.",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--http-host", default="127.0.0.1", help="address of the HTTP port (default: %(default)s)")
+    parser.add_argument("--http-port", type=int, required=True, help="HTTP port")
+    parser.add_argument("--broker-xsub", help="tcp://127.0.0.1:PORT where event publishers connect")
+    parser.add_argument("--broker-xpub", help="tcp://127.0.0.1:PORT where event subscribers connect")
+    args, rest = parser.parse_known_args(argv)
+    if (args.broker_xsub is None) != (args.broker_xpub is None):
+        raise UsageError("only one of --broker-xsub and --broker-xpub is given; expected both or neither")
+    return args, rest
+
+
+def main(argv: list[str]) -> None:
+    """Runs until SIGTERM or SIGINT; dynamo.frontend owns the event loop and the signals."""
+    args, rest = _parse(argv)
+    if args.broker_xsub is not None:
+        Broker(args.broker_xsub, args.broker_xpub).start()
+    NodelayListener(args.http_port).start()
+    from dynamo.frontend.main import main as dynamo_frontend  # after the broker: workers may connect already
+
+    sys.argv = [sys.argv[0], "--http-host", args.http_host, "--http-port", str(args.http_port), *rest]
+    dynamo_frontend()
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except TrtxError as error:
+        sys.stderr.write(f"trtx.frontend: {error}\n")
+        sys.exit(error.exit_code)

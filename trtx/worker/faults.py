@@ -1,0 +1,21 @@
+"""Which of Dynamo's errors a failure becomes: it decides what the client sees and whether the worker is shunned.
+
+``InvalidArgument`` is a 400 whose text reaches the client. ``EngineShutdown`` takes this worker out of routing and
+moves its requests to another one, which runs into the same fault if the request itself is at fault: it is for a dead
+engine only. Anything else is a 500.
+"""
+
+from __future__ import annotations
+
+from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
+
+from trtx.worker.request import InvalidRequest
+
+
+def as_dynamo_error(error: Exception, request_error: type[Exception], *, engine_is_dead: bool) -> Exception:
+    """``request_error`` is the engine's own class for a request it refuses."""
+    if engine_is_dead:
+        return EngineShutdown(f"the engine died: {error}")
+    if isinstance(error, (InvalidRequest, request_error)):
+        return InvalidArgument(str(error))
+    return Unknown(f"{type(error).__name__}: {error}")

@@ -1,0 +1,91 @@
+"""From a worker's options to an LLM that runs, and the facts that Dynamo registers about it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from trtx import engine
+from trtx.engine import EngineApi
+from trtx.errors import LaunchError
+from trtx.worker.options import WorkerOptions
+
+EVENT_BUFFER = 100_000
+"""KV events kept until they are polled; Dynamo's TensorRT-LLM backend asks for as many when it publishes."""
+SHUTDOWN_SECONDS = 20.0
+"""Longest wait for ``LLM.shutdown``: it may hang when an engine's ranks are dead (TensorRT-LLM PR #16312)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """A running LLM. ``context_length`` counts prompt and output together; sizes are in tokens and blocks."""
+
+    api: EngineApi
+    llm: Any
+    context_length: int
+    block_size: int | None
+    num_blocks: int | None
+    max_batch_size: int | None
+    max_num_tokens: int | None
+    publishes_kv_events: bool
+
+    @property
+    def engine_pid(self) -> int:
+        """The process that holds the device: the engine's own, or this one."""
+        return getattr(self.llm, "engine_pid", None) or os.getpid()
+
+    def device_memory_bytes(self) -> int:
+        ask = getattr(self.llm, "device_memory_bytes", None)
+        return int(ask()) if ask is not None else 0
+
+    def is_alive(self) -> bool:
+        """False after a fatal error. An engine without a health call (TensorRT-LLM before PR #12718) counts as alive."""
+        check = getattr(self.llm, "_check_health", None)
+        return True if check is None else bool(check())
+
+    def handoff_stats(self) -> Any:
+        ask = getattr(self.llm, "handoff_stats", None)
+        return ask() if ask is not None else None
+
+    def shutdown(self) -> bool:
+        """Ends the engine; False when it did not end in time, so that the caller must not wait for its threads."""
+        done = threading.Thread(target=self.llm.shutdown, name="llm-shutdown", daemon=True)
+        done.start()
+        done.join(SHUTDOWN_SECONDS)
+        return not done.is_alive()
+
+
+def load(options: WorkerOptions) -> LoadedEngine:
+    """Blocks until the engine is ready to serve, minutes for a large model; raises LaunchError."""
+    api = engine.load(options.engine)
+    arguments = _arguments(options)
+    llm = api.LLM(str(options.model), **arguments)
+    capacity = llm.get_kv_cache_capacity() or {}
+    context_length = min(
+        (n for n in (getattr(llm.args, "max_seq_len", None), capacity.get("maxNumTokens")) if n), default=None
+    )
+    if context_length is None:
+        raise LaunchError(
+            f"engine {options.engine} says neither max_seq_len nor a KV capacity; set max_seq_len in the engine config"
+        )
+    events = arguments.get("kv_cache_config") or {}
+    return LoadedEngine(
+        api=api,
+        llm=llm,
+        context_length=context_length,
+        block_size=capacity.get("tokensPerBlock"),
+        num_blocks=capacity.get("maxNumBlocks"),
+        max_batch_size=getattr(llm.args, "max_batch_size", None),
+        max_num_tokens=getattr(llm.args, "max_num_tokens", None),
+        publishes_kv_events=bool(capacity) and bool(events.get("event_buffer_max_size")),
+    )
+
+
+def _arguments(options: WorkerOptions) -> dict[str, Any]:
+    """The engine config, with what a worker observes of its engine switched on unless the config says otherwise."""
+    cache = dict(options.llm_args.get("kv_cache_config") or {})
+    if cache.get("enable_block_reuse", True):
+        cache.setdefault("event_buffer_max_size", EVENT_BUFFER)
+    return {"enable_iter_perf_stats": True, **options.llm_args, "kv_cache_config": cache}

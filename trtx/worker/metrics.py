@@ -1,0 +1,138 @@
+"""What a worker tells Prometheus about its requests and its engine: the ``trtx_*`` families.
+
+Served on the worker's system port beside Dynamo's own ``dynamo_component_*``, with Dynamo's labels added at scrape
+time. Histograms are kept as plain lists: a request path that handles 50,000 tokens/s has no microseconds for more.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+TTFT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+CHUNK_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+OUTCOMES = ("stop", "length", "cancelled", "invalid", "error")
+
+
+class _Histogram:
+    """Counts by bucket, and the sum: what Prometheus asks of a histogram."""
+
+    __slots__ = ("_buckets", "_counts", "_sum")
+
+    def __init__(self, buckets: tuple[float, ...]) -> None:
+        self._buckets = buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._buckets, value)] += times
+        self._sum += value * times
+
+    def family(self, name: str, text: str) -> HistogramMetricFamily:
+        cumulative, total = [], 0
+        for bound, count in zip((*map(str, self._buckets), "+Inf"), self._counts, strict=True):
+            total += count
+            cumulative.append((bound, total))
+        return HistogramMetricFamily(name, text, buckets=cumulative, sum_value=self._sum)
+
+
+class RequestClock:
+    """Times one request, from ``generate`` to its last token."""
+
+    __slots__ = ("_last", "_metrics", "_started")
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+        self._started = time.perf_counter()
+        self._last = 0.0
+
+    def tokens(self, count: int) -> None:
+        """``count`` tokens leave in one chunk. Their gap is shared evenly: they came from as many steps."""
+        if not count:
+            return
+        metrics, now = self._metrics, time.perf_counter()
+        metrics.chunk_tokens.observe(count)
+        metrics.generated_tokens += count
+        if self._last:
+            metrics.inter_token_latency.observe((now - self._last) / count, count)
+        else:
+            metrics.time_to_first_token.observe(now - self._started)
+        self._last = now
+
+
+class WorkerMetrics(Collector):
+    """The families of one worker. Not thread-safe by locks: counters are written by the event loop alone."""
+
+    def __init__(self) -> None:
+        self.time_to_first_token = _Histogram(TTFT_BUCKETS)
+        self.inter_token_latency = _Histogram(ITL_BUCKETS)
+        self.chunk_tokens = _Histogram(CHUNK_BUCKETS)
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generated_tokens = 0
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)
+        self.open_requests = 0
+        self.iteration: Mapping[str, Any] = {}  # the engine's latest iteration stats, TensorRT-LLM's keys
+        self.handoff: Any = None  # the engine's handoff totals, or None where it has none
+
+    def collect(self) -> Iterator[Any]:
+        yield self.time_to_first_token.family(
+            "trtx_time_to_first_token_seconds", "From the request's arrival in this worker to its first token."
+        )
+        yield self.inter_token_latency.family(
+            "trtx_inter_token_latency_seconds", "Between two tokens of one request; a chunk's tokens share its gap."
+        )
+        yield self.chunk_tokens.family("trtx_chunk_tokens", "Tokens that left together in one chunk.")
+        outcomes = CounterMetricFamily("trtx_requests", "Requests that ended, by outcome.", labels=["outcome"])
+        for outcome, count in self.outcomes.items():
+            outcomes.add_metric([outcome], count)
+        yield outcomes
+        yield CounterMetricFamily("trtx_prompt_tokens", "Prompt tokens of ended requests.", self.prompt_tokens)
+        yield CounterMetricFamily("trtx_cached_tokens", "Of these, found in the prefix cache.", self.cached_tokens)
+        yield CounterMetricFamily("trtx_generated_tokens", "Tokens handed to the frontend.", self.generated_tokens)
+        yield GaugeMetricFamily("trtx_open_requests", "Requests between arrival and their end.", self.open_requests)
+        yield from self._iteration_families()
+        yield from self._handoff_families()
+
+    def _iteration_families(self) -> Iterator[Any]:
+        row = self.iteration
+        batching = row.get("inflightBatchingStats") or {}
+        cache = row.get("kvCacheStats") or {}
+        queue_ms = row.get("newActiveRequestsQueueLatencyMS")
+        for name, text, value in (
+            ("trtx_running_requests", "Requests in the engine's running set.", row.get("numActiveRequests")),
+            ("trtx_queued_requests", "Requests that wait for the engine.", row.get("numQueuedRequests")),
+            ("trtx_batch_requests", "Requests in the last step.", batching.get("numScheduledRequests")),
+            ("trtx_batch_context_tokens", "Prompt tokens in the last step.", batching.get("numCtxTokens")),
+            ("trtx_queue_seconds", "Queue time of the requests last admitted.", _seconds(queue_ms)),
+            ("trtx_iteration_seconds", "Duration of the last step.", _seconds(row.get("iterLatencyMS"))),
+            ("trtx_kv_blocks", "KV blocks in the pool.", cache.get("maxNumBlocks")),
+            ("trtx_kv_blocks_used", "KV blocks that requests and leases hold.", cache.get("usedNumBlocks")),
+            ("trtx_kv_hit_rate", "Share of prompt blocks found in the prefix cache.", cache.get("cacheHitRate")),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(name, text, value)
+
+    def _handoff_families(self) -> Iterator[Any]:
+        if self.handoff is None:
+            return
+        totals = self.handoff
+        yield CounterMetricFamily("trtx_handoff_reads", "KV handoffs read from a prefill worker.", totals.reads)
+        yield CounterMetricFamily("trtx_handoff_bytes", "Bytes of KV read from prefill workers.", totals.bytes)
+        yield CounterMetricFamily("trtx_handoff_seconds", "Time of these reads, summed.", totals.seconds)
+        yield CounterMetricFamily("trtx_handoff_failed_reads", "Reads that failed.", totals.failed_reads)
+        yield CounterMetricFamily(
+            "trtx_recomputed_prefixes", "Prompts computed again because their KV was gone.", totals.recomputed
+        )
+        yield GaugeMetricFamily("trtx_leases", "KV handoffs that wait for a decode worker.", totals.leases)
+        yield CounterMetricFamily("trtx_expired_leases", "Leases that nobody read in time.", totals.expired_leases)
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

@@ -1,0 +1,74 @@
+"""The worker's command line: which role, which engine, which model, and where to say how far it has come."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from trtx.config.topology import Role
+from trtx.engine import ENGINE_KINDS, EngineKind
+from trtx.errors import UsageError
+
+DRAIN_SECONDS = 30.0
+"""How long a worker that was told to stop waits for the requests it has begun; the launcher's default too."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """One worker, resolved. ``llm_args`` are exactly the LLM's keyword arguments."""
+
+    role: Role
+    engine: EngineKind
+    model: Path
+    served_model_name: str
+    name: str
+    llm_args: dict[str, Any]
+    status_file: Path | None
+    drain_seconds: float
+
+
+def parse(argv: list[str]) -> WorkerOptions:
+    """Reads the command line and the engine config it names; raises UsageError."""
+    parser = argparse.ArgumentParser(prog="python -m trtx.worker", allow_abbrev=False)
+    parser.add_argument("--role", choices=get_args(Role), required=True)
+    parser.add_argument("--engine", choices=ENGINE_KINDS, required=True)
+    parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
+    parser.add_argument("--served-model-name", required=True)
+    parser.add_argument("--engine-config", type=Path, help="resolved YAML: the LLM's keyword arguments")
+    parser.add_argument("--name", default="worker", help="what logs call this worker, such as decode-0")
+    parser.add_argument("--status-file", type=Path)
+    parser.add_argument(
+        "--drain-seconds", type=float, default=DRAIN_SECONDS, help="wait for begun requests (default: %(default)s)"
+    )
+    args = parser.parse_args(argv)
+    if not (args.model / "config.json").is_file():
+        # Dynamo would take a directory that is not there for the name of a model to download.
+        raise UsageError(f"--model {args.model} has no config.json; expected a Hugging Face model directory")
+    return WorkerOptions(
+        role=args.role,
+        engine=args.engine,
+        model=args.model.resolve(),
+        served_model_name=args.served_model_name,
+        name=args.name,
+        llm_args=_read_engine_config(args.engine_config),
+        status_file=args.status_file,
+        drain_seconds=args.drain_seconds,
+    )
+
+
+def _read_engine_config(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UsageError(f"--engine-config {path} can't be read ({error}); expected a YAML mapping") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UsageError(f"--engine-config {path} holds a {type(values).__name__}; expected a YAML mapping")
+    return values

@@ -1,0 +1,187 @@
+"""Dynamo's request, a plain dict, becomes one checked value with the LLM API's names.
+
+The keys are those that the 1.4.2 frontend sends (``PreprocessedRequest``). Values outside their range are refused
+here with field, value and range: an engine would refuse them later and less clearly, or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtx.errors import TrtxError
+
+MAX_STOP_STRINGS = 16
+_SEED_LIMIT = 2**63
+
+
+class InvalidRequest(TrtxError):
+    """The client's fault: the message names field, value and range, and reaches the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRequest:
+    """What one request asks for. ``sampling`` holds keyword arguments of the LLM API's ``SamplingParams``."""
+
+    token_ids: list[int]
+    sampling: dict[str, Any]
+    max_tokens: int  # clamped to what is left of the context, >= 1
+    has_stop_strings: bool
+    wants_logprobs: bool
+    cache_salt: str | None
+    trace_headers: dict[str, str] | None
+
+
+def parse(
+    request: Mapping[str, Any], *, context_length: int, trace_headers: dict[str, str] | None = None
+) -> WorkerRequest:
+    """Checks ``request`` and resolves its defaults; raises InvalidRequest.
+
+    ``context_length`` counts prompt and output tokens together. The frontend refuses a prompt that is longer, but
+    not ``max_tokens`` past the context, and sends None where the client gave none: both mean the rest of it.
+    """
+    token_ids = list(request.get("token_ids") or ())
+    if not token_ids:
+        raise InvalidRequest("the prompt has no tokens; send at least one")
+    room = context_length - len(token_ids)
+    if room < 1:
+        raise InvalidRequest(
+            f"the prompt has {len(token_ids)} tokens and the context holds {context_length} together with the output; "
+            f"send at most {context_length - 1}"
+        )
+    stops = request.get("stop_conditions") or {}
+    options = request.get("sampling_options") or {}
+    outputs = request.get("output_options") or {}
+    _refuse_unsupported(options)
+    max_tokens = _integer("max_tokens", stops.get("max_tokens"), low=1)
+    max_tokens = room if max_tokens is None else min(max_tokens, room)
+    stop_strings = _stop_strings(stops.get("stop"))
+    sampling = {
+        **_sampling(options),
+        **_stops(stops, request.get("eos_token_ids") or (), max_tokens),
+        **_outputs(outputs),
+        "max_tokens": max_tokens,
+        # The frontend makes text from token ids. Only a stop string needs text in the engine.
+        "detokenize": bool(stop_strings),
+    }
+    if stop_strings:
+        sampling["stop"] = stop_strings
+        sampling["include_stop_str_in_output"] = bool(options.get("include_stop_str_in_output"))
+    return WorkerRequest(
+        token_ids=token_ids,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        has_stop_strings=bool(stop_strings),
+        wants_logprobs="logprobs" in sampling,
+        cache_salt=_cache_salt(request),
+        trace_headers=trace_headers,
+    )
+
+
+def _refuse_unsupported(options: Mapping[str, Any]) -> None:
+    for name in ("n", "best_of"):
+        count = _integer(name, options.get(name), low=1)
+        if count not in (None, 1):
+            raise InvalidRequest(
+                f"{name} is {count}, expected 1: Dynamo 1.4.2 ends a request at the first choice that finishes and "
+                f"would cut the others short; send {count} requests instead"
+            )
+    if options.get("use_beam_search"):
+        raise InvalidRequest("use_beam_search is true, expected false: beam search is not served; use sampling")
+    if options.get("guided_decoding"):
+        kinds = ", ".join(sorted(k for k, v in options["guided_decoding"].items() if v)) or "guided_decoding"
+        raise InvalidRequest(
+            f"guided decoding ({kinds}) is not served by this worker; drop response_format, guided_* and a forced "
+            "tool_choice"
+        )
+
+
+def _sampling(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Temperature to penalties. Absent fields stay absent: the engine's own defaults hold."""
+    temperature = _number("temperature", options.get("temperature"), 0.0, 100.0)
+    top_k = _integer("top_k", options.get("top_k"), low=-1)
+    sampling = {
+        # The LLM API decodes greedily when none of the three is set; OpenAI's default is temperature 1.
+        "temperature": 1.0 if temperature is None else temperature,
+        "top_p": _number("top_p", options.get("top_p"), 0.0, 1.0),
+        "top_k": 0 if top_k == -1 else top_k,  # -1: OpenAI's habit for "all"; the LLM API says 0
+        "min_p": _number("min_p", options.get("min_p"), 0.0, 1.0),
+        "presence_penalty": _number("presence_penalty", options.get("presence_penalty"), -2.0, 2.0),
+        "frequency_penalty": _number("frequency_penalty", options.get("frequency_penalty"), -2.0, 2.0),
+        "repetition_penalty": _number("repetition_penalty", options.get("repetition_penalty"), 0.01, 100.0),
+        "seed": _integer("seed", options.get("seed"), low=-_SEED_LIMIT, high=_SEED_LIMIT - 1),
+    }
+    seed = sampling["seed"]
+    if isinstance(seed, int) and seed < 0:
+        sampling["seed"] = seed + 2 * _SEED_LIMIT  # OpenAI's seed is signed, the engines' is not: one to one
+    return {name: value for name, value in sampling.items() if value is not None}
+
+
+def _stops(stops: Mapping[str, Any], eos_token_ids: Any, max_tokens: int) -> dict[str, Any]:
+    """What ends a request beside its length: end-of-sequence ids, the client's stop ids, and what holds them off."""
+    ignore_eos = bool(stops.get("ignore_eos"))
+    eos = [int(i) for i in eos_token_ids]
+    stop_ids = {int(i) for i in stops.get("stop_token_ids") or ()}
+    stop_ids.update(int(i) for i in stops.get("stop_token_ids_hidden") or ())
+    stop_ids.update(eos[1:])
+    result: dict[str, Any] = {}
+    if ignore_eos:
+        result["ignore_eos"] = True
+    elif eos:
+        result["end_id"] = eos[0]
+        stop_ids.discard(eos[0])
+    if stop_ids:
+        result["stop_token_ids"] = sorted(stop_ids)
+    min_tokens = _integer("min_tokens", stops.get("min_tokens"), low=0)
+    if min_tokens:
+        result["min_tokens"] = min(min_tokens, max_tokens)
+    return result
+
+
+def _outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    result = {
+        "logprobs": _integer("logprobs", outputs.get("logprobs"), low=0, high=20),
+        "prompt_logprobs": _integer("prompt_logprobs", outputs.get("prompt_logprobs"), low=0, high=20),
+    }
+    return {name: value for name, value in result.items() if value is not None}
+
+
+def _stop_strings(value: Any) -> list[str]:
+    strings = [value] if isinstance(value, str) else list(value or ())
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop has {len(strings)} strings, expected at most {MAX_STOP_STRINGS}")
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise InvalidRequest(f"stop contains {string!r}, expected strings of at least one character")
+    return strings
+
+
+def _cache_salt(request: Mapping[str, Any]) -> str | None:
+    """Equal prompts with different salts never share KV blocks. The frontend puts it among the routing hints."""
+    salt = (request.get("routing") or {}).get("cache_salt")
+    return str(salt) if salt else None
+
+
+def _number(name: str, value: Any, low: float, high: float) -> float | None:
+    """A float in ``[low, high]``. The wire is float32 (0.7 arrives as 0.699999988): 7 digits are all it holds."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidRequest(f"{name} is {value!r}, expected a number from {low:g} to {high:g}")
+    rounded = float(f"{value:.7g}")
+    if not math.isfinite(rounded) or not low <= rounded <= high:
+        raise InvalidRequest(f"{name} is {rounded:g}, expected a number from {low:g} to {high:g}")
+    return rounded
+
+
+def _integer(name: str, value: Any, *, low: int, high: int | None = None) -> int | None:
+    if value is None:
+        return None
+    span = f"at least {low}" if high is None else f"from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} is {value!r}, expected an integer {span}")
+    if value < low or (high is not None and value > high):
+        raise InvalidRequest(f"{name} is {value}, expected an integer {span}")
+    return value

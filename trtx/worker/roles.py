@@ -1,0 +1,59 @@
+"""What agg, prefill and decode ask of the engine for the same request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dynamo.common.backend.health_check import is_probe
+
+from trtx.config.topology import Role
+from trtx.engine import EngineApi
+from trtx.torch_engine.batch import Logprob
+from trtx.worker import handoff
+from trtx.worker.handoff import RequestIds
+from trtx.worker.request import WorkerRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One call of ``generate_async``. ``hands_off``: its result is the terminal chunk for a decode worker."""
+
+    request: WorkerRequest
+    disaggregated_params: Any = None
+    hands_off: bool = False
+    resumes: bool = False  # begins with KV that a prefill worker leases until it is read or released
+
+
+def plan(role: Role, request: WorkerRequest, wire: Mapping[str, Any], api: EngineApi, ids: RequestIds) -> Submission:
+    """Decides how this worker serves ``request``; ``wire`` is Dynamo's dict. Raises InvalidRequest."""
+    if role == "agg":
+        return Submission(request)
+    whole = Submission(request, api.DisaggregatedParams(request_type="context_and_generation"))
+    if is_probe(wire):
+        return whole  # a health canary has no peer: the request runs here from end to end
+    if role == "prefill":
+        params = api.DisaggregatedParams(request_type="context_only", disagg_request_id=ids.next())
+        return Submission(_one_token(request), params, hands_off=True)
+    answer = (wire.get("prefill_result") or {}).get("disaggregated_params")
+    if answer is None or not handoff.made_for(answer, len(request.token_ids)):
+        # A request that moved here from a worker that died: its KV is gone, its prompt is not.
+        return whole
+    return Submission(request, handoff.from_json(answer, api.DisaggregatedParams, _logprob_type(api)), resumes=True)
+
+
+def _one_token(request: WorkerRequest) -> WorkerRequest:
+    """Prefill samples the first token alone; what decode samples after it is decode's business."""
+    sampling = dict(request.sampling, max_tokens=1)
+    if "min_tokens" in sampling:
+        sampling["min_tokens"] = 1
+    return replace(request, sampling=sampling, max_tokens=1)
+
+
+def _logprob_type(api: EngineApi) -> Any:
+    if api.kind != "tensorrt-llm":
+        return Logprob
+    from tensorrt_llm.executor.result import Logprob as TensorRtLogprob
+
+    return TensorRtLogprob
