@@ -1,0 +1,95 @@
+"""Dynamo's file discovery, as seen from outside: which workers are registered, and how to take a dead one out.
+
+Layout in Dynamo 1.4.2: ``<dir>/v1/{instances,mdc,event_sources}/<percent-encoded key>``, where the key of a worker's
+own records ends in its instance id in hex, and an event source's record only names it inside. A dead worker's records
+expire after 10 s, and until then requests are sent to it: the launcher, which knows first, deletes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A registered endpoint: the worker's id and the loopback port on which it takes requests."""
+
+    worker_id: int
+    port: int
+
+
+class Registry:
+    """One topology's discovery directory. It may not exist yet."""
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory / "v1"
+
+    def instances(self) -> list[Instance]:
+        """All that is registered now; a record that is being written or removed is left out."""
+        found = []
+        for path in self._files("instances"):
+            with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, IndexError):
+                record = json.loads(path.read_text(encoding="utf-8"))
+                port = int(str(record["transport"]["tcp"]).split("/")[0].rpartition(":")[2])
+                found.append(Instance(int(record["instance_id"]), port))
+        return found
+
+    def worker_ids(self) -> set[int]:
+        return {instance.worker_id for instance in self.instances()}
+
+    def remove(self, worker_id: int) -> int:
+        """Deletes every record of a worker, instances first, and returns how many there were."""
+        removed = 0
+        for bucket in ("instances", "mdc", ""):
+            for path in self._files(bucket):
+                if _belongs_to(path, worker_id):
+                    path.unlink(missing_ok=True)
+                    removed += 1
+        return removed
+
+    def owner(self, pid: int, claimed: set[int]) -> int | None:
+        """The worker id of process ``pid``, by the port it listens on: for workers that write no status file."""
+        unclaimed = [instance for instance in self.instances() if instance.worker_id not in claimed]
+        if not unclaimed:
+            return None
+        ports = _listening_ports(pid)
+        return next((instance.worker_id for instance in unclaimed if instance.port in ports), None)
+
+    def _files(self, bucket: str) -> list[Path]:
+        with contextlib.suppress(OSError):
+            if bucket:
+                return [path for path in (self._root / bucket).iterdir() if path.is_file()]
+            return [path for path in self._root.rglob("*") if path.is_file()]
+        return []
+
+
+def _belongs_to(path: Path, worker_id: int) -> bool:
+    if path.name.endswith(f"%2F{worker_id:x}") or path.name == f"{worker_id:x}":
+        return True
+    try:
+        return _mentions(json.loads(path.read_text(encoding="utf-8")), worker_id)
+    except (OSError, ValueError):
+        return False
+
+
+def _mentions(document: Any, worker_id: int) -> bool:
+    if isinstance(document, dict):
+        return any(
+            value == worker_id if key in ("worker_id", "instance_id") else _mentions(value, worker_id)
+            for key, value in document.items()
+        )
+    return False
+
+
+def _listening_ports(pid: int) -> set[int]:
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except (psutil.Error, OSError):
+        return set()
+    return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}

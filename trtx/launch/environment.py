@@ -1,0 +1,19 @@
+"""What a child inherits: the caller's environment without anything that would reach into another system."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Another Dynamo's planes and discovery, and launchers of MPI jobs: an engine that finds their variables joins them.
+_DROPPED_PREFIXES = ("DYN_", "ETCD_", "NATS_", "SLURM_", "SRUN_", "PMI", "OMPI_", "PRTE_", "TRTX_TOPOLOGY")
+_DROPPED = frozenset({"MODEL_EXPRESS_URL", "SLURM", "UCX_NET_DEVICES"})
+
+
+def child_environment(inherited: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
+    """``inherited`` without the names above, and ``additions`` on top."""
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
+    }
+    return kept | dict(additions)

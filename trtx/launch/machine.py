@@ -1,0 +1,94 @@
+"""Looks at this machine: its GPUs through NVML, within the caller's own ``CUDA_VISIBLE_DEVICES``, and its cores."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from trtx.topology import Gpu, Machine
+
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def probe() -> Machine:
+    """What the caller may use. No GPU, or no driver, is a machine without GPUs. Imports no torch."""
+    with _nvml() as there:
+        handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES")) if there else []
+        gpus = tuple(_gpu(index, handles) for index in range(len(handles)))
+    return Machine(gpus=gpus, cpu_cores=_cpu_cores())
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[bool]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible_handles(visible: str | None) -> list[Any]:
+    """Device handles in CUDA's visible order. As CUDA does, stops at the first entry that names no device.
+
+    Entries are indices (in PCI bus order, which CUDA shares on machines of equal GPUs), or UUIDs, whole or begun.
+    """
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    if visible is None:
+        return handles
+    uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    chosen: list[Any] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.isdigit() and int(entry) < len(handles):
+            chosen.append(handles[int(entry)])
+        elif entry.startswith("MIG-"):
+            try:
+                chosen.append(pynvml.nvmlDeviceGetHandleByUUID(entry))
+            except pynvml.NVMLError:
+                break
+        elif entry.startswith("GPU-") and sum(uuid.startswith(entry) for uuid in uuids) == 1:
+            chosen.append(next(handle for handle, uuid in zip(handles, uuids, strict=True) if uuid.startswith(entry)))
+        else:
+            break
+    return chosen
+
+
+def _gpu(index: int, handles: list[Any]) -> Gpu:
+    handle = handles[index]
+    return Gpu(
+        index=index,
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        nvlink_peers=tuple(
+            peer for peer, other in enumerate(handles) if peer != index and _joined_by_nvlink(handle, other)
+        ),
+    )
+
+
+def _joined_by_nvlink(first: Any, second: Any) -> bool:
+    """True through an NVSwitch too, where the remote end of each link is the switch and not the peer."""
+    try:
+        status = pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    except pynvml.NVMLError:
+        return False
+    return bool(status == pynvml.NVML_P2P_STATUS_OK)
+
+
+def _cpu_cores() -> int:
+    """Cores that this process may run on: its affinity, and the quota of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = _CGROUP_QUOTA.read_text().split()
+        if quota != "max":
+            cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)

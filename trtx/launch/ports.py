@@ -1,0 +1,106 @@
+"""Ports of a topology: chosen together, and held by open sockets until its processes start."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from trtx.errors import LaunchError, UsageError
+
+_LOOPBACK = "127.0.0.1"
+_EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST = 15000
+_ATTEMPTS = 2000
+
+
+class PortHolder:
+    """Ports that this process holds: bound and not listening, so nobody else gets them and no client is answered."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, socket.socket] = {}
+        self._lock = threading.Lock()
+
+    def hold(self, host: str, port: int) -> int:
+        """Takes ``port`` on ``host``; 0 takes any free one. Raises UsageError naming the process that has it."""
+        with self._lock:
+            if port in self._held:
+                return port  # an earlier plan of this process: they are served one after another
+            if port == 0:
+                return self._hold_any(host)
+            try:
+                self._held[port] = _bind(host, port)
+            except OSError as error:
+                raise _not_available(host, port, error) from error
+            return port
+
+    def hold_internal(self, count: int) -> tuple[int, ...]:
+        """Takes ``count`` free ports on loopback, all different from every other port held."""
+        with self._lock:
+            return tuple(self._hold_any(_LOOPBACK) for _ in range(count))
+
+    def release(self, ports: Iterable[int]) -> None:
+        """Frees ports so that the processes they were held for can listen; unknown ones are ignored."""
+        with self._lock:
+            for port in ports:
+                if held := self._held.pop(port, None):
+                    held.close()
+
+    def _hold_any(self, host: str) -> int:
+        """Outside the range from which outgoing connections draw theirs: those would race our children for it."""
+        low, high = _range_below_ephemeral()
+        for _ in range(_ATTEMPTS):
+            port = random.SystemRandom().randrange(low, high)
+            if port not in self._held:
+                with contextlib.suppress(OSError):
+                    self._held[port] = _bind(host, port)
+                    return port
+        raise LaunchError(f"no free port between {low} and {high} on {host}; end something that listens there")
+
+
+HOLDER = PortHolder()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        # As the servers do: connections in TIME_WAIT do not count, a listener does.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _range_below_ephemeral() -> tuple[int, int]:
+    try:
+        first = int(_EPHEMERAL_FILE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32768
+    return (_LOWEST, first) if first > _LOWEST + 2000 else (_LOWEST, 65535)
+
+
+def _not_available(host: str, port: int, error: OSError) -> UsageError:
+    if isinstance(error, socket.gaierror):
+        return UsageError(f"--host {host!r} is no address of this machine ({error.strerror}); use 127.0.0.1")
+    holder = _holder(port)
+    if holder is None and "in use" not in str(error):
+        return UsageError(f"port {port} on {host} can't be used ({error.strerror}); choose another with --port, or 0")
+    by = f" by {holder}" if holder else ""
+    return UsageError(f"port {port} on {host} is in use{by}; choose another with --port, or 0 for any free one")
+
+
+def _holder(port: int) -> str | None:
+    """Name and pid of the process that listens on ``port``, where this user may see it."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and tuple(connection.laddr)[1:] == (port,) and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    return None

@@ -1,0 +1,69 @@
+"""From a :class:`TopologySpec` to a :class:`Plan`: looks at the machine, the model, the configs and the ports."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import tempfile
+from pathlib import Path
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.config import ResolvedEngineConfig, Role, TopologySpec, check_pair, config_family, resolve_engine_config
+from trtx.engine import resolve_kind
+from trtx.errors import UsageError
+from trtx.launch.machine import probe
+from trtx.launch.ports import HOLDER
+from trtx.topology import Machine, Plan, Ports, plan
+
+
+def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
+    """Resolves everything and starts nothing. Writes nothing either, but a synthetic checkpoint into its cache.
+
+    The ports of the plan stay held by this process until :func:`trtx.launch.serve` starts it. Raises UsageError for
+    whatever can't be served: an unknown model, field or engine, too few GPUs, a port in use.
+    """
+    machine = probe()
+    engine = _engine(spec, machine)
+    on_gpu = bool(machine.gpus) and engine in ("torch", "tensorrt-llm")
+    checkpoint = resolve_checkpoint(spec.model or "", on_gpu=on_gpu)
+    family = config_family(checkpoint.architecture, on_gpu=on_gpu)
+    configs: dict[Role, ResolvedEngineConfig] = {
+        role: resolve_engine_config(
+            role, family=family, path=spec.engine_configs.get(role), overrides=spec.overrides, engine=engine
+        )
+        for role in spec.roles
+    }
+    if spec.mode == "disagg":
+        check_pair(configs["prefill"], configs["decode"])
+    run_dir = run_dir.absolute()
+    namespace = f"trtx-{secrets.token_hex(4)}"
+    http = HOLDER.hold(spec.host, spec.port)
+    xsub, xpub, *system = HOLDER.hold_internal(2 + sum(spec.roles.values()))
+    ports = Ports(http=http, broker_xsub=xsub, broker_xpub=xpub, system=tuple(system))
+    try:
+        return plan(
+            spec,
+            machine,
+            checkpoint=checkpoint,
+            engine=engine,
+            engine_configs=configs,
+            ports=ports,
+            namespace=namespace,
+            run_dir=run_dir,
+            scratch_dir=Path(tempfile.gettempdir()) / namespace,
+        )
+    except UsageError:
+        HOLDER.release((http, xsub, xpub, *system))
+        raise
+
+
+def _engine(spec: TopologySpec, machine: Machine) -> str:
+    if spec.engine == "simulated":
+        return spec.engine
+    engine = resolve_kind(spec.engine, has_gpu=bool(machine.gpus))
+    if engine == "tensorrt-llm" and importlib.util.find_spec("tensorrt_llm") is None:
+        raise UsageError(
+            "engine tensorrt-llm needs the package tensorrt_llm, which is not installed; "
+            "install trtx[tensorrt-llm], or choose --engine torch"
+        )
+    return engine

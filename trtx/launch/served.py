@@ -1,0 +1,230 @@
+"""``serve``: a plan becomes a topology that answers, for as long as one ``with`` block."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import yaml
+
+from trtx.config import Mode
+from trtx.errors import LaunchError
+from trtx.launch.events import Event
+from trtx.launch.guardian import Guardian
+from trtx.launch.interruption import Interruption, catch_signals
+from trtx.launch.ports import HOLDER
+from trtx.launch.readiness import Readiness, ask_readiness, complete
+from trtx.launch.stopping import Outcome, stop
+from trtx.launch.supervisor import Restart, Slot, Supervisor
+from trtx.topology import Plan
+
+__all__ = ["Restart", "ServedTopology", "Timeouts", "serve"]
+
+_POLL_S = 0.1
+_WARM_UP_PROMPT = "Count from one to ten, then say which of the numbers are even. This is warm-up request "
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. ``ready_s``: from start to every worker routable; large models load and compile for minutes."""
+
+    ready_s: float = 1800.0
+    request_s: float = 300.0  # one warm-up request: kernels may compile in it
+    drain_s: float = 30.0  # all stages of stopping together
+    abandon_s: float = 3.0  # the same for a topology that was never ready: it holds no request
+
+
+class ServedTopology:
+    """A topology that is ready: made by :func:`serve` alone."""
+
+    def __init__(self, plan: Plan, supervisor: Supervisor, interruption: Interruption) -> None:
+        self.plan = plan
+        self.load_seconds = 0.0  # start of the first process to every worker routable
+        self.warm_up_seconds = 0.0  # the first real request, and a few for every worker
+        self._supervisor = supervisor
+        self._interruption = interruption
+
+    @property
+    def url(self) -> str:
+        return self.plan.url
+
+    @property
+    def model(self) -> str:
+        """The name that clients send."""
+        return self.plan.model
+
+    @property
+    def mode(self) -> Mode:
+        return self.plan.mode
+
+    @property
+    def gpu_count(self) -> int:
+        return self.plan.gpu_count
+
+    @property
+    def worker_count(self) -> int:
+        return self.plan.worker_count
+
+    @property
+    def restarts(self) -> tuple[Restart, ...]:
+        return tuple(self._supervisor.restarts)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Every process as the supervisor sees it now. Read only."""
+        return tuple(self._supervisor.slots)
+
+    @property
+    def is_whole(self) -> bool:
+        """Every process lives and serves: false from a death until its successor is routable."""
+        return self._supervisor.is_whole
+
+    def check(self) -> None:
+        """Raises LaunchError once the topology has been given up, Interrupted once SIGINT or SIGTERM came."""
+        if self._supervisor.failure is not None:
+            raise LaunchError(self._supervisor.failure)
+        self._interruption.check()
+
+    def wait(self, seconds: float) -> None:
+        """Sleeps, and checks while it does."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.check()
+            time.sleep(min(_POLL_S, left))
+        self.check()
+
+
+@contextlib.contextmanager
+def serve(
+    plan: Plan,
+    *,
+    on_event: Callable[[Event], None],
+    on_slots: Callable[[tuple[Slot, ...]], None] = lambda slots: None,
+    interruption: Interruption | None = None,
+    timeouts: Timeouts = Timeouts(),
+) -> Iterator[ServedTopology]:
+    """Starts ``plan``, yields when it is ready and warm, and stops it when the block is left, by whatever way.
+
+    SIGINT and SIGTERM set a flag inside the block instead of raising KeyboardInterrupt: call ``check()`` or ``wait()``
+    while you work. A second one, while stopping, kills at once. ``interruption``: the flag to use, where the caller
+    outlives several topologies. ``on_event`` comes from this thread and from the supervisor's; ``on_slots`` once,
+    before anything starts, with the live view that a table shows.
+
+    If this process is killed, a guardian ends all of them and deletes their files. Raises UsageError when a port of the
+    plan was taken in the meantime, LaunchError when a process dies before the topology is ready or it does not become
+    ready in time, Interrupted.
+    """
+    interruption = interruption or Interruption()
+    with catch_signals(interruption), contextlib.ExitStack() as cleanup:
+        for host, ports in ((plan.host, (plan.port,)), ("127.0.0.1", plan.internal_ports)):
+            for port in ports:
+                HOLDER.hold(host, port)
+        _write_files(plan)
+        plan.scratch_dir.mkdir(mode=0o700)
+        cleanup.callback(shutil.rmtree, plan.scratch_dir, ignore_errors=True)
+        plan.discovery_dir.mkdir()
+        guardian = Guardian(plan.marker, plan.scratch_dir)
+        cleanup.callback(guardian.goodbye)
+        sessions: list[int] = []
+
+        def started(pid: int) -> None:
+            sessions.append(pid)
+            guardian.watch(pid)
+
+        supervisor = Supervisor(plan, on_event, on_start=started, on_look=guardian.ensure_alive)
+        topology = ServedTopology(plan, supervisor, interruption)
+        on_slots(topology.slots)
+        HOLDER.release((plan.port, *plan.internal_ports))
+        try:
+            start = time.monotonic()
+            supervisor.start()
+            _wait_ready(topology, start + timeouts.ready_s)
+            topology.load_seconds = time.monotonic() - start
+            supervisor.mark_ready()
+            _warm_up(topology, timeouts.request_s)
+            topology.warm_up_seconds = time.monotonic() - start - topology.load_seconds
+            on_event(
+                Event(
+                    "ready",
+                    f"{plan.mode} topology ready at {plan.url}: loaded in {topology.load_seconds:.1f} s, "
+                    f"warmed up in {topology.warm_up_seconds:.1f} s",
+                )
+            )
+            yield topology
+        finally:
+            supervisor.end_watch()
+            on_event(Event("stopping", "stopping: workers drain, then the frontend; Ctrl-C again kills at once"))
+            has_served = topology.load_seconds > 0
+            before = interruption.count
+            outcomes = stop(
+                plan,
+                supervisor.slots,
+                sessions,
+                deadline_s=timeouts.drain_s if has_served else timeouts.abandon_s,
+                hurry=lambda: interruption.is_hurried or interruption.count > before,
+            )
+            on_event(Event("stopped", _stop_summary(outcomes)))
+
+
+def _write_files(plan: Plan) -> None:
+    """What a person may want to read beside the logs: the plan and each role's resolved engine config."""
+    for process in plan.processes:
+        for path in (process.log_path, process.status_file):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+    for role, values in plan.engine_configs.items():
+        path = plan.config_path(role)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    (plan.run_dir / "plan.json").write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def _wait_ready(topology: ServedTopology, deadline: float) -> None:
+    plan = topology.plan
+    seen = Readiness(False, "nothing has answered yet")
+    while not (seen.is_ready and topology.is_whole):
+        topology.check()
+        if time.monotonic() >= deadline:
+            logs = plan.workers[0].log_path.parent
+            raise LaunchError(
+                f"{plan.mode} topology is not ready in time: {seen.summary}; see the logs in {logs}, "
+                "and lower the model's size or max_seq_len if it loads too slowly"
+            )
+        time.sleep(_POLL_S)
+        seen = ask_readiness(plan.url, plan.model, plan.namespace, plan.expected_workers())
+
+
+def _warm_up(topology: ServedTopology, request_s: float) -> None:
+    """One request proves the route; then two a worker, at once, so that each has run both of its phases."""
+    plan = topology.plan
+    count = 2 * plan.worker_count
+    pool = ThreadPoolExecutor(max_workers=count)
+
+    def run(first: int, last: int) -> str | None:
+        waiting = [
+            pool.submit(complete, plan.url, plan.model, f"{_WARM_UP_PROMPT}{n}.", 8, timeout_s=request_s)
+            for n in range(first, last)
+        ]
+        while not all(answer.done() for answer in waiting):
+            topology.check()
+            time.sleep(0.02)
+        return next((problem for answer in waiting if (problem := answer.result()) is not None), None)
+
+    try:
+        problem = run(0, 1) or run(1, 1 + count)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # interrupted: the frontend's end breaks what is still open
+    if problem is not None:
+        logs = plan.workers[0].log_path.parent
+        raise LaunchError(f"the first requests to {plan.url} failed: {problem}; see the logs in {logs}")
+
+
+def _stop_summary(outcomes: Mapping[str, Outcome]) -> str:
+    if odd := [f"{name} {outcome}" for name, outcome in outcomes.items() if outcome != "clean"]:
+        return f"stopped: {', '.join(odd)}, the rest clean"
+    return f"stopped: all {len(outcomes)} processes ended by themselves"

@@ -1,0 +1,67 @@
+"""Stops a topology: those that hold requests first, everything within one deadline, and nothing left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from trtx.launch.processes import end_members
+from trtx.launch.supervisor import Slot
+from trtx.topology import Plan
+
+Outcome = Literal["clean", "forced", "stuck"]  # ended by itself, was killed, could not be killed
+
+# A request goes prefill, decode, frontend: stopped in this order, each can finish what it has begun.
+_STAGES = (("prefill",), ("agg", "decode"), ("frontend",))
+_POLL_S = 0.05
+_KILL_S = 5.0
+
+
+def stop(
+    plan: Plan,
+    slots: Sequence[Slot],
+    sessions: Sequence[int],
+    *,
+    deadline_s: float,
+    hurry: Callable[[], bool],
+) -> dict[str, Outcome]:
+    """Ends all children of ``slots`` and whatever they started; returns how each ended.
+
+    Each stage gets SIGTERM and may drain until ``deadline_s`` from now, one deadline for all, of which a stage leaves a
+    part to those after it. ``hurry`` is asked while waiting: once true, the rest is killed at once. ``sessions``: pids
+    of all children ever started. Afterwards no process of the topology lives, but for one that waits in the kernel.
+    """
+    start = time.monotonic()
+    outcomes: dict[str, Outcome] = {}
+    for number, roles in enumerate(_STAGES, start=1):
+        stage = [slot for slot in slots if slot.spec.role in roles and slot.child is not None]
+        deadline = start + deadline_s * number / len(_STAGES)
+        for slot in stage:
+            assert slot.child is not None
+            slot.state = "draining"
+            slot.child.terminate()
+        while _alive(stage) and time.monotonic() < deadline and not hurry():
+            time.sleep(_POLL_S)
+        for slot in stage:
+            assert slot.child is not None
+            outcomes[slot.spec.name] = "clean" if slot.child.poll() is not None else "forced"
+            slot.child.kill_group()
+    stuck = end_members(plan.marker, sessions, grace_s=0.0, kill_s=_KILL_S)
+    for slot in slots:
+        if slot.child is None:
+            continue
+        deadline = time.monotonic() + _KILL_S
+        while slot.child.poll() is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if slot.child.poll() is None or slot.child.pid in stuck:
+            outcomes[slot.spec.name] = "stuck"
+        else:
+            slot.state = "ended"
+    for pid in stuck:
+        outcomes.setdefault(f"pid {pid}", "stuck")
+    return outcomes
+
+
+def _alive(stage: Sequence[Slot]) -> bool:
+    return any(slot.child is not None and slot.child.poll() is None for slot in stage)

@@ -1,0 +1,106 @@
+"""Command lines and environment of each process: Dynamo without etcd or NATS, on loopback alone, shared with nobody."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trtx.config import Role, TopologySpec
+from trtx.topology.plan import TOPOLOGY_VARIABLE
+
+# Streams that stay silent for this long are broken off by the frontend; a long prompt on a CPU stays far below it.
+_STREAM_TIMEOUT_S = 300
+_MIGRATION_LIMIT = 3
+
+
+def shared_environment(namespace: str, discovery_dir: Path, broker_xsub: int, broker_xpub: int) -> dict[str, str]:
+    """What every process of a topology gets, frontend and workers alike. Seen with Dynamo 1.4.2.
+
+    ``DYN_TCP_RESPONSE_STREAM_HOST`` takes the name of an interface: an address there means that no model is ever added.
+    ``DYN_ZMQ_BROKER_URL`` keeps the event plane, which carries prompt token ids, from binding every interface.
+    """
+    return {
+        TOPOLOGY_VARIABLE: namespace,
+        "DYN_NAMESPACE": namespace,
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": str(discovery_dir),
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "zmq",
+        "DYN_TCP_RPC_HOST": "127.0.0.1",
+        "DYN_TCP_RESPONSE_STREAM_HOST": "lo",
+        "DYN_ZMQ_BROKER_URL": f"xsub=tcp://127.0.0.1:{broker_xsub} , xpub=tcp://127.0.0.1:{broker_xpub}",
+        "DYN_LOG": "warn",
+        "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def frontend_environment() -> dict[str, str]:
+    """No admin routes, and no stream that waits for ever on a worker that went away."""
+    return {
+        "CUDA_VISIBLE_DEVICES": "",
+        "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
+        "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": str(_STREAM_TIMEOUT_S),
+    }
+
+
+def worker_environment(gpu_uuids: tuple[str, ...], system_port: int, threads: int | None) -> dict[str, str]:
+    """One worker's GPUs, metrics port and threads (None: the engine's own choice). Drains without a fixed grace."""
+    environment = {
+        "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
+        "DYN_SYSTEM_HOST": "127.0.0.1",
+        "DYN_SYSTEM_PORT": str(system_port),
+        "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
+        "UCX_NET_DEVICES": "lo",
+    }
+    if threads is not None:
+        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return environment
+
+
+def frontend_command(spec: TopologySpec, namespace: str, port: int, xsub: int, xpub: int) -> tuple[str, ...]:
+    """Dynamo's frontend through ours. ``--namespace`` keeps it from listing models of another topology."""
+    command = [sys.executable, "-m", "trtx.frontend", "--http-host", spec.host, "--http-port", str(port)]
+    command += ["--broker-xsub", f"tcp://127.0.0.1:{xsub}", "--broker-xpub", f"tcp://127.0.0.1:{xpub}"]
+    command += ["--namespace", namespace]
+    command += ["--router-mode", spec.router_mode, "--migration-limit", str(_MIGRATION_LIMIT)]
+    return tuple(command)
+
+
+def worker_command(
+    role: Role, name: str, *, engine: str, model_path: Path, model: str, config: Path, status_file: Path
+) -> tuple[str, ...]:
+    """One worker of ours, as docs/architecture.md has it."""
+    command = [sys.executable, "-m", "trtx.worker", "--role", role, "--engine", engine]
+    command += ["--model", str(model_path), "--served-model-name", model]
+    command += ["--engine-config", str(config), "--name", name, "--status-file", str(status_file)]
+    return tuple(command)
+
+
+def simulated_command(
+    role: Role, namespace: str, *, model_path: Path, model: str, values: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Dynamo's mocker with TensorRT-LLM's scheduler; the engine config's limits become its flags."""
+    component = "prefill" if role == "prefill" else "backend"
+    command = [sys.executable, "-m", "dynamo.mocker", "--engine-type", "trtllm", "--disaggregation-mode", role]
+    command += ["--model-path", str(model_path), "--model-name", model]
+    command += ["--endpoint", f"dyn://{namespace}.{component}.generate"]
+    kv_cache = values.get("kv_cache_config") or {}
+    tokens_per_block = kv_cache.get("tokens_per_block")
+    max_tokens = kv_cache.get("max_tokens")
+    flags = {
+        "--max-num-seqs": values.get("max_batch_size"),
+        "--max-num-batched-tokens": values.get("max_num_tokens"),
+        "--block-size": tokens_per_block,
+        "--num-gpu-blocks-override": max_tokens // (tokens_per_block or 32) if max_tokens else None,
+        "--speedup-ratio": values.get("speedup_ratio"),
+    }
+    for flag, value in flags.items():
+        if value is not None:
+            command += [flag, str(value)]
+    if kv_cache.get("enable_block_reuse") is False:
+        command.append("--no-enable-prefix-caching")
+    return tuple(command)

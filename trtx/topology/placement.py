@@ -1,0 +1,52 @@
+"""Which GPU serves which worker: a pure function over NVLink neighbourhoods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtx.errors import UsageError
+from trtx.topology.machine import Gpu, Machine
+
+
+def visible_gpus(machine: Machine, asked: tuple[int, ...] | None) -> tuple[Gpu, ...]:
+    """The GPUs that ``--gpus`` names, in its order; all of them without it.
+
+    Raises UsageError for an index that is not there, or one named twice.
+    """
+    if asked is None:
+        return machine.gpus
+    if len(set(asked)) != len(asked):
+        raise UsageError(f"--gpus {_join(asked)} names a GPU twice; name each once")
+    by_index = {gpu.index: gpu for gpu in machine.gpus}
+    if missing := [index for index in asked if index not in by_index]:
+        there = f"GPUs {_join(sorted(by_index))} are visible" if by_index else "no GPU is visible"
+        raise UsageError(f"--gpus {_join(asked)}: there is no GPU {_join(missing)}; {there}, name some of those")
+    return tuple(by_index[index] for index in asked)
+
+
+def place(gpus: Sequence[Gpu], groups: Sequence[int]) -> list[tuple[Gpu, ...]]:
+    """Gives each group of ``groups`` (its size in GPUs) its own GPUs, NVLink neighbours first.
+
+    Groups that stand next to each other in ``groups`` exchange KV, so the first GPU of a group is the free one
+    with the most links to the group before it; inside a group, the one with the most links to the group itself.
+    Ties go to the GPU that comes first in ``gpus``. Needs ``sum(groups) <= len(gpus)``.
+    """
+    free = list(gpus)
+    placed: list[tuple[Gpu, ...]] = []
+    for size in groups:
+        group: list[Gpu] = []
+        before = placed[-1] if placed else ()
+        for _ in range(size):
+            best = max(free, key=lambda gpu: (_links(gpu, group), _links(gpu, before), -free.index(gpu)))
+            free.remove(best)
+            group.append(best)
+        placed.append(tuple(group))
+    return placed
+
+
+def _links(gpu: Gpu, others: Sequence[Gpu]) -> int:
+    return sum(other.index in gpu.nvlink_peers for other in others)
+
+
+def _join(indices: Sequence[int]) -> str:
+    return ",".join(str(index) for index in indices)

@@ -1,0 +1,223 @@
+"""``plan``: what was asked for and what is there, turned into the processes to start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trtx.config import ResolvedEngineConfig, Role, TopologySpec
+from trtx.errors import UsageError
+from trtx.topology import commands
+from trtx.topology.machine import Gpu, Machine
+from trtx.topology.placement import place, visible_gpus
+from trtx.topology.plan import Plan, ProcessSpec
+
+_ENGINES_WITHOUT_GPU = ("simulated", "paced")
+
+
+class ModelFiles(Protocol):
+    """What planning needs of a checkpoint."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def served_model_name(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Ports that the caller allocated, all different: HTTP, the event broker's two, one a worker."""
+
+    http: int
+    broker_xsub: int
+    broker_xpub: int
+    system: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    role: Role
+    name: str
+    gpu_count: int
+
+
+def plan(
+    spec: TopologySpec,
+    machine: Machine,
+    *,
+    checkpoint: ModelFiles,
+    engine: str,
+    engine_configs: Mapping[Role, ResolvedEngineConfig],
+    ports: Ports,
+    namespace: str,
+    run_dir: Path,
+    scratch_dir: Path,
+) -> Plan:
+    """Decides roles, GPUs, ports and commands. Looks at nothing but its arguments.
+
+    ``engine`` is resolved (never ``auto``); ``engine_configs`` has every role of ``spec.roles``; ``ports.system`` has
+    a port a worker. Raises UsageError when the machine has too few GPUs or the engine can't run ``--tp``.
+    """
+    model = spec.served_model_name or checkpoint.served_model_name
+    sizes, reasons = _gpus_per_worker(spec, engine, engine_configs)
+    values = {role: {**config.values} for role, config in engine_configs.items()}
+    for role, size in sizes.items():
+        if spec.tp > 1:
+            values[role]["tensor_parallel_size"] = size
+    workers = _workers(spec, sizes)
+    gpus, threads = _place_all(spec, machine, engine, workers, reasons)
+    logs, status = run_dir / "serve" / "logs", run_dir / "serve" / "status"
+    shared = commands.shared_environment(namespace, scratch_dir / "kv", ports.broker_xsub, ports.broker_xpub)
+    processes = [
+        ProcessSpec(
+            name="frontend",
+            role="frontend",
+            argv=commands.frontend_command(spec, namespace, ports.http, ports.broker_xsub, ports.broker_xpub),
+            env=shared | commands.frontend_environment(),
+            log_path=logs / "frontend.log",
+        )
+    ]
+    for worker, group, system_port in zip(workers, gpus, ports.system, strict=True):
+        status_file = None if engine == "simulated" else status / f"{worker.name}.json"
+        processes.append(
+            ProcessSpec(
+                name=worker.name,
+                role=worker.role,
+                argv=_argv(
+                    worker, engine, namespace, checkpoint.path, model, values[worker.role], run_dir, status_file
+                ),
+                env=shared | commands.worker_environment(tuple(gpu.uuid for gpu in group), system_port, threads),
+                log_path=logs / f"{worker.name}.log",
+                gpu_indices=tuple(gpu.index for gpu in group),
+                status_file=status_file,
+                system_port=system_port,
+            )
+        )
+    for config in engine_configs.values():
+        reasons += config.reasons
+    if spec.host not in ("127.0.0.1", "localhost", "::1"):
+        reasons.append(f"HTTP listens on {spec.host} because --host says so; everything else stays on loopback")
+    return Plan(
+        mode=spec.mode,
+        engine=engine,
+        model=model,
+        model_path=checkpoint.path,
+        namespace=namespace,
+        host=spec.host,
+        port=ports.http,
+        internal_ports=(ports.broker_xsub, ports.broker_xpub, *ports.system),
+        run_dir=run_dir,
+        scratch_dir=scratch_dir,
+        processes=tuple(processes),
+        engine_configs={str(role): role_values for role, role_values in values.items()},
+        gpu_names=tuple(gpu.name for group in gpus for gpu in group),
+        reasons=tuple(reasons),
+    )
+
+
+def _gpus_per_worker(
+    spec: TopologySpec, engine: str, configs: Mapping[Role, ResolvedEngineConfig]
+) -> tuple[dict[Role, int], list[str]]:
+    """``--tp`` rules; without it each role's own tensor_parallel_size times pipeline_parallel_size."""
+    sizes: dict[Role, int] = {}
+    reasons: list[str] = []
+    for role in spec.roles:
+        values = configs[role].values
+        configured = int(values.get("tensor_parallel_size") or 1)
+        pipeline = int(values.get("pipeline_parallel_size") or 1)
+        if spec.tp > 1 and configured not in (1, spec.tp):
+            reasons.append(f"{role}: tensor_parallel_size {spec.tp} because --tp says so, was {configured}")
+        tp = spec.tp if spec.tp > 1 else configured
+        if tp * pipeline > 1 and engine == "torch":
+            raise UsageError(
+                f"engine torch runs a worker on one GPU, but {role} asks for {tp * pipeline} "
+                f"(tp {tp} x pp {pipeline}); use --tp 1, or --engine tensorrt-llm"
+            )
+        sizes[role] = tp * pipeline
+    return sizes, reasons
+
+
+def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> list[_Worker]:
+    """All workers, prefill and decode in turn: neighbours in this list exchange KV."""
+    roles = spec.roles
+    return [
+        _Worker(role, f"{role}-{index}", sizes[role])
+        for index in range(max(roles.values()))
+        for role, count in roles.items()
+        if index < count
+    ]
+
+
+def _place_all(
+    spec: TopologySpec, machine: Machine, engine: str, workers: list[_Worker], reasons: list[str]
+) -> tuple[list[tuple[Gpu, ...]], int | None]:
+    """GPUs of each worker, and CPU threads a worker where there is no GPU to work on."""
+    threads = max(1, machine.cpu_cores // len(workers))
+    if engine in _ENGINES_WITHOUT_GPU:
+        if spec.gpus is not None:
+            raise UsageError(f"--gpus {','.join(map(str, spec.gpus))}: engine {engine} uses no GPU; leave --gpus out")
+        reasons.append(f"no GPU because engine {engine} computes nothing")
+        return [() for _ in workers], 1
+    gpus = visible_gpus(machine, spec.gpus)
+    if not gpus:
+        if spec.gpus is not None:
+            raise UsageError("--gpus is empty; name at least one GPU, or leave it out")
+        if engine == "tensorrt-llm":
+            raise UsageError("engine tensorrt-llm needs a GPU and none is visible; use --engine torch")
+        if spec.tp > 1:
+            raise UsageError(f"--tp {spec.tp} needs {spec.tp} GPUs a worker and none is visible; leave --tp out")
+        reasons.append(
+            f"workers run on the CPU because no GPU is visible; {threads} threads each "
+            f"because {machine.cpu_cores} cores are shared by {len(workers)} workers"
+        )
+        return [() for _ in workers], threads
+    needed = sum(worker.gpu_count for worker in workers)
+    if needed > len(gpus):
+        raise UsageError(_too_few(spec, workers, needed, len(gpus)))
+    placed = place(gpus, [worker.gpu_count for worker in workers])
+    for worker, group in zip(workers, placed, strict=True):
+        linked = any(gpu.nvlink_peers for gpu in group)
+        names = ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in group)
+        reasons.append(f"{worker.name} on {names}" + (" because NVLink neighbours come first" if linked else ""))
+    return placed, None
+
+
+def _too_few(spec: TopologySpec, workers: list[_Worker], needed: int, there: int) -> str:
+    asked = " + ".join(f"{count} {role}" for role, count in spec.roles.items())
+    size = workers[0].gpu_count
+    fits = there // size if size else 0
+    if spec.mode == "disagg" and fits < 2:
+        way_out = "use --mode agg"
+    elif fits == 0:
+        way_out = f"lower --tp to {there}"
+    elif spec.mode == "agg":
+        way_out = f"{fits} would fit: --workers {fits}"
+    else:
+        way_out = f"{fits} would fit: --prefill {fits // 2} --decode {fits - fits // 2}"
+    where = "named by --gpus" if spec.gpus is not None else "visible"
+    return f"{asked} of {size} GPU{'s' * (size > 1)} each need {needed} GPUs, but {there} are {where}; {way_out}"
+
+
+def _argv(
+    worker: _Worker,
+    engine: str,
+    namespace: str,
+    model_path: Path,
+    model: str,
+    values: Mapping[str, Any],
+    run_dir: Path,
+    status_file: Path | None,
+) -> tuple[str, ...]:
+    if status_file is None:
+        return commands.simulated_command(worker.role, namespace, model_path=model_path, model=model, values=values)
+    return commands.worker_command(
+        worker.role,
+        worker.name,
+        engine=engine,
+        model_path=model_path,
+        model=model,
+        config=run_dir / "serve" / "configs" / f"{worker.role}.yaml",
+        status_file=status_file,
+    )
