@@ -2,8 +2,8 @@
 
 ``python -m trtx.launch.guardian --marker NAME=VALUE --scratch DIR`` reads lines from its standard input: ``pid N`` for
 each child, ``goodbye`` when the launcher has cleaned up by itself. End of file without a goodbye means that the
-launcher was killed. It runs in a session of its own and ignores SIGINT, SIGTERM and SIGHUP, so that what ends the launcher's
-terminal, group or service leaves it to do its work; its pipe is what ends it.
+launcher was killed. It runs in a session of its own and ignores SIGINT, SIGTERM and SIGHUP, so that what ends the
+launcher's terminal, group or service leaves it to do its work; its pipe is what ends it.
 """
 
 from __future__ import annotations

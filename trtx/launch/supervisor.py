@@ -71,7 +71,7 @@ class Supervisor:
         spawn: Callable[[ProcessSpec], Child] = RealChild,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_event``, ``on_start`` (each pid) and ``on_look`` (four times a second) are called from the loop's thread."""
+        """``on_event``, ``on_start`` (each pid) and ``on_look`` (now and then) are called from the loop's thread."""
         self.slots = [Slot(spec) for spec in plan.processes]
         self.registry = Registry(plan.discovery_dir)
         self.failure: str | None = None

@@ -67,6 +67,11 @@ class Plan:
         return len(self.gpu_names)
 
     @property
+    def is_local(self) -> bool:
+        """Only this machine reaches it."""
+        return is_loopback(self.host)
+
+    @property
     def marker(self) -> str:
         """``NAME=value``, in the environment of every process of the topology and of nothing else."""
         return f"{TOPOLOGY_VARIABLE}={self.namespace}"
@@ -102,6 +107,11 @@ class Plan:
             fields[name] = tuple(fields[name])
         fields["processes"] = tuple(_process(entry) for entry in fields["processes"])
         return cls(**fields)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an HTTP host is reached from this machine alone."""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _process(entry: dict[str, Any]) -> ProcessSpec:

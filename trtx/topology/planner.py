@@ -12,7 +12,7 @@ from trtx.errors import UsageError
 from trtx.topology import commands
 from trtx.topology.machine import Gpu, Machine
 from trtx.topology.placement import place, visible_gpus
-from trtx.topology.plan import Plan, ProcessSpec
+from trtx.topology.plan import Plan, ProcessSpec, is_loopback
 
 _ENGINES_WITHOUT_GPU = ("simulated", "paced")
 
@@ -97,7 +97,7 @@ def plan(
         )
     for config in engine_configs.values():
         reasons += config.reasons
-    if spec.host not in ("127.0.0.1", "localhost", "::1"):
+    if not is_loopback(spec.host):
         reasons.append(f"HTTP listens on {spec.host} because --host says so; everything else stays on loopback")
     return Plan(
         mode=spec.mode,

@@ -1,0 +1,117 @@
+"""``trtx serve``: one topology, until it is told to stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtx.cli import topology_options as options
+from trtx.config import Mode
+
+if TYPE_CHECKING:
+    from trtx.launch import ServedTopology
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+_REFRESH_S = 0.5
+
+
+@app.command(
+    no_args_is_help=False,
+    epilog="Exit codes: 2 usage, config or port in use; 4 launch failed or crash loop; 130 and 143 interrupted.",
+)
+def serve(
+    model: options.ModelOption = None,
+    served_model_name: options.ServedModelNameOption = None,
+    engine: options.EngineOption = "auto",
+    config: options.ConfigOption = None,
+    overrides: options.SetOption = None,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            "--mode",
+            help="agg: every worker does all of a request. disagg: prefill workers run prompts, decode workers go on.",
+            rich_help_panel="Topology",
+        ),
+    ] = "agg",
+    workers: options.WorkersOption = None,
+    prefill: options.PrefillOption = None,
+    decode: options.DecodeOption = None,
+    tp: options.TpOption = 1,
+    gpus: options.GpusOption = None,
+    router_mode: options.RouterModeOption = "round-robin",
+    host: options.HostOption = "127.0.0.1",
+    port: options.PortOption = 8000,
+    output: options.OutputOption = Path("runs"),
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print what would be started, and why; start nothing.", rich_help_panel="Output"
+        ),
+    ] = False,
+) -> None:
+    """Serve a model: an OpenAI-compatible frontend and its workers.
+
+    Starts all processes, waits until a real request has gone through, watches
+    and restarts them, and stops them cleanly on Ctrl-C.
+
+    \b
+    Examples:
+      trtx serve
+      trtx serve --mode disagg --prefill 1 --decode 1
+      trtx serve --engine simulated --mode agg --workers 4 --router-mode kv
+      trtx serve --mode disagg --gpus 0,1 --model synthetic:qwen3-0.6b
+      trtx serve --set kv_cache_config.max_tokens=8192 --dry-run
+    """
+    from trtx.cli.topology_text import describe_plan
+    from trtx.cli.topology_view import open_view
+    from trtx.launch import prepare
+    from trtx.launch import serve as serve_plan
+    from trtx.launch.run_directory import new_run_directory
+
+    spec = options.build_spec(
+        mode=mode,
+        model=model,
+        served_model_name=served_model_name,
+        engine=engine,
+        config=config,
+        overrides=overrides,
+        workers=workers,
+        prefill=prefill,
+        decode=decode,
+        tp=tp,
+        gpus=gpus,
+        router_mode=router_mode,
+        host=host,
+        port=port,
+    )
+    plan = prepare(spec, run_dir=new_run_directory(output, f"serve-{mode}"))
+    if dry_run:
+        typer.echo(describe_plan(plan))
+        return
+    if not plan.is_local:
+        typer.echo(
+            f"trtx: warning: HTTP listens on {plan.host}:{plan.port} without authentication: "
+            "whoever reaches this machine can use it",
+            err=True,
+        )
+    with open_view(plan) as view, serve_plan(plan, on_event=view.on_event, on_slots=view.on_slots) as topology:
+        view.show(_ready_text(topology))
+        while True:
+            topology.wait(_REFRESH_S)
+
+
+def _ready_text(topology: ServedTopology) -> str:
+    body = json.dumps({"model": topology.model, "max_tokens": 32}).removesuffix("}")
+    message = json.dumps([{"role": "user", "content": "Hello"}])
+    workers = "1 worker" if topology.worker_count == 1 else f"{topology.worker_count} workers"
+    return (
+        f"Ready: {topology.url} serves {topology.model} ({topology.mode}, {workers}). Try:\n\n"
+        f"curl -s {topology.url}/v1/chat/completions \\\n"
+        "  -H 'Content-Type: application/json' \\\n"
+        f"  -d '{body},\n  \"messages\": {message}}}'\n\n"
+        f"Logs and plan: {topology.plan.run_dir}. Ctrl-C stops it.\n"
+    )

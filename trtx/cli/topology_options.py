@@ -1,0 +1,177 @@
+"""The options that describe a topology, the same on every verb that serves one, and the spec they make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from pydantic import ValidationError
+
+from trtx.config import Role, RouterMode, TopologySpec
+from trtx.errors import UsageError
+
+_MODEL, _TOPOLOGY, _OUTPUT = "Model", "Topology", "Output"
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Directory, Hugging Face name or synthetic:<shape>. Default: a small synthetic model that fits here.",
+        rich_help_panel=_MODEL,
+        show_default=False,
+    ),
+]
+ServedModelNameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--served-model-name",
+        help="Name that clients send. Default: the model's own short name.",
+        rich_help_panel=_MODEL,
+        show_default=False,
+    ),
+]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="auto, torch, tensorrt-llm, simulated (no real tokens) or paced (fixed speed). "
+        "auto: tensorrt-llm where it is installed and a GPU is there, else torch.",
+        rich_help_panel=_MODEL,
+    ),
+]
+ConfigOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        metavar="ROLE=FILE",
+        help="Engine config of one role (agg, prefill, decode): YAML with TensorRT-LLM's field names. Repeatable.",
+        rich_help_panel=_MODEL,
+        show_default=False,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="A.B=C",
+        help="Override one engine config field for every role; role.a.b=c for one role. Repeatable.",
+        rich_help_panel=_MODEL,
+        show_default=False,
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", help="Workers in mode agg. Default: 1.", rich_help_panel=_TOPOLOGY, show_default=False),
+]
+PrefillOption = Annotated[
+    int | None,
+    typer.Option(
+        "--prefill", help="Prefill workers in mode disagg. Default: 1.", rich_help_panel=_TOPOLOGY, show_default=False
+    ),
+]
+DecodeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--decode", help="Decode workers in mode disagg. Default: 1.", rich_help_panel=_TOPOLOGY, show_default=False
+    ),
+]
+TpOption = Annotated[
+    int,
+    typer.Option("--tp", help="GPUs a worker (tensor parallel); tensorrt-llm only.", rich_help_panel=_TOPOLOGY),
+]
+GpusOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="0,1",
+        help="GPUs to use, as indices into those that are visible to you. Default: all of them, NVLink pairs first.",
+        rich_help_panel=_TOPOLOGY,
+        show_default=False,
+    ),
+]
+RouterModeOption = Annotated[
+    RouterMode,
+    typer.Option(
+        "--router-mode",
+        help="How the frontend picks a worker; kv goes where the prompt's prefix is cached.",
+        rich_help_panel=_TOPOLOGY,
+    ),
+]
+HostOption = Annotated[
+    str,
+    typer.Option(
+        "--host",
+        help="Address of the HTTP port; 0.0.0.0 opens it, and it alone, to the network.",
+        rich_help_panel=_TOPOLOGY,
+    ),
+]
+PortOption = Annotated[int, typer.Option("--port", help="HTTP port; 0 takes a free one.", rich_help_panel=_TOPOLOGY)]
+OutputOption = Annotated[
+    Path,
+    typer.Option(
+        "-o", "--output", help="Parent of the run directory, which is always a new one.", rich_help_panel=_OUTPUT
+    ),
+]
+
+
+def build_spec(
+    *,
+    mode: str,
+    model: str | None = None,
+    served_model_name: str | None = None,
+    engine: str = "auto",
+    config: list[str] | None = None,
+    overrides: list[str] | None = None,
+    workers: int | None = None,
+    prefill: int | None = None,
+    decode: int | None = None,
+    tp: int = 1,
+    gpus: str | None = None,
+    router_mode: str = "round-robin",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+) -> TopologySpec:
+    """What was typed, checked. Raises UsageError, naming the option, for anything that contradicts itself."""
+    if mode == "agg" and (prefill is not None or decode is not None):
+        raise UsageError("--prefill and --decode belong to --mode disagg; with --mode agg use --workers")
+    if mode == "disagg" and workers is not None:
+        raise UsageError("--workers belongs to --mode agg; with --mode disagg use --prefill and --decode")
+    fields: dict[str, Any] = {
+        "mode": mode,
+        "model": model,
+        "served_model_name": served_model_name,
+        "engine": engine,
+        "engine_configs": dict(_role_file(entry) for entry in config or ()),
+        "overrides": tuple(overrides or ()),
+        "tp": tp,
+        "gpus": None if gpus is None else _indices(gpus),
+        "router_mode": router_mode,
+        "host": host,
+        "port": port,
+    }
+    fields |= {
+        name: count
+        for name, count in (("workers", workers), ("prefill", prefill), ("decode", decode))
+        if count is not None
+    }
+    try:
+        return TopologySpec(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0]).replace("_", "-") if first["loc"] else "option"
+        raise UsageError(f"--{option} {first.get('input')!r}: {first['msg']}; see --help") from error
+
+
+def _role_file(entry: str) -> tuple[str, Path]:
+    role, equals, path = entry.partition("=")
+    if not equals or role not in get_args(Role) or not path:
+        raise UsageError(f"--config {entry!r} is not ROLE=FILE; expected a role of {', '.join(get_args(Role))}")
+    return role, Path(path)
+
+
+def _indices(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts):
+        raise UsageError(f"--gpus {text!r} is not a list of indices; expected such as 0 or 0,1")
+    return tuple(int(part) for part in parts)

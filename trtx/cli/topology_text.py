@@ -1,0 +1,74 @@
+"""A plan as text, for ``--dry-run``: what would be started, with what, and why. Fits 80 columns where words allow."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterator
+
+import yaml
+
+from trtx.topology import Plan, ProcessSpec
+
+_WIDTH = 80
+
+
+def describe_plan(plan: Plan) -> str:
+    """Roles, GPUs, ports, command lines, environment additions, resolved configs and reasons."""
+    return "\n".join(_lines(plan))
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    yield "Dry run: nothing was started."
+    yield ""
+    yield f"Mode       {plan.mode}, engine {plan.engine}"
+    yield f"Model      {plan.model}"
+    yield f"           {plan.model_path}"
+    yield f"URL        {plan.url}"
+    yield f"GPUs       {', '.join(plan.gpu_names) if plan.gpu_names else 'none'}"
+    yield f"Run        {plan.run_dir}"
+    yield ""
+    shared = dict(set.intersection(*(set(process.env.items()) for process in plan.processes)))
+    yield "Environment of every process:"
+    yield from _environment(shared)
+    for process in plan.processes:
+        yield ""
+        yield f"{process.name}: {_place(process)}, log {process.log_path.relative_to(plan.run_dir)}"
+        yield from _environment({name: value for name, value in process.env.items() if name not in shared})
+        yield from _command(process.argv)
+    for role, values in plan.engine_configs.items():
+        yield ""
+        yield f"Engine config of {role}:"
+        text = yaml.safe_dump(values, sort_keys=False) if values else "(the engine's defaults)"
+        yield from textwrap.indent(text.rstrip(), "  ").splitlines()
+    yield ""
+    yield "Decided:"
+    for reason in plan.reasons:
+        yield from textwrap.wrap(reason, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+
+
+def _place(process: ProcessSpec) -> str:
+    place = f"GPU {','.join(map(str, process.gpu_indices))}" if process.gpu_indices else "no GPU"
+    return place if process.system_port is None else f"{place}, metrics port {process.system_port}"
+
+
+def _environment(variables: dict[str, str]) -> Iterator[str]:
+    for name, value in sorted(variables.items()):
+        yield f"  {name}={shlex.quote(value)}"
+
+
+def _command(argv: tuple[str, ...]) -> Iterator[str]:
+    """One shell command, continued over lines, that keeps a flag and its value together."""
+    pieces: list[str] = []
+    for word in map(shlex.quote, argv):
+        if pieces and not word.startswith("-") and pieces[-1].startswith("-") and " " not in pieces[-1]:
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+    line = "  $"
+    for piece in pieces:
+        if len(line) + len(piece) + 3 > _WIDTH and line.strip() != "$":
+            yield f"{line} \\"
+            line = "     "
+        line += f" {piece}"
+    yield line

@@ -1,0 +1,119 @@
+"""Shows a topology while it lives: a table on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+import psutil
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from trtx.launch import Event
+from trtx.launch.supervisor import Slot
+from trtx.topology import Plan
+
+_STYLES = {"serving": "green", "starting": "yellow", "loading": "yellow", "draining": "cyan", "restarting": "red"}
+
+
+class View(Protocol):
+    """Where events and texts go."""
+
+    def on_event(self, event: Event) -> None: ...
+    def on_slots(self, slots: tuple[Slot, ...]) -> None: ...
+    def show(self, text: str) -> None: ...
+
+
+@contextlib.contextmanager
+def open_view(plan: Plan) -> Iterator[View]:
+    """The table where standard output is a terminal, else lines."""
+    console = Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield LineView()
+        return
+    view = TableView(plan, console)
+    with view.live:
+        yield view
+
+
+class LineView:
+    """One line an event, with the time: for logs and pipes."""
+
+    def on_event(self, event: Event) -> None:
+        print(_event_line(event), flush=True)
+
+    def on_slots(self, slots: tuple[Slot, ...]) -> None:
+        """Lines follow events alone."""
+
+    def show(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class TableView:
+    """Events scroll by above a table that is redrawn in place."""
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self._plan = plan
+        self._slots: tuple[Slot, ...] = ()
+        self._console = console
+        self.live = Live(console=console, get_renderable=self._render, refresh_per_second=2, redirect_stderr=False)
+
+    def on_event(self, event: Event) -> None:
+        if event.kind not in ("starting", "serving"):  # the table says these
+            self._console.print(_event_line(event))
+
+    def on_slots(self, slots: tuple[Slot, ...]) -> None:
+        self._slots = slots
+
+    def show(self, text: str) -> None:
+        self._console.print(text)
+
+    def _render(self) -> Group:
+        plan = self._plan
+        title = Text(f"{plan.model}  {plan.mode}  engine {plan.engine}  {plan.url}", style="bold")
+        return Group(title, render_table(self._slots, time.monotonic()))
+
+
+def render_table(slots: tuple[Slot, ...], now: float) -> Table:
+    """One row a process. Memory is the GPU's where the worker holds some, else the resident memory of its processes."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading, justify in (("process", "left"), ("GPU", "left"), ("state", "left"), ("pid", "right")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    table.add_column("memory", justify="right")
+    table.add_column("KV blocks", justify="right")
+    for slot in slots:
+        pid = slot.child.pid if slot.child is not None else None
+        kv_blocks = str(slot.status.kv_blocks) if slot.status is not None and slot.status.kv_blocks else "-"
+        table.add_row(
+            slot.spec.name,
+            ",".join(map(str, slot.spec.gpu_indices)) or "-",
+            Text(_state(slot, now), style=_STYLES.get(slot.state, "")),
+            str(pid or "-"),
+            _memory(slot, pid),
+            kv_blocks,
+        )
+    return table
+
+
+def _state(slot: Slot, now: float) -> str:
+    if slot.state == "restarting" and slot.restart_at is not None:
+        return f"restarting in {max(0.0, slot.restart_at - now):.0f} s"
+    return slot.state
+
+
+def _memory(slot: Slot, pid: int | None) -> str:
+    used = slot.status.device_memory_bytes if slot.status is not None else 0
+    if not used and pid is not None:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            used = sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+    return f"{used / 2**30:.1f} GiB" if used >= 2**30 else f"{used / 2**20:.0f} MiB" if used else "-"
+
+
+def _event_line(event: Event) -> str:
+    return f"{time.strftime('%H:%M:%S', time.localtime(event.at))} {event.message}"
