@@ -15,6 +15,7 @@ from trtx.torch_engine.runner.model_config import ModelConfig, read_model_config
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.runner import TorchRunner
 from trtx.torch_engine.runner.slots import new_block_table
+from trtx.torch_engine.runner.torch_kernels import TorchKernels
 from trtx.torch_engine.runner.weights import load_weights
 
 
@@ -61,9 +62,13 @@ def create_runner(args: RunnerArgs) -> TorchRunner:
 
 
 def _kernels(config: ModelConfig, cache: KvCache, rotary: torch.Tensor) -> Kernels:
-    from trtx.torch_engine.runner.torch_kernels import TorchKernels
+    """Triton on CUDA, where torch brings it; it is not imported on a CPU, where torch does not."""
+    if cache.pool.device.type == "cpu":
+        return TorchKernels(config, cache, rotary)
+    from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
-    return TorchKernels(config, cache, rotary)
+    processors = torch.cuda.get_device_properties(cache.pool.device).multi_processor_count
+    return TritonKernels(config, cache, rotary, processors)
 
 
 def _max_seq_len(args: RunnerArgs, config: ModelConfig) -> int:

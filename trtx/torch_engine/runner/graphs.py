@@ -12,7 +12,7 @@ _WARM_UP_PASSES = 2  # Triton compiles and cuBLAS picks its workspace outside th
 
 
 def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, 16, 32, then every 32 up to 512, then every 128: of a large batch at most a few percent is padding."""
+    """1, 2, 4, 8, 16, 32, then every 32 up to 512, then every 128: little of a large batch is padding."""
     sizes = [1, 2, 4, 8, 16, *range(32, 513, 32), *range(640, max_batch_size + 128, 128)]
     return (*(size for size in sizes if size < max_batch_size), max_batch_size)
 

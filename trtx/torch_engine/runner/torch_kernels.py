@@ -34,9 +34,9 @@ class TorchKernels:
     def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
         config, cache = self._config, self._cache
         q, k, v = torch.split(qkv, [config.q_size, config.kv_size, config.kv_size], dim=-1)
-        q = q.unflatten(-1, (config.num_heads, config.head_dim))
-        k = k.unflatten(-1, (config.num_kv_heads, config.head_dim))
-        v = v.unflatten(-1, (config.num_kv_heads, config.head_dim))
+        q = q.view(-1, config.num_heads, config.head_dim)
+        k = k.view(-1, config.num_kv_heads, config.head_dim)
+        v = v.view(-1, config.num_kv_heads, config.head_dim)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = self.rms_norm(q, weights.q_norm), self.rms_norm(k, weights.k_norm)
         q, k = self._rotate(q, inputs.positions), self._rotate(k, inputs.positions)

@@ -1,0 +1,130 @@
+"""The CUDA path's kernels: launches of :mod:`triton_pointwise` and :mod:`triton_attention`.
+
+Written by hand instead of ``torch.compile``: every one compiles once for all batch sizes, in a second or two in all,
+where compiling the layer's functions anew for each captured batch size takes minutes; and a KV write that knows the
+pool's strides never copies a block-major pool.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.model_config import ModelConfig
+from trtx.torch_engine.runner.triton_attention import merge_splits_kernel, paged_decode_kernel, paged_prefill_kernel
+from trtx.torch_engine.runner.triton_pointwise import rms_norm_kernel, rope_and_write_kernel, silu_and_mul_kernel
+from trtx.torch_engine.runner.weights import LayerWeights
+
+_MAX_SPLITS = 32
+_SILU_BLOCK = 1024
+_DECODE_TOKENS = 64  # KV tokens of one iteration
+
+
+class TritonKernels:
+    """See :class:`trtx.torch_engine.runner.kernels.Kernels`. Tensors are contiguous where their shapes say so."""
+
+    def __init__(self, config: ModelConfig, cache: KvCache, rotary: Tensor, num_processors: int) -> None:
+        """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`; ``num_processors``: the GPU's SMs."""
+        self._config = config
+        self._cache = cache
+        self._rotary = rotary
+        self._num_processors = num_processors
+        self._layers = [cache.pool[:, layer] for layer in range(config.num_layers)]
+        self._table_width = cache.block_table.shape[1]
+        block_stride, _, kv_stride, token_stride, _, _ = cache.pool.stride()
+        self._strides = (block_stride, kv_stride, token_stride)
+        self._scale = config.head_dim**-0.5 * math.log2(math.e)  # the kernels' exponentials are to base 2
+        self._block_dim = max(16, triton.next_power_of_2(config.head_dim))
+        self._shape = {
+            "NUM_HEADS": config.num_heads,
+            "NUM_KV_HEADS": config.num_kv_heads,
+            "HEAD_DIM": config.head_dim,
+            "TOKENS_PER_BLOCK": cache.tokens_per_block,
+        }
+
+    def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        self._norm(x, None, weight, out, None)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        self._norm(x, residual, weight, out, total)
+        return out, total
+
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor | None) -> None:
+        rows, hidden = x.shape
+        block = triton.next_power_of_2(hidden)
+        rms_norm_kernel[(rows,)](
+            x, residual, weight, out, total, hidden, self._config.norm_eps,
+            HAS_RESIDUAL=residual is not None, BLOCK=block, num_warps=min(16, max(1, block // 512)),
+        )  # fmt: skip
+
+    def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
+        config, rows = self._config, qkv.shape[0]
+        q = torch.empty(rows, config.num_heads, config.head_dim, dtype=qkv.dtype, device=qkv.device)
+        rope_and_write_kernel[(rows, config.num_heads + 2 * config.num_kv_heads)](
+            qkv, q, weights.q_norm, weights.k_norm, self._rotary, inputs.positions, inputs.slots,
+            self._cache.block_table, self._layers[layer],
+            config.norm_eps, self._table_width, self._cache.padding_slot, *self._strides,
+            **self._shape, HAS_NORM=weights.q_norm is not None,
+            BLOCK=triton.next_power_of_2(config.head_dim // 2), num_warps=1,
+        )  # fmt: skip
+        return q
+
+    def attend(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
+        out = torch.empty_like(q)
+        if inputs.spans is None:
+            self._decode(q, layer, inputs, out)
+        else:
+            self._prefill(q, layer, inputs.spans, out)
+        return out.view(q.shape[0], -1)
+
+    def _num_splits(self, rows: int) -> int:
+        """A power of two that gives every processor about two programs, at most 32."""
+        wanted = 2 * self._num_processors // (rows * self._config.num_kv_heads)
+        return min(_MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1))
+
+    def _decode(self, q: Tensor, layer: int, inputs: PassInputs, out: Tensor) -> None:
+        config, rows = self._config, q.shape[0]
+        splits = self._num_splits(rows)
+        parts = (rows, config.num_heads, splits)
+        partial = lse = None
+        if splits > 1:
+            partial = torch.empty(*parts, config.head_dim, dtype=torch.float32, device=q.device)
+            lse = torch.empty(parts, dtype=torch.float32, device=q.device)
+        paged_decode_kernel[(rows, config.num_kv_heads, splits)](
+            q, self._layers[layer], self._cache.block_table, inputs.slots, inputs.positions, out, partial, lse,
+            self._scale, self._table_width, self._cache.padding_slot, *self._strides,
+            **self._shape, NUM_SPLITS=splits,
+            BLOCK_HEADS=max(16, triton.next_power_of_2(config.num_heads // config.num_kv_heads)),
+            BLOCK_TOKENS=_DECODE_TOKENS, BLOCK_DIM=self._block_dim, num_warps=4, num_stages=3,
+        )  # fmt: skip
+        if splits > 1:
+            merge_splits_kernel[(rows * config.num_heads,)](
+                partial, lse, out, HEAD_DIM=config.head_dim, NUM_SPLITS=splits, BLOCK_DIM=self._block_dim, num_warps=1
+            )
+
+    def _prefill(self, q: Tensor, layer: int, spans: Spans, out: Tensor) -> None:
+        config = self._config
+        narrow = q.dtype == torch.float32 or self._block_dim > 128  # what fits into shared memory
+        queries, tokens = (32, 32) if narrow else (128, 64)
+        grid = (triton.cdiv(spans.max_length, queries), config.num_heads, spans.slots.shape[0])
+        paged_prefill_kernel[grid](
+            q, self._layers[layer], self._cache.block_table, spans.slots, spans.starts, spans.contexts, out,
+            self._scale, self._table_width, *self._strides, **self._shape,
+            BLOCK_QUERIES=queries, BLOCK_TOKENS=tokens, BLOCK_DIM=self._block_dim,
+            num_warps=4 if narrow else 8, num_stages=2,
+        )  # fmt: skip
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        rows, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(rows, intermediate, dtype=gate_up.dtype, device=gate_up.device)
+        silu_and_mul_kernel[(rows, triton.cdiv(intermediate, _SILU_BLOCK))](
+            gate_up, out, intermediate, BLOCK=_SILU_BLOCK, num_warps=4
+        )
+        return out
