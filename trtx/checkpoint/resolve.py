@@ -72,7 +72,8 @@ def _find_on_hub(name: str) -> Path:
         except Exception as error:
             reason = error
     raise UsageError(
-        f"model {name!r} is not in the Hugging Face cache and cannot be fetched ({type(reason).__name__}); {_ways_out()}"
+        f"model {name!r} is not in the Hugging Face cache and cannot be fetched ({type(reason).__name__}); "
+        f"{_ways_out()}"
     ) from reason
 
 

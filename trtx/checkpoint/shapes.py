@@ -129,6 +129,15 @@ _SHAPES = (
         stored=True,
     ),
     Shape(
+        "tiny-trained",
+        "Qwen3 architecture, 4 layers, 256 wide, trained on small tasks: what a machine without a GPU serves",
+        # Every dimension a multiple of 128, so that every quantization format fits.
+        _qwen3(256, 4, 4, 2, 512, tied=True)
+        | {"head_dim": 64, "vocab_size": 1024, "rope_theta": 10000.0, "max_position_embeddings": 8192},
+        stored=True,
+        trained=True,
+    ),
+    Shape(
         "tiny-qwen2",
         "Qwen2.5 architecture (biases on q, k, v), 3 layers, random, float32: for tests",
         _qwen2(256, 3, 4, 2, 768, 4096) | _SMALL | {"rope_theta": 10000.0},
