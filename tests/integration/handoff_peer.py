@@ -5,6 +5,7 @@ Fills a pool with bytes drawn from SEED and answers commands on a ``multiprocess
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -43,7 +44,6 @@ class Exporter:
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=os.environ | (env or {}))
         theirs.close()
         self.pid = self.process.pid
-        self.ask("start")
 
     def ask(self, *command: Any) -> Any:
         self._connection.send(command)
@@ -66,6 +66,14 @@ class Exporter:
             time.sleep(0.005)
         return released
 
+    def wait_until_thawed(self) -> None:
+        """Returns when the process, continued after SIGSTOP, has answered or has ended.
+
+        It may end: over TCP, UCX 1.21 aborts a process whose reader went away in the middle of a read.
+        """
+        with contextlib.suppress(EOFError, OSError):
+            self.ask("poll")
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -81,9 +89,7 @@ def serve(connection: Connection, seed: int, num_blocks: int) -> None:
             name, *arguments = connection.recv()
         except EOFError:
             return transport.close()
-        if name == "start":
-            connection.send(None)
-        elif name == "export":
+        if name == "export":
             lease_id, block_ids, deadline_s = arguments
             num_tokens = len(block_ids) * GEOMETRY.tokens_per_block
             connection.send(transport.export(lease_id, block_ids, num_tokens, deadline_s))

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.handoff import LayoutMismatch, codec
+
+GEOMETRY = KvGeometry(num_layers=36, num_kv_heads=8, head_dim=128, tokens_per_block=32, dtype="bfloat16")
+
+
+def exported(**changes: Any) -> codec.ExportedKv:
+    values: dict[str, Any] = {
+        "transport": "nixl",
+        "agent_name": "trtx-prefill",
+        "agent_metadata": b"\x00\xff",
+        "memory": "DRAM",
+        "device_id": 0,
+        "base_address": 0x7FFF_0000_0000,
+        "num_blocks": 100,
+        "geometry": GEOMETRY,
+        "lease_id": 5,
+        "block_ids": (3, 1, 2),
+        "num_tokens": 70,
+        "deadline_s": 1.5,
+    }
+    return codec.ExportedKv(**(values | changes))
+
+
+@given(
+    lease_id=st.integers(0, 2**63 - 1),
+    block_ids=st.lists(st.integers(0, 2**31 - 1), max_size=50),
+    metadata=st.binary(max_size=500),
+    deadline_s=st.floats(allow_nan=False),
+    base_address=st.integers(0, 2**64 - 1),
+)
+def test_what_is_encoded_is_decoded(
+    lease_id: int, block_ids: list[int], metadata: bytes, deadline_s: float, base_address: int
+) -> None:
+    value = exported(
+        lease_id=lease_id,
+        block_ids=tuple(block_ids),
+        agent_metadata=metadata,
+        deadline_s=deadline_s,
+        base_address=base_address,
+    )
+    assert codec.decode(codec.encode(value)) == value
+
+
+def test_equal_layouts_pass() -> None:
+    codec.check(exported(), transport="nixl", geometry=GEOMETRY)
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(KvGeometry)])
+def test_every_field_of_the_geometry_is_compared_and_both_sides_are_named(name: str) -> None:
+    ours = replace(GEOMETRY, **{name: "float32" if name == "dtype" else 7})
+    with pytest.raises(LayoutMismatch) as caught:
+        codec.check(exported(), transport="nixl", geometry=ours)
+    assert "trtx-prefill" in str(caught.value)
+    assert f"{name} is {getattr(GEOMETRY, name)!r} on prefill, {getattr(ours, name)!r} on decode" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("transport", "cuda-ipc"), ("layout", "layer,block,kv,token,head,dim")])
+def test_another_transport_and_another_pool_layout_are_refused(name: str, theirs: str) -> None:
+    with pytest.raises(LayoutMismatch, match=f"{name} is {theirs!r} on prefill, '.*' on decode"):
+        codec.check(exported(**{name: theirs}), transport="nixl", geometry=GEOMETRY)
+
+
+def test_all_differences_are_named_at_once() -> None:
+    ours = replace(GEOMETRY, head_dim=64, dtype="float16")
+    with pytest.raises(LayoutMismatch, match="head_dim is 128 .*; dtype is 'bfloat16'"):
+        codec.check(exported(), transport="nixl", geometry=ours)
+
+
+def test_another_format_version_is_refused_even_if_its_fields_are_unknown() -> None:
+    later = msgspec.msgpack.encode({"version": 99, "something": "new"})
+    with pytest.raises(LayoutMismatch, match="version 99 on the prefill side, this decode engine reads version 1"):
+        codec.decode(later)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_of_another_origin_are_refused_with_a_sentence(noise: bytes) -> None:
+    with pytest.raises(LayoutMismatch, match="opaque_state"):
+        codec.decode(noise)
+
+
+@given(st.data())
+def test_a_truncated_opaque_state_is_refused(data: st.DataObject) -> None:
+    whole = codec.encode(exported())
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(LayoutMismatch):
+        codec.decode(whole[:cut])
