@@ -13,11 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from trtx.bench.load import Load, LoadSpec, Target
@@ -148,8 +147,7 @@ class Aiperf:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        with _signals_held():
-            self._end_session()
+        self._end_session()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
@@ -205,25 +203,3 @@ def _environment(scratch: Path) -> dict[str, str]:
         "NO_COLOR": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """A second Ctrl-C must not leave processes behind: it is delivered when the session has ended."""
-    arrived: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        arrived.append(number)
-
-    try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone receives signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number in arrived:
-            signal.raise_signal(number)

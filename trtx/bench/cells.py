@@ -137,7 +137,8 @@ def _cell(path: Path) -> Cell:
     document = json.loads(path.read_text(encoding="utf-8"))
     if (version := document.get("schema_version")) != SCHEMA_VERSION:
         raise UsageError(
-            f"{path} has schema_version {version!r}, this trtx reads {SCHEMA_VERSION}; render it with the trtx it is from"
+            f"{path} has schema_version {version!r}, this trtx reads {SCHEMA_VERSION}; "
+            "render it with the trtx that it is from"
         )
     return Cell(
         mode=document["mode"],
@@ -158,4 +159,7 @@ def _trial(entry: dict[str, Any]) -> Trial:
 def _figures(entry: dict[str, Any] | None) -> Figures | None:
     if entry is None:
         return None
-    return Figures(**{key: Distribution(**value) if isinstance(value, dict) else value for key, value in entry.items()})
+    values: dict[str, Any] = {
+        key: Distribution(**value) if isinstance(value, dict) else value for key, value in entry.items()
+    }
+    return Figures(**values)

@@ -38,7 +38,7 @@ class Load:
 
     @property
     def label(self) -> str:
-        """Names the cell to aiperf, and its seed with it: the same in every mode, so that modes see the same prompts."""
+        """Names the cell to aiperf, and its seed with it: the same in every mode, which then see the same prompts."""
         return f"c{self.concurrency}"
 
 
@@ -47,16 +47,16 @@ class LoadSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    concurrency: tuple[Concurrency, ...] = Field((1, 8, 64), min_length=1)
-    isl: int = Field(512, ge=1)  # input tokens of a request, the chat template's included
-    osl: int = Field(128, ge=1)  # output tokens of a request, exactly, when ignore_eos holds
-    request_count: int | None = Field(None, ge=1)  # None: see request_count_at
-    warmup_request_count: int | None = Field(None, ge=0)  # None: see warmup_request_count_at
-    trials: int = Field(1, ge=1, le=MAX_TRIALS)
-    seed: int = Field(7, ge=0)
+    concurrency: tuple[Concurrency, ...] = Field(default=(1, 8, 64), min_length=1)
+    isl: int = Field(default=512, ge=1)  # input tokens of a request, the chat template's included
+    osl: int = Field(default=128, ge=1)  # output tokens of a request, exactly, when ignore_eos holds
+    request_count: int | None = Field(default=None, ge=1)  # None: see request_count_at
+    warmup_request_count: int | None = Field(default=None, ge=0)  # None: see warmup_request_count_at
+    trials: int = Field(default=1, ge=1, le=MAX_TRIALS)
+    seed: int = Field(default=7, ge=0)
     streaming: bool = True
     ignore_eos: bool = True
-    request_timeout_s: float = Field(600.0, gt=0)
+    request_timeout_s: float = Field(default=600.0, gt=0)
     extra_inputs: dict[str, Any] = Field(default_factory=dict)  # further fields of every request body
 
     @field_validator("concurrency")

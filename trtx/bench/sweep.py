@@ -53,7 +53,8 @@ def sweep(
     staging = run_dir / "aiperf" / target.mode
     staging.mkdir(parents=True, exist_ok=True)
     watch = _Watch(target, spec, run_dir, staging, on_progress)
-    watch.journal.note("sweep_started", mode=target.mode, cells=[cell_name(target.mode, c) for c in spec.concurrency])
+    cells_ahead = [cell_name(target.mode, concurrency) for concurrency in spec.concurrency]
+    watch.journal.note("sweep_started", mode=target.mode, model=target.model, cells=cells_ahead)
     argv = command(target, spec, spec.loads, staging)
     exit_code = None
     try:
@@ -69,7 +70,7 @@ def sweep(
     if not any(cell.figures for cell in cells):
         raise LoadGeneratorError(
             f"aiperf exited {exit_code} and measured nothing in mode {target.mode}; expected records of "
-            f"{len(spec.loads)} cells; its log is {staging / 'aiperf.log'} and ends:\n{tail(staging / 'aiperf.log', 15)}"
+            f"{len(spec.loads)} cells; its log {staging / 'aiperf.log'} ends:\n{tail(staging / 'aiperf.log', 15)}"
         )
     return cells
 

@@ -1,0 +1,13 @@
+"""One run: serve each mode, sweep it, stop it, and leave a run directory that explains itself.
+
+Owns the run directory, its order of events and the verdict that becomes an exit code.
+Does not start processes (``launch``), make load (``bench``), draw (``report``) or print (``cli``).
+Enter through :func:`run` with an :class:`ExperimentSpec`; :func:`plan_only` is its ``--dry-run``.
+Always holds: a run directory is new, and however a run ends, what was measured is written and rendered.
+"""
+
+from trtx.experiment.runner import Listener, Outcome, plan_only, run
+from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
+from trtx.experiment.verdict import verdict
+
+__all__ = ["Attach", "ExperimentSpec", "Listener", "Outcome", "load_sweep", "plan_only", "run", "verdict"]

@@ -1,0 +1,90 @@
+"""The conditions of a run: versions, machine, commit. Written once as ``env.json``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import trtx
+from trtx.topology import Machine
+
+SCHEMA_VERSION = 1
+PACKAGES = ("trtx", "ai-dynamo", "aiperf", "torch", "transformers", "nixl", "tensorrt_llm")
+
+
+def environment(argv: Sequence[str], machine: Machine, started_at: datetime) -> dict[str, Any]:
+    """What a reader needs to judge the figures and make them again. No host, user or path but the command's own."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "started_at": started_at.astimezone(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(argv),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cpu_cores": machine.cpu_cores,
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average": round(os.getloadavg()[0], 2),  # before anything of this run was started
+        "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in machine.gpus],
+        "gpu_driver": _driver() if machine.gpus else None,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of trtx's checkout, "+changes" when tracked files differ from it; None where trtx is installed."""
+    root = Path(trtx.__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    commit = git("rev-parse", "--short=12", "HEAD")
+    if commit is None:
+        return None
+    return commit + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _cpu_name() -> str:
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _driver() -> str | None:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()

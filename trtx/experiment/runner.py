@@ -1,0 +1,217 @@
+"""The run itself: directory, modes one after the other, and what is written whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from trtx.bench import Cell, Journal, LoadSpec, Progress, Target, read_cells, sweep
+from trtx.bench.aiperf import command
+from trtx.bench.files import write_json
+from trtx.checkpoint import list_shapes, resolve_checkpoint
+from trtx.errors import TrtxError, UsageError
+from trtx.experiment import directory
+from trtx.experiment.environment import environment
+from trtx.experiment.spec import Attach, ExperimentSpec
+from trtx.experiment.verdict import verdict
+from trtx.launch import Event, prepare, serve
+from trtx.launch.interruption import Interruption, catch_signals
+from trtx.launch.machine import probe
+from trtx.report import render
+from trtx.topology import Plan
+
+ATTACHED = "attached"  # the mode of a deployment that something else serves
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What a run tells while it goes on. Called from this thread, and ``on_event`` from the supervisor's too."""
+
+    on_start: Callable[[Path], None] = lambda run_dir: None
+    on_mode: Callable[[str], None] = lambda mode: None
+    on_event: Callable[[str, Event], None] = lambda mode, event: None
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished run. ``error`` is None, or says what was wrong and with which exit code to end."""
+
+    run_dir: Path
+    report: Path
+    cells: tuple[Cell, ...]
+    error: TrtxError | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMode:
+    """One mode of a dry run: the topology (None when attached) and the aiperf call."""
+
+    mode: str
+    plan: Plan | None
+    aiperf: tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """The run while it goes on."""
+
+    spec: ExperimentSpec
+    run_dir: Path
+    listener: Listener
+    interruption: Interruption = field(default_factory=Interruption)
+    plans: dict[str, Plan] = field(default_factory=dict)
+
+    @property
+    def journal(self) -> Journal:
+        return Journal(self.run_dir)
+
+
+def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Listener | None = None) -> Outcome:
+    """Serves and sweeps every mode in turn, or sweeps what ``spec.attach`` names, and renders the report.
+
+    Every topology is planned before the first is started, so a mistake in the second costs nothing. When it ends
+    early (a launch that failed, an interrupt), the error passes on, after what was measured has been rendered.
+    """
+    started_at = datetime.now(UTC)
+    machine = probe()
+    listener = listener or Listener()
+    if spec.attach is not None:
+        target = attached_target(spec.attach)
+    run_dir = directory.create(parent, spec, started_at)
+    state = _Run(spec, run_dir, listener)
+    try:
+        if spec.attach is None:
+            _plan(state)
+        directory.write_lock(run_dir, spec)
+        write_json(run_dir / directory.ENVIRONMENT_FILE, environment(argv, machine, started_at))
+    except BaseException:
+        _remove_if_untouched(run_dir)
+        raise
+    listener.on_start(run_dir)
+    with catch_signals(state.interruption), _rendered_whatever_happens(state):
+        if spec.attach is not None:
+            listener.on_mode(ATTACHED)
+            sweep(target, spec.load, run_dir, listener.on_progress, state.interruption.check)
+        else:
+            for mode, plan in state.plans.items():
+                _measure(state, mode, plan)
+    cells = read_cells(run_dir)
+    expected = len(spec.load.concurrency) * (1 if spec.attach is not None else len(spec.modes))
+    return Outcome(run_dir, run_dir / "report.html", cells, verdict(cells, expected))
+
+
+def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedMode, ...]:
+    """What :func:`run` would start, without starting or writing; paths say RUN in place of the directory's name."""
+    run_dir = parent / "RUN"
+    if spec.attach is not None:
+        target = attached_target(spec.attach)
+        staging = run_dir / "aiperf" / ATTACHED
+        return (PlannedMode(ATTACHED, None, command(target, spec.load, spec.load.loads, staging)),)
+    planned = []
+    for mode in spec.modes:
+        plan = prepare(spec.topology_of(mode), run_dir=run_dir / mode)
+        target = Target(plan.url, plan.model, plan.model_path, mode, plan.gpu_count, plan.worker_count)
+        argv = command(target, spec.load, spec.load.loads, run_dir / "aiperf" / mode)
+        planned.append(PlannedMode(mode, plan, argv))
+    return tuple(planned)
+
+
+def attached_target(attach: Attach) -> Target:
+    """Asks the deployment which model it serves. Raises UsageError when it does not answer or serves several."""
+    url = attach.url.rstrip("/")
+    try:
+        answer = httpx.get(f"{url}/v1/models", timeout=10)
+        answer.raise_for_status()
+        served = [str(entry["id"]) for entry in answer.json()["data"]]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"{url}/v1/models did not answer as OpenAI's API does ({reason}); check --url") from error
+    model = attach.model or (served[0] if len(served) == 1 else None)
+    if model is None or model not in served:
+        asked = f"model {attach.model!r} is not served at {url}" if attach.model else f"--model is needed for {url}"
+        raise UsageError(f"{asked}, which serves {', '.join(served) or 'no model'}; name one of them with --model")
+    return Target(url, model, _tokenizer(attach, model), ATTACHED, attach.gpu_count)
+
+
+def _tokenizer(attach: Attach, model: str) -> Path:
+    name = attach.tokenizer or model
+    if (Path(name) / "tokenizer_config.json").exists():
+        return Path(name).absolute()
+    # A model that `trtx serve` made carries its shape's short name.
+    try:
+        return resolve_checkpoint(
+            f"synthetic:{name}" if f"synthetic:{name}" in dict(list_shapes()) else name, on_gpu=False
+        ).path
+    except UsageError as error:
+        raise UsageError(
+            f"aiperf needs the tokenizer of {model!r}, and {name!r} has none here ({error}); "
+            "give its directory with --tokenizer"
+        ) from error
+
+
+def _plan(state: _Run) -> None:
+    for mode in state.spec.modes:
+        plan = prepare(state.spec.topology_of(mode), run_dir=state.run_dir / mode)
+        _check_fits(plan, state.spec.load)
+        state.plans[mode] = plan
+    document: dict[str, Any] = {
+        "schema_version": directory.SCHEMA_VERSION,
+        "modes": {mode: plan.to_json() for mode, plan in state.plans.items()},
+    }
+    write_json(state.run_dir / directory.PLAN_FILE, document)
+
+
+def _check_fits(plan: Plan, load: LoadSpec) -> None:
+    for role, config in plan.engine_configs.items():
+        longest = config.get("max_seq_len")
+        if longest is not None and load.isl + load.osl > longest:
+            raise UsageError(
+                f"isl {load.isl} and osl {load.osl} make {load.isl + load.osl} tokens, and {role} workers of "
+                f"{plan.model} take max_seq_len {longest}; ask for less, or --set max_seq_len={load.isl + load.osl}"
+            )
+
+
+def _measure(state: _Run, mode: str, plan: Plan) -> None:
+    state.listener.on_mode(mode)
+    with serve(
+        plan, on_event=lambda event: state.listener.on_event(mode, event), interruption=state.interruption
+    ) as served:
+        state.journal.note(
+            "topology_ready",
+            mode=mode,
+            load_seconds=round(served.load_seconds, 3),
+            warm_up_seconds=round(served.warm_up_seconds, 3),
+        )
+        target = Target(served.url, served.model, plan.model_path, mode, served.gpu_count, served.worker_count)
+        try:
+            sweep(target, state.spec.load, state.run_dir, state.listener.on_progress, served.check)
+        finally:
+            restarts = [{"name": restart.name, "at": restart.at, "exit": restart.exit} for restart in served.restarts]
+            state.journal.note("topology_stopping", mode=mode, restarts=restarts)
+
+
+@contextmanager
+def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        state.journal.note("run_failed", error=str(error) or type(error).__name__)
+        render(state.run_dir)
+        raise
+    state.journal.note("run_ended")
+    render(state.run_dir)
+
+
+def _remove_if_untouched(run_dir: Path) -> None:
+    """Bad input leaves no run directory: nothing was started, so there is nothing to keep."""
+    for name in (directory.PLAN_FILE, directory.LOCK_FILE, directory.ENVIRONMENT_FILE):
+        (run_dir / name).unlink(missing_ok=True)
+    if not any(run_dir.iterdir()):
+        run_dir.rmdir()

@@ -1,0 +1,119 @@
+"""What one run is asked to do: modes, topology and load, from a sweep file and flags."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from trtx.bench import LoadSpec
+from trtx.config import Mode, TopologySpec
+from trtx.errors import UsageError
+
+
+class Attach(BaseModel):
+    """A deployment that something else serves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field(pattern=r"^https?://")
+    model: str | None = None  # the name that it serves; None: the only one in its /v1/models
+    tokenizer: str | None = None  # directory or Hugging Face name; None: the model's name
+    gpu_count: int = Field(default=0, ge=0)  # 0: not known, so no figure per GPU
+
+
+class ExperimentSpec(BaseModel):
+    """A sweep file, key by key; flags of the same names win over it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(default="bench", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    modes: tuple[Mode, ...] = Field(default=("agg",), min_length=1)
+    topology: TopologySpec = Field(
+        default_factory=lambda: TopologySpec.model_validate({"port": 0})
+    )  # its mode is set from modes, one after the other
+    load: LoadSpec = Field(default_factory=LoadSpec)
+    attach: Attach | None = None
+
+    @field_validator("modes")
+    @classmethod
+    def _distinct(cls, value: tuple[Mode, ...]) -> tuple[Mode, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError(f"modes {','.join(value)} names a mode twice; expected each once")
+        return value
+
+    @model_validator(mode="after")
+    def _one_port(self) -> ExperimentSpec:
+        if self.topology.port and len(self.modes) > 1 and self.attach is None:
+            raise ValueError(
+                f"port {self.topology.port} can't serve {' and '.join(self.modes)} of one run; "
+                "leave the port out, and each topology takes a free one"
+            )
+        return self
+
+    def topology_of(self, mode: Mode) -> TopologySpec:
+        return self.topology.model_copy(update={"mode": mode})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the loads that defaults led to."""
+        document = self.model_dump(mode="json")
+        document["load"]["cells"] = [
+            {
+                "concurrency": load.concurrency,
+                "request_count": load.request_count,
+                "warmup_request_count": load.warmup_request_count,
+            }
+            for load in self.load.loads
+        ]
+        return document
+
+
+def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
+    """A sweep file, or the defaults, with ``overrides`` laid over it key by key. Raises UsageError naming the key."""
+    document: dict[str, Any] = {}
+    if path is not None:
+        try:
+            document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except OSError as error:
+            raise UsageError(f"sweep file {path} can't be read ({error.strerror}); expected a YAML file") from error
+        except yaml.YAMLError as error:
+            raise UsageError(f"sweep file {path} is not YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(document, dict):
+            raise UsageError(f"sweep file {path} holds {type(document).__name__}; expected keys such as modes and load")
+    document = _laid_over(document, overrides)
+    document["topology"] = {"port": 0, **(document.get("topology") or {})}
+    try:
+        return ExperimentSpec.model_validate(document)
+    except ValidationError as error:
+        raise UsageError(_sentence(error, path)) from error
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _laid_over(merged[key], value) if nested else value
+    return merged
+
+
+def _sentence(error: ValidationError, path: Path | None) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    source = f"{path}: " if path is not None else ""
+    if first["type"] == "extra_forbidden":
+        near = get_close_matches(str(first["loc"][-1]), _field_names(), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"{source}{where} is not a field of a sweep{hint}"
+    reason = first["msg"].removeprefix("Value error, ")
+    if not where or first["type"] == "value_error":
+        return f"{source}{reason}"
+    return f"{source}{where} is {json.dumps(first['input'], default=str)}: {reason}"
+
+
+def _field_names() -> list[str]:
+    models: tuple[type[BaseModel], ...] = (ExperimentSpec, TopologySpec, LoadSpec, Attach)
+    return [name for model in models for name in model.model_fields]

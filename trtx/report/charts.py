@@ -1,0 +1,156 @@
+"""The charts of the page, as Plotly's own JSON: data and layout, nothing computed in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trtx.bench import Distribution, samples_needed
+from trtx.report.columns import number
+from trtx.report.view import Row, RunView
+
+Chart = dict[str, Any]
+
+# Okabe and Ito's colours, told apart by people who see red and green alike.
+COLORS = {"agg": "#0072B2", "disagg": "#D55E00"}
+OTHER_COLOR = "#009E73"
+SYMBOLS = {"agg": "circle", "disagg": "diamond"}
+
+_INK, _GRID, _SOFT = "#1d2733", "#e6eaef", "#5b6b7c"
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def color(mode: str) -> str:
+    return COLORS.get(mode, OTHER_COLOR)
+
+
+def charts(view: RunView) -> dict[str, Chart]:
+    """Chart id → figure. A chart without a single point is left out."""
+    device = view.device
+    built = {
+        "pareto": _pareto(view),
+        "throughput": _against_concurrency(
+            view, lambda row: row.rate("output_token_throughput"), "tokens/s", "tokens/s"
+        ),
+        "ttft": _latency(view, lambda row: row.latency("time_to_first_token"), "TTFT, ms"),
+        "itl": _latency(view, lambda row: row.latency("inter_token_latency"), "ITL, ms"),
+    }
+    built["pareto"]["layout"]["yaxis"]["title"]["text"] = f"tokens/s/{device}"
+    return {name: figure for name, figure in built.items() if figure["data"]}
+
+
+def pareto_front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other beats in both coordinates, by rising first one. Larger is better in both."""
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(set(points), key=lambda point: (-point[0], -point[1])):
+        if not front or y > front[-1][1]:
+            front.append((x, y))
+    return front[::-1]
+
+
+def _pareto(view: RunView) -> Chart:
+    data: list[dict[str, Any]] = []
+    for mode in view.modes:
+        points = [
+            (row.figures.output_token_throughput_per_user, row.per_device, row.concurrency)
+            for row in view.rows
+            if row.mode == mode and row.figures and row.figures.output_token_throughput_per_user and row.per_device
+        ]
+        if not points:
+            continue
+        front = pareto_front([(x, y) for x, y, _ in points])
+        data.append(
+            {
+                "type": "scatter", "mode": "lines", "name": f"{mode} front", "showlegend": False, "hoverinfo": "skip",
+                "x": [x for x, _ in front], "y": [y for _, y in front],
+                "line": {"color": color(mode), "width": 2, "shape": "linear"},
+            }
+        )  # fmt: skip
+        on_front = [(x, y) in front for x, y, _ in points]
+        data.append(
+            {
+                "type": "scatter", "mode": "markers+text", "name": mode,
+                "x": [x for x, _, _ in points], "y": [y for _, y, _ in points],
+                "text": [f"c{c}" for _, _, c in points], "textposition": "top right",
+                "textfont": {"color": color(mode), "size": 12},
+                "marker": {
+                    "size": 11, "symbol": SYMBOLS.get(mode, "square"),
+                    "color": [color(mode) if best else "#ffffff" for best in on_front],
+                    "line": {"color": color(mode), "width": 2},
+                },
+                "cliponaxis": False,
+                "hovertemplate": f"{mode}, %{{text}}<br>%{{x:.4g}} tokens/s/user"
+                f"<br>%{{y:.4g}} tokens/s/{view.device}<extra></extra>",
+            }
+        )  # fmt: skip
+    layout = _layout("tokens/s/user", f"tokens/s/{view.device}")
+    layout["xaxis"]["rangemode"] = layout["yaxis"]["rangemode"] = "tozero"
+    return {"data": data, "layout": layout}
+
+
+def _against_concurrency(view: RunView, value: Callable[[Row], float | None], title: str, unit: str) -> Chart:
+    data = []
+    for mode in view.modes:
+        points = [(row.concurrency, found) for row in view.rows if row.mode == mode and (found := value(row))]
+        if points:
+            data.append(_line(mode, mode, points, unit))
+    return {"data": data, "layout": _concurrency_layout(view, title, data)}
+
+
+def _latency(view: RunView, of: Callable[[Row], Distribution | None], title: str) -> Chart:
+    """p50 as a line, and dotted the highest percentile that every cell of the mode has the samples for."""
+    data = []
+    for mode in view.modes:
+        found = [(row.concurrency, d) for row in view.rows if row.mode == mode and (d := of(row))]
+        if not found:
+            continue
+        data.append(_line(mode, f"{mode} p50", [(c, d.p50) for c, d in found], "ms"))
+        fewest = min(d.count for _, d in found)
+        for q in (99, 90):
+            if fewest >= samples_needed(q):
+                tail = _line(mode, f"{mode} p{q}", [(c, getattr(d, f"p{q}")) for c, d in found], "ms")
+                tail["line"] |= {"dash": "dot", "width": 1.5}
+                tail["marker"] |= {"size": 6}
+                data.append(tail)
+                break
+    return {"data": data, "layout": _concurrency_layout(view, title, data)}
+
+
+def _line(mode: str, name: str, points: list[tuple[int, float]], unit: str) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "lines+markers", "name": name,
+        "x": [x for x, _ in points], "y": [y for _, y in points],
+        "text": [number(y) for _, y in points],
+        "line": {"color": color(mode), "width": 2},
+        "marker": {"size": 8, "symbol": SYMBOLS.get(mode, "square"), "color": color(mode)},
+        "cliponaxis": False,
+        "hovertemplate": f"{name}, concurrency %{{x}}<br>%{{text}} {unit}<extra></extra>",
+    }  # fmt: skip
+
+
+def _concurrency_layout(view: RunView, title: str, data: list[dict[str, Any]]) -> dict[str, Any]:
+    layout = _layout("concurrency", title)
+    ticks = sorted({row.concurrency for row in view.rows})
+    layout["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [str(tick) for tick in ticks]}
+    values = [y for line in data for y in line["y"] if y > 0]
+    if values and max(values) / min(values) > 30:  # one line would lie flat on the axis
+        layout["yaxis"] |= {"type": "log", "dtick": 1}
+    else:
+        layout["yaxis"]["rangemode"] = "tozero"
+    return layout
+
+
+def _layout(x: str, y: str) -> dict[str, Any]:
+    def axis(title: str) -> dict[str, Any]:
+        return {
+            "title": {"text": title, "font": {"size": 12, "color": _SOFT}, "standoff": 8},
+            "gridcolor": _GRID, "zeroline": False, "linecolor": "#c3ccd6", "automargin": True,
+            "tickfont": {"size": 11, "color": _SOFT}, "fixedrange": True,
+        }  # fmt: skip
+
+    return {
+        "font": {"family": _FONT, "color": _INK}, "paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff",
+        "margin": {"l": 56, "r": 28, "t": 12, "b": 48}, "xaxis": axis(x), "yaxis": axis(y),
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
+        "hoverlabel": {"font": {"family": _FONT}}, "autosize": True,
+    }  # fmt: skip

@@ -1,0 +1,92 @@
+"""``report.html``: one file that opens anywhere, with Plotly and all figures inside."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import resources
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+
+from trtx.report.charts import charts, color
+from trtx.report.columns import UNSURE, columns, number, requests_text
+from trtx.report.view import RunView
+
+_CHARTS = {
+    "pareto": (
+        "Pareto front",
+        "Up and to the right is better. Filled points are on their mode's front; c is concurrency.",
+    ),
+    "throughput": ("Throughput against concurrency", "Output tokens of all users together."),
+    "ttft": (
+        "Time to first token against concurrency",
+        "Median, and dotted the highest percentile with enough samples.",
+    ),
+    "itl": (
+        "Inter-token latency against concurrency",
+        "Median, and dotted the highest percentile with enough samples.",
+    ),
+}
+
+
+def page(view: RunView) -> str:
+    """The whole page as text."""
+    drawn = charts(view)
+    return _template().render(
+        view=view,
+        columns=columns(view),
+        charts=[(name, *_CHARTS[name]) for name in drawn],
+        # "<" never appears raw inside the script, so no label can end it.
+        figures=Markup(json.dumps(drawn, sort_keys=True).replace("<", "\\u003c")),
+        plotly=Markup(_plotly()),
+        headline=_headline(view),
+        best=_best(view),
+    )
+
+
+def _headline(view: RunView) -> str:
+    cells = f"{len(view.rows)} cell{'s' if len(view.rows) != 1 else ''}"
+    without = [row.name for row in view.rows if row.figures is None]
+    if without:
+        return f"{len(without)} of {cells} have no result: {', '.join(without)}"
+    if view.requests_failed:
+        return f"{view.requests_failed:,} of {view.requests_sent:,} requests failed"
+    return f"{cells}, {view.requests_sent:,} requests, none failed"
+
+
+def _best(view: RunView) -> list[dict[str, str]]:
+    """For each mode, what it did best: the figures that a reader compares first."""
+    cards = []
+    for mode in view.modes:
+        rows = [row for row in view.rows if row.mode == mode]
+        rates = [(row.per_device, row.concurrency) for row in rows if row.per_device is not None]
+        waits = [(found.p50, row.concurrency) for row in rows if (found := row.latency("time_to_first_token"))]
+        if not rates or not waits:
+            continue
+        (throughput, throughput_at), (ttft, ttft_at) = max(rates), min(waits)
+        cards.append(
+            {
+                "mode": mode,
+                "color": color(mode),
+                "throughput": number(throughput),
+                "throughput_at": str(throughput_at),
+                "ttft": number(ttft),
+                "ttft_at": str(ttft_at),
+            }
+        )
+    return cards
+
+
+@cache
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals |= {"color": color, "requests_text": requests_text, "UNSURE": UNSURE}
+    return environment.from_string((resources.files("trtx.report") / "page.html.j2").read_text(encoding="utf-8"))

@@ -1,0 +1,121 @@
+"""The summary files: JSON for programs, CSV for spreadsheets, Markdown for a pull request, JUnit for a CI job."""
+
+from __future__ import annotations
+
+import csv
+import io
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+from trtx.bench import Distribution, samples_needed
+from trtx.report.columns import UNSURE, column_map, requests_text
+from trtx.report.view import Row, RunView
+
+SCHEMA_VERSION = 1
+PERCENTILES = (50, 90, 99)
+_LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
+_RATES = (
+    "request_count",
+    "error_request_count",
+    "request_error_rate",
+    "benchmark_duration",
+    "request_throughput",
+    "output_token_throughput",
+    "output_token_throughput_per_user",
+)
+
+
+def summary_rows(view: RunView) -> list[dict[str, Any]]:
+    """One flat dict a cell, keys named as aiperf names the metrics; ms, s, tokens/s; None where there is no figure."""
+    return [_flat(view, row) for row in view.rows]
+
+
+def summary_json(view: RunView) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": view.name,
+        "model": view.model,
+        "conditions": {condition.name: condition.value for condition in view.conditions},
+        "topologies": dict(view.topologies),
+        "notes": list(view.notes),
+        "rows": summary_rows(view),
+    }
+
+
+def summary_csv(view: RunView) -> str:
+    out = io.StringIO()
+    rows = summary_rows(view)
+    if rows:
+        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return out.getvalue()
+
+
+def summary_markdown(view: RunView) -> str:
+    known = column_map(view)
+    titles = ["tokens/s", "tokens/s/user", f"tokens/s/{view.device}", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"]
+    lines = [
+        f"# {view.model}: {' and '.join(view.modes)}",
+        "",
+        f"{view.subtitle}. Latencies in ms; {UNSURE} marks a percentile with fewer samples than it needs.",
+        "",
+        f"| mode | concurrency | requests | {' | '.join(titles)} |",
+        f"|---|--:|--:|{'--:|' * len(titles)}",
+    ]
+    for row in view.rows:
+        figures = " | ".join(known[title].text(row) for title in titles)
+        lines.append(f"| {row.mode} | {row.concurrency} | {requests_text(row)} | {figures} |")
+    problems = [*view.notes, *(f"{row.name}: {row.problem}" for row in view.rows if row.problem)]
+    if problems:
+        lines += ["", "## What went wrong", "", *(f"- {_one_line(problem)}" for problem in problems)]
+    lines += ["", "## Conditions", "", "| | |", "|---|---|"]
+    lines += [f"| {c.name} | {_one_line(c.value).replace('|', chr(92) + '|')} |" for c in view.conditions]
+    lines += [f"| {mode} | {served} |" for mode, served in view.topologies]
+    return "\n".join(lines) + "\n"
+
+
+def junit_xml(view: RunView) -> str:
+    """One test case a cell: failed requests are a failure, a cell without a result is an error."""
+    broken = [row for row in view.rows if row.status in ("failed", "missing")]
+    failing = [row for row in view.rows if row.status == "errors"]
+    suite = ElementTree.Element(
+        "testsuite", name=f"trtx bench {view.name}", tests=str(len(view.rows)),
+        failures=str(len(failing)), errors=str(len(broken)),
+    )  # fmt: skip
+    for row in view.rows:
+        seconds = (row.figures and row.figures.benchmark_duration) or 0.0
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=f"trtx.bench.{row.mode}", name=row.name, time=f"{seconds:.3f}"
+        )
+        if row in broken or row in failing:
+            kind = "error" if row in broken else "failure"
+            ElementTree.SubElement(case, kind, message=_xml_safe(row.problem or row.status))
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _flat(view: RunView, row: Row) -> dict[str, Any]:
+    figures = row.figures
+    flat: dict[str, Any] = {"mode": row.mode, "concurrency": row.concurrency, "status": row.status}
+    flat |= {name: getattr(figures, name, None) for name in _RATES}
+    flat[f"output_token_throughput_per_{view.device.lower()}"] = row.per_device
+    for name in _LATENCIES:
+        found: Distribution | None = getattr(figures, name, None)
+        for statistic in ("avg", "p50", "p90", "p99", "count"):
+            flat[f"{name}_{statistic}"] = getattr(found, statistic, None)
+    flat["input_sequence_length"] = getattr(figures, "input_sequence_length", None)
+    flat["output_sequence_length"] = getattr(figures, "output_sequence_length", None)
+    flat["trials"] = len(row.cell.trials) if row.cell else 0
+    count = figures.request_count if figures else 0
+    flat["percentiles_supported"] = " ".join(f"p{q}" for q in PERCENTILES if count >= samples_needed(q))
+    flat["problem"] = row.problem
+    return flat
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _xml_safe(text: str) -> str:
+    return "".join(char for char in text if char.isprintable() or char in "\n\t")

@@ -1,0 +1,57 @@
+"""The table for a terminal, readable at 80 columns."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from trtx.report.columns import UNSURE, Column, column_map
+from trtx.report.view import Row, RunView
+
+_STYLE = {"ok": "", "errors": "yellow", "failed": "red", "missing": "dim"}
+
+
+def console_table(view: RunView) -> Table:
+    """One line a cell: requests with failures, throughput, TTFT and ITL in ms."""
+    known = column_map(view)
+    shown = {
+        "tok/s": known["tokens/s"],
+        "/user": known["tokens/s/user"],
+        f"/{view.device}": known[f"tokens/s/{view.device}"],
+        "TTFT p50": known["TTFT p50"],
+        "p90": known["TTFT p90"],
+        "p99": known["TTFT p99"],
+        "ITL p50": known["ITL p50"],
+    }
+    table = Table(caption=_caption(view), caption_justify="left", pad_edge=False, box=None, header_style="bold")
+    table.add_column("mode")
+    table.add_column("conc.", justify="right")
+    table.add_column("ok", justify="right")
+    table.add_column("failed", justify="right")
+    for title in shown:
+        table.add_column(title, justify="right")
+    for index, row in enumerate(view.rows):
+        if index and view.rows[index - 1].mode != row.mode:
+            table.add_section()
+        table.add_row(
+            row.mode, str(row.concurrency), *_requests(row), *(_cell(column, row) for column in shown.values()),
+            style=_STYLE[row.status],
+        )  # fmt: skip
+    return table
+
+
+def _requests(row: Row) -> tuple[Text, Text]:
+    if row.figures is None:
+        return Text("–"), Text("no result" if row.status == "failed" else "not run", "red")
+    failed = row.figures.error_request_count
+    return Text(f"{row.figures.request_count:,}"), Text(f"{failed:,}", "bold red" if failed else "")
+
+
+def _cell(column: Column, row: Row) -> Text:
+    return Text(column.text(row), "" if column.is_sure(row) else "dim")
+
+
+def _caption(view: RunView) -> str:
+    unsure = any(not column.is_sure(row) for row in view.rows if row.figures for column in column_map(view).values())
+    mark = f"  {UNSURE} fewer samples than that percentile needs (11, 64, 662)." if unsure else ""
+    return f"Latencies in ms.{mark}"
