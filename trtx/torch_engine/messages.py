@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from trtx.torch_engine.batch import KvGeometry, Logprob
+from trtx.torch_engine.llm_args import LlmArgs
 
 
 class Handover(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -21,6 +22,12 @@ class Handover(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
 
 
 # --- to the engine ---
+
+
+class Start(msgspec.Struct, frozen=True, tag="start", array_like=True):
+    """The first message, once."""
+
+    args: LlmArgs
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_defaults=True):
@@ -56,6 +63,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     geometry: KvGeometry
     max_seq_len: int
     max_batch_size: int
+    vocab_size: int
     device_memory_bytes: int
 
 
@@ -100,5 +108,5 @@ class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True, omit_
     device_memory_bytes: int | None = None  # now and then
 
 
-ToEngine = Submit | Abort | Shutdown
+ToEngine = Start | Submit | Abort | Shutdown
 FromEngine = Progress | Ready | Fatal | StepReport

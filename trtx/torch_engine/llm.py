@@ -1,0 +1,315 @@
+"""``LLM``: TensorRT-LLM's LLM API in front of the torch engine's own process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, overload
+
+import msgspec
+
+from trtx.torch_engine.choices import Choice
+from trtx.torch_engine.client import EngineClient
+from trtx.torch_engine.llm_args import LlmArgs, resolve_llm_args
+from trtx.torch_engine.messages import Submit
+from trtx.torch_engine.results import DisaggregatedParams, RequestError, RequestOutput
+from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.text import (
+    StopStrings,
+    TextStream,
+    Tokenizer,
+    end_ids_of,
+    fast_tokenizer,
+    load_hf_tokenizer,
+    load_tokenizer,
+)
+
+DEFAULT_PRIORITY = 0.5
+Prompt = str | list[int] | Mapping[str, Any]
+
+
+class LLM:
+    """Loads a model directory into a process of its own, and serves requests from it.
+
+    The constructor returns when the engine is ready. Raises ValueError for arguments that TensorRT-LLM would refuse
+    or the torch engine cannot honour, ``trtx.errors.UsageError`` for a checkpoint or device that does not fit, and
+    RuntimeError when the process dies while loading. Arguments that are accepted without effect are named in
+    ``unsupported_fields``.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        tokenizer: Any = None,
+        tokenizer_mode: str = "auto",
+        skip_tokenizer_init: bool = False,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        dtype: str = "auto",
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        **llm_args: Any,
+    ) -> None:
+        given = {
+            "skip_tokenizer_init": skip_tokenizer_init,
+            "trust_remote_code": trust_remote_code,
+            "tensor_parallel_size": tensor_parallel_size,
+            "dtype": dtype,
+            **{name: value for name, value in (("revision", revision), ("tokenizer_revision", tokenizer_revision)) if value},
+            **({"tokenizer_mode": tokenizer_mode} if tokenizer_mode != "auto" else {}),
+            **llm_args,
+        }
+        path = _model_directory(model)
+        self.args: LlmArgs
+        self.unsupported_fields: dict[str, str]
+        self.args, self.unsupported_fields = resolve_llm_args(str(path), given)
+        self.llm_id = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
+        self._tokenizer_source = tokenizer
+        self._hf_tokenizer: Any = None if isinstance(tokenizer, (str, Path)) else tokenizer
+        self._end_ids = end_ids_of(path)
+        self._client = EngineClient(self.args)
+        try:
+            self._tokenizer = self._load_tokenizer()
+            self._ready = self._client.ready.result()
+        except BaseException:
+            self._client.shutdown()
+            raise
+
+    # --- requests ---
+
+    @overload
+    def generate(self, inputs: list[str] | list[list[int]] | list[Mapping[str, Any]], *a: Any, **k: Any) -> list[RequestOutput]: ...
+    @overload
+    def generate(self, inputs: Prompt, *a: Any, **k: Any) -> RequestOutput: ...
+
+    def generate(
+        self,
+        inputs: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        kv_cache_retention_config: Any = None,
+        disaggregated_params: DisaggregatedParams | Sequence[DisaggregatedParams] | None = None,
+        scheduling_params: Any = None,
+        conversation_params: Any = None,
+        cache_salt: str | None = None,
+        priority: float = DEFAULT_PRIORITY,
+    ) -> Any:
+        """Blocks for one result, or for a list of them in the order of ``inputs``. ``use_tqdm`` has no effect."""
+        is_one = not isinstance(inputs, list) or not inputs or isinstance(inputs[0], int)
+        prompts: list[Prompt] = [inputs] if is_one else inputs
+        outputs = [
+            self.generate_async(
+                prompt,
+                sampling_params[index] if isinstance(sampling_params, Sequence) else sampling_params,
+                lora_request=lora_request,
+                prompt_adapter_request=prompt_adapter_request,
+                kv_cache_retention_config=kv_cache_retention_config,
+                disaggregated_params=(
+                    disaggregated_params[index] if isinstance(disaggregated_params, Sequence) else disaggregated_params
+                ),
+                scheduling_params=scheduling_params,
+                conversation_params=conversation_params,
+                cache_salt=cache_salt,
+                priority=priority,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        results = [output.result() for output in outputs]
+        return results[0] if is_one else results
+
+    def generate_async(
+        self,
+        inputs: Prompt,
+        sampling_params: SamplingParams | None = None,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        streaming: bool = False,
+        kv_cache_retention_config: Any = None,
+        disaggregated_params: DisaggregatedParams | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        _postproc_params: Any = None,
+        scheduling_params: Any = None,
+        conversation_params: Any = None,
+        cache_salt: str | None = None,
+        priority: float = DEFAULT_PRIORITY,
+    ) -> RequestOutput:
+        """Starts a request and returns at once. From any thread; no event loop needs to run yet.
+
+        Hints that cannot change the answer (retention, scheduling, conversation, tracing) are accepted without
+        effect. Raises RequestError for what changes it and is not supported, ValueError for bad values, RuntimeError
+        when the engine is gone. What only the engine can know is wrong raises RequestError where the result is read.
+        """
+        if lora_request is not None or prompt_adapter_request is not None:
+            raise RequestError("lora_request and prompt_adapter_request are not supported by the torch engine; leave them out")
+        sampling = sampling_params if sampling_params is not None else SamplingParams()
+        text, prompt = self._prompt(inputs, sampling)
+        handover = disaggregated_params.handover() if disaggregated_params is not None else None
+        if handover is not None and sampling.n > 1:
+            raise RequestError(f"n is {sampling.n}; expected 1 for a {handover.request_type} request")
+        if disaggregated_params is not None and disaggregated_params.multimodal_embedding_handles:
+            raise RequestError("multimodal_embedding_handles are not supported by the torch engine; send text alone")
+        looks_for_stops = bool(sampling.stop_strings) and (handover is None or handover.request_type != "context_only")
+        if looks_for_stops and self._tokenizer is None:
+            raise ValueError("SamplingParams.stop needs a tokenizer; leave skip_tokenizer_init off, or use stop_token_ids")
+        sequence_ids = [self._client.next_id() for _ in range(sampling.n)]
+        output = RequestOutput(
+            sequence_ids[0],
+            prompt=text,
+            prompt_token_ids=prompt,
+            num_choices=sampling.n,
+            streaming=streaming,
+            on_abort=lambda: self._client.abort(sequence_ids),
+            text_streams=self._text_streams(sampling) if sampling.detokenize and not looks_for_stops else None,
+        )
+        asked = sampling.asked()
+        end_ids = self._ends(sampling)
+        for index, sequence_id in enumerate(sequence_ids):
+            stops = self._stop_strings(sampling) if looks_for_stops else None
+            message = Submit(sequence_id, prompt, asked, end_ids, index, cache_salt, priority, handover)
+            self._client.submit(Choice(index, output, sequence_ids, stops), message)
+        return output
+
+    def _prompt(self, inputs: Prompt, sampling: SamplingParams) -> tuple[str | None, list[int]]:
+        text: str | None = None
+        if isinstance(inputs, Mapping):
+            extra = [k for k, v in inputs.items() if k not in ("prompt", "prompt_token_ids") and v is not None]
+            if extra:
+                raise RequestError(f"inputs have {', '.join(extra)}, which the torch engine does not support; send text alone")
+            text, inputs = inputs.get("prompt"), inputs.get("prompt_token_ids") or inputs.get("prompt") or []
+        if isinstance(inputs, str):
+            text = inputs
+            if self._tokenizer is None:
+                raise ValueError("inputs are text and skip_tokenizer_init is set; pass token ids")
+            token_ids = list(self._tokenizer.encode(inputs, add_special_tokens=sampling.add_special_tokens).ids)
+        else:
+            token_ids = list(inputs)
+        if sampling.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-sampling.truncate_prompt_tokens :]
+        return text, token_ids
+
+    def _ends(self, sampling: SamplingParams) -> tuple[int, ...]:
+        if sampling.ignore_eos or sampling.end_id == -1:  # TensorRT-LLM's other way to say ignore_eos
+            return ()
+        if sampling.end_id is not None:
+            return (sampling.end_id,)
+        if self.args.skip_tokenizer_init and not self._end_ids:
+            raise ValueError("SamplingParams.end_id is None; expected an id, as skip_tokenizer_init is set")
+        return self._end_ids
+
+    def _text_streams(self, sampling: SamplingParams) -> list[TextStream] | None:
+        if self._tokenizer is None:
+            return None
+        skip = sampling.skip_special_tokens
+        return [TextStream(self._tokenizer, skip_special_tokens=skip) for _ in range(sampling.n)]
+
+    def _stop_strings(self, sampling: SamplingParams) -> StopStrings:
+        assert self._tokenizer is not None
+        return StopStrings(
+            sampling.stop_strings,
+            TextStream(self._tokenizer, skip_special_tokens=sampling.skip_special_tokens),
+            include=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens or 0,
+        )
+
+    # --- tokenizer ---
+
+    def _load_tokenizer(self) -> Tokenizer | None:
+        if self.args.skip_tokenizer_init:
+            return None
+        if self._hf_tokenizer is not None:
+            return fast_tokenizer(self._hf_tokenizer)
+        return load_tokenizer(Path(self._tokenizer_source or self.args.model))
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer; None with ``skip_tokenizer_init``. Loaded on first use: transformers takes 2 s."""
+        if self._hf_tokenizer is None and not self.args.skip_tokenizer_init:
+            source = Path(self._tokenizer_source or self.args.model)
+            self._hf_tokenizer = load_hf_tokenizer(source, trust_remote_code=self.args.trust_remote_code)
+        return self._hf_tokenizer
+
+    # --- what the engine says about itself ---
+
+    def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        """Rows since the last call, waiting up to ``timeout`` seconds for one; needs ``enable_iter_perf_stats``."""
+        return self._client.stats.take(timeout)
+
+    def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
+        """Rows as they come, until none has come for ``timeout`` seconds."""
+        return self._client.stats.rows(timeout)
+
+    def get_kv_cache_events(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        """Events since the last call; needs ``event_buffer_max_size`` and ``enable_block_reuse``."""
+        return self._client.kv_events.take(timeout)
+
+    def get_kv_cache_events_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
+        """Events as they come, until none has come for ``timeout`` seconds."""
+        return self._client.kv_events.rows(timeout)
+
+    def get_kv_cache_capacity(self) -> dict[str, int]:
+        blocks, size = self._ready.num_blocks, self._ready.geometry.tokens_per_block
+        return {"maxNumBlocks": blocks, "tokensPerBlock": size, "maxNumTokens": blocks * size}
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest sequence, prompt and output together: what the arguments, the model and the pool all allow."""
+        return self._ready.max_seq_len
+
+    @property
+    def max_batch_size(self) -> int:
+        """Sequences that run at a time."""
+        return self._ready.max_batch_size
+
+    @property
+    def engine_pid(self) -> int:
+        return self._client.pid
+
+    def device_memory_bytes(self) -> int:
+        """Device memory of the engine's process as it last said (every 2 s while it works); 0 on a CPU."""
+        return self._client.device_memory_bytes
+
+    def handoff_stats(self) -> dict[str, float]:
+        """Totals of KV handoff since the start: reads, bytes, seconds, failed_reads, recomputed, leases, expired_leases."""
+        stats: dict[str, float] = msgspec.structs.asdict(self._client.handoff)
+        return stats
+
+    def _check_health(self) -> bool:
+        """False once the engine's process died, reported a fatal error, or was shut down."""
+        return self._client.is_healthy
+
+    # --- the end ---
+
+    def abort(self, request: RequestOutput | int) -> None:
+        """Ends a request, by its output or its ``request_id`` (of a request with n = 1). It ends as ``cancelled``."""
+        if isinstance(request, RequestOutput):
+            request.abort()
+        else:
+            self._client.abort((request,))
+
+    def shutdown(self) -> None:
+        """Ends the engine's process within 10 s at most; open requests end with RuntimeError. Idempotent."""
+        self._client.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def _model_directory(model: str | Path) -> Path:
+    """A local directory as it is; any other name through ``checkpoint``."""
+    path = Path(model)
+    if path.is_dir():
+        return path
+    from trtx.checkpoint import resolve_checkpoint
+
+    return resolve_checkpoint(str(model)).path

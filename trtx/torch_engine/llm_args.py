@@ -1,0 +1,174 @@
+"""The keyword arguments of ``LLM``: TensorRT-LLM's names, the part of them that the torch engine honours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import msgspec
+
+from trtx.config import schema
+
+DEFAULT_MAX_BATCH_SIZE = 256
+"""TensorRT-LLM's is 2048. The torch engine keeps sampling state and CUDA graphs for every slot, and 256 is where its
+throughput on one GPU flattens."""
+
+_IGNORED = "the torch engine ignores it"
+# Fields that mean nothing here at these values, and cannot be honoured at any other.
+_MUST_BE: dict[str, tuple[Any, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "context_parallel_size": (1,),
+    "moe_expert_parallel_size": (None, 1, -1),
+    "moe_tensor_parallel_size": (None, 1, -1),
+    "max_beam_width": (None, 1),
+    "enable_attention_dp": (False,),
+    "encode_only": (False,),
+    "mm_encoder_only": (False,),
+}
+_TRANSPORT_OF = {"DEFAULT": "nixl", "NIXL": "nixl", "UCX": "nixl"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCacheConfig:
+    """``max_tokens`` and ``free_gpu_memory_fraction`` both bound the pool; the smaller result wins."""
+
+    tokens_per_block: int = 32
+    free_gpu_memory_fraction: float = 0.9
+    max_tokens: int | None = None
+    enable_block_reuse: bool = True
+    dtype: str = "auto"
+    event_buffer_max_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaGraphConfig:
+    batch_sizes: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheTransceiverConfig:
+    """``backend`` None: no KV handoff. DEFAULT, UCX and NIXL are all NIXL over UCX here."""
+
+    backend: str | None = None
+    kv_transfer_timeout_ms: int = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    waiting_queue_policy: str = "fcfs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmArgs:
+    """Resolved. ``model`` is a directory; what is None is for the engine's process to find out."""
+
+    model: str
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    tensor_parallel_size: int = 1
+    dtype: str = "auto"
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+    max_num_tokens: int = 8192
+    max_seq_len: int | None = None
+    enable_chunked_prefill: bool = False
+    enable_attention_dp: bool = False
+    kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
+    cuda_graph_config: CudaGraphConfig | None = field(default_factory=CudaGraphConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cache_transceiver_config: CacheTransceiverConfig = field(default_factory=CacheTransceiverConfig)
+    enable_iter_perf_stats: bool = False
+    max_stats_len: int = 1000
+    return_perf_metrics: bool = False
+
+    @property
+    def transport(self) -> str | None:
+        """Name of the KV transport; None: this engine takes part in no handoff."""
+        backend = self.cache_transceiver_config.backend
+        return _TRANSPORT_OF[backend] if backend is not None else None
+
+
+_NESTED: dict[str, type[Any]] = {
+    "kv_cache_config": KvCacheConfig,
+    "cuda_graph_config": CudaGraphConfig,
+    "scheduler_config": SchedulerConfig,
+    "cache_transceiver_config": CacheTransceiverConfig,
+}
+
+
+def resolve_llm_args(model: str, arguments: Mapping[str, Any]) -> tuple[LlmArgs, dict[str, str]]:
+    """Returns the resolved arguments, and for each one that was given but is not honoured what happens to it.
+
+    Raises ValueError for a name that no version of TensorRT-LLM knows (with the nearest one), for a wrong type or
+    range, and for a value that ignoring would make wrong, such as ``tensor_parallel_size`` 2.
+    """
+    plain = {name: _plain(value) for name, value in arguments.items()}
+    problems = [found.message for found in schema.findings(plain) if " is not known to " not in found.message]
+    if problems:
+        raise ValueError("; ".join(problems))
+    for name, allowed in _MUST_BE.items():
+        if name in plain and plain[name] not in allowed:
+            raise ValueError(
+                f"{name} is {plain[name]!r}; expected {allowed[-1]!r}, the torch engine runs on one device; "
+                "use the tensorrt-llm engine for more"
+            )
+    unsupported: dict[str, str] = {}
+    taken: dict[str, Any] = {"model": model}
+    for name, value in plain.items():
+        if name not in _names(LlmArgs):
+            if name not in _MUST_BE and value is not None:
+                unsupported[name] = _IGNORED
+        elif name in _NESTED and isinstance(value, Mapping):
+            known = _names(_NESTED[name])
+            unsupported |= {f"{name}.{key}": _IGNORED for key, v in value.items() if key not in known and v is not None}
+            taken[name] = {key: v for key, v in value.items() if key in known and not _means_default(key, v)}
+        elif value is not None or name == "cuda_graph_config":
+            taken[name] = value
+    try:
+        args = msgspec.convert(taken, LlmArgs)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the torch engine's arguments: {error}") from error
+    _check(args)
+    return args, unsupported
+
+
+def _check(args: LlmArgs) -> None:
+    kv = args.kv_cache_config
+    for name, value in (
+        ("max_batch_size", args.max_batch_size),
+        ("max_num_tokens", args.max_num_tokens),
+        ("max_seq_len", args.max_seq_len),
+        ("kv_cache_config.tokens_per_block", kv.tokens_per_block),
+        ("kv_cache_config.max_tokens", kv.max_tokens),
+        ("cache_transceiver_config.kv_transfer_timeout_ms", args.cache_transceiver_config.kv_transfer_timeout_ms),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; expected at least 1")
+    if kv.max_tokens is not None and kv.max_tokens < kv.tokens_per_block:
+        raise ValueError(
+            f"kv_cache_config.max_tokens is {kv.max_tokens}; expected at least one block, {kv.tokens_per_block} tokens"
+        )
+    backend = args.cache_transceiver_config.backend
+    if backend is not None and backend not in _TRANSPORT_OF:
+        raise ValueError(
+            f"cache_transceiver_config.backend is {backend!r}; the torch engine has {', '.join(_TRANSPORT_OF)}"
+        )
+
+
+def _names(model: type[Any]) -> frozenset[str]:
+    return frozenset(f.name for f in fields(model))
+
+
+def _means_default(name: str, value: Any) -> bool:
+    """None, for fields whose own type has no None: TensorRT-LLM's way to say "as if it were not there"."""
+    return value is None and name not in ("max_tokens", "backend", "batch_sizes")
+
+
+def _plain(value: Any) -> Any:
+    """Config objects (dataclasses, pydantic models) as the mappings that YAML would give."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(exclude_unset=True)
+    if hasattr(value, "__dataclass_fields__"):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return value

@@ -1,0 +1,173 @@
+"""Between tokens and text: incremental detokenization, and stop strings with hold-back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_WAIT = 16
+"""Tokens that wait for the rest of a character. One has at most 4 bytes: what waits longer is no text, and is shown."""
+
+
+class Tokenizer(Protocol):
+    """The part of ``tokenizers.Tokenizer`` that the engine uses."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+def load_tokenizer(model_dir: Path) -> Tokenizer:
+    """The fast tokenizer of a checkpoint, without transformers' 2 s import where ``tokenizer.json`` is there."""
+    path = model_dir / "tokenizer.json"
+    if path.is_file():
+        from tokenizers import Tokenizer as FastTokenizer
+
+        loaded: Tokenizer = FastTokenizer.from_file(str(path))
+        return loaded
+    return fast_tokenizer(load_hf_tokenizer(model_dir))
+
+
+def load_hf_tokenizer(model_dir: Path, *, trust_remote_code: bool = False) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(model_dir), trust_remote_code=trust_remote_code)
+
+
+def fast_tokenizer(tokenizer: Any) -> Tokenizer:
+    """The ``tokenizers.Tokenizer`` inside a transformers tokenizer. Raises ValueError where there is none."""
+    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError(f"tokenizer {type(tokenizer).__name__} has no fast form; expected one with a tokenizer.json")
+    return backend
+
+
+def end_ids_of(model_dir: Path) -> tuple[int, ...]:
+    """The model's end-of-sequence ids: ``generation_config.json``'s, else ``config.json``'s, else none."""
+    for name in ("generation_config.json", "config.json"):
+        path = model_dir / name
+        if path.is_file():
+            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            if found is not None:
+                return tuple(found) if isinstance(found, list) else (found,)
+    return ()
+
+
+class TextStream:
+    """Turns tokens into text as they come; a character whose bytes are not all there yet waits for them.
+
+    Each piece is decoded together with the tokens before it that it may lean on, so that the pieces join to the
+    decoding of the whole (spaces and multi-byte characters included).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._context: list[int] = []  # tokens of the last piece
+        self._new: list[int] = []  # tokens whose text was not given out
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Text that is sure now; may be empty."""
+        self._new += token_ids
+        piece = self._piece() if self._new else ""
+        if piece.endswith(REPLACEMENT) and len(self._new) <= _LONGEST_WAIT:
+            return ""
+        if piece:
+            self._context = self._new
+        self._new = []
+        return piece
+
+    def finish(self) -> str:
+        """What waited for bytes that never came, as the tokenizer shows it."""
+        piece = self._piece() if self._new else ""
+        self._context, self._new = self._new, []
+        return piece
+
+    def _piece(self) -> str:
+        decode, skip = self._tokenizer.decode, self._skip_special_tokens
+        return decode(self._context + self._new, skip)[len(decode(self._context, skip)) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Tokens and text that no stop string can take back. ``stop`` is the one that matched, which ends the sequence."""
+
+    num_tokens: int
+    text: str
+    stop: str | None = None
+
+
+class StopStrings:
+    """Finds stop strings across token borders, and holds back whatever may turn out to begin one.
+
+    On a match the tokens end before the first one that lies wholly in or behind the stop string; the text ends exactly
+    where the stop string begins (or ends, with ``include``).
+    """
+
+    def __init__(self, stops: Sequence[str], stream: TextStream, *, include: bool, min_tokens: int) -> None:
+        self._stops = tuple(stops)
+        self._stream = stream
+        self._include = include
+        self._min_tokens = min_tokens
+        self._longest = max(map(len, stops))
+        self._text = ""
+        self._num_tokens = 0
+        self._searchable = 0  # a match begins here at the earliest
+        self._given = 0  # characters given out
+        self._held: list[int] = []  # for each held token the character it starts at
+
+    def feed(self, token_ids: Sequence[int], *, is_last: bool) -> Released:
+        """``is_last``: nothing comes after; what is held is given out unless it is a stop string."""
+        for token_id in token_ids:
+            before = len(self._text)
+            self._held.append(before)
+            self._num_tokens += 1
+            self._text += self._stream.feed([token_id])
+            if len(self._text) > before and (found := self._find(before)) is not None:
+                return self._match(*found)
+        if is_last:
+            before = len(self._text)
+            self._text += self._stream.finish()
+            if len(self._text) > before and (found := self._find(before)) is not None:
+                return self._match(*found)
+            return self._release(len(self._text) + 1, len(self._text))
+        safe = self._hold_from()
+        return self._release(safe, safe)
+
+    def _find(self, before: int) -> tuple[int, str] | None:
+        if self._num_tokens <= self._min_tokens:
+            self._searchable = len(self._text)
+            return None
+        start = max(self._searchable, before - self._longest + 1)
+        found = [(at, stop) for stop in self._stops if (at := self._text.find(stop, start)) >= 0]
+        return min(found, default=None)
+
+    def _match(self, at: int, stop: str) -> Released:
+        if self._include:
+            released = self._release(at + len(stop), at + len(stop))
+        else:
+            released = self._release(at, at)
+        return Released(released.num_tokens, released.text, stop)
+
+    def _hold_from(self) -> int:
+        """Where the longest suffix begins that some stop string begins with."""
+        text = self._text
+        for start in range(max(self._searchable, len(text) - self._longest + 1), len(text)):
+            tail = text[start:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return start
+        return len(text)
+
+    def _release(self, tokens_before: int, text_before: int) -> Released:
+        """Gives out held tokens that start before one character, and text up to another."""
+        count = 0
+        while count < len(self._held) and self._held[count] < tokens_before:
+            count += 1
+        del self._held[:count]
+        text = self._text[self._given : text_before]
+        self._given = max(self._given, text_before)
+        return Released(count, text)
