@@ -18,7 +18,8 @@ def test_help_lists_the_verbs() -> None:
 
 
 def test_no_arguments_show_the_help() -> None:
-    assert "Usage" in trtx().stdout
+    shown = trtx()
+    assert "Usage" in shown.stdout + shown.stderr
 
 
 @pytest.mark.parametrize("arguments", [["srve"], ["serve", "--no-such-flag"], ["bench", "--concurrency", "a,b"]])
