@@ -1,0 +1,255 @@
+"""``trtx bench``: serve each mode, or attach, sweep it, and leave a report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from trtx.cli import topology_options as options
+from trtx.config import Mode
+from trtx.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtx.experiment import ExperimentSpec
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+_LOAD, _OUTPUT = "Load", "Output"
+_TOPOLOGY_NAMES = {"config": "engine_configs"}  # option → field, where they differ
+_TOPOLOGY_OPTIONS = (
+    "model", "served_model_name", "engine", "config", "overrides", "workers", "prefill", "decode", "tp", "gpus",
+    "router_mode", "host", "port",
+)  # fmt: skip
+_LOAD_OPTIONS = ("isl", "osl", "request_count", "warmup_request_count", "trials", "seed")
+
+
+@app.command(
+    no_args_is_help=False,
+    epilog="Exit codes: 0 every request succeeded; 1 requests failed; 2 usage or config; 3 cells are missing; "
+    "4 launch failed; 5 aiperf failed; 130 and 143 interrupted.",
+)
+def bench(
+    context: typer.Context,
+    sweep: Annotated[
+        Path | None,
+        typer.Option("--sweep", help="Sweep file (YAML) to start from; flags win over it.", rich_help_panel=_LOAD),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            "--concurrency",
+            metavar="1,8,64",
+            help="Requests in flight, one cell each. Default: 1,8,64.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    isl: Annotated[
+        int | None,
+        typer.Option("--isl", help="Input tokens a request. Default: 512.", rich_help_panel=_LOAD),
+    ] = None,
+    osl: Annotated[
+        int | None,
+        typer.Option("--osl", help="Output tokens a request, exactly. Default: 128.", rich_help_panel=_LOAD),
+    ] = None,
+    request_count: Annotated[
+        int | None,
+        typer.Option(
+            "--request-count",
+            help="Measured requests a cell. Default: 64, or 4 times the concurrency where that is more.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    warmup_request_count: Annotated[
+        int | None,
+        typer.Option(
+            "--warmup-request-count",
+            help="Requests before them, not measured. Default: as many as the concurrency, at least 4.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials", help="Times every cell is measured, with prompts of its own. Default: 1.", rich_help_panel=_LOAD
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Seed of the prompts, the same in every mode. Default: 7.", rich_help_panel=_LOAD),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="Measure what already answers there; serve nothing.", rich_help_panel="Attach"),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            help="With --url: directory or name of the served model's tokenizer. Default: the model's name.",
+            rich_help_panel="Attach",
+        ),
+    ] = None,
+    gpu_count: Annotated[
+        int | None,
+        typer.Option("--gpu-count", help="With --url: GPUs behind it. Default: not known.", rich_help_panel="Attach"),
+    ] = None,
+    model: options.ModelOption = None,
+    served_model_name: options.ServedModelNameOption = None,
+    engine: options.EngineOption = "auto",
+    config: options.ConfigOption = None,
+    overrides: options.SetOption = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            "--mode",
+            metavar="agg,disagg",
+            help="Modes to serve and measure, one after the other. Default: agg.",
+            rich_help_panel="Topology",
+        ),
+    ] = None,
+    workers: options.WorkersOption = None,
+    prefill: options.PrefillOption = None,
+    decode: options.DecodeOption = None,
+    tp: options.TpOption = 1,
+    gpus: options.GpusOption = None,
+    router_mode: options.RouterModeOption = "round-robin",
+    host: options.HostOption = "127.0.0.1",
+    port: options.PortOption = 0,
+    output: options.OutputOption = Path("runs"),
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print what would be started and sent; start nothing.", rich_help_panel=_OUTPUT),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="End with the summary as one line of JSON on stdout.", rich_help_panel=_OUTPUT),
+    ] = False,
+) -> None:
+    """Sweep a served topology with aiperf and render a report.
+
+    Serves each mode in turn, warms it up with the load that it measures, lets
+    aiperf make that load, and compares the modes in one page.
+
+    \b
+    Examples:
+      trtx bench --sweep sweeps/demo.yaml
+      trtx bench --mode agg,disagg --concurrency 1,8,64 --isl 128 --osl 32
+      trtx bench --mode disagg --prefill 1 --decode 2 --concurrency 8 --trials 3
+      trtx bench --engine simulated --concurrency 64 --dry-run
+    """
+    typed = {name: value for name, value in context.params.items() if _was_typed(context, name)}
+    overlay = _overlay(typed)
+    from trtx.experiment import load_sweep
+
+    spec = load_sweep(sweep, overlay)
+    if dry_run:
+        _show_plans(spec, output)
+        return
+    _run(spec, output, as_json)
+
+
+def _run(spec: ExperimentSpec, output: Path, as_json: bool) -> None:
+    from trtx.cli.bench_view import BenchView
+    from trtx.experiment import run
+    from trtx.report import console_table, read_run
+    from trtx.report.summary import summary_json
+
+    view = BenchView(spec)
+    with view:
+        outcome = run(spec, parent=output, argv=["trtx", *sys.argv[1:]], listener=view.listener)
+    summary = read_run(outcome.run_dir)
+    view.print_table(console_table(summary), to_stderr=as_json)
+    if outcome.error is not None:
+        typer.echo(f"trtx: {outcome.error}", err=True)
+    if as_json:
+        typer.echo(f"report: {outcome.report}", err=True)
+        typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **summary_json(summary)}))
+    else:
+        typer.echo(str(outcome.report))
+    if outcome.error is not None:
+        raise typer.Exit(outcome.error.exit_code)
+
+
+def _show_plans(spec: ExperimentSpec, output: Path) -> None:
+    from trtx.cli.topology_text import describe_plan
+    from trtx.experiment import plan_only
+
+    for planned in plan_only(spec, parent=output):
+        if planned.plan is not None:
+            typer.echo(describe_plan(planned.plan))
+            typer.echo("")
+        typer.echo(f"Load on {planned.mode}:")
+        for load in spec.load.loads:
+            typer.echo(
+                f"  concurrency {load.concurrency}: {load.request_count} requests after {load.warmup_request_count} "
+                f"for warm-up, {spec.load.isl} tokens in, {spec.load.osl} out, {spec.load.trials} trial(s)"
+            )
+        typer.echo(f"  $ {shlex.join(planned.aiperf)}\n")
+
+
+def _was_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _overlay(typed: dict[str, Any]) -> dict[str, Any]:
+    """What was typed, as a sweep file would say it."""
+    overlay: dict[str, Any] = {}
+    if "mode" in typed:
+        overlay["modes"] = _modes(typed["mode"])
+    load = {name: typed[name] for name in _LOAD_OPTIONS if name in typed}
+    if "concurrency" in typed:
+        load["concurrency"] = _integers("--concurrency", typed["concurrency"])
+    if load:
+        overlay["load"] = load
+    if "url" in typed:
+        overlay["attach"] = {"url": typed["url"]} | {
+            name: typed[name] for name in ("model", "tokenizer", "gpu_count") if name in typed
+        }
+        if refused := sorted({"mode", *_TOPOLOGY_OPTIONS} & typed.keys() - {"model"}):
+            raise UsageError(
+                f"--{refused[0].replace('_', '-')} shapes a topology that trtx serves, and --url serves none; "
+                "leave one of them out"
+            )
+        return overlay
+    if alone := sorted({"tokenizer", "gpu_count"} & typed.keys()):
+        raise UsageError(f"--{alone[0].replace('_', '-')} belongs to --url, which was not given; add it")
+    if topology := _topology(typed, overlay.get("modes", [])):
+        overlay["topology"] = topology
+    return overlay
+
+
+def _topology(typed: dict[str, Any], modes: list[str]) -> dict[str, Any]:
+    """The typed topology options, checked by the same rules as ``trtx serve``'s."""
+    chosen = {name: typed[name] for name in _TOPOLOGY_OPTIONS if name in typed}
+    roles = {"agg": ("workers",), "disagg": ("prefill", "decode")}
+    both = len(modes) != 1
+    fields: dict[str, Any] = {}
+    for mode, own in roles.items():
+        if mode in modes or both:
+            others = {name for names in roles.values() for name in names} - set(own)
+            kept = {name: value for name, value in chosen.items() if not both or name not in others}
+            checked = options.build_spec(mode=mode, **kept).model_dump(mode="json")
+            names = (_TOPOLOGY_NAMES.get(name, name) for name in kept)
+            fields |= {name: checked[name] for name in names}
+    return fields
+
+
+def _modes(text: str) -> list[str]:
+    modes = [part.strip() for part in text.split(",")]
+    for mode in modes:
+        if mode not in get_args(Mode):
+            raise UsageError(f"--mode {mode!r} is not a mode; expected {' or '.join(get_args(Mode))}, or agg,disagg")
+    return modes
+
+
+def _integers(option: str, text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts):
+        raise UsageError(f"{option} {text!r} is not a list of whole numbers; expected such as 8 or 1,8,64")
+    return [int(part) for part in parts]

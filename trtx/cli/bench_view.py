@@ -1,0 +1,90 @@
+"""What ``trtx bench`` shows while it runs: bars on a terminal, lines elsewhere. On stderr; results go to stdout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from trtx.bench import Progress as Measured
+    from trtx.experiment import ExperimentSpec, Listener
+    from trtx.launch import Event
+
+# The others say what follows from these, or what the log has.
+_SHOWN = {"ready", "exited", "vanished", "restarting", "recovered", "gave-up", "stopped"}
+
+
+class BenchView:
+    """Follows one run. A context manager."""
+
+    def __init__(self, spec: ExperimentSpec) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._is_terminal = self._console.is_terminal
+        modes = 1 if spec.attach is not None else len(spec.modes)
+        self._trials_total = modes * len(spec.load.concurrency) * spec.load.trials
+        self._trials_ended = 0
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._is_terminal,
+            transient=True,
+        )
+        self._run_bar: TaskID = self._bars.add_task("cells", total=self._trials_total)
+        self._cell_bar: TaskID | None = None
+        self._said: tuple[str, int, str] = ("", 0, "")
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    @property
+    def listener(self) -> Listener:
+        from trtx.experiment import Listener
+
+        return Listener(self._on_start, self._on_mode, self._on_event, self._on_progress)
+
+    def print_table(self, table: RenderableType, *, to_stderr: bool) -> None:
+        console = self._console if to_stderr else Console(highlight=False)
+        console.print()
+        console.print(table)
+        console.print()
+
+    def _say(self, line: str) -> None:
+        self._bars.console.print(line, markup=False)
+
+    def _on_start(self, run_dir: Path) -> None:
+        self._say(f"run: {run_dir}")
+
+    def _on_mode(self, mode: str) -> None:
+        self._say(f"{mode}: measuring" if mode == "attached" else f"{mode}: starting the topology")
+
+    def _on_event(self, mode: str, event: Event) -> None:
+        if event.kind in _SHOWN:
+            self._say(f"{mode}: {event.message}")
+
+    def _on_progress(self, now: Measured) -> None:
+        name = now.cell if now.trials == 1 else f"{now.cell} trial {now.trial}/{now.trials}"
+        is_new = (now.cell, now.trial, now.phase) != self._said
+        self._said = (now.cell, now.trial, now.phase)
+        if now.phase == "ended":
+            self._trials_ended += 1
+            self._bars.update(self._run_bar, completed=self._trials_ended)
+            self._say(f"{name}: measured ({self._trials_ended} of {self._trials_total})")
+        elif is_new and not self._is_terminal and now.phase == "running":
+            self._say(f"{name}: {now.requests_total} requests, warm-up included")
+        if self._cell_bar is None:
+            self._cell_bar = self._bars.add_task(name)
+        label = f"{name}: aiperf starts" if now.phase == "starting" else name
+        self._bars.update(self._cell_bar, description=label, completed=now.requests, total=now.requests_total)
