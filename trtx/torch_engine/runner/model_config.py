@@ -103,7 +103,7 @@ def parse_model_config(raw: dict[str, Any], *, source: str) -> ModelConfig:
             qk_norm=architecture == "Qwen3ForCausalLM",
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             synthetic_seed=int(synthetic["seed"]) if synthetic else None,
-            synthetic_std=float(synthetic.get("std", raw.get("initializer_range", 0.02))),
+            synthetic_std=float(synthetic.get("init_std", raw.get("initializer_range", 0.02))),
         )
     except KeyError as error:
         raise UsageError(f"{source} has no {error}; expected a complete config.json of {architecture}") from error

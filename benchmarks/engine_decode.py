@@ -1,0 +1,106 @@
+"""Decode and prefill speed of the embedded engine's runner alone: no scheduler, no process, no HTTP.
+
+    python benchmarks/engine_decode.py --model synthetic:qwen3-8b --batch 1,8,64,256 --isl 512 --osl 128
+
+Greedy, every sequence of the same length, wall time of ``execute`` with its tokens on the host; the first step of
+each phase at each batch size is not counted. The last line of stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.torch_engine.batch import Batch, ScheduledSequence
+from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.sampling import SamplingParams
+
+
+def measure(runner: TorchRunner, *, batch: int, isl: int, osl: int, max_num_tokens: int) -> dict[str, float]:
+    """Prefill in chunks of whole prompts, then ``osl - 1`` decode steps of all sequences."""
+    per_sequence = -(-(isl + osl) // runner.geometry.tokens_per_block)
+    sampling = SamplingParams(max_tokens=osl, ignore_eos=True)
+    generator = torch.Generator().manual_seed(batch)
+    prompts = torch.randint(runner.vocab_size, (batch, isl), generator=generator).tolist()
+    order = torch.randperm(runner.num_blocks, generator=generator)[: batch * per_sequence].tolist()
+    outputs: list[list[int]] = [[] for _ in range(batch)]
+    sequences = [
+        ScheduledSequence(
+            slot, True, prompt, 0, order[slot * per_sequence : (slot + 1) * per_sequence], True, sampling, prompt,
+            outputs[slot], slot,
+        )
+        for slot, prompt in enumerate(prompts)
+    ]  # fmt: skip
+
+    def step(part: list[ScheduledSequence]) -> int:
+        begin = time.perf_counter_ns()
+        results = runner.execute(Batch(part))
+        elapsed = time.perf_counter_ns() - begin
+        for sequence, sampled in zip(part, results, strict=True):
+            assert sampled.token_id is not None
+            outputs[sequence.slot].append(sampled.token_id)
+            sequence.start, sequence.is_first = isl + len(outputs[sequence.slot]) - 1, False
+            sequence.new_token_ids = [sampled.token_id]
+        return elapsed
+
+    at_once = max(1, max_num_tokens // isl)
+    runner.execute(Batch(sequences[:at_once]))  # compiles and warms up this shape; its KV is written again below
+    prefill_ns = sum(step(sequences[begin : begin + at_once]) for begin in range(0, batch, at_once))
+    decode_ns = [step(sequences) for _ in range(osl - 1)][1:]
+    return {
+        "batch": batch,
+        "prefill_tokens_per_s": batch * isl * 1e9 / prefill_ns,
+        "decode_tokens_per_s": batch * len(decode_ns) * 1e9 / sum(decode_ns),
+        "decode_step_ms": sum(decode_ns) / len(decode_ns) / 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="synthetic:qwen3-0.6b", help="synthetic:<shape> or a checkpoint directory")
+    parser.add_argument("--batch", default="1,8,64,256")
+    parser.add_argument("--isl", type=int, default=512, help="prompt tokens")
+    parser.add_argument("--osl", type=int, default=128, help="generated tokens")
+    parser.add_argument("--max-num-tokens", type=int, default=8192)
+    parser.add_argument("--tokens-per-block", type=int, default=32)
+    parser.add_argument("--no-cuda-graphs", action="store_true")
+    options = parser.parse_args()
+    batches = [int(batch) for batch in options.batch.split(",")]
+    checkpoint = resolve_checkpoint(options.model, on_gpu=torch.cuda.is_available())
+    begin = time.perf_counter()
+    blocks = max(batches) * -(-(options.isl + options.osl) // options.tokens_per_block)
+    runner = create_runner(
+        RunnerArgs(
+            model_dir=Path(checkpoint.path), max_batch_size=max(batches), max_num_tokens=options.max_num_tokens,
+            max_seq_len=options.isl + options.osl, tokens_per_block=options.tokens_per_block,
+            max_tokens=blocks * options.tokens_per_block, cuda_graphs=not options.no_cuda_graphs,
+        )
+    )  # fmt: skip
+    start_s = time.perf_counter() - begin
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    memory_gib = runner.device_memory_bytes() / 2**30
+    print(f"{options.model}, {device}, torch {torch.__version__}, ISL {options.isl}, OSL {options.osl}")
+    print(f"start {start_s:.1f} s, device memory {memory_gib:.1f} GiB, KV pool {runner.pool.nbytes / 2**30:.1f} GiB")
+    print(f"{'batch':>5}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'step ms':>8}")
+    rows = []
+    for batch in batches:
+        row = measure(
+            runner, batch=batch, isl=options.isl, osl=options.osl, max_num_tokens=options.max_num_tokens
+        )  # fmt: skip
+        rows.append(row)
+        print(
+            f"{batch:>5}  {row['prefill_tokens_per_s']:>13,.0f}  {row['decode_tokens_per_s']:>12,.0f}  "
+            f"{row['decode_step_ms']:>8.3f}"
+        )
+        sys.stdout.flush()
+    print(json.dumps({"model": options.model, "device": device, "start_s": start_s, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""The runner's GPU tests play the same sequences as its unit tests do on a CPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "torch_engine" / "runner"))

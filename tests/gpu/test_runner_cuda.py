@@ -1,0 +1,81 @@
+"""The CUDA path against the CPU's, and CUDA graphs against eager passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runner_player import FAMILIES, Player, build, random_prompt, save
+
+from trtx.torch_engine.batch import Logprob
+from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.sampling import SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+SHAPES = [*((family, {}) for family in FAMILIES), ("qwen3", {"head_dim": 128, "num_attention_heads": 8})]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: f"{shape[0]}-{len(shape[1])}")
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, changes = request.param
+    return save(build(family, **changes), tmp_path_factory.mktemp("checkpoint"))
+
+
+def runner(model_dir: Path, device: str, **changes: Any) -> TorchRunner:
+    values: dict[str, Any] = {"tokens_per_block": 16, "max_tokens": 16384, "max_batch_size": 64} | changes
+    return create_runner(RunnerArgs(model_dir=model_dir, device=device, **values))
+
+
+def tokens(one: TorchRunner, lengths: range, count: int, **more: Any) -> list[list[int]]:
+    player = Player(one)
+    return player.finish([player.add(random_prompt(length, length), room=count) for length in lengths], count, **more)
+
+
+@pytest.mark.parametrize("lengths", [range(40, 41), range(1, 150, 13), range(3, 131, 2)], ids=["1", "12", "64"])
+def test_float32_tokens_equal_the_cpus_with_and_without_graphs(model_dir: Path, lengths: range) -> None:
+    expected = tokens(runner(model_dir, "cpu"), lengths, 20)
+    for graphs in (True, False):
+        one = runner(model_dir, "cuda", dtype="float32", cuda_graphs=graphs)
+        assert tokens(one, lengths, 20) == expected
+        assert tokens(one, lengths, 20, chunk=24) == expected
+        one.close()
+
+
+def test_bfloat16_logprobs_are_close_to_float32_on_the_cpu(model_dir: Path) -> None:
+    prompt, sampling = random_prompt(200, 0), SamplingParams(prompt_logprobs=0)
+    found: list[list[dict[int, Logprob]]] = []
+    for one in (runner(model_dir, "cpu"), runner(model_dir, "cuda", dtype="bfloat16")):
+        player = Player(one)
+        playing = player.add(prompt, sampling=sampling)
+        player.step([playing])
+        found.append(playing.results[0].prompt_logprobs or [])
+    exact, rounded = (
+        torch.tensor([entry[token].logprob for entry, token in zip(entries, prompt[1:], strict=True)])
+        for entries in found
+    )
+    assert (exact - rounded).abs().median() < 0.2 and (exact - rounded).abs().mean() < 0.3
+
+
+def test_seeded_sampling_gives_the_cpus_tokens(model_dir: Path) -> None:
+    asked = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, repetition_penalty=1.1)
+    results = []
+    for one in (runner(model_dir, "cpu"), runner(model_dir, "cuda", dtype="float32")):
+        player = Player(one)
+        playing = [player.add(random_prompt(30, seed), sampling=asked, seed=seed) for seed in range(9)]
+        playing.append(player.add(random_prompt(30, 99)))
+        results.append(player.finish(playing, 12))
+    assert results[0] == results[1]
+
+
+def test_the_pool_takes_its_share_of_free_memory_and_close_gives_it_back(model_dir: Path) -> None:
+    before = torch.cuda.mem_get_info()[0]
+    one = runner(model_dir, "cuda", max_tokens=None, free_gpu_memory_fraction=0.5, cuda_graphs=False)
+    assert 0.3 * before < one.pool.nbytes < 0.5 * before
+    assert one.device_memory_bytes() >= one.pool.nbytes
+    one.close()
+    assert torch.cuda.mem_get_info()[0] > 0.9 * before

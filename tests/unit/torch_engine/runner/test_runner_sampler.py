@@ -1,0 +1,157 @@
+"""The general sampler, on logits made by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtx.torch_engine.batch import Sampled, ScheduledSequence
+from trtx.torch_engine.runner.sampler import Sampler, uniform
+from trtx.torch_engine.sampling import SamplingParams
+
+VOCAB = 40
+
+
+def sequence(
+    slot: int = 0, *, seed: int = 0, prompt: list[int] | None = None, output: list[int] | None = None,
+    stops: tuple[int, ...] = (), **params: Any,
+) -> ScheduledSequence:  # fmt: skip
+    return ScheduledSequence(
+        slot, True, [0], 5, [], True, SamplingParams(**params), prompt or [0], output or [], seed, stops
+    )
+
+
+def sample(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> list[Sampled]:
+    return Sampler(len(sequences)).sample(logits, logits.argmax(dim=-1), sequences)
+
+
+def token(logits: torch.Tensor, **more: Any) -> int:
+    token_id = sample(logits[None], [sequence(**more)])[0].token_id
+    assert token_id is not None
+    return token_id
+
+
+def random_logits(seed: int, rows: int = 1) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def counts(logits: torch.Tensor, draws: int = 2000, **params: Any) -> Counter[int]:
+    """How often each token comes up over ``draws`` seeds: fixed seeds, so the answer never changes."""
+    sequences = [sequence(slot, seed=slot, **params) for slot in range(draws)]
+    return Counter(result.token_id or 0 for result in sample(logits.expand(draws, -1), sequences))
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**20))
+def test_uniform_numbers_lie_in_the_half_open_unit_interval(seed: int, index: int) -> None:
+    assert 0.0 <= uniform(seed, index) < 1.0
+
+
+@given(st.integers(0, 1000), st.integers(0, 2**32), st.integers(1, VOCAB))
+@settings(max_examples=60, deadline=None)
+def test_top_k_never_leaves_the_k_likeliest(logits_seed: int, seed: int, top_k: int) -> None:
+    logits = random_logits(logits_seed)[0]
+    assert token(logits, seed=seed, top_k=top_k, temperature=2.0) in logits.topk(top_k).indices.tolist()
+
+
+@given(st.integers(0, 1000), st.integers(0, 2**32), st.floats(0.01, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_top_p_never_leaves_the_smallest_set_that_holds_p(logits_seed: int, seed: int, top_p: float) -> None:
+    logits = random_logits(logits_seed)[0]
+    ordered, order = torch.softmax(logits.double(), dim=-1).sort(descending=True)
+    size = int((ordered.cumsum(0) < top_p - 1e-9).sum()) + 1
+    assert token(logits, seed=seed, top_p=top_p) in order[:size].tolist()
+
+
+@given(st.integers(0, 1000), st.integers(0, 2**32), st.floats(0.01, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_min_p_never_takes_a_token_below_its_share_of_the_best(logits_seed: int, seed: int, min_p: float) -> None:
+    logits = random_logits(logits_seed)[0]
+    probabilities = torch.softmax(logits.double(), dim=-1)
+    chosen = token(logits, seed=seed, min_p=min_p, temperature=1.0)
+    assert probabilities[chosen] >= min_p * probabilities.max() * (1 - 1e-9)
+
+
+def test_frequencies_follow_the_distribution_at_its_temperature() -> None:
+    logits = random_logits(3)[0]
+    expected = torch.softmax(logits / 1.5, dim=-1)
+    seen = counts(logits, draws=4000, temperature=1.5)
+    for index in range(VOCAB):
+        spread = 4000 * expected[index] * (1 - expected[index])
+        assert abs(seen[index] - 4000 * expected[index]) <= 4 * spread.sqrt() + 1
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=7), st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_a_seeded_request_gets_its_token_whatever_else_is_in_the_batch(others: list[int], seed: int) -> None:
+    logits = random_logits(seed % 1000, rows=len(others) + 1)
+    kinds: list[dict[str, Any]] = [
+        {}, {"temperature": 2.0}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2, "temperature": 1.0},
+        {"repetition_penalty": 1.4},
+    ]  # fmt: skip
+    asked = {"temperature": 1.3, "top_p": 0.9, "top_k": 20, "seed": seed}
+    batch = [sequence(slot, **kinds[kind]) for slot, kind in enumerate(others)]
+    batch.append(sequence(len(others), **asked))
+    assert sample(logits, batch)[-1].token_id == token(logits[-1], **asked)
+
+
+def test_the_next_token_of_a_seed_is_drawn_anew() -> None:
+    logits = torch.zeros(VOCAB)
+    drawn = {token(logits, seed=1, temperature=1.0, output=list(range(length))) for length in range(30)}
+    assert len(drawn) > 10
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 0.0}, {"top_k": 1, "temperature": 5.0}, {"top_p": 0.0, "temperature": 5.0}]
+)
+def test_greedy_in_every_spelling_is_the_argmax(params: dict[str, Any]) -> None:
+    for seed in range(20):
+        logits = random_logits(seed)[0]
+        assert token(logits, seed=seed, **params) == int(logits.argmax())
+
+
+def test_min_tokens_forbids_stop_ids_until_reached() -> None:
+    logits = random_logits(0)[0]
+    best, second = logits.topk(2).indices.tolist()
+    assert token(logits, stops=(best,), min_tokens=3, output=[1, 1]) == second
+    assert token(logits, stops=(best,), min_tokens=3, output=[1, 1, 1]) == best
+    assert best not in counts(logits, draws=200, stops=(best,), min_tokens=3, temperature=1.0)
+
+
+def test_penalties_change_logits_as_their_formulas_say() -> None:
+    logits = torch.full((VOCAB,), -50.0)
+    logits[3], logits[4], logits[5] = 4.0, 2.1, -1.0
+    assert token(logits, output=[3], repetition_penalty=1.8) == 3  # 4 / 1.8 = 2.2
+    assert token(logits, output=[3], repetition_penalty=2.0) == 4  # 4 / 2 = 2
+    assert token(logits, prompt=[3], repetition_penalty=2.0) == 4
+    assert token(logits, output=[3, 3], presence_penalty=1.8) == 3  # once, however often: 2.2
+    assert token(logits, output=[3, 3], presence_penalty=2.0) == 4
+    assert token(logits, output=[3, 3], frequency_penalty=0.9) == 3  # twice 0.9: 2.2
+    assert token(logits, output=[3, 3], frequency_penalty=1.0) == 4
+    negative = torch.full((VOCAB,), -50.0)
+    negative[3], negative[4] = -1.0, -1.5
+    assert token(negative, output=[3], repetition_penalty=2.0) == 4  # a negative logit is multiplied: -2
+
+
+def test_logprobs_are_of_the_models_own_distribution() -> None:
+    logits = random_logits(7)[0]
+    raw = torch.log_softmax(logits, dim=-1)
+    best, second, third = logits.topk(3).indices.tolist()
+    result = sample(logits[None], [sequence(stops=(best,), min_tokens=9, temperature=0.0, logprobs=2)])[0]
+    assert result.token_id == second and result.logprobs is not None
+    assert list(result.logprobs) == [second, best]
+    assert result.logprobs[second].rank == 2 and result.logprobs[best].rank == 1
+    assert result.logprobs[second].logprob == pytest.approx(raw[second].item())
+    alone = sample(logits[None], [sequence(stops=(best, second), min_tokens=9, logprobs=0)])[0].logprobs
+    assert alone is not None and alone[third].rank == 3 and list(alone) == [third]
+
+
+def test_a_slot_taken_by_another_sequence_samples_by_its_own_parameters() -> None:
+    sampler, logits = Sampler(1), random_logits(0)
+    best = int(logits.argmax())
+    sampler.sample(logits, logits.argmax(dim=-1), [sequence(stops=(best,), min_tokens=5)])
+    assert sampler.sample(logits, logits.argmax(dim=-1), [sequence()])[0].token_id == best

@@ -1,0 +1,180 @@
+"""What the loader reads, and what it says about what it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runner_player import Player, build, random_prompt, reference_tokens, save
+from safetensors.torch import load_file, save_file
+
+from trtx.errors import UsageError
+from trtx.torch_engine.runner import RunnerArgs, create_runner
+
+
+def args(directory: Path, **changes: Any) -> RunnerArgs:
+    values: dict[str, Any] = {"tokens_per_block": 8, "max_tokens": 512, "max_batch_size": 4} | changes
+    return RunnerArgs(model_dir=directory, device="cpu", **values)
+
+
+def greedy(directory: Path, prompt: list[int], count: int = 12) -> list[int]:
+    player = Player(create_runner(args(directory)))
+    return player.finish([player.add(prompt)], count)[0]
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def drop_from_config(directory: Path, *names: str) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in names}))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return save(build("qwen3"), tmp_path / "model")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_checkpoints_are_computed_in_float32_on_a_cpu(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = build("qwen2").to(dtype)
+    save(model, tmp_path)
+    prompt = random_prompt(20, 0)
+    assert create_runner(args(tmp_path)).geometry.dtype == "float32"
+    assert greedy(tmp_path, prompt) == reference_tokens(model.float(), prompt, 12)
+
+
+def test_a_sharded_checkpoint_gives_the_tokens_of_a_single_file(tmp_path: Path) -> None:
+    model = build("llama", tie_word_embeddings=False)
+    one, many = save(model, tmp_path / "one"), save(model, tmp_path / "many", max_shard_size="60KB")
+    assert len(list(many.glob("*.safetensors"))) > 2
+    assert greedy(one, random_prompt(20, 0)) == greedy(many, random_prompt(20, 0))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_tied_and_untied_heads_equal_transformers(tmp_path: Path, family: str, tied: bool) -> None:
+    model = build(family, tie_word_embeddings=tied)
+    save(model, tmp_path)
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) != tied
+    prompt = random_prompt(20, 0)
+    assert greedy(tmp_path, prompt) == reference_tokens(model, prompt, 12)
+
+
+def test_attention_biases_equal_transformers(tmp_path: Path) -> None:
+    model = build("llama", attention_bias=True)
+    save(model, tmp_path)
+    prompt = random_prompt(20, 0)
+    assert greedy(tmp_path, prompt) == reference_tokens(model, prompt, 12)
+
+
+def test_rope_settings_in_the_form_before_transformers_5_mean_the_same(tmp_path: Path) -> None:
+    model = build("llama")
+    save(model, tmp_path)
+    prompt = random_prompt(100, 0)
+    rope = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
+    drop_from_config(tmp_path, "rope_parameters", "dtype")
+    theta = rope.pop("rope_theta")
+    edit_config(tmp_path, rope_theta=theta, rope_scaling=rope, torch_dtype="float32")
+    assert greedy(tmp_path, prompt) == reference_tokens(model, prompt, 12)
+    edit_config(tmp_path, rope_theta=theta * 3)
+    assert greedy(tmp_path, prompt) != reference_tokens(model, prompt, 12)
+
+
+def test_synthetic_weights_are_drawn_by_seed(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    prompt = random_prompt(20, 0)
+    edit_config(directory, trtx_synthetic={"seed": 1, "init_std": 0.3})
+    first = greedy(directory, prompt)
+    assert greedy(directory, prompt) == first
+    edit_config(directory, trtx_synthetic={"seed": 2, "init_std": 0.3})
+    assert greedy(directory, prompt) != first
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not known.*LlamaForCausalLM, Qwen2"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not supported.*default, linear, llama3"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is .*fp8"),
+        ({"use_sliding_window": True}, "use_sliding_window is True"),
+        ({"intermediate_size": 97}, r"tensor .* has shape \[.*96.*its config.json says \[.*97"),
+        ({"num_hidden_layers": 2}, r"holds the tensor model\.layers\.2"),
+        ({"num_hidden_layers": 4}, r"lacks 11 tensors of Qwen3ForCausalLM, first model\.layers\.3"),
+        ({"dtype": "int8"}, "dtype 'int8' is not supported"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_computed_is_refused_by_name(
+    directory: Path, changes: dict[str, Any], message: str
+) -> None:
+    edit_config(directory, **changes)
+    with pytest.raises(UsageError, match=message):
+        create_runner(args(directory))
+
+
+def test_missing_and_broken_files_are_named(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere has no config\.json"):
+        create_runner(args(tmp_path / "nowhere"))
+    (directory / "model.safetensors").write_bytes(b"not a tensor")
+    with pytest.raises(UsageError, match=r"model\.safetensors cannot be read as safetensors"):
+        create_runner(args(directory))
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match="has no safetensors weights"):
+        create_runner(args(directory))
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UsageError, match="names model-00001-of-00002.safetensors, which is not there"):
+        create_runner(args(directory))
+    drop_from_config(directory, "hidden_size")
+    with pytest.raises(UsageError, match=r"has no 'hidden_size'"):
+        create_runner(args(directory))
+    (directory / "config.json").write_text("{")
+    with pytest.raises(UsageError, match="is not JSON"):
+        create_runner(args(directory))
+
+
+def test_a_tensor_that_the_checkpoint_lacks_is_named(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(UsageError, match="lacks 1 tensors of Qwen3ForCausalLM, first model.norm.weight"):
+        create_runner(args(directory))
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocks"),
+    [({"num_blocks": 7}, 7), ({"max_tokens": 100}, 12), ({"max_tokens": None}, 8192), ({"num_blocks": 3}, 3)],
+)
+def test_the_pool_has_the_blocks_that_were_asked_for(directory: Path, changes: dict[str, Any], blocks: int) -> None:
+    runner = create_runner(args(directory, **changes))
+    assert runner.num_blocks == blocks == runner.pool.shape[0]
+    assert runner.pool.shape[1:] == (3, 2, 8, 2, 24) and runner.max_position == 512 and runner.vocab_size == 211
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens": 7}, "the KV pool has no block: max_tokens is 7"),
+        ({"tokens_per_block": 24}, "tokens_per_block is 24; expected a power of two"),
+        ({"max_batch_size": 0}, "max_batch_size is 0; expected at least 1"),
+        ({"max_seq_len": 513}, "max_seq_len is 513.*1 to 512"),
+        ({"dtype": "float64"}, "dtype 'float64' is not supported.*float32, bfloat16, float16"),
+        ({"kv_dtype": "fp8"}, "kv_cache_config.dtype 'fp8' is not supported"),
+        ({"free_gpu_memory_fraction": 0.0}, "free_gpu_memory_fraction is 0.0"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused_with_their_value(
+    directory: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        create_runner(args(directory, **changes))
+
+
+def test_an_unknown_device_is_refused(directory: Path) -> None:
+    with pytest.raises(UsageError, match="device 'abacus' is not known"):
+        create_runner(RunnerArgs(model_dir=directory, device="abacus"))
