@@ -1,7 +1,7 @@
 """The embedded engine: an LLM on PyTorch that speaks TensorRT-LLM's LLM API, on a CPU and on CUDA.
 
 Owns requests, scheduling, KV blocks, the engine's process and its API; inside it ``runner`` owns tensors and
-``handoff`` moves KV between engines. It does not serve: ``worker`` puts it behind Dynamo, and ``checkpoint`` finds models.
+``handoff`` moves KV between engines. It does not serve, nor look for models: ``worker`` and ``checkpoint`` do.
 Enter through :class:`LLM`. It always holds that a request's greedy tokens depend neither on batching, chunking,
 prefix hits nor preemption, and that every block is free, held or cached, exactly once.
 """

@@ -165,7 +165,9 @@ class BlockPool:
         for block_id in reversed(block_ids):
             refs = self._refs[block_id] - 1
             if refs < 0:
-                raise AssertionError(f"block {block_id} was released with {refs + 1} references held; expected at least 1")
+                raise AssertionError(
+                    f"block {block_id} was released with {refs + 1} references held; expected at least 1"
+                )
             self._refs[block_id] = refs
             if refs == 0:
                 if self._hashes[block_id] is None:

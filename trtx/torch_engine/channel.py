@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
@@ -53,8 +54,6 @@ class Channel(Generic[Received]):
 
     def close(self) -> None:
         """Ends both directions; a ``receive`` in another thread returns None."""
-        try:
+        with suppress(OSError):  # the other end closed first
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other end closed first
         self._socket.close()

@@ -131,7 +131,7 @@ class EngineClient:
         return self._death is None and self._fatal is None and not self._is_stopping
 
     def shutdown(self, timeout_s: float = _EXIT_GRACE_S) -> None:
-        """Ends the process: asked first, killed after ``timeout_s``. Open requests end with RuntimeError. Idempotent."""
+        """Ends the process: asked, after ``timeout_s`` killed. Open requests end with RuntimeError. Idempotent."""
         self._is_stopping = True
         with suppress(OSError):
             self._channel.send(Shutdown())

@@ -195,7 +195,9 @@ class EngineCore:
             )
         if min(prompt) < 0 or max(prompt) >= self._runner.vocab_size:
             outside = next(token for token in prompt if not 0 <= token < self._runner.vocab_size)
-            return f"the prompt has token id {outside}; expected 0 to {self._runner.vocab_size - 1}, the model's vocabulary"
+            return (
+                f"the prompt has token id {outside}; expected 0 to {self._runner.vocab_size - 1}, as the model has it"
+            )
         request_type = handover.request_type if handover is not None else None
         if (
             not self._limits.enable_chunked_prefill
@@ -207,7 +209,7 @@ class EngineCore:
                 f"{self._limits.max_num_tokens}, while enable_chunked_prefill is off; turn it on or shorten the prompt"
             )
         if request_type == "generation_only" and not (handover and handover.first_gen_tokens):
-            return "a generation_only request came without first_gen_tokens; pass on the prefill side's disaggregated_params"
+            return "a generation_only request has no first_gen_tokens; pass on the prefill side's disaggregated_params"
         needs_transport = request_type == "context_only" or sequence.wants_pull
         if needs_transport and self._transfers is None:
             return (

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 
@@ -59,10 +59,11 @@ class LLM:
             "trust_remote_code": trust_remote_code,
             "tensor_parallel_size": tensor_parallel_size,
             "dtype": dtype,
-            **{name: value for name, value in (("revision", revision), ("tokenizer_revision", tokenizer_revision)) if value},
-            **({"tokenizer_mode": tokenizer_mode} if tokenizer_mode != "auto" else {}),
-            **llm_args,
+            "tokenizer_mode": None if tokenizer_mode == "auto" else tokenizer_mode,
+            "revision": revision,
+            "tokenizer_revision": tokenizer_revision,
         }
+        given = {name: value for name, value in given.items() if value is not None} | llm_args
         path = _model_directory(model)
         self.args: LlmArgs
         self.unsupported_fields: dict[str, str]
@@ -81,14 +82,9 @@ class LLM:
 
     # --- requests ---
 
-    @overload
-    def generate(self, inputs: list[str] | list[list[int]] | list[Mapping[str, Any]], *a: Any, **k: Any) -> list[RequestOutput]: ...
-    @overload
-    def generate(self, inputs: Prompt, *a: Any, **k: Any) -> RequestOutput: ...
-
     def generate(
         self,
-        inputs: Any,
+        inputs: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         lora_request: Any = None,
@@ -99,10 +95,10 @@ class LLM:
         conversation_params: Any = None,
         cache_salt: str | None = None,
         priority: float = DEFAULT_PRIORITY,
-    ) -> Any:
+    ) -> RequestOutput | list[RequestOutput]:
         """Blocks for one result, or for a list of them in the order of ``inputs``. ``use_tqdm`` has no effect."""
         is_one = not isinstance(inputs, list) or not inputs or isinstance(inputs[0], int)
-        prompts: list[Prompt] = [inputs] if is_one else inputs
+        prompts: list[Any] = [inputs] if is_one else list(inputs)
         outputs = [
             self.generate_async(
                 prompt,
@@ -146,7 +142,9 @@ class LLM:
         when the engine is gone. What only the engine can know is wrong raises RequestError where the result is read.
         """
         if lora_request is not None or prompt_adapter_request is not None:
-            raise RequestError("lora_request and prompt_adapter_request are not supported by the torch engine; leave them out")
+            raise RequestError(
+                "the torch engine supports no lora_request and no prompt_adapter_request; leave them out"
+            )
         sampling = sampling_params if sampling_params is not None else SamplingParams()
         text, prompt = self._prompt(inputs, sampling)
         handover = disaggregated_params.handover() if disaggregated_params is not None else None
@@ -156,7 +154,7 @@ class LLM:
             raise RequestError("multimodal_embedding_handles are not supported by the torch engine; send text alone")
         looks_for_stops = bool(sampling.stop_strings) and (handover is None or handover.request_type != "context_only")
         if looks_for_stops and self._tokenizer is None:
-            raise ValueError("SamplingParams.stop needs a tokenizer; leave skip_tokenizer_init off, or use stop_token_ids")
+            raise ValueError("SamplingParams.stop needs a tokenizer; unset skip_tokenizer_init, or use stop_token_ids")
         sequence_ids = [self._client.next_id() for _ in range(sampling.n)]
         output = RequestOutput(
             sequence_ids[0],
@@ -180,7 +178,9 @@ class LLM:
         if isinstance(inputs, Mapping):
             extra = [k for k, v in inputs.items() if k not in ("prompt", "prompt_token_ids") and v is not None]
             if extra:
-                raise RequestError(f"inputs have {', '.join(extra)}, which the torch engine does not support; send text alone")
+                raise RequestError(
+                    f"inputs have {', '.join(extra)}, not supported by the torch engine; send text alone"
+                )
             text, inputs = inputs.get("prompt"), inputs.get("prompt_token_ids") or inputs.get("prompt") or []
         if isinstance(inputs, str):
             text = inputs
@@ -228,7 +228,7 @@ class LLM:
 
     @property
     def tokenizer(self) -> Any:
-        """The transformers tokenizer; None with ``skip_tokenizer_init``. Loaded on first use: transformers takes 2 s."""
+        """The transformers tokenizer, loaded on first use (slow to import); None with ``skip_tokenizer_init``."""
         if self._hf_tokenizer is None and not self.args.skip_tokenizer_init:
             source = Path(self._tokenizer_source or self.args.model)
             self._hf_tokenizer = load_hf_tokenizer(source, trust_remote_code=self.args.trust_remote_code)
@@ -275,7 +275,7 @@ class LLM:
         return self._client.device_memory_bytes
 
     def handoff_stats(self) -> dict[str, float]:
-        """Totals of KV handoff since the start: reads, bytes, seconds, failed_reads, recomputed, leases, expired_leases."""
+        """Totals since the start: reads, bytes, seconds, failed_reads, recomputed, expired_leases; and leases now."""
         stats: dict[str, float] = msgspec.structs.asdict(self._client.handoff)
         return stats
 

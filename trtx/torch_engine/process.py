@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _die_with_parent() -> None:
-    """Asks the kernel to end this process with the thread that started it; the socket's end of file is the other net."""
+    """The kernel ends this process with the thread that started it; the socket's end of file is the other net."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 

@@ -257,10 +257,10 @@ class RequestOutput:
         if self._is_over:
             raise StopAsyncIteration
         while True:
-            if self._streaming or self._ended.is_set():
-                if self._look() and (self._streaming or self.finished):
-                    self._is_over = self.finished
-                    return self
+            may_look = self._streaming or self._ended.is_set()
+            if may_look and self._look() and (self._streaming or self.finished):
+                self._is_over = self.finished
+                return self
             await self._wait()
 
     async def _wait(self) -> None:

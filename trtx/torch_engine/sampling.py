@@ -111,7 +111,7 @@ class SamplingParams:
         self._check_numbers()
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
         if not all(isinstance(stop, str) and stop for stop in stops):
-            raise ValueError(f"SamplingParams.stop is {self.stop!r}; expected non-empty strings, leave out the empty one")
+            raise ValueError(f"SamplingParams.stop is {self.stop!r}; expected non-empty strings")
         self._stop_strings = tuple(stops)
         self._check_choices()
         for name, harmless in _UNSUPPORTED.items():
@@ -162,13 +162,16 @@ class SamplingParams:
     def _check_choices(self) -> None:
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
-                f"SamplingParams.min_tokens is {self.min_tokens}; expected at most max_tokens, which is {self.max_tokens}"
+                f"SamplingParams.min_tokens is {self.min_tokens}; expected at most max_tokens, here {self.max_tokens}"
             )
-        if self.best_of is not None and self.best_of < self.n:
-            raise ValueError(f"SamplingParams.best_of is {self.best_of}; expected at least n, which is {self.n}")
-        if self.num_choices > 1 and self.is_greedy and os.environ.get(GREEDY_CHOICES_VARIABLE) != "1":
+        if self.best_of is not None and self.best_of != self.n:
             raise ValueError(
-                f"SamplingParams asks for {self.num_choices} choices without randomness, which would all be equal; "
+                f"SamplingParams.best_of is {self.best_of}; expected n, which is {self.n}: "
+                "the torch engine returns every choice that it runs"
+            )
+        if self.n > 1 and self.is_greedy and os.environ.get(GREEDY_CHOICES_VARIABLE) != "1":
+            raise ValueError(
+                f"SamplingParams asks for {self.n} choices without randomness, which would all be equal; "
                 f"set temperature, top_k or top_p, or {GREEDY_CHOICES_VARIABLE}=1"
             )
 
@@ -177,11 +180,6 @@ class SamplingParams:
         if self.temperature is None and self.top_k is None and self.top_p is None:
             return True
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
-
-    @property
-    def num_choices(self) -> int:
-        """Sequences to run: ``best_of``, of which the best ``n`` are returned."""
-        return self.n if self.best_of is None else self.best_of
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
