@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import socket
 import threading
@@ -20,7 +21,7 @@ _ATTEMPTS = 2000
 
 
 class PortHolder:
-    """Ports that this process holds: bound and not listening, so nobody else gets them and no client is answered."""
+    """Ports that this process holds by listening on them: a bound socket alone does not keep other listeners away."""
 
     def __init__(self) -> None:
         self._held: dict[int, socket.socket] = {}
@@ -57,8 +58,12 @@ class PortHolder:
         for _ in range(_ATTEMPTS):
             port = random.SystemRandom().randrange(low, high)
             if port not in self._held:
-                with contextlib.suppress(OSError):
+                try:
                     self._held[port] = _bind(host, port)
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE:
+                        raise _not_available(host, port, error) from error
+                else:
                     return port
         raise LaunchError(f"no free port between {low} and {high} on {host}; end something that listens there")
 
@@ -73,6 +78,7 @@ def _bind(host: str, port: int) -> socket.socket:
         # As the servers do: connections in TIME_WAIT do not count, a listener does.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen(1)
     except OSError:
         bound.close()
         raise
@@ -88,12 +94,11 @@ def _range_below_ephemeral() -> tuple[int, int]:
 
 
 def _not_available(host: str, port: int, error: OSError) -> UsageError:
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return UsageError(f"--host {host!r} is no address of this machine ({error.strerror}); use 127.0.0.1")
-    holder = _holder(port)
-    if holder is None and "in use" not in str(error):
+    if error.errno != errno.EADDRINUSE:
         return UsageError(f"port {port} on {host} can't be used ({error.strerror}); choose another with --port, or 0")
-    by = f" by {holder}" if holder else ""
+    by = f" by {holder}" if (holder := _holder(port)) else ""
     return UsageError(f"port {port} on {host} is in use{by}; choose another with --port, or 0 for any free one")
 
 

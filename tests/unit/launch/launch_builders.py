@@ -1,0 +1,49 @@
+"""Plans of small Python programs, for tests of what starts, watches and stops processes."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+from trtx.topology import Plan, ProcessSpec
+from trtx.topology.plan import ProcessRole
+
+
+def process(tmp_path: Path, name: str, program: str = "", role: ProcessRole = "agg") -> ProcessSpec:
+    """``program``: Python source to run."""
+    return ProcessSpec(
+        name=name,
+        role=role,
+        argv=(sys.executable, "-c", textwrap.dedent(program)),
+        env={"TRTX_TOPOLOGY": namespace(tmp_path)},
+        log_path=tmp_path / "run" / "serve" / "logs" / f"{name}.log",
+        status_file=tmp_path / "run" / "serve" / "status" / f"{name}.json",
+    )
+
+
+def plan_of(tmp_path: Path, *processes: ProcessSpec, port: int = 1) -> Plan:
+    for one in processes:
+        for path in (one.log_path, one.status_file):
+            assert path is not None
+            path.parent.mkdir(parents=True, exist_ok=True)
+    return Plan(
+        mode="agg",
+        engine="paced",
+        model="tiny",
+        model_path=tmp_path,
+        namespace=namespace(tmp_path),
+        host="127.0.0.1",
+        port=port,
+        internal_ports=(),
+        run_dir=tmp_path / "run",
+        scratch_dir=tmp_path / "scratch",
+        processes=processes,
+        engine_configs={},
+        gpu_names=(),
+        reasons=(),
+    )
+
+
+def namespace(tmp_path: Path) -> str:
+    return f"trtx-unit-{tmp_path.parent.name}-{tmp_path.name}"

@@ -1,0 +1,176 @@
+"""What the launcher reads and hands on: readiness, ports, environment, discovery records, the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtx.errors import UsageError
+from trtx.launch.discovery import Registry
+from trtx.launch.environment import child_environment
+from trtx.launch.machine import probe
+from trtx.launch.ports import PortHolder
+from trtx.launch.readiness import ask_readiness, complete, parse_readiness
+from trtx.launch.status import read_status
+
+
+def answer(ready: bool, **workers: int) -> dict[str, Any]:
+    types = {name: {"workers": count, "needs": []} for name, count in workers.items()}
+    return {"ready": ready, "reason": "because", "namespaces": {"ns": {"worker_types": types}}}
+
+
+def test_ready_needs_every_worker_of_every_role() -> None:
+    expected = {"prefill": 2, "decode": 1}
+    one = parse_readiness(answer(True, prefill=1, decode=1), "ns", expected)
+    assert (one.is_ready, one.summary) == (False, "1 of 2 prefill, 1 of 1 decode")
+    assert parse_readiness(answer(True, prefill=2, decode=1), "ns", expected).is_ready
+    assert parse_readiness(answer(True, aggregated=1), "ns", {"agg": 1}).is_ready
+
+
+def test_the_frontends_no_counts_even_when_the_workers_are_there() -> None:
+    seen = parse_readiness(answer(False, aggregated=1), "ns", {"agg": 1})
+    assert not seen.is_ready
+    assert "because" in seen.summary
+
+
+def test_workers_of_another_namespace_do_not_count() -> None:
+    assert not parse_readiness(answer(True, aggregated=1), "other", {"agg": 1}).is_ready
+
+
+@contextlib.contextmanager
+def http_server(code: int, body: bytes) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("code", "body"), [(404, b""), (200, b"not json"), (200, b"[]"), (500, b"{}")])
+def test_an_odd_answer_is_not_ready_yet_and_no_error(code: int, body: bytes) -> None:
+    with http_server(code, body) as url:
+        assert not ask_readiness(url, "tiny", "ns", {"agg": 1}).is_ready
+
+
+def test_no_server_is_not_ready_yet_and_no_error() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        assert not ask_readiness(f"http://127.0.0.1:{port}", "tiny", "ns", {"agg": 1}).is_ready
+        assert complete(f"http://127.0.0.1:{port}", "tiny", "hi", 1, timeout_s=1) is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "problem"),
+    [
+        (200, b'{"choices": [{"finish_reason": "length"}]}', None),
+        (200, b'{"choices": [{"finish_reason": null}]}', "finish_reason"),
+        (503, b"busy", "503"),
+        (404, b"", "empty body"),
+    ],
+)
+def test_a_request_proves_the_route_only_with_a_finish_reason(code: int, body: bytes, problem: str | None) -> None:
+    with http_server(code, body) as url:
+        seen = complete(url, "tiny", "hi", 1, timeout_s=5)
+    assert seen is None if problem is None else problem in str(seen)
+
+
+def test_a_port_in_use_is_refused_with_its_holder_and_the_way_out() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError) as refused:
+            PortHolder().hold("127.0.0.1", port)
+    for words in (str(port), f"pid {os.getpid()}", "--port"):
+        assert words in str(refused.value)
+
+
+def test_a_held_port_is_nobody_elses_until_it_is_released() -> None:
+    holder = PortHolder()
+    ports = (holder.hold("127.0.0.1", 0), *holder.hold_internal(20))
+    assert len(set(ports)) == 21
+    with pytest.raises(UsageError):
+        PortHolder().hold("127.0.0.1", ports[3])
+    assert holder.hold("127.0.0.1", ports[0]) == ports[0]
+    holder.release(ports)
+    again = PortHolder()
+    assert again.hold("127.0.0.1", ports[3]) == ports[3]
+    again.release(ports)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(UsageError, match="192.0.2.1"):
+        PortHolder().hold("192.0.2.1", 0)
+
+
+def test_children_inherit_nothing_that_reaches_into_another_system() -> None:
+    inherited = {"PATH": "/bin", "DYN_NAMESPACE": "a", "ETCD_ENDPOINTS": "b", "NATS_SERVER": "c", "SLURM_JOB_ID": "d"}
+    inherited |= {"PMIX_RANK": "e", "OMPI_COMM_WORLD_RANK": "f", "TRTX_TOPOLOGY": "g", "HOME": "/root"}
+    assert child_environment(inherited, {"DYN_NAMESPACE": "mine"}) == {
+        "PATH": "/bin",
+        "HOME": "/root",
+        "DYN_NAMESPACE": "mine",
+    }
+
+
+def test_the_owner_of_a_record_is_the_process_that_listens_on_its_port(tmp_path: Path) -> None:
+    instances = tmp_path / "v1" / "instances"
+    instances.mkdir(parents=True)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        for worker_id, at in ((7, port), (9, 1)):
+            record = {"instance_id": worker_id, "transport": {"tcp": f"127.0.0.1:{at}/x/generate"}}
+            (instances / f"ns%2Fbackend%2Fgenerate%2F{worker_id:x}").write_text(json.dumps(record))
+        (instances / "half-written").write_text('{"instance_id": 11, "trans')
+        registry = Registry(tmp_path)
+        assert registry.worker_ids() == {7, 9}
+        assert registry.owner(os.getpid(), set()) == 7
+        assert registry.owner(os.getpid(), {7}) is None
+    assert registry.remove(7) == 1
+    assert registry.worker_ids() == {9}
+
+
+def test_a_registry_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "absent")
+    assert registry.worker_ids() == set()
+    assert registry.remove(1) == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 5}', '{"pid": 6, "state": "serving"}'])
+def test_a_status_file_that_is_not_this_process_is_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "status.json"
+    path.write_text(text)
+    assert read_status(path, 5) is None
+    assert read_status(tmp_path / "absent.json", 5) is None
+
+
+def test_the_machine_has_cores_and_a_hidden_gpu_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    machine = probe()
+    assert machine.cpu_cores >= 1
+    assert machine.gpus == ()

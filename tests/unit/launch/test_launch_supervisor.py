@@ -1,0 +1,196 @@
+"""Scripted histories: what the supervisor does, second by second, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from launch_builders import plan_of, process
+
+from trtx.launch.events import Event
+from trtx.launch.restarts import RestartPolicy
+from trtx.launch.supervisor import Supervisor
+from trtx.topology import ProcessSpec
+
+
+@dataclass
+class ScriptedChild:
+    pid: int
+    code: int | None = None
+    signals: list[str] = field(default_factory=list)
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.signals.append("term")
+
+    def kill_group(self) -> None:
+        self.signals.append("kill")
+        if self.code is None:
+            self.code = -9
+
+
+class History:
+    """A supervisor over one scripted worker; time passes only in :meth:`run`."""
+
+    def __init__(self, tmp_path: Path, *names: str) -> None:
+        self.now = 1000.0
+        self.children: dict[str, list[ScriptedChild]] = {}
+        self.events: list[Event] = []
+        self.plan = plan_of(tmp_path, *(process(tmp_path, name) for name in names or ("agg-0",)))
+        self.supervisor = Supervisor(self.plan, self.events.append, spawn=self._spawn, clock=lambda: self.now)
+        for slot in self.supervisor.slots:
+            self.supervisor._start(slot)
+
+    def _spawn(self, spec: ProcessSpec) -> ScriptedChild:
+        lives = self.children.setdefault(spec.name, [])
+        lives.append(ScriptedChild(pid=1000 * (1 + len(self.children)) + len(lives)))
+        return lives[-1]
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.05)):
+            self.now += 0.05
+            self.supervisor.step()
+
+    def serve(self, name: str = "agg-0", worker_id: int = 0xAB) -> None:
+        """The worker registers and says that it serves."""
+        child = self.children[name][-1]
+        spec = next(one for one in self.plan.processes if one.name == name)
+        assert spec.status_file is not None
+        spec.status_file.write_text(json.dumps({"pid": child.pid, "state": "serving", "worker_id": worker_id}))
+        for bucket in ("instances", "mdc"):
+            path = self.plan.discovery_dir / "v1" / bucket / f"ns%2Fbackend%2Fgenerate%2F{worker_id:x}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"instance_id": worker_id, "transport": {"tcp": "127.0.0.1:5/x/generate"}}))
+        self.run(0.5)
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def records(self) -> list[Path]:
+        return [path for path in self.plan.discovery_dir.rglob("*") if path.is_file()]
+
+
+def test_a_death_removes_the_records_at_once_and_is_answered_with_a_restart_after_a_second(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.serve()
+    history.supervisor.mark_ready()
+    history.plan.workers[0].log_path.write_text("first line\nCUDA error: out of memory\n")
+    history.children["agg-0"][0].code = -9
+    history.run(0.05)
+    assert history.records() == []
+    died = next(event for event in history.events if event.kind == "exited")
+    for words in ("agg-0", "SIGKILL", str(history.plan.workers[0].log_path), "CUDA error: out of memory"):
+        assert words in died.message
+    history.run(0.8)
+    assert len(history.children["agg-0"]) == 1
+    history.run(0.3)
+    assert len(history.children["agg-0"]) == 2
+    (restart,) = history.supervisor.restarts
+    assert (restart.name, restart.exit) == ("agg-0", "was killed by SIGKILL")
+    assert not history.supervisor.is_whole
+    history.serve(worker_id=0xCD)
+    assert history.supervisor.is_whole
+    assert history.kinds()[-1] == "recovered"
+
+
+def test_the_records_of_the_others_stay(tmp_path: Path) -> None:
+    history = History(tmp_path, "agg-0", "agg-1")
+    history.serve("agg-0", 0xAB)
+    history.serve("agg-1", 0xCD)
+    history.supervisor.mark_ready()
+    history.children["agg-0"][0].code = 1
+    history.run(0.05)
+    assert {path.name.rpartition("%2F")[2] for path in history.records()} == {"cd"}
+
+
+def test_an_event_source_that_names_the_worker_only_inside_goes_too(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.serve()
+    source = history.plan.discovery_dir / "v1" / "event_sources" / "topic%2Fkv%2Devents%2F77"
+    source.parent.mkdir()
+    source.write_text(json.dumps({"type": "EventSource", "metadata": {"worker": {"worker_id": 0xAB, "dp_rank": 0}}}))
+    history.supervisor.mark_ready()
+    history.children["agg-0"][0].code = 1
+    history.run(0.05)
+    assert history.records() == []
+
+
+def test_exit_zero_while_serving_is_a_death_too(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.serve()
+    history.supervisor.mark_ready()
+    history.children["agg-0"][0].code = 0
+    history.run(1.2)
+    assert "exited 0" in history.supervisor.restarts[0].exit
+    assert len(history.children["agg-0"]) == 2
+
+
+def test_a_death_before_the_topology_was_ready_ends_the_launch(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.children["agg-0"][0].code = 3
+    history.run(5)
+    assert history.supervisor.failure is not None
+    assert "agg-0 exited 3" in history.supervisor.failure
+    assert len(history.children["agg-0"]) == 1
+
+
+def test_five_deaths_within_a_minute_are_a_crash_loop(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.supervisor.mark_ready()
+    for life in range(1, 6):
+        history.serve(worker_id=life)
+        history.children["agg-0"][-1].code = 1
+        history.run(10)
+    assert len(history.children["agg-0"]) == 5
+    waits = [event.message.partition(" in ")[2] for event in history.events if event.kind == "restarting"]
+    assert waits == ["1 s", "2 s", "4 s", "8 s"]
+    assert history.supervisor.failure is not None
+    assert "died 5 times" in history.supervisor.failure
+    assert history.kinds()[-1] == "gave-up"
+
+
+def test_a_worker_whose_records_vanished_is_restarted_and_one_that_blinks_is_not(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.serve()
+    history.supervisor.mark_ready()
+    for path in history.records():
+        path.unlink()
+    history.run(1)
+    history.serve()
+    history.run(5)
+    assert len(history.children["agg-0"]) == 1
+    for path in history.records():
+        path.unlink()
+    history.run(5)
+    assert history.children["agg-0"][0].signals[0] == "kill"
+    assert "vanished" in history.kinds()
+    assert len(history.children["agg-0"]) == 2
+
+
+def test_a_status_file_of_an_earlier_life_does_not_count(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.serve()
+    history.supervisor.mark_ready()
+    history.children["agg-0"][0].code = 1
+    history.run(2)
+    assert [slot.state for slot in history.supervisor.slots] == ["starting"]
+
+
+@pytest.mark.parametrize(
+    ("times", "served", "expected"),
+    [
+        ([0, 1, 2, 3, 4], True, [1.0, 2.0, 4.0, 8.0, None]),
+        ([0, 100, 200, 300, 400], True, [1.0] * 5),
+        ([0, 100, 200, 300, 400], False, [1.0, 2.0, 4.0, 8.0, None]),
+        ([0, 20, 40, 60, 80], True, [1.0, 2.0, 4.0, 4.0, 4.0]),
+    ],
+)
+def test_back_off_follows_the_deaths_of_the_last_minute(
+    times: list[int], served: bool, expected: list[float | None]
+) -> None:
+    policy = RestartPolicy()
+    assert [policy.record_death(at, had_served=served) for at in times] == expected

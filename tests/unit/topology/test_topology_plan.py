@@ -1,0 +1,179 @@
+"""Planning: placement, ports, commands. Pure, so every claim is checked on values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtx.config import ResolvedEngineConfig, Role, TopologySpec
+from trtx.errors import UsageError
+from trtx.topology import Gpu, Machine, Plan, Ports, plan
+
+
+@dataclass(frozen=True)
+class Model:
+    path: Path = Path("/models/tiny")
+    served_model_name: str = "tiny"
+
+
+def machine(gpus: int, pairs: tuple[tuple[int, int], ...] = (), cores: int = 8) -> Machine:
+    """``pairs``: GPUs joined by NVLink."""
+    peers = {index: {b for a, b in pairs if a == index} | {a for a, b in pairs if b == index} for index in range(gpus)}
+    found = (Gpu(index, f"GPU-{index:04x}", "Test GPU", 80 << 30, tuple(sorted(peers[index]))) for index in range(gpus))
+    return Machine(tuple(found), cores)
+
+
+def plan_of(
+    there: Machine,
+    *,
+    engine: str = "torch",
+    values: Mapping[str, Any] | None = None,
+    run_dir: str = "/runs/one",
+    **spec: Any,
+) -> Plan:
+    asked = TopologySpec(**spec)
+    configs: dict[Role, ResolvedEngineConfig] = {
+        role: ResolvedEngineConfig(role, dict(values or {}), "test", (f"{role}: test",)) for role in asked.roles
+    }
+    count = sum(asked.roles.values())
+    return plan(
+        asked,
+        there,
+        checkpoint=Model(),
+        engine=engine,
+        engine_configs=configs,
+        ports=Ports(8000, 9000, 9001, tuple(range(9002, 9002 + count))),
+        namespace="trtx-test",
+        run_dir=Path(run_dir),
+        scratch_dir=Path("/scratch"),
+    )
+
+
+@st.composite
+def askable(draw: st.DrawFn) -> tuple[Machine, dict[str, Any]]:
+    """A machine with some NVLink pairs, and a topology that fits on it."""
+    count = draw(st.integers(1, 8))
+    pairs = draw(st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda p: p[0] < p[1])))
+    if draw(st.booleans()) or count == 1:
+        spec: dict[str, Any] = {"mode": "agg", "workers": draw(st.integers(1, count))}
+    else:
+        prefill = draw(st.integers(1, count - 1))
+        spec = {"mode": "disagg", "prefill": prefill, "decode": draw(st.integers(1, count - prefill))}
+    return machine(count, tuple(sorted(pairs))), spec
+
+
+@given(askable())
+def test_no_gpu_serves_two_workers_and_no_port_is_used_twice(asked: tuple[Machine, dict[str, Any]]) -> None:
+    there, spec = asked
+    made = plan_of(there, **spec)
+    used = [index for worker in made.workers for index in worker.gpu_indices]
+    assert len(used) == len(set(used)) == made.gpu_count == made.worker_count
+    ports = [made.port, *made.internal_ports]
+    assert len(ports) == len(set(ports))
+    assert {worker.system_port for worker in made.workers} < set(made.internal_ports)
+    assert len({process.name for process in made.processes}) == len(made.processes)
+
+
+@given(askable())
+def test_the_same_arguments_give_the_same_plan_and_it_survives_json(asked: tuple[Machine, dict[str, Any]]) -> None:
+    there, spec = asked
+    made = plan_of(there, **spec)
+    assert made == plan_of(there, **spec)
+    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def test_children_see_their_gpus_by_uuid() -> None:
+    made = plan_of(machine(2), mode="agg", workers=2)
+    assert [worker.env["CUDA_VISIBLE_DEVICES"] for worker in made.workers] == ["GPU-0000", "GPU-0001"]
+
+
+def test_a_prefill_and_its_decode_worker_are_nvlink_neighbours() -> None:
+    made = plan_of(machine(4, ((0, 2), (1, 3))), mode="disagg", prefill=2, decode=2)
+    gpus = {worker.name: worker.gpu_indices[0] for worker in made.workers}
+    assert {gpus["prefill-0"], gpus["decode-0"]} == {0, 2}
+    assert {gpus["prefill-1"], gpus["decode-1"]} == {1, 3}
+
+
+def test_tensor_parallel_groups_are_nvlink_neighbours() -> None:
+    made = plan_of(machine(4, ((0, 3), (1, 2))), engine="tensorrt-llm", mode="agg", workers=2, tp=2)
+    assert [set(worker.gpu_indices) for worker in made.workers] == [{0, 3}, {1, 2}]
+    assert made.engine_configs["agg"]["tensor_parallel_size"] == 2
+
+
+def test_gpus_are_indices_into_what_the_caller_sees() -> None:
+    made = plan_of(machine(4), mode="agg", workers=2, gpus=(3, 1))
+    assert [worker.gpu_indices for worker in made.workers] == [(3,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"mode": "disagg", "prefill": 2, "decode": 2}, ("4 GPUs", "2 are visible", "--prefill 1 --decode 1")),
+        ({"mode": "agg", "workers": 3}, ("3 GPUs", "2 are visible", "--workers 2")),
+        ({"mode": "agg", "gpus": (0, 5)}, ("no GPU 5", "0,1 are visible")),
+        ({"mode": "agg", "gpus": (1, 1)}, ("twice",)),
+        ({"mode": "disagg", "gpus": (1,)}, ("2 GPUs", "1 are named by --gpus", "--mode agg")),
+        ({"mode": "agg", "tp": 2}, ("torch", "tp 2", "--engine tensorrt-llm")),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_numbers_and_a_way_out(spec: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as refused:
+        plan_of(machine(2), **spec)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_gpus_on_a_machine_without_any_are_refused() -> None:
+    with pytest.raises(UsageError, match="no GPU is visible"):
+        plan_of(machine(0), mode="agg", gpus=(0,))
+
+
+def test_without_gpu_the_cores_are_shared_and_no_gpu_is_visible() -> None:
+    made = plan_of(machine(0, cores=5), mode="disagg", prefill=1, decode=1)
+    for worker in made.workers:
+        assert worker.env["OMP_NUM_THREADS"] == "2"
+        assert worker.env["CUDA_VISIBLE_DEVICES"] == ""
+    assert made.gpu_count == 0
+    crowded = plan_of(machine(0, cores=2), mode="agg", workers=3)
+    assert {worker.env["OMP_NUM_THREADS"] for worker in crowded.workers} == {"1"}
+
+
+def test_the_simulated_engine_takes_its_limits_from_the_engine_config_and_no_gpu() -> None:
+    values = {"max_batch_size": 16, "kv_cache_config": {"tokens_per_block": 16, "max_tokens": 1024}, "speedup_ratio": 9}
+    made = plan_of(machine(1), engine="simulated", values=values, mode="disagg", prefill=2, decode=2)
+    assert made.gpu_count == 0
+    argv = " ".join(made.workers[0].argv)
+    assert "-m dynamo.mocker --engine-type trtllm --disaggregation-mode prefill" in argv
+    for flag in ("--max-num-seqs 16", "--block-size 16", "--num-gpu-blocks-override 64", "--speedup-ratio 9"):
+        assert flag in argv
+
+
+def test_every_process_of_a_topology_shares_its_planes_and_listens_on_loopback() -> None:
+    made = plan_of(machine(0), mode="disagg")
+    for process in made.processes:
+        assert process.env["DYN_NAMESPACE"] == "trtx-test"
+        assert process.env["DYN_FILE_KV"] == "/scratch/kv"
+        assert process.env["DYN_TCP_RPC_HOST"] == "127.0.0.1"
+        assert "tcp://127.0.0.1:9000" in process.env["DYN_ZMQ_BROKER_URL"]
+        assert f"{made.marker}".split("=")[0] in process.env
+    assert all(worker.env["DYN_SYSTEM_HOST"] == "127.0.0.1" for worker in made.workers)
+
+
+def test_an_open_host_is_said_and_local_clients_still_use_loopback() -> None:
+    made = plan_of(machine(0), mode="agg", host="0.0.0.0")
+    assert not made.is_local
+    assert made.url == "http://127.0.0.1:8000"
+    assert any("0.0.0.0" in reason for reason in made.reasons)
+
+
+def test_a_plan_of_another_schema_version_is_refused() -> None:
+    document = plan_of(machine(0), mode="agg").to_json() | {"schema_version": 99}
+    with pytest.raises(ValueError, match="99"):
+        Plan.from_json(document)
