@@ -141,7 +141,13 @@ class Topology:
         return self.spawn("frontend", [*argv, *flags])
 
     def start_worker(
-        self, name: str = "agg-0", *, role: str = "agg", engine: str = "paced", flags: tuple[str, ...] = (), **llm_args: Any
+        self,
+        name: str = "agg-0",
+        *,
+        role: str = "agg",
+        engine: str = "paced",
+        flags: tuple[str, ...] = (),
+        **llm_args: Any,
     ) -> Child:
         config = self.directory / f"{name}.yaml"
         config.write_text(yaml.safe_dump(llm_args), encoding="utf-8")

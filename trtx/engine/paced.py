@@ -2,92 +2,44 @@
 
 It calibrates the measuring chain, whose TTFT and ITL must come out as ``paced_ttft_ms`` and ``paced_itl_ms``, and
 carries the streaming benchmark. It has no weights and no KV, and its tokens mean nothing; they are deterministic.
+Requests and results are the torch engine's, so that what the worker measures on top of them is the same code.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
-import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtx.errors import UsageError
+from trtx.torch_engine.choices import Choice
+from trtx.torch_engine.messages import Handover, Update
+from trtx.torch_engine.results import Delivery, DisaggregatedParams, RequestError, RequestOutput
 from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.text import StopStrings, TextStream, load_tokenizer
+
+__all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "SamplingParams"]
 
 CATCH_UP_SECONDS = 0.05
-"""How far the clock may run behind and still keep its rate; later than this, steps are dropped as a stalled engine's."""
-
-
-class RequestError(RuntimeError):
-    pass
-
-
-@dataclass(slots=True, kw_only=True)
-class DisaggregatedParams:
-    request_type: str | None = None
-    first_gen_tokens: list[int] | None = None
-    first_gen_log_probs: Any = None
-    ctx_request_id: int | None = None
-    disagg_request_id: int | None = None
-    opaque_state: bytes | None = None
-    draft_tokens: Any = None
-    ctx_dp_rank: int | None = None
-    ctx_info_endpoint: Any = None
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    index: int = 0
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    logprobs: Any = None
-    prompt_logprobs: Any = None
-    disaggregated_params: Any = None
-
-
-class RequestOutput:
-    def __init__(self, loop):
-        self.outputs = [CompletionOutput()]
-        self.finished = False
-        self._seen = 0
-        self._waiter = None
-        self._loop = loop
-        self._aborted = False
-        self._over = False
-
-    def abort(self):
-        self._aborted = True
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        if self._over:
-            raise StopAsyncIteration
-        while not self.finished and len(self.outputs[0].token_ids) == self._seen:
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        self._seen = len(self.outputs[0].token_ids)
-        self._over = self.finished
-        return self
-
-    def wake(self):
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+"""How far the clock may run behind and keep its rate; a step that is later than this is dropped, as in a stalled engine."""
+DISTINCT_TOKENS = 64
+_OPAQUE_STATE = b"paced"  # there is no KV to hand over
 
 
 @dataclass(frozen=True, slots=True)
 class PacedArgs:
-    """Milliseconds and tokens. ``paced_*`` 0: no delay."""
+    """Milliseconds, and TensorRT-LLM's own names for what bounds a request."""
 
-    paced_ttft_ms: float
-    paced_itl_ms: float
+    paced_ttft_ms: float  # from arrival to the first token; 0: no delay
+    paced_itl_ms: float  # from step to step; 0: steps follow each other at once
     max_seq_len: int
     max_batch_size: int
     max_num_tokens: int
@@ -95,11 +47,14 @@ class PacedArgs:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    output: RequestOutput
-    ready_at: float  # monotonic seconds: not before this does it get a token
+    """One request in the clock's hands. ``ready_at``, in monotonic seconds: no token before then."""
+
+    choice: Choice
+    ready_at: float
     position: int  # of the next token, counted over prompt and output
     left: int  # tokens still to make
-    hands_off: bool
+    hands_off: bool  # context_only: its one token goes to a decode worker
+    is_aborted: bool = False
 
 
 class LLM:
@@ -107,16 +62,21 @@ class LLM:
 
     The clock starts anew with a request that finds the engine idle; any other waits for the next step, as it would in
     a real engine. So TTFT is exact at concurrency 1 and up to one step more above, and ITL is exact always.
+    ``generation_only`` goes on after ``first_gen_tokens`` at once. Logprobs are refused: nothing was likely.
     """
+
+    tokenizer = None
 
     def __init__(self, model: str | Path, **llm_args: Any) -> None:
         directory = Path(model)
         self.args = _resolve(directory, llm_args)
-        self._tokens = _ordinary_tokens(directory)
+        self._tokenizer = load_tokenizer(directory)
+        self._token_ids = _ordinary_token_ids(directory)
+        self._request_ids = itertools.count(1)
         self._arrivals: deque[_Running] = deque()
         self._running: list[_Running] = []
-        self._wake = threading.Condition()
-        self._stopped = False
+        self._changed = threading.Condition()
+        self._is_stopped = False
         self._iterations = 0
         self._thread = threading.Thread(target=self._run, name="paced-engine", daemon=True)
         self._thread.start()
@@ -128,115 +88,200 @@ class LLM:
         *,
         streaming: bool = False,
         disaggregated_params: DisaggregatedParams | None = None,
-        **_: Any,
+        trace_headers: Mapping[str, str] | None = None,  # accepted without effect, as the three below it
+        cache_salt: str | None = None,
+        priority: float = 0.5,
     ) -> RequestOutput:
-        sampling = sampling_params or SamplingParams()
-        output = RequestOutput(asyncio.get_running_loop())
-        kind = disaggregated_params.request_type if disaggregated_params else None
-        request = _Running(
-            output,
-            ready_at=time.monotonic() + self.args.paced_ttft_ms / 1000,
+        """Starts a request and returns at once. Raises RequestError for what a clock can't answer."""
+        sampling = sampling_params if sampling_params is not None else SamplingParams()
+        if sampling.n != 1 or sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+            raise RequestError("the paced engine makes one choice without logprobs; ask for n 1 and no logprobs")
+        room = self.args.max_seq_len - len(inputs)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(inputs)} tokens; expected less than max_seq_len {room + len(inputs)}"
+            )
+        kind = disaggregated_params.request_type if disaggregated_params is not None else None
+        output = RequestOutput(
+            next(self._request_ids),
+            prompt=None,
+            prompt_token_ids=list(inputs),
+            num_choices=1,
+            streaming=streaming,
+            on_abort=lambda: self._abort(running),
+            text_streams=None,
+        )
+        now = time.monotonic()
+        running = _Running(
+            Choice(0, output, [output.request_id], self._stop_strings(sampling) if kind != "context_only" else None),
+            ready_at=now + self.args.paced_ttft_ms / 1000,
             position=len(inputs),
-            left=1 if kind == "context_only" else sampling.max_tokens,
+            left=1 if kind == "context_only" else min(sampling.max_tokens, room),
             hands_off=kind == "context_only",
         )
-        if kind == "generation_only":
-            first = disaggregated_params.first_gen_tokens
-            output.outputs[0].token_ids += first
-            request.position += len(first)
-            request.left -= len(first)
-            request.ready_at = time.monotonic()
-        if request.left <= 0:
-            output.outputs[0].finish_reason = "length"
-            output.finished = True
-            return output
-        with self._wake:
-            self._arrivals.append(request)
-            self._wake.notify()
+        if kind == "generation_only" and disaggregated_params is not None:
+            running.ready_at = now
+            for token_id in disaggregated_params.first_gen_tokens or ():
+                self._give(running, token_id)
+        if running.left:
+            with self._changed:
+                self._arrivals.append(running)
+                self._changed.notify()
         return output
 
     def shutdown(self) -> None:
-        with self._wake:
-            self._stopped = True
-            self._wake.notify()
-        self._thread.join(timeout=5)
+        """Ends the clock; open requests end with RuntimeError. Idempotent."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify()
+        self._thread.join()
+
+    # --- what the engine says about itself ---
 
     def get_kv_cache_capacity(self) -> dict[str, int]:
+        """Without ``maxNumBlocks``: there is no KV. The block size is what routers have to agree on."""
         return {"tokensPerBlock": 32}
 
-    def get_stats(self, timeout: float = 2) -> list[dict[str, Any]]:
-        return []
+    def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        """One row for now, TensorRT-LLM's keys; ``timeout`` has no effect."""
+        return [
+            {
+                "iter": self._iterations,
+                "iterLatencyMS": self.args.paced_itl_ms,
+                "numActiveRequests": len(self._running),
+                "numQueuedRequests": len(self._arrivals),
+                "maxNumActiveRequests": self.args.max_batch_size,
+            }
+        ]
 
-    def get_kv_cache_events(self, timeout: float = 2) -> list[dict[str, Any]]:
-        return []
+    def _check_health(self) -> bool:
+        return self._thread.is_alive()
+
+    # --- the clock ---
 
     def _run(self) -> None:
+        step_seconds = self.args.paced_itl_ms / 1000
         next_step = 0.0
-        itl = self.args.paced_itl_ms / 1000
         while True:
-            with self._wake:
-                while not self._stopped and not self._arrivals and not self._running:
-                    self._wake.wait()
-                if self._stopped:
-                    return
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_stopped or self._arrivals or self._running)
+                if self._is_stopped:
+                    break
                 while self._arrivals and len(self._running) < self.args.max_batch_size:
                     self._running.append(self._arrivals.popleft())
                 now = time.monotonic()
-                earliest = min(r.ready_at for r in self._running)
-                if next_step <= now - CATCH_UP_SECONDS or earliest > next_step:
-                    next_step = max(earliest, now) if earliest > now else now
-                if next_step > now:
-                    self._wake.wait(next_step - now)
+                earliest = min(0.0 if r.is_aborted else r.ready_at for r in self._running)
+                if earliest > next_step:
+                    next_step = earliest  # nobody was due before: the clock starts anew
+                elif next_step < now - CATCH_UP_SECONDS:
+                    next_step = now
+                if earliest and next_step > now:
+                    self._changed.wait(next_step - now)
                     continue
             self._step(next_step)
-            next_step = next_step + itl if itl else time.monotonic()
-            if not itl:
-                time.sleep(0)
+            if not self._running:
+                next_step = 0.0
+            elif step_seconds:
+                next_step += step_seconds
+            else:
+                next_step = time.monotonic()
+                time.sleep(0)  # without a delay of its own, the clock must still let the consumers have the GIL
+        self._end_all()
 
     def _step(self, at: float) -> None:
-        touched = []
-        keep = []
-        for r in self._running:
-            completion = r.output.outputs[0]
-            if r.output._aborted:
-                completion.finish_reason = "cancelled"
-                r.output.finished = True
-                touched.append(r.output)
-                continue
-            if r.ready_at > at:
-                keep.append(r)
-                continue
-            completion.token_ids.append(self._tokens[r.position % len(self._tokens)])
-            r.position += 1
-            r.left -= 1
-            if not r.left:
-                if r.hands_off:
-                    completion.disaggregated_params = DisaggregatedParams(
-                        request_type="context_only", first_gen_tokens=list(completion.token_ids), opaque_state=b"paced"
-                    )
-                completion.finish_reason = "length"
-                r.output.finished = True
-            else:
-                keep.append(r)
-            touched.append(r.output)
-        self._running = keep
-        if touched:
-            touched[0]._loop.call_soon_threadsafe(lambda: [o.wake() for o in touched])
+        """One token for everybody who is due, and one wake-up for all consumers of an event loop together."""
+        self._iterations += 1
+        still_running: list[_Running] = []
+        to_wake: dict[asyncio.AbstractEventLoop, list[RequestOutput]] = {}
+        for running in self._running:
+            loop = None
+            if running.is_aborted:
+                running.left = 0
+                loop = running.choice.output.push(Delivery(0, [], "cancelled"))
+            elif running.ready_at <= at:
+                loop = self._give(running, self._token_ids[running.position % len(self._token_ids)])
+            if running.left:
+                still_running.append(running)
+            if loop is not None:
+                to_wake.setdefault(loop, []).append(running.choice.output)
+        self._running = still_running
+        _wake(to_wake)
+
+    def _give(self, running: _Running, token_id: int) -> asyncio.AbstractEventLoop | None:
+        """Hands one token over; returns the loop on which somebody waits for it."""
+        running.position += 1
+        running.left -= 1
+        finish_reason = None if running.left else "length"
+        handover = Handover("context_only", [token_id], opaque_state=_OPAQUE_STATE) if running.hands_off else None
+        if running.choice.stop_strings is None:
+            delivery: Delivery | None = Delivery(0, [token_id], finish_reason, handover=handover)
+        else:
+            delivery = running.choice.delivery(Update(0, [token_id], finish_reason))
+        if delivery is None:
+            return None
+        if delivery.finish_reason is not None:
+            running.left = 0
+        return running.choice.output.push(delivery)
+
+    def _abort(self, running: _Running) -> None:
+        with self._changed:
+            running.is_aborted = True
+            self._changed.notify()
+
+    def _end_all(self) -> None:
+        to_wake: dict[asyncio.AbstractEventLoop, list[RequestOutput]] = {}
+        for running in (*self._running, *self._arrivals):
+            loop = running.choice.output.fail(RuntimeError("the paced engine was shut down"))
+            if loop is not None:
+                to_wake.setdefault(loop, []).append(running.choice.output)
+        self._running = []
+        _wake(to_wake)
+
+    def _stop_strings(self, sampling: SamplingParams) -> StopStrings | None:
+        if not sampling.stop_strings:
+            return None
+        return StopStrings(
+            sampling.stop_strings,
+            TextStream(self._tokenizer, skip_special_tokens=sampling.skip_special_tokens),
+            include=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens or 0,
+        )
 
 
-def _resolve(directory: Path, llm_args: dict[str, Any]) -> PacedArgs:
+def _wake(outputs_by_loop: dict[asyncio.AbstractEventLoop, list[RequestOutput]]) -> None:
+    for loop, outputs in outputs_by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to wake
+            loop.call_soon_threadsafe(_wake_all, outputs)
+
+
+def _wake_all(outputs: list[RequestOutput]) -> None:
+    for output in outputs:
+        output.wake()
+
+
+def _resolve(directory: Path, llm_args: Mapping[str, Any]) -> PacedArgs:
+    """TensorRT-LLM's other arguments have nothing to act on here and are left alone."""
+    for name in ("paced_ttft_ms", "paced_itl_ms"):
+        value = llm_args.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 3_600_000:
+            raise UsageError(f"{name} is {value!r}, expected milliseconds from 0 to an hour")
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     return PacedArgs(
         paced_ttft_ms=float(llm_args.get("paced_ttft_ms", 0)),
         paced_itl_ms=float(llm_args.get("paced_itl_ms", 0)),
-        max_seq_len=llm_args.get("max_seq_len") or config.get("max_position_embeddings", 8192),
+        max_seq_len=llm_args.get("max_seq_len") or config["max_position_embeddings"],
         max_batch_size=llm_args.get("max_batch_size") or 2048,
         max_num_tokens=llm_args.get("max_num_tokens") or 8192,
     )
 
 
-def _ordinary_tokens(directory: Path) -> list[int]:
+def _ordinary_token_ids(directory: Path) -> list[int]:
+    """Tokens of ASCII letters alone: each is text by itself, so a detokenizer shows it the moment it comes."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    return [i for t, i in sorted(tokenizer.get_vocab().items(), key=lambda x: x[1]) if t.isascii() and t.isalpha()][:64]
+    vocabulary = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
+    letters = [token_id for token_id, token in vocabulary if token.isascii() and token.isalpha()][:DISTINCT_TOKENS]
+    if not letters:
+        raise UsageError("the tokenizer has no token of ASCII letters; the paced engine needs one to write with")
+    return letters

@@ -24,8 +24,9 @@ _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "cancelled",
 class ChunkWriter:
     """Turns one request's results into chunks; ``sent`` counts the tokens that were handed over."""
 
-    def __init__(self, request: WorkerRequest) -> None:
+    def __init__(self, request: WorkerRequest, *, block_size: int | None) -> None:
         self._request = request
+        self._block_size = block_size
         self._text_sent = 0
         self.sent = 0
         self.cached_tokens = 0
@@ -55,7 +56,7 @@ class ChunkWriter:
         if finish_reason is not None:
             self.finish_reason = _FINISH_REASONS[finish_reason]
             chunk["finish_reason"] = self.finish_reason
-            self.cached_tokens = _cached_tokens(result, len(self._request.token_ids))
+            self.cached_tokens = _cached_tokens(output, self._block_size, len(self._request.token_ids))
             chunk["completion_usage"] = self._usage()
             prompt_logprobs = extract_prompt_logprobs_from_completion_output(output)
             if prompt_logprobs is not None:
@@ -77,7 +78,9 @@ class ChunkWriter:
         }
 
 
-def _cached_tokens(result: Any, prompt_tokens: int) -> int:
-    """Prompt tokens whose KV was found instead of computed, as far as the engine says."""
-    known = getattr(result, "cached_tokens", None)
-    return 0 if known is None else min(int(known), prompt_tokens)
+def _cached_tokens(output: Any, block_size: int | None, prompt_tokens: int) -> int:
+    """Prompt tokens whose KV was found instead of computed, as far as the engine says (as Dynamo counts them)."""
+    perf = getattr(output, "request_perf_metrics", None)
+    if perf is None or perf.kv_cache_metrics is None or block_size is None:
+        return 0
+    return min(int(perf.kv_cache_metrics.num_reused_blocks) * block_size, prompt_tokens)

@@ -49,7 +49,7 @@ _MODES = {
 }
 
 
-class TrtxEngine(LLMEngine):
+class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships no types for it
     """One worker's engine, driven by Dynamo's ``Worker``.
 
     ``engine_died`` and ``start_error`` tell the process how to exit; ``on_engine_death`` is called at once.
@@ -128,8 +128,8 @@ class TrtxEngine(LLMEngine):
         """True when nothing runs and no decode worker may still read KV from here."""
         if self._open:
             return False
-        totals = self._loaded.handoff_stats() if self._loaded is not None else None
-        return totals is None or not totals.leases
+        totals = self._loaded.handoff_stats() if self._loaded is not None else {}
+        return not totals.get("leases")
 
     async def cleanup(self) -> None:
         """Waits for what has begun, within bounds, then ends the engine. Safe after a failed ``start``, and twice."""
@@ -152,7 +152,9 @@ class TrtxEngine(LLMEngine):
         deadline = asyncio.get_running_loop().time() + seconds
         while not await self.is_quiescent():
             if asyncio.get_running_loop().time() > deadline:
-                logger.warning("%s: %d requests cut off after %g s of draining", self.options.name, len(self._open), seconds)
+                logger.warning(
+                    "%s: %d requests cut off after %g s of draining", self.options.name, len(self._open), seconds
+                )
                 for result in list(self._open.values()):
                     result.abort()
                 return
@@ -190,7 +192,7 @@ class TrtxEngine(LLMEngine):
             elif submission.resumes and loaded.api.kind != "tensorrt-llm":
                 # Dynamo holds an abort back until decode's first token, for engines that can't abort a KV transfer.
                 context.notify_first_token()
-            writer = ChunkWriter(submission.request)
+            writer = ChunkWriter(submission.request, block_size=loaded.block_size)
             async for step in result:
                 chunk = writer.next(step)
                 if chunk is None:
@@ -198,9 +200,9 @@ class TrtxEngine(LLMEngine):
                 if submission.hands_off:
                     _hand_off(chunk, step, len(submission.request.token_ids))
                 clock.tokens(len(chunk["token_ids"]))
-                yield chunk  # type: ignore[misc]
+                yield chunk
             if writer.finish_reason is None:
-                yield writer.cancelled()  # type: ignore[misc]
+                yield writer.cancelled()
             outcome = writer.finish_reason or "cancelled"
             self._metrics.prompt_tokens += len(submission.request.token_ids)
             self._metrics.cached_tokens += writer.cached_tokens
@@ -267,7 +269,9 @@ class TrtxEngine(LLMEngine):
     async def health_check_payload(self) -> dict[str, Any] | None:
         if self._loaded is None:
             return None
-        return build_health_check_payload(bos_token_id_or(getattr(self._loaded.llm, "tokenizer", None)))
+        tokenizer = getattr(self._loaded.llm, "tokenizer", None)
+        payload: dict[str, Any] = build_health_check_payload(bos_token_id_or(tokenizer))
+        return payload
 
     def _on_stats(self, row: Mapping[str, Any]) -> None:
         """Called from the poll's thread; both assignments are atomic."""

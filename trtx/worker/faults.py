@@ -7,12 +7,12 @@ engine only. Anything else is a 500.
 
 from __future__ import annotations
 
-from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
+from dynamo.llm.exceptions import DynamoException, EngineShutdown, InvalidArgument, Unknown
 
 from trtx.worker.request import InvalidRequest
 
 
-def as_dynamo_error(error: Exception, request_error: type[Exception], *, engine_is_dead: bool) -> Exception:
+def as_dynamo_error(error: Exception, request_error: type[Exception], *, engine_is_dead: bool) -> DynamoException:
     """``request_error`` is the engine's own class for a request it refuses."""
     if engine_is_dead:
         return EngineShutdown(f"the engine died: {error}")

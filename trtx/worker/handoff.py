@@ -55,7 +55,10 @@ def to_json(params: Any, *, prompt_tokens: int) -> dict[str, Any]:
     logprobs = getattr(params, "first_gen_log_probs", None)
     if logprobs:
         wire["first_gen_log_probs"] = [
-            [{"token_id": token_id, "logprob": entry.logprob, "rank": entry.rank} for token_id, entry in position.items()]
+            [
+                {"token_id": token_id, "logprob": entry.logprob, "rank": entry.rank}
+                for token_id, entry in position.items()
+            ]
             for position in logprobs
         ]
     return wire

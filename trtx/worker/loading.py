@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +46,10 @@ class LoadedEngine:
         check = getattr(self.llm, "_check_health", None)
         return True if check is None else bool(check())
 
-    def handoff_stats(self) -> Any:
+    def handoff_stats(self) -> Mapping[str, float]:
+        """Totals of KV handoffs since the start, and ``leases`` held now; empty where the engine counts none."""
         ask = getattr(self.llm, "handoff_stats", None)
-        return ask() if ask is not None else None
+        return ask() if ask is not None else {}
 
     def shutdown(self) -> bool:
         """Ends the engine; False when it did not end in time, so that the caller must not wait for its threads."""
@@ -63,9 +65,7 @@ def load(options: WorkerOptions) -> LoadedEngine:
     arguments = _arguments(options)
     llm = api.LLM(str(options.model), **arguments)
     capacity = llm.get_kv_cache_capacity() or {}
-    context_length = min(
-        (n for n in (getattr(llm.args, "max_seq_len", None), capacity.get("maxNumTokens")) if n), default=None
-    )
+    context_length = min((n for n in (_fact(llm, "max_seq_len"), capacity.get("maxNumTokens")) if n), default=None)
     if context_length is None:
         raise LaunchError(
             f"engine {options.engine} says neither max_seq_len nor a KV capacity; set max_seq_len in the engine config"
@@ -77,10 +77,16 @@ def load(options: WorkerOptions) -> LoadedEngine:
         context_length=context_length,
         block_size=capacity.get("tokensPerBlock"),
         num_blocks=capacity.get("maxNumBlocks"),
-        max_batch_size=getattr(llm.args, "max_batch_size", None),
-        max_num_tokens=getattr(llm.args, "max_num_tokens", None),
-        publishes_kv_events=bool(capacity) and bool(events.get("event_buffer_max_size")),
+        max_batch_size=_fact(llm, "max_batch_size"),
+        max_num_tokens=_fact(llm, "max_num_tokens"),
+        publishes_kv_events=bool(capacity.get("maxNumBlocks")) and bool(events.get("event_buffer_max_size")),
     )
+
+
+def _fact(llm: Any, name: str) -> int | None:
+    """What the engine resolved, where it says so itself (the torch engine), else what its arguments say."""
+    value = getattr(llm, name, None)
+    return value if value is not None else getattr(llm.args, name, None)
 
 
 def _arguments(options: WorkerOptions) -> dict[str, Any]:

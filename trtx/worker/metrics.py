@@ -79,7 +79,7 @@ class WorkerMetrics(Collector):
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.open_requests = 0
         self.iteration: Mapping[str, Any] = {}  # the engine's latest iteration stats, TensorRT-LLM's keys
-        self.handoff: Any = None  # the engine's handoff totals, or None where it has none
+        self.handoff: Mapping[str, float] = {}  # the engine's handoff totals, where it has any
 
     def collect(self) -> Iterator[Any]:
         yield self.time_to_first_token.family(
@@ -120,18 +120,18 @@ class WorkerMetrics(Collector):
                 yield GaugeMetricFamily(name, text, value)
 
     def _handoff_families(self) -> Iterator[Any]:
-        if self.handoff is None:
-            return
         totals = self.handoff
-        yield CounterMetricFamily("trtx_handoff_reads", "KV handoffs read from a prefill worker.", totals.reads)
-        yield CounterMetricFamily("trtx_handoff_bytes", "Bytes of KV read from prefill workers.", totals.bytes)
-        yield CounterMetricFamily("trtx_handoff_seconds", "Time of these reads, summed.", totals.seconds)
-        yield CounterMetricFamily("trtx_handoff_failed_reads", "Reads that failed.", totals.failed_reads)
+        if not totals:
+            return
+        yield CounterMetricFamily("trtx_handoff_reads", "KV handoffs read from a prefill worker.", totals["reads"])
+        yield CounterMetricFamily("trtx_handoff_bytes", "Bytes of KV read from prefill workers.", totals["bytes"])
+        yield CounterMetricFamily("trtx_handoff_seconds", "Time of these reads, summed.", totals["seconds"])
+        yield CounterMetricFamily("trtx_handoff_failed_reads", "Reads that failed.", totals["failed_reads"])
         yield CounterMetricFamily(
-            "trtx_recomputed_prefixes", "Prompts computed again because their KV was gone.", totals.recomputed
+            "trtx_recomputed_prefixes", "Prompts computed again because their KV was gone.", totals["recomputed"]
         )
-        yield GaugeMetricFamily("trtx_leases", "KV handoffs that wait for a decode worker.", totals.leases)
-        yield CounterMetricFamily("trtx_expired_leases", "Leases that nobody read in time.", totals.expired_leases)
+        yield GaugeMetricFamily("trtx_leases", "KV handoffs that wait for a decode worker.", totals["leases"])
+        yield CounterMetricFamily("trtx_expired_leases", "Leases that nobody read in time.", totals["expired_leases"])
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from trtx.errors import TrtxError
 
-MAX_STOP_STRINGS = 16
 _SEED_LIMIT = 2**63
 
 
@@ -150,8 +149,6 @@ def _outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stop_strings(value: Any) -> list[str]:
     strings = [value] if isinstance(value, str) else list(value or ())
-    if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop has {len(strings)} strings, expected at most {MAX_STOP_STRINGS}")
     for string in strings:
         if not isinstance(string, str) or not string:
             raise InvalidRequest(f"stop contains {string!r}, expected strings of at least one character")

@@ -22,7 +22,7 @@ def set_nodelay_everywhere() -> None:
     Asks the kernel directly by number instead of duplicating descriptors into Python sockets: a number that is no
     socket, no TCP socket, or was closed meanwhile, is refused by the kernel and left alone.
     """
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- names alone, ten times faster than Path objects
         _LIBC.setsockopt(
             int(name), socket.IPPROTO_TCP, socket.TCP_NODELAY, ctypes.byref(_ON), ctypes.sizeof(ctypes.c_int)
         )

@@ -38,4 +38,4 @@ class StatusFile:
             return
         temporary = self._path.with_name(f".{self._path.name}.{self.status.pid}")
         temporary.write_text(json.dumps(asdict(self.status)) + "\n", encoding="utf-8")
-        os.replace(temporary, self._path)
+        temporary.replace(self._path)
