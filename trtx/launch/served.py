@@ -227,4 +227,4 @@ def _warm_up(topology: ServedTopology, request_s: float) -> None:
 def _stop_summary(outcomes: Mapping[str, Outcome]) -> str:
     if odd := [f"{name} {outcome}" for name, outcome in outcomes.items() if outcome != "clean"]:
         return f"stopped: {', '.join(odd)}, the rest clean"
-    return f"stopped: all {len(outcomes)} processes ended by themselves"
+    return f"stopped, cleanly: {', '.join(outcomes) or 'nothing ran any more'}"

@@ -151,13 +151,13 @@ class Supervisor:
         when = f"after {now - slot.started_at:.0f} s" + ("" if slot.had_served else ", before it served")
         what = f"{slot.spec.name} {exit_text} {when}; log: {slot.spec.log_path}"
         last_lines = f"; its last lines:\n{tail}" if tail else "; the log is empty"
-        self._emit("exited", what + last_lines, slot)
         if not self._has_been_ready:
             self._give_up(what + last_lines)
             return
+        self._emit("exited", what + last_lines, slot)
         delay = slot.deaths.record_death(now, had_served=slot.had_served)
         if delay is None:
-            self._give_up(f"{slot.spec.name} died {CRASH_LOOP_DEATHS} times, the last time it {exit_text}; {what}")
+            self._give_up(f"{slot.spec.name} died {CRASH_LOOP_DEATHS} times; the last time, {what}{last_lines}")
             return
         self.restarts.append(Restart(slot.spec.name, time.time(), exit_text, tail))
         self._is_degraded = True
@@ -227,7 +227,7 @@ class Supervisor:
 
     def _give_up(self, reason: str) -> None:
         self.failure = reason
-        self._emit("gave-up", reason)
+        self._emit("gave-up", f"giving up: {reason.partition(chr(10))[0]}")
 
     def _emit(self, kind: EventKind, message: str, slot: Slot | None = None) -> None:
         self._on_event(Event(kind, message, "" if slot is None else slot.spec.name))

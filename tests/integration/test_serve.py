@@ -1,0 +1,150 @@
+"""``trtx serve`` as a person runs it: real frontend, real workers of the paced engine, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from topology_clients import PACED, Load, nothing_left, post, stream_once, trtx_serve, wait_until
+
+from trtx.launch.processes import members
+from trtx.topology import Plan
+
+
+def run_trtx(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from trtx.cli.app import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+
+
+def listeners(plan: Plan) -> set[str]:
+    """Addresses on which any process of the topology listens, TCP and UDP."""
+    found = set()
+    for pid in members(plan.marker, ()):
+        for connection in psutil.Process(pid).net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN or (connection.type == socket.SOCK_DGRAM and connection.laddr):
+                found.add(connection.laddr.ip)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["agg", "disagg"])
+def test_it_serves_and_the_curl_of_its_ready_line_works_as_pasted(mode: str) -> None:
+    with trtx_serve(*PACED, "--mode", mode, "--set", "paced_itl_ms=1") as serve:
+        plan = serve.wait_ready()
+        curl = re.search(r"^curl .*?'$\n\n", serve.text(), re.DOTALL | re.MULTILINE)
+        assert curl is not None, serve.text()
+        answer = subprocess.run(curl.group(), shell=True, capture_output=True, text=True, timeout=30, check=True)
+        assert json.loads(answer.stdout)["usage"]["completion_tokens"] > 0
+        assert json.loads((plan.run_dir / "plan.json").read_text())["mode"] == mode
+        assert all(process.log_path.exists() for process in plan.processes)
+        serve.process.send_signal(signal.SIGINT)
+        assert serve.wait(30) == 130
+        assert nothing_left(plan)
+
+
+def test_everything_listens_on_loopback_alone_with_kv_routing_too() -> None:
+    with trtx_serve(*PACED, "--mode", "disagg", "--router-mode", "kv") as serve:
+        plan = serve.wait_ready()
+        assert stream_once(plan.url, plan.model, "hello", 4).is_good
+        assert listeners(plan) <= {"127.0.0.1", "::1"}
+        assert len(listeners(plan)) > 0
+
+
+def test_an_open_host_opens_the_http_port_alone_and_warns() -> None:
+    with trtx_serve(*PACED, "--host", "0.0.0.0") as serve:
+        plan = serve.wait_ready()
+        assert listeners(plan) <= {"127.0.0.1", "::1", "0.0.0.0"}
+        opened = [
+            connection
+            for pid in members(plan.marker, ())
+            for connection in psutil.Process(pid).net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.ip == "0.0.0.0"
+        ]
+        assert [connection.laddr.port for connection in opened] == [plan.port]
+        assert "warning: HTTP listens on 0.0.0.0" in serve.text()
+
+
+def test_two_topologies_of_one_model_name_run_side_by_side() -> None:
+    with trtx_serve(*PACED) as first, trtx_serve(*PACED, "--mode", "disagg") as second:
+        plans = first.wait_ready(), second.wait_ready()
+        first.process.send_signal(signal.SIGTERM)
+        assert first.wait(30) == 143
+        assert nothing_left(plans[0])
+        assert stream_once(plans[1].url, plans[1].model, "still there", 5).is_good
+        assert len(members(plans[1].marker, ())) >= 3
+
+
+@pytest.mark.parametrize("mode", ["agg", "disagg"])
+def test_sigint_while_streaming_lets_every_stream_end_and_leaves_nothing(mode: str) -> None:
+    with trtx_serve(*PACED, "--mode", mode) as serve:
+        plan = serve.wait_ready()
+        streams = []
+        threads = [
+            threading.Thread(target=lambda n=n: streams.append(stream_once(plan.url, plan.model, f"stream {n}", 100)))
+            for n in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.7)  # in the middle of streams that take two seconds
+        serve.process.send_signal(signal.SIGINT)
+        for thread in threads:
+            thread.join(timeout=30)
+        assert serve.wait(40) == 130
+        assert [stream.problem for stream in streams] == [None] * 8
+        assert {stream.finish_reason for stream in streams} == {"length"}
+        assert nothing_left(plan)
+
+
+def test_a_second_sigint_kills_at_once() -> None:
+    with trtx_serve(*PACED, "--set", "paced_itl_ms=150") as serve:
+        plan = serve.wait_ready()
+        with Load(plan.url, plan.model, 2, 400) as load:
+            time.sleep(1)
+            load._stop.set()
+            serve.process.send_signal(signal.SIGINT)
+            wait_until(lambda: "stopping" in serve.text(), 5, "stopping")
+            assert serve.process.poll() is None
+            serve.process.send_signal(signal.SIGINT)
+            assert serve.wait(8) == 130
+            assert nothing_left(plan)
+
+
+def test_kill_9_of_the_launcher_while_streaming_leaves_nothing_within_ten_seconds() -> None:
+    with trtx_serve(*PACED, "--mode", "disagg", "--prefill", "2") as serve:
+        plan = serve.wait_ready()
+        with Load(plan.url, plan.model, 8, 1000) as load:
+            time.sleep(1)
+            load._stop.set()
+            os.killpg(serve.process.pid, signal.SIGKILL)
+            wait_until(lambda: nothing_left(plan), 10, "no process and no file left")
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        refused = run_trtx("serve", "--engine", "paced", "--port", port, "-o", str(tmp_path))
+    assert refused.returncode == 2
+    assert f"port {port} on 127.0.0.1 is in use" in refused.stderr
+    assert f"pid {os.getpid()}" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dynamos_mocker_is_served_like_any_engine() -> None:
+    with trtx_serve("--engine", "simulated", "--mode", "disagg", "--set", "speedup_ratio=1000") as serve:
+        plan = serve.wait_ready()
+        code, answer = post(plan.url, "/v1/completions", {"model": plan.model, "prompt": "hello", "max_tokens": 3})
+        assert (code, answer["usage"]["completion_tokens"]) == (200, 3)
+        assert listeners(plan) <= {"127.0.0.1", "::1"}
+        serve.process.send_signal(signal.SIGINT)
+        assert serve.wait(40) == 130
