@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import socket
 import subprocess
@@ -38,6 +39,8 @@ from trtx.torch_engine.messages import (
 )
 from trtx.torch_engine.results import RequestError, RequestOutput
 
+logger = logging.getLogger(__name__)
+
 STDERR_LINES = 20
 """Lines of the engine's last words that a death notice carries."""
 _EXIT_GRACE_S = 5.0
@@ -48,7 +51,6 @@ class EngineClient:
 
     def __init__(self, args: LlmArgs) -> None:
         self.ready: Future[Ready] = Future()
-        self.progress = ""
         self.device_memory_bytes = 0
         self.handoff = HandoffStats()
         self.stats = Feed(args.max_stats_len)
@@ -181,7 +183,7 @@ class EngineClient:
         if isinstance(message, StepReport):
             self._take_step(message)
         elif isinstance(message, Progress):
-            self.progress = message.text
+            logger.info("engine %d: %s", self.pid, message.text)
         elif isinstance(message, Ready):
             self.device_memory_bytes = message.device_memory_bytes
             self.ready.set_result(message)

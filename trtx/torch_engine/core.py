@@ -80,7 +80,7 @@ class EngineCore:
         num_completed = 0
         if step.sequences:
             num_completed = self._commit(step, self._runner.execute(step.batch))
-        return self._report(step, num_completed, (time.perf_counter() - began) * 1e3)
+        return self._report(step, num_completed, began)
 
     def _commit(self, step: Step, results: list[Sampled]) -> int:
         """Takes the results in. Returns how many sequences ended."""
@@ -120,7 +120,7 @@ class EngineCore:
             opaque_state=opaque_state,
         )
 
-    def _report(self, step: Step, num_completed: int, latency_ms: float) -> StepReport | None:
+    def _report(self, step: Step, num_completed: int, began: float) -> StepReport | None:
         updates, self._updates = self._updates, []
         events = self._events.take() if self._events is not None else None
         handoff = None
@@ -139,7 +139,8 @@ class EngineCore:
                     self.scheduler,
                     step,
                     iteration=self._iteration,
-                    latency_ms=latency_ms,
+                    began=began,
+                    ended=time.perf_counter(),
                     num_completed=num_completed,
                     num_emitted=sum(len(update.token_ids) for update in updates),
                     device_memory_bytes=self._memory_bytes,
@@ -164,7 +165,9 @@ class EngineCore:
     def submit(self, submit: Submit) -> None:
         """Accepts one sequence. A bad one is answered with an error update, and harms nobody else."""
         try:
-            sequence = Sequence.from_submit(submit, arrival=self._arrivals, max_seq_len=self.max_seq_len)
+            sequence = Sequence.from_submit(
+                submit, arrival=self._arrivals, arrived_s=time.perf_counter(), max_seq_len=self.max_seq_len
+            )
         except ValueError as error:
             self._updates.append(Update(submit.sequence_id, [], error=str(error)))
             return

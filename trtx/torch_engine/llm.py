@@ -6,16 +6,15 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from trtx.torch_engine.choices import Choice
 from trtx.torch_engine.client import EngineClient
 from trtx.torch_engine.llm_args import LlmArgs, resolve_llm_args
-from trtx.torch_engine.messages import Submit
+from trtx.torch_engine.messages import HandoffStats, Submit
 from trtx.torch_engine.results import DisaggregatedParams, RequestError, RequestOutput
 from trtx.torch_engine.sampling import SamplingParams
 from trtx.torch_engine.text import (
@@ -79,6 +78,7 @@ class LLM:
         except BaseException:
             self._client.shutdown()
             raise
+        self.args = replace(self.args, max_seq_len=self._ready.max_seq_len, max_batch_size=self._ready.max_batch_size)
 
     # --- requests ---
 
@@ -274,10 +274,9 @@ class LLM:
         """Device memory of the engine's process as it last said (every 2 s while it works); 0 on a CPU."""
         return self._client.device_memory_bytes
 
-    def handoff_stats(self) -> dict[str, float]:
-        """Totals since the start: reads, bytes, seconds, failed_reads, recomputed, expired_leases; and leases now."""
-        stats: dict[str, float] = msgspec.structs.asdict(self._client.handoff)
-        return stats
+    def handoff_stats(self) -> HandoffStats:
+        """Totals of KV handoff since the start, and the leases that are out, as the engine last said."""
+        return self._client.handoff
 
     def _check_health(self) -> bool:
         """False once the engine's process died, reported a fatal error, or was shut down."""

@@ -30,7 +30,8 @@ class Sequence:
     """
 
     sequence_id: int
-    arrival: int
+    arrival: int  # its place in the order of arrival
+    arrived_s: float  # on the clock of time.perf_counter
     prompt_token_ids: list[int]
     sampling: SamplingParams
     end_ids: frozenset[int]
@@ -50,6 +51,7 @@ class Sequence:
     block_hashes: list[int] = field(default_factory=list)  # of full blocks of known tokens, extended on demand
     num_registered: int = 0  # leading blocks that the pool knows by hash
     num_reused: int = 0  # leading blocks found in the prefix cache at the last admission
+    is_resumed: bool = False  # was preempted before
     is_cancelled: bool = False  # while TRANSFERRING: ended for the client, its blocks still belong to the transport
     pull_failed: bool = False  # the peer's KV is not to be had: compute the prompt here
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -58,7 +60,7 @@ class Sequence:
     min_tokens: int = 0
 
     @classmethod
-    def from_submit(cls, submit: Submit, *, arrival: int, max_seq_len: int) -> Sequence:
+    def from_submit(cls, submit: Submit, *, arrival: int, arrived_s: float, max_seq_len: int) -> Sequence:
         """Raises ValueError for sampling values that ``SamplingParams`` refuses."""
         sampling = SamplingParams(**submit.sampling)
         prompt = submit.prompt_token_ids
@@ -68,6 +70,7 @@ class Sequence:
         return cls(
             sequence_id=submit.sequence_id,
             arrival=arrival,
+            arrived_s=arrived_s,
             prompt_token_ids=prompt,
             sampling=sampling,
             end_ids=frozenset(submit.end_ids),

@@ -39,7 +39,7 @@ class Step:
     pulls: list[Sequence] = field(default_factory=list)  # admitted, and their KV is to be read from a peer
     num_decodes: int = 0
     num_context_tokens: int = 0
-    num_admitted: int = 0
+    admitted: list[Sequence] = field(default_factory=list)
     num_preempted: int = 0
 
 
@@ -121,6 +121,7 @@ class Scheduler:
         sequence = self.running.pop()
         self._let_go(sequence)
         sequence.state = State.WAITING
+        sequence.is_resumed = True
         self.add(sequence)
 
     def _schedule_chunk(
@@ -174,7 +175,7 @@ class Scheduler:
         del self.waiting[0]
         sequence.hold(self._free_slots.pop(), matched + fresh, num_computed)
         sequence.num_registered = sequence.num_reused = len(matched)
-        step.num_admitted += 1
+        step.admitted.append(sequence)
         if wants_pull:
             sequence.state = State.TRANSFERRING
             self.transferring.append(sequence)

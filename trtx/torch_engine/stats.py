@@ -14,25 +14,31 @@ def iteration_stats(
     step: Step,
     *,
     iteration: int,
-    latency_ms: float,
+    began: float,
+    ended: float,
     num_completed: int,
     num_emitted: int,
     device_memory_bytes: int,
 ) -> dict[str, Any]:
-    """Counts as they are after the step; times in milliseconds, memory in bytes."""
+    """Counts as they are after the step; times in milliseconds, memory in bytes.
+
+    ``began``, ``ended``: of the step, in seconds on the clock of ``Sequence.arrived_s``.
+    """
     pool, counters = scheduler.pool, scheduler.pool.counters
     decodes = step.sequences[: step.num_decodes]
     prompts = step.sequences[step.num_decodes :]
+    fresh = [s for s in step.admitted if not s.is_resumed]
     new, handed, paused = _split(scheduler.waiting)
     return {
         "iter": iteration,
-        "iterLatencyMS": latency_ms,
+        "iterLatencyMS": (ended - began) * 1e3,
         "cpuMemUsage": 0,
         "gpuMemUsage": device_memory_bytes,
         "numActiveRequests": scheduler.num_active,
         "numQueuedRequests": len(scheduler.waiting),
         "numCompletedRequests": num_completed,
-        "numNewActiveRequests": step.num_admitted,
+        "numNewActiveRequests": len(fresh),
+        "newActiveRequestsQueueLatencyMS": sum(began - s.arrived_s for s in fresh) / len(fresh) * 1e3 if fresh else 0.0,
         "maxNumActiveRequests": scheduler.max_batch_size,
         "maxBatchSizeRuntime": scheduler.max_batch_size,
         "attentionDpRank": 0,
@@ -75,5 +81,5 @@ def _split(waiting: SequenceOf[Sequence]) -> tuple[list[Sequence], list[Sequence
         if sequence.wants_pull:
             handed.append(sequence)
         else:
-            (paused if sequence.output_token_ids else new).append(sequence)
+            (paused if sequence.is_resumed else new).append(sequence)
     return new, handed, paused

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_CHARACTER_BYTES = 4
+"""Of a character in UTF-8 at most, and so the most tokens that one can be spread over."""
 _LONGEST_WAIT = 16
-"""Tokens that wait for the rest of a character. One has at most 4 bytes: what waits longer is no text, and is shown."""
+"""Tokens that may wait for the rest of a character. Where more do, the earlier ones are no text, and are shown as such."""
 
 
 class Tokenizer(Protocol):
@@ -73,23 +75,26 @@ class TextStream:
     def feed(self, token_ids: Sequence[int]) -> str:
         """Text that is sure now; may be empty."""
         self._new += token_ids
-        piece = self._piece() if self._new else ""
-        if piece.endswith(REPLACEMENT) and len(self._new) <= _LONGEST_WAIT:
-            return ""
-        if piece:
-            self._context = self._new
-        self._new = []
-        return piece
+        new = self._new
+        for held in range(min(_CHARACTER_BYTES, len(new))):
+            piece = self._piece(len(new) - held)
+            is_junk = held == _CHARACTER_BYTES - 1 and len(new) > _LONGEST_WAIT
+            if not piece.endswith(REPLACEMENT) or is_junk:
+                sure = new[: len(new) - held]
+                self._context, self._new = (sure if piece else self._context), new[len(sure) :]
+                return piece
+        return ""
 
     def finish(self) -> str:
         """What waited for bytes that never came, as the tokenizer shows it."""
-        piece = self._piece() if self._new else ""
+        piece = self._piece(len(self._new)) if self._new else ""
         self._context, self._new = self._new, []
         return piece
 
-    def _piece(self) -> str:
+    def _piece(self, count: int) -> str:
+        """Text of the first ``count`` new tokens."""
         decode, skip = self._tokenizer.decode, self._skip_special_tokens
-        return decode(self._context + self._new, skip)[len(decode(self._context, skip)) :]
+        return decode(self._context + self._new[:count], skip)[len(decode(self._context, skip)) :]
 
 
 @dataclass(frozen=True, slots=True)
