@@ -66,6 +66,11 @@ def resolve_engine_config(
         before = _set(values, key, value)
         reasons.append(f"{role}: {key} = {value!r} from --set" + ("" if before is None else f", was {before!r}"))
     origin = f"{source} and --set" if len(reasons) > 1 else source
+    if role != "agg" and "cache_transceiver_config" not in values:
+        values["cache_transceiver_config"] = {"backend": "DEFAULT"}
+        reasons.append(
+            f"{role}: cache_transceiver_config.backend = 'DEFAULT' because disaggregation needs a KV transport"
+        )
     _check(values, origin, OWN_FIELDS.get(engine, frozenset()))
     return ResolvedEngineConfig(role, values, source, tuple(reasons))
 

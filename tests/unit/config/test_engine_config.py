@@ -39,8 +39,16 @@ def test_a_wrong_override_is_refused_with_its_path_and_what_was_expected(assignm
 
 def test_later_assignments_win_and_a_role_wins_over_all() -> None:
     resolved = resolve("decode", "decode.max_batch_size=4", "max_batch_size=8", "prefill.max_batch_size=2")
-    assert resolved.values == {"max_batch_size": 4}
+    assert resolved.values["max_batch_size"] == 4
     assert "decode: max_batch_size = 4 from --set, was 8" in resolved.reasons
+
+
+def test_a_disaggregated_role_gets_a_kv_transport_unless_its_config_says_otherwise() -> None:
+    assert resolve("prefill").values["cache_transceiver_config"] == {"backend": "DEFAULT"}
+    assert resolve("decode", "cache_transceiver_config.backend=UCX").values["cache_transceiver_config"] == {
+        "backend": "UCX"
+    }
+    assert "cache_transceiver_config" not in resolve("agg").values
 
 
 def test_null_switches_a_nested_model_off() -> None:
