@@ -12,7 +12,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CHARACTER_BYTES = 4
 """Of a character in UTF-8 at most, and so the most tokens that one can be spread over."""
 _LONGEST_WAIT = 16
-"""Tokens that may wait for the rest of a character. Where more do, the earlier ones are no text, and are shown as such."""
+"""Tokens that may wait for the rest of a character. Where more do, the earlier ones are no text, and shown as such."""
 
 
 class Tokenizer(Protocol):

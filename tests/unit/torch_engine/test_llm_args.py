@@ -1,0 +1,63 @@
+"""LLM's keyword arguments: what is honoured, what is ignored by name, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trtx.torch_engine.llm_args import KvCacheConfig, resolve_llm_args
+
+
+def test_tensorrt_llms_names_are_taken() -> None:
+    args, unsupported = resolve_llm_args(
+        "m",
+        {
+            "max_batch_size": 8,
+            "enable_chunked_prefill": True,
+            "kv_cache_config": {"tokens_per_block": 64, "enable_block_reuse": False},
+            "cache_transceiver_config": {"backend": "UCX", "kv_transfer_timeout_ms": 5000},
+            "scheduler_config": {"waiting_queue_policy": "priority"},
+        },
+    )
+    assert (args.max_batch_size, args.enable_chunked_prefill) == (8, True)
+    assert args.kv_cache_config == KvCacheConfig(tokens_per_block=64, enable_block_reuse=False)
+    assert (args.transport, args.cache_transceiver_config.kv_transfer_timeout_ms) == ("nixl", 5000)
+    assert args.scheduler_config.waiting_queue_policy == "priority"
+    assert unsupported == {}
+
+
+def test_a_known_field_without_effect_here_is_named() -> None:
+    _, unsupported = resolve_llm_args(
+        "m", {"enable_autotuner": True, "kv_cache_config": {"host_cache_size": 5, "dtype": "auto"}}
+    )
+    assert unsupported.keys() == {"enable_autotuner", "kv_cache_config.host_cache_size"}
+
+
+def test_cuda_graphs_can_be_turned_off() -> None:
+    assert resolve_llm_args("m", {"cuda_graph_config": None})[0].cuda_graph_config is None
+    assert resolve_llm_args("m", {})[0].cuda_graph_config is not None
+
+
+def test_config_objects_are_as_good_as_mappings() -> None:
+    args, _ = resolve_llm_args("m", {"kv_cache_config": KvCacheConfig(max_tokens=64)})
+    assert args.kv_cache_config.max_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_batchsize": 4}, "max_batchsize; did you mean max_batch_size"),
+        ({"kv_cache_config": {"token_per_block": 4}}, "did you mean kv_cache_config.tokens_per_block"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2; expected 1"),
+        ({"max_beam_width": 4}, "max_beam_width is 4"),
+        ({"max_num_tokens": "many"}, "max_num_tokens"),
+        ({"max_seq_len": 0}, "max_seq_len is 0; expected at least 1"),
+        ({"kv_cache_config": {"max_tokens": 16}}, "at least one block, 32 tokens"),
+        ({"kv_cache_config": {"free_gpu_memory_fraction": 1.5}}, "free_gpu_memory_fraction is 1.5"),
+        ({"cache_transceiver_config": {"backend": "MPI"}}, "the torch engine has DEFAULT, NIXL, UCX"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_the_way_out(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        resolve_llm_args("m", given)
