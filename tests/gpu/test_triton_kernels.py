@@ -93,15 +93,16 @@ def test_norms_and_gate_equal_torch(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normed", [True, False])
-def test_rope_writes_only_the_cells_of_its_tokens(dtype: torch.dtype, normed: bool) -> None:
+@pytest.mark.parametrize(("normed", "padding"), [(True, 0), (False, 0), (True, 600)])
+def test_rope_writes_only_the_cells_of_its_tokens(dtype: torch.dtype, normed: bool, padding: int) -> None:
     shape = config(heads=6, kv_heads=2, head_dim=24)
     pair = Pair(shape, dtype)
     norms = [random(24, dtype=dtype) if normed else None for _ in range(2)]
     unused = torch.empty(0, device=DEVICE)
     weights = LayerWeights(unused, unused, None, *norms, unused, None, unused, unused, unused)
-    inputs = decode_inputs([0, 7, 8, 131, 0], [4, 0, 1, 2, SLOTS])  # the last is padding: no write
-    qkv = random(5, 10 * 24, dtype=dtype)
+    positions, slots = [0, 7, 8, 131, 0], [4, 0, 1, 2, SLOTS]  # the last is padding: no write
+    inputs = decode_inputs(positions + [0] * padding, slots + [SLOTS] * padding)
+    qkv = random(5 + padding, 10 * 24, dtype=dtype)
     before = pair.cache.pool.clone()
     q, expected = (kernels.rope_and_write(qkv, 1, weights, inputs) for kernels in (pair.triton, pair.reference))
     close(q, expected)
@@ -119,6 +120,24 @@ def test_paged_decode_equals_torch(dtype: torch.dtype, shape: tuple[int, int, in
     inputs = decode_inputs([0, 7, 63, 64, 159], [0, 3, 2, 1, 4])
     q = random(5, heads, head_dim, dtype=dtype)
     close(pair.triton.attend(q, 1, inputs), pair.reference.attend(q, 1, inputs))
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="needs gigabytes")
+def test_long_contexts_in_a_pool_past_two_billion_elements_equal_torch() -> None:
+    from trtx.torch_engine.runner.triton_kernels import TritonKernels
+
+    shape = config(heads=32, kv_heads=8, head_dim=128)
+    blocks, width = 19_000, 1024  # of 32 tokens and two layers: 2.5 billion elements
+    pool = torch.randn(blocks, 2, 2, 32, 8, 128, device=DEVICE, dtype=torch.bfloat16)
+    table = torch.randperm(blocks, device=DEVICE, dtype=torch.int32)[: 4 * width].view(4, width)
+    cache, rotary = KvCache(pool, table), torch.empty(0)
+    ours, reference = TritonKernels(shape, cache, rotary, 132), TorchKernels(shape, cache, rotary)
+    inputs = decode_inputs([32_767, 20_000, 5], [0, 1, 2])
+    q = random(3, 32, 128, dtype=torch.bfloat16)
+    close(ours.attend(q, 1, inputs), reference.attend(q, 1, inputs))
+    spans = span_inputs([(2, 31_000, 600), (0, 0, 300)])
+    q = random(900, 32, 128, dtype=torch.bfloat16)
+    close(ours.attend(q, 1, spans), reference.attend(q, 1, spans))
 
 
 @pytest.mark.parametrize("processors", [4, 132])

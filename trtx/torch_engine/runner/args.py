@@ -31,7 +31,7 @@ class RunnerArgs:
     free_gpu_memory_fraction: float = 0.9
     max_batch_size: int = 256
     max_num_tokens: int = 8192
-    max_seq_len: int | None = None  # None: what the model's positions allow
+    max_seq_len: int | None = None  # None, or more: what the model's positions allow
     kv_dtype: str = "auto"
     cuda_graphs: bool = True
     cuda_graph_batch_sizes: tuple[int, ...] | None = None
@@ -43,6 +43,10 @@ class RunnerArgs:
                 raise UsageError(f"{name} is {getattr(self, name)}; expected at least 1")
         if self.tokens_per_block & (self.tokens_per_block - 1):
             raise UsageError(f"tokens_per_block is {self.tokens_per_block}; expected a power of two, such as 32")
+        if self.max_seq_len is not None and self.max_seq_len < 1:
+            raise UsageError(f"max_seq_len is {self.max_seq_len}; expected at least 1")
+        if self.cuda_graph_batch_sizes is not None and min(self.cuda_graph_batch_sizes, default=0) < 1:
+            raise UsageError(f"cuda_graph_batch_sizes is {self.cuda_graph_batch_sizes}; expected sizes of at least 1")
         if not 0.0 < self.free_gpu_memory_fraction <= 1.0:
             raise UsageError(
                 f"free_gpu_memory_fraction is {self.free_gpu_memory_fraction}; expected more than 0 and at most 1"

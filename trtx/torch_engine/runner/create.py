@@ -19,20 +19,32 @@ from trtx.torch_engine.runner.torch_kernels import TorchKernels
 from trtx.torch_engine.runner.weights import load_weights
 
 
-@torch.inference_mode()
 def create_runner(args: RunnerArgs) -> TorchRunner:
     """Loads weights, sizes and zeroes the KV pool, captures CUDA graphs. Takes seconds to a minute.
 
-    Raises UsageError for a checkpoint, device, dtype or size that cannot work.
+    ``max_seq_len`` past the model's positions is lowered to them, as TensorRT-LLM does. Raises UsageError for a
+    checkpoint, device, dtype or size that cannot work.
     """
     if args.cpu_threads is not None:
         torch.set_num_threads(args.cpu_threads)
     device = resolve_device(args.device)
+    try:
+        return _create(args, device)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise UsageError(
+            f"{args.model_dir.name} does not fit on {device}, which has {free >> 20} of {total >> 20} MiB free: lower "
+            "max_batch_size, max_num_tokens, max_tokens or free_gpu_memory_fraction, or free the GPU"
+        ) from error
+
+
+@torch.inference_mode()
+def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     config = read_model_config(args.model_dir)
     own = resolve_dtype(config.dtype, field="dtype", auto=torch.float32)
     dtype = resolve_dtype(args.dtype, field="dtype", auto=torch.float32 if device.type == "cpu" else own)
     kv_dtype = resolve_dtype(args.kv_dtype, field="kv_cache_config.dtype", auto=dtype)
-    max_seq_len = _max_seq_len(args, config)
+    max_seq_len = min(args.max_seq_len or config.max_position, config.max_position)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     weights = load_weights(args.model_dir, config, device=device, dtype=dtype)
@@ -50,11 +62,14 @@ def create_runner(args: RunnerArgs) -> TorchRunner:
         device=device,
     )  # fmt: skip
     cache = KvCache(pool, table)
-    decoder = Decoder(weights, _kernels(config, cache, rotary_table(config.rope, config.head_dim, max_seq_len, device)))
+    positions = table.shape[1] * args.tokens_per_block  # whole blocks: no position of a listed block lies outside
+    rotary = rotary_table(config.rope, config.head_dim, positions, device)
+    decoder = Decoder(weights, _kernels(config, cache, rotary))
     graphs = None
     if device.type == "cuda" and args.cuda_graphs:
         sizes = args.cuda_graph_batch_sizes or default_batch_sizes(args.max_batch_size)
-        graphs = DecodeGraphs(decoder, cache, sizes, config.vocab_size)
+        useful = {min(size, args.max_batch_size) for size in sizes}
+        graphs = DecodeGraphs(decoder, cache, sorted(useful), config.vocab_size)
     return TorchRunner(
         decoder=decoder, cache=cache, geometry=geometry, max_position=config.max_position,
         vocab_size=config.vocab_size, graphs=graphs,
@@ -69,14 +84,3 @@ def _kernels(config: ModelConfig, cache: KvCache, rotary: torch.Tensor) -> Kerne
 
     processors = torch.cuda.get_device_properties(cache.pool.device).multi_processor_count
     return TritonKernels(config, cache, rotary, processors)
-
-
-def _max_seq_len(args: RunnerArgs, config: ModelConfig) -> int:
-    if args.max_seq_len is None:
-        return config.max_position
-    if not 1 <= args.max_seq_len <= config.max_position:
-        raise UsageError(
-            f"max_seq_len is {args.max_seq_len}; {args.model_dir.name} has positions for 1 to {config.max_position} "
-            "tokens: lower max_seq_len"
-        )
-    return args.max_seq_len

@@ -23,9 +23,9 @@ class DecodeGraphs:
     Inputs and outputs are the same memory for every size: what :meth:`replay` returns holds until the next one.
     """
 
-    def __init__(self, decoder: Decoder, cache: KvCache, batch_sizes: tuple[int, ...], vocab_size: int) -> None:
-        """Compiles and captures every size, the largest first so that the smaller ones share its memory."""
-        self._sizes = sorted(batch_sizes)
+    def __init__(self, decoder: Decoder, cache: KvCache, batch_sizes: list[int], vocab_size: int) -> None:
+        """Captures every size of the ascending ``batch_sizes``, the largest first: the others share its memory."""
+        self._sizes = batch_sizes
         self._padding_slot = cache.padding_slot
         device, largest = cache.pool.device, self._sizes[-1]
         self._inputs = torch.zeros(3, largest, dtype=torch.int32, device=device)  # tokens, positions, slots

@@ -117,7 +117,7 @@ class TorchRunner:
         for begin in range(0, len(following), _PROMPT_LOGPROB_ROWS):
             tokens = following[begin : begin + _PROMPT_LOGPROB_ROWS]
             logits = self._decoder.logits(hidden[begin : begin + len(tokens)])
-            results += rank_logprobs(logits, int32(tokens, self._device), count)
+            results += rank_logprobs(logits, int32(tokens, self._device), [count] * len(tokens))
         return results
 
     def synchronize(self) -> None:

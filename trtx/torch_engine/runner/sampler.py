@@ -50,27 +50,30 @@ class Sampler:
                 index = int32(rows, logits.device).long()
                 tokens[index] = _choose(logits[index].float(), [sequences[r] for r in rows], [plans[r] for r in rows])
         results = [Sampled(token) for token in tokens.tolist()]
-        for row, plan in enumerate(plans):
-            if plan.logprobs is not None:
-                chosen = tokens[row : row + 1]
-                results[row].logprobs = rank_logprobs(logits[row : row + 1], chosen, plan.logprobs)[0]
+        asked = [(row, plan.logprobs) for row, plan in enumerate(plans) if plan.logprobs is not None]
+        for begin in range(0, len(asked), _ROWS_AT_ONCE):
+            part = asked[begin : begin + _ROWS_AT_ONCE]
+            index = int32([row for row, _ in part], logits.device).long()
+            entries = rank_logprobs(logits[index], tokens[index], [count for _, count in part])
+            for (row, _), entry in zip(part, entries, strict=True):
+                results[row].logprobs = entry
         return results
 
 
-def rank_logprobs(logits: Tensor, chosen: Tensor, count: int) -> list[dict[int, Logprob]]:
-    """Per row of ``logits`` [rows, vocab]: the token of ``chosen`` [rows] first, then the ``count`` likeliest."""
+def rank_logprobs(logits: Tensor, chosen: Tensor, counts: list[int]) -> list[dict[int, Logprob]]:
+    """Per row of ``logits`` [rows, vocab]: the token of ``chosen`` [rows] first, then its ``counts`` likeliest."""
     values = torch.log_softmax(logits.float(), dim=-1)
     picked = values.gather(1, chosen.long().unsqueeze(1))  # [rows, 1]
     ranks = (values > picked).sum(dim=1) + 1
-    top = values.topk(min(count, values.shape[1]), dim=1)
+    top = values.topk(min(max(counts), values.shape[1]), dim=1)
     rows = zip(
         chosen.tolist(), picked.squeeze(1).tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist(),
-        strict=True,
+        counts, strict=True,
     )  # fmt: skip
     results = []
-    for token, logprob, rank, ids, logprobs in rows:
+    for token, logprob, rank, ids, logprobs, count in rows:
         entry = {token: Logprob(logprob, rank)}
-        for place, (other, value) in enumerate(zip(ids, logprobs, strict=True)):
+        for place, (other, value) in enumerate(zip(ids[:count], logprobs, strict=False)):
             entry.setdefault(other, Logprob(value, place + 1))
         results.append(entry)
     return results
@@ -98,7 +101,8 @@ def _choose(logits: Tensor, sequences: list[ScheduledSequence], plans: list[Samp
         if plan.has_penalties:
             _penalize(logits[row], sequence, plan)
         if plan.bans_stops(sequence):
-            logits[row, list(sequence.allowed_stop_ids)] = -torch.inf
+            banned = [token for token in sequence.allowed_stop_ids if token < logits.shape[1]]
+            logits[row, banned] = -torch.inf
     best = logits.argmax(dim=-1)
     if all(plan.is_greedy for plan in plans):
         return best

@@ -21,6 +21,7 @@ from trtx.torch_engine.runner.weights import LayerWeights
 
 _MAX_SPLITS = 32
 _SILU_BLOCK = 1024
+_MANY_ROWS = 512
 _DECODE_TOKENS = 64  # KV tokens of one iteration
 
 
@@ -67,12 +68,15 @@ class TritonKernels:
     def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
         config, rows = self._config, qkv.shape[0]
         q = torch.empty(rows, config.num_heads, config.head_dim, dtype=qkv.dtype, device=qkv.device)
-        rope_and_write_kernel[(rows, config.num_heads + 2 * config.num_kv_heads)](
+        # Few tokens: many small programs to fill the GPU. Many: as few as keep each one's loads wide.
+        heads = 2 if rows < _MANY_ROWS else 16
+        grid = (rows, triton.cdiv(config.num_heads + 2 * config.num_kv_heads, heads))
+        rope_and_write_kernel[grid](
             qkv, q, weights.q_norm, weights.k_norm, self._rotary, inputs.positions, inputs.slots,
             self._cache.block_table, self._layers[layer],
             config.norm_eps, self._table_width, self._cache.padding_slot, *self._strides,
-            **self._shape, HAS_NORM=weights.q_norm is not None,
-            BLOCK=triton.next_power_of_2(config.head_dim // 2), num_warps=1,
+            **self._shape, HAS_NORM=weights.q_norm is not None, BLOCK_HEADS=heads,
+            BLOCK=triton.next_power_of_2(config.head_dim // 2), num_warps=1 if rows < _MANY_ROWS else 4,
         )  # fmt: skip
         return q
 

@@ -33,47 +33,51 @@ def rope_and_write_kernel(
     qkv, q_out, q_norm, k_norm, rotary, positions, slots, block_table, pool_layer,
     eps, table_width, padding_slot, block_stride, kv_stride, token_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
-    HAS_NORM: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token a program: q heads go to ``q_out``, k and v heads into the pool's own strides.
+    """``BLOCK_HEADS`` heads of one token a program: q heads go to ``q_out``, k and v heads to the pool's own strides.
 
     ``pool_layer`` is ``pool[:, layer]``; a head is ``HEAD_DIM`` adjacent elements, heads of a token are adjacent.
     """
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
     half: tl.constexpr = HEAD_DIM // 2
-    offsets = tl.arange(0, BLOCK)
-    inside = offsets < half
-    source = qkv + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM
-    first = tl.load(source + offsets, mask=inside, other=0.0)
-    second = tl.load(source + half + offsets, mask=inside, other=0.0)
+    heads = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+    offsets = tl.arange(0, BLOCK)[None, :]
+    is_query = heads < NUM_HEADS
+    is_value = heads >= NUM_HEADS + NUM_KV_HEADS
+    in_half = offsets < half
+    inside = (heads < NUM_HEADS + 2 * NUM_KV_HEADS) & in_half
+    source = qkv + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + heads) * HEAD_DIM + offsets
+    first = tl.load(source, mask=inside, other=0.0)
+    second = tl.load(source + half, mask=inside, other=0.0)
+    a = first.to(tl.float32)
+    b = second.to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
+        of_query = is_query & in_half
+        of_key = (heads >= NUM_HEADS) & in_half
+        low = tl.load(q_norm + offsets, mask=of_query, other=0.0) + tl.load(k_norm + offsets, mask=of_key, other=0.0)
+        high = tl.load(q_norm + half + offsets, mask=of_query, other=0.0)
+        high += tl.load(k_norm + half + offsets, mask=of_key, other=0.0)
+        a = ((a * scale).to(first.dtype) * low).to(tl.float32)
+        b = ((b * scale).to(first.dtype) * high).to(tl.float32)
     position = tl.load(positions + token).to(tl.int64)
-    if head < NUM_HEADS + NUM_KV_HEADS:
-        a = first.to(tl.float32)
-        b = second.to(tl.float32)
-        if HAS_NORM:
-            norm = q_norm if head < NUM_HEADS else k_norm
-            scale = tl.rsqrt((tl.sum(a * a, axis=0) + tl.sum(b * b, axis=0)) / HEAD_DIM + eps)
-            a = ((a * scale).to(first.dtype) * tl.load(norm + offsets, mask=inside, other=0.0)).to(tl.float32)
-            b = ((b * scale).to(first.dtype) * tl.load(norm + half + offsets, mask=inside, other=0.0)).to(tl.float32)
-        cos = tl.load(rotary + position * HEAD_DIM + offsets, mask=inside, other=0.0)
-        sin = tl.load(rotary + position * HEAD_DIM + half + offsets, mask=inside, other=0.0)
-        first = (a * cos - b * sin).to(first.dtype)
-        second = (b * cos + a * sin).to(second.dtype)
-    if head < NUM_HEADS:
-        target = q_out + (token * NUM_HEADS + head) * HEAD_DIM
-        tl.store(target + offsets, first, mask=inside)
-        tl.store(target + half + offsets, second, mask=inside)
-    else:
-        slot = tl.load(slots + token).to(tl.int64)
-        if slot != padding_slot:
-            block = tl.load(block_table + slot * table_width + position // TOKENS_PER_BLOCK).to(tl.int64)
-            kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
-            is_value = (head - NUM_HEADS) // NUM_KV_HEADS
-            cell = pool_layer + block * block_stride + is_value * kv_stride
-            cell += (position % TOKENS_PER_BLOCK) * token_stride + kv_head * HEAD_DIM
-            tl.store(cell + offsets, first.to(pool_layer.dtype.element_ty), mask=inside)
-            tl.store(cell + half + offsets, second.to(pool_layer.dtype.element_ty), mask=inside)
+    cos = tl.load(rotary + position * HEAD_DIM + offsets, mask=in_half, other=0.0)
+    sin = tl.load(rotary + position * HEAD_DIM + half + offsets, mask=in_half, other=0.0)
+    first = tl.where(is_value, first, (a * cos - b * sin).to(first.dtype))
+    second = tl.where(is_value, second, (b * cos + a * sin).to(second.dtype))
+
+    target = q_out + (token * NUM_HEADS + heads) * HEAD_DIM + offsets
+    tl.store(target, first, mask=is_query & inside)
+    tl.store(target + half, second, mask=is_query & inside)
+    slot = tl.load(slots + token).to(tl.int64)
+    writes = (slot != padding_slot) & inside & (heads >= NUM_HEADS)
+    block = tl.load(block_table + slot * table_width + position // TOKENS_PER_BLOCK).to(tl.int64)
+    kv_head = tl.where(is_value, heads - NUM_HEADS - NUM_KV_HEADS, heads - NUM_HEADS)
+    cell = pool_layer + block * block_stride + (position % TOKENS_PER_BLOCK) * token_stride
+    cell += is_value.to(tl.int32) * kv_stride + kv_head * HEAD_DIM + offsets
+    tl.store(cell, first.to(pool_layer.dtype.element_ty), mask=writes)
+    tl.store(cell + half, second.to(pool_layer.dtype.element_ty), mask=writes)
 
 
 @triton.jit

@@ -119,6 +119,7 @@ def test_min_tokens_forbids_stop_ids_until_reached() -> None:
     best, second = logits.topk(2).indices.tolist()
     assert token(logits, stops=(best,), min_tokens=3, output=[1, 1]) == second
     assert token(logits, stops=(best,), min_tokens=3, output=[1, 1, 1]) == best
+    assert token(logits, stops=(best, VOCAB + 7), min_tokens=3) == second  # an id that the model does not have
     assert best not in counts(logits, draws=200, stops=(best,), min_tokens=3, temperature=1.0)
 
 
@@ -148,6 +149,14 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
     assert result.logprobs[second].logprob == pytest.approx(raw[second].item())
     alone = sample(logits[None], [sequence(stops=(best, second), min_tokens=9, logprobs=0)])[0].logprobs
     assert alone is not None and alone[third].rank == 3 and list(alone) == [third]
+
+
+def test_every_row_gets_as_many_logprobs_as_it_asked_for() -> None:
+    logits = random_logits(2, rows=3)
+    results = sample(logits, [sequence(0, logprobs=4), sequence(1), sequence(2, logprobs=1, temperature=0.0)])
+    assert [None if r.logprobs is None else len(r.logprobs) for r in results] == [4, None, 1]
+    assert list(results[0].logprobs or {}) == logits[0].topk(4).indices.tolist()
+    assert list(results[2].logprobs or {}) == [int(logits[2].argmax())]
 
 
 def test_a_slot_taken_by_another_sequence_samples_by_its_own_parameters() -> None:
