@@ -17,7 +17,8 @@ class Column:
     """One figure of a row. ``percentile`` is set where a figure needs a number of samples to be stated."""
 
     title: str
-    unit: str
+    group: str  # the header over it, with the unit where the title does not say it
+    label: str  # its own header under that
     value: Callable[[Row], float | None]
     percentile: int | None = None
     samples: Callable[[Row], int] = lambda row: 0
@@ -43,20 +44,16 @@ def number(value: float) -> str:
 def columns(view: RunView) -> tuple[Column, ...]:
     """Throughput first, then latency: the order in which a reader decides."""
     return (
-        Column("tokens/s", "tokens/s", lambda row: row.rate("output_token_throughput")),
-        Column(
-            "tokens/s/user",
-            "tokens/s/user",
-            lambda row: row.rate("output_token_throughput_per_user"),
-        ),
-        Column(f"tokens/s/{view.device}", f"tokens/s/{view.device}", lambda row: row.per_device),
-        Column("requests/s", "requests/s", lambda row: row.rate("request_throughput")),
+        Column("tokens/s", "tokens/s", "all", lambda row: row.rate("output_token_throughput")),
+        Column("tokens/s/user", "tokens/s", "a user", lambda row: row.rate("output_token_throughput_per_user")),
+        Column(f"tokens/s/{view.device}", "tokens/s", f"a {view.device}", lambda row: row.per_device),
+        Column("requests/s", "requests/s", "all", lambda row: row.rate("request_throughput")),
         *_percentiles("TTFT", lambda row: row.latency("time_to_first_token")),
         *_percentiles("ITL", lambda row: row.latency("inter_token_latency")),
         *_percentiles("E2E", lambda row: row.latency("request_latency")),
-        Column("ISL", "tokens", lambda row: row.rate("input_sequence_length")),
-        Column("OSL", "tokens", lambda row: row.rate("output_sequence_length")),
-        Column("duration", "s", lambda row: row.rate("benchmark_duration")),
+        Column("ISL", "tokens", "ISL", lambda row: row.rate("input_sequence_length")),
+        Column("OSL", "tokens", "OSL", lambda row: row.rate("output_sequence_length")),
+        Column("duration", "time", "s", lambda row: row.rate("benchmark_duration")),
     )
 
 
@@ -68,11 +65,10 @@ def _percentiles(title: str, of: Callable[[Row], Distribution | None]) -> tuple[
     def reads(name: str) -> Callable[[Row], float | None]:
         return lambda row: getattr(found, name) if (found := of(row)) else None
 
+    group = f"{title}, ms"
     return (
-        Column(f"{title} avg", "ms", reads("avg")),
-        Column(f"{title} p50", "ms", reads("p50"), 50, samples),
-        Column(f"{title} p90", "ms", reads("p90"), 90, samples),
-        Column(f"{title} p99", "ms", reads("p99"), 99, samples),
+        Column(f"{title} avg", group, "avg", reads("avg")),
+        *(Column(f"{title} p{q}", group, f"p{q}", reads(f"p{q}"), q, samples) for q in (50, 90, 99)),
     )
 
 

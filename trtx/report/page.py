@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib import resources
+from itertools import groupby
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -16,7 +17,7 @@ from trtx.report.view import RunView
 _CHARTS = {
     "pareto": (
         "Pareto front",
-        "Up and to the right is better. Filled points are on their mode's front; c is concurrency.",
+        "Up and to the right is better; c is concurrency. Hollow: not on the front.",
     ),
     "throughput": ("Throughput against concurrency", "Output tokens of all users together."),
     "ttft": (
@@ -36,6 +37,7 @@ def page(view: RunView) -> str:
     return _template().render(
         view=view,
         columns=columns(view),
+        groups=[(group, len(list(members))) for group, members in groupby(columns(view), lambda column: column.group)],
         charts=[(name, *_CHARTS[name]) for name in drawn],
         # "<" never appears raw inside the script, so no label can end it.
         figures=Markup(json.dumps(drawn, sort_keys=True).replace("<", "\\u003c")),

@@ -1,0 +1,60 @@
+"""The page in a real browser: it draws every chart, asks the network for nothing, and has no script error."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Error, sync_playwright
+
+from trtx.report import render
+
+RUN = Path(__file__).parents[1] / "unit" / "report" / "golden" / "run"
+CHARTS = ("pareto", "throughput", "ttft", "itl")
+# Nothing but the page itself: Chromium would otherwise look for updates and speak to name servers.
+FLAGS = [
+    "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--no-sandbox",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    installed = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
+    with sync_playwright() as playwright:
+        try:
+            running = playwright.chromium.launch(executable_path=installed, args=FLAGS)
+        except Error as error:
+            pytest.skip(f"no Chromium here: {str(error).splitlines()[0]}")
+        yield running
+        running.close()
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_draws_its_charts_offline_and_without_errors(browser: Browser, tmp_path: Path, width: int) -> None:
+    run = Path(shutil.copytree(RUN, tmp_path / "run"))
+    render(run)
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    complaints: list[str] = []
+    requested: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requested.append(request.url))
+    page.goto((run / "report.html").as_uri())
+    for name in CHARTS:
+        page.wait_for_selector(f"#{name} .main-svg .scatterlayer .points path")
+        box, panel = page.locator(f"#{name} .main-svg").first.bounding_box(), page.locator(f"#{name}").bounding_box()
+        assert box is not None and panel is not None
+        assert box["width"] <= panel["width"] + 1, f"{name} is wider than its panel"
+        assert box["height"] > 200
+    drawn = page.locator("#pareto .scatterlayer .points path").count()
+    assert drawn == 4  # one a cell
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("tbody tr").count() == 4
+    assert complaints == []
+    assert requested == [(run / "report.html").as_uri()]
+    page.close()

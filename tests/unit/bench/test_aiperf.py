@@ -1,0 +1,70 @@
+"""The aiperf process's life, with small real processes in aiperf's place."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trtx.bench.aiperf import Aiperf
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+                          "print('child', flush=True); time.sleep(60)"])
+print("ready", child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def _until(path: Path, words: tuple[str, ...]) -> str:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        text = path.read_text()
+        if all(word in text for word in words):
+            return text
+        time.sleep(0.02)
+    raise AssertionError(f"{path} never said {words}: {path.read_text()!r}")
+
+
+def test_leaving_the_context_ends_the_whole_session_even_if_it_ignores_sigterm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtx.bench.aiperf.GRACE_S", 0.3)
+    log = tmp_path / "aiperf.log"
+    with Aiperf([sys.executable, "-c", STUBBORN], log) as process:
+        text = _until(log, ("ready", "child\n"))
+        grandchild = int(text.split("ready ")[1].split()[0])
+        assert process.poll() is None
+    for pid in (process.pid, grandchild):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_its_temporary_files_go_with_it_and_its_log_stays(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "aiperf.log"
+    with Aiperf([sys.executable, "-c", "import os; print(os.environ['TMPDIR'])"], log) as process:
+        deadline = time.monotonic() + 20
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert process.poll() == 0
+        scratch = Path(process.log_tail().strip())
+        assert scratch.is_dir()
+    assert not scratch.exists()
+    assert process.log_tail() == str(scratch)
+
+
+def test_aiperf_sees_no_offline_switch_and_no_remote_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    log = tmp_path / "aiperf.log"
+    program = "import os; print(os.environ.get('HF_HUB_OFFLINE'), os.environ['HF_ENDPOINT'])"
+    with Aiperf([sys.executable, "-c", program], log) as process:
+        deadline = time.monotonic() + 20
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert process.log_tail() == "None http://127.0.0.1:9"
+    assert os.environ["HF_HUB_OFFLINE"] == "1"

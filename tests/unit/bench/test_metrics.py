@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+
+from trtx.bench.metrics import (
+    benchmark_duration,
+    error_request_count,
+    figures,
+    inter_token_latency,
+    most_common_errors,
+    output_token_throughput,
+    output_token_throughput_per_device,
+    output_token_throughput_per_user,
+    request_error_rate,
+    request_throughput,
+    time_to_first_token,
+)
+from trtx.bench.records import RequestRecord
+
+MS = 1_000_000
+
+
+def ok(start_ms: int, end_ms: int, *, ttft: float = 100, itl: float = 10, tokens: int = 100) -> RequestRecord:
+    return RequestRecord(start_ms * MS, end_ms * MS, None, ttft, itl, end_ms - start_ms, 200, tokens)
+
+
+def failed(start_ms: int, end_ms: int, error: str = "HTTP 500") -> RequestRecord:
+    return RequestRecord(start_ms * MS, end_ms * MS, error, None, None, None, None, None)
+
+
+def test_two_requests_of_a_hundred_tokens_in_half_a_second_are_400_tokens_a_second() -> None:
+    records = [ok(100, 500), ok(200, 600)]
+    assert benchmark_duration(records) == 0.5
+    assert output_token_throughput(records) == 400
+    assert request_throughput(records) == 4
+
+
+def test_a_failed_request_counts_in_the_time_and_the_error_rate_but_gives_no_tokens() -> None:
+    records = [ok(0, 500), ok(0, 500), ok(0, 500), failed(500, 1000)]
+    assert output_token_throughput(records) == 300
+    assert request_throughput(records) == 3
+    assert error_request_count(records) == 1
+    assert request_error_rate(records) == 25
+
+
+def test_tokens_per_user_is_the_mean_of_each_users_own_rate() -> None:
+    assert output_token_throughput_per_user([ok(0, 1, itl=5), ok(0, 1, itl=10)]) == 150
+
+
+def test_tokens_per_user_leaves_out_an_answer_that_came_in_one_piece() -> None:
+    assert output_token_throughput_per_user([ok(0, 1, itl=0), ok(0, 1, itl=10)]) == 100
+
+
+def test_tokens_per_device_divides_by_the_topologys_own_devices() -> None:
+    assert output_token_throughput_per_device(800, 4) == 200
+    assert output_token_throughput_per_device(800, 0) is None
+    assert output_token_throughput_per_device(None, 4) is None
+
+
+def test_percentiles_lie_between_neighbours_as_aiperfs_do() -> None:
+    found = time_to_first_token([ok(0, 1, ttft=100 * n) for n in range(1, 12)])  # 100, 200 … 1100
+    assert found is not None
+    assert (found.count, found.avg, found.p50, found.p90) == (11, 600, 600, 1000)
+    assert found.p99 == pytest.approx(1090)
+
+
+def test_a_percentile_is_supported_only_with_enough_samples() -> None:
+    found = inter_token_latency([ok(0, 1) for _ in range(64)])
+    assert found is not None
+    assert found.supports(50) and found.supports(90) and not found.supports(99)
+
+
+def test_trials_pool_their_latencies_and_average_their_rates() -> None:
+    of_cell = figures([[ok(0, 1000, ttft=100)], [ok(5000, 5500, ttft=300)]])
+    assert of_cell.output_token_throughput == 150  # 100 and 200 tokens/s; the pause between trials is not measured
+    assert of_cell.time_to_first_token is not None
+    assert (of_cell.time_to_first_token.count, of_cell.time_to_first_token.avg) == (2, 200)
+    assert of_cell.request_count == 2
+
+
+def test_a_cell_where_everything_failed_has_counts_but_no_latency() -> None:
+    of_cell = figures([[failed(0, 100), failed(0, 200)]])
+    assert (of_cell.request_count, of_cell.error_request_count, of_cell.request_error_rate) == (0, 2, 100)
+    assert of_cell.time_to_first_token is None
+    assert of_cell.output_token_throughput_per_user is None
+    assert of_cell.output_token_throughput == 0
+
+
+def test_the_most_common_error_comes_first() -> None:
+    records = [failed(0, 1, "HTTP 500"), failed(0, 1, "timeout"), failed(0, 1, "HTTP 500")]
+    assert most_common_errors(records) == (("HTTP 500", 2), ("timeout", 1))

@@ -1,0 +1,47 @@
+"""The records that a real aiperf 0.13.0 wrote, against the figures that it computed itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trtx.bench.metrics import figures
+from trtx.bench.records import read_records
+
+TRIAL = Path(__file__).parents[1] / "report" / "golden" / "run" / "cells" / "agg-c2" / "trial-01"
+
+
+def test_warm_up_requests_are_left_out() -> None:
+    path = TRIAL / "profile_export.jsonl"
+    assert len(path.read_text().splitlines()) == 14
+    assert len(read_records(path)) == 12
+
+
+def test_our_figures_are_aiperfs_own() -> None:
+    ours = figures([read_records(TRIAL / "profile_export.jsonl")])
+    theirs = json.loads((TRIAL / "profile_export_aiperf.json").read_text())
+    for tag in ("time_to_first_token", "inter_token_latency", "request_latency"):
+        distribution = getattr(ours, tag)
+        for statistic in ("avg", "p50", "p90", "p99", "count"):
+            assert getattr(distribution, statistic) == pytest.approx(theirs[tag][statistic]), (tag, statistic)
+    for tag in ("output_token_throughput_per_user", "input_sequence_length", "output_sequence_length"):
+        assert getattr(ours, tag) == pytest.approx(theirs[tag]["avg"]), tag
+    # aiperf ends its clock at the last content, ours at the stream's end, a few ms later.
+    for tag in ("output_token_throughput", "request_throughput", "benchmark_duration"):
+        assert getattr(ours, tag) == pytest.approx(theirs[tag]["avg"], rel=0.05), tag
+    assert ours.request_count == theirs["request_count"]["avg"] == 12
+    assert ours.error_request_count == 0
+
+
+def test_a_failed_request_keeps_its_reason(tmp_path: Path) -> None:
+    entry = {
+        "metadata": {"benchmark_phase": "profiling", "request_start_ns": 100, "request_end_ns": 200},
+        "metrics": {"error_isl": {"value": 64, "unit": "tokens"}},
+        "error": {"code": 503, "type": "Service Unavailable", "message": "no\nworkers"},
+    }
+    (tmp_path / "profile_export.jsonl").write_text(json.dumps(entry) + "\n")
+    (record,) = read_records(tmp_path / "profile_export.jsonl")
+    assert not record.succeeded
+    assert record.error == "HTTP 503 Service Unavailable: no workers"

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from trtx.bench import Journal, read_cells
+from trtx.bench.cells import Cell
+from trtx.report import RunView, console_table, read_run, render
+
+GOLDEN = Path(__file__).parent / "golden"
+FILES = ("summary.json", "summary.csv", "summary.md", "junit.xml", "report.html")
+
+
+def _console_text(view: RunView) -> str:
+    console = Console(width=80, file=io.StringIO())
+    console.print(console_table(view))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return str(text)
+
+
+@pytest.mark.parametrize("name", ["summary.csv", "summary.md", "summary.json", "junit.xml"])
+def test_the_summary_files_of_a_real_run_are_the_golden_ones(golden_run: Path, name: str) -> None:
+    render(golden_run)
+    found = (golden_run / name).read_text(encoding="utf-8")
+    if os.environ.get("TRTX_WRITE_GOLDEN"):
+        (GOLDEN / name).write_text(found, encoding="utf-8")
+    assert found == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def test_rendering_again_gives_the_same_bytes(golden_run: Path) -> None:
+    render(golden_run)
+    before = {name: (golden_run / name).read_bytes() for name in FILES}
+    render(golden_run)
+    assert {name: (golden_run / name).read_bytes() for name in FILES} == before
+
+
+def test_csv_and_json_hold_the_same_rows(golden_run: Path) -> None:
+    render(golden_run)
+    rows = json.loads((golden_run / "summary.json").read_text())["rows"]
+    with (golden_run / "summary.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["mode"] + row["concurrency"] for row in table] == ["agg1", "agg2", "disagg1", "disagg2"]
+    for of_json, of_csv in zip(rows, table, strict=True):
+        assert list(of_json) == list(of_csv)
+        assert float(of_csv["time_to_first_token_p50"]) == of_json["time_to_first_token_p50"]
+
+
+def test_two_workers_halve_the_figure_per_worker(golden_run: Path) -> None:
+    render(golden_run)
+    rows = json.loads((golden_run / "summary.json").read_text())["rows"]
+    disagg = next(row for row in rows if row["mode"] == "disagg")
+    assert disagg["output_token_throughput_per_worker"] == pytest.approx(disagg["output_token_throughput"] / 2)
+    assert "output_token_throughput_per_gpu" not in disagg
+
+
+def test_the_console_table_fits_80_columns_and_marks_what_lacks_samples(golden_run: Path) -> None:
+    text = _console_text(read_run(golden_run))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert "/worker" in text and "/GPU" not in text
+    assert "~" in text  # 12 samples support a median, no p90
+
+
+def test_a_cell_that_was_never_measured_shows_and_is_an_error_in_junit(golden_run: Path) -> None:
+    shutil.rmtree(golden_run / "cells" / "disagg-c2")
+    Journal(golden_run).note("run_failed", error="decode-0 exited 137")
+    view = render(golden_run)
+    assert [row.status for row in view.rows] == ["ok", "ok", "ok", "missing"]
+    assert not view.is_clean
+    suite = ElementTree.parse(golden_run / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "0", "1")
+    for name in ("summary.md", "report.html"):
+        text = (golden_run / name).read_text(encoding="utf-8")
+        assert "decode-0 exited 137" in text and "disagg-c2" in text
+
+
+def test_failed_requests_show_in_every_form(golden_run: Path) -> None:
+    cell_file = golden_run / "cells" / "agg-c2" / "cell.json"
+    document = json.loads(cell_file.read_text())
+    document["figures"] |= {"request_count": 9, "error_request_count": 3, "request_error_rate": 25.0}
+    document["trials"][0] |= {"status": "errors", "errors": [["HTTP 500 boom <b>", 3]]}
+    cell_file.write_text(json.dumps(document))
+    view = render(golden_run)
+    assert view.requests_failed == 3
+    assert [line.split()[2:4] for line in _console_text(view).splitlines() if line.startswith("agg")][1] == ["9", "3"]
+    page = (golden_run / "report.html").read_text(encoding="utf-8")
+    assert "3 of 48 requests failed" in page
+    assert "HTTP 500 boom &lt;b&gt;" in page and "boom <b>" not in page
+    suite = ElementTree.parse(golden_run / "junit.xml").getroot()
+    assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
+
+
+def test_a_restart_while_measuring_is_said_beside_the_figures(golden_run: Path) -> None:
+    restarts = [{"name": "agg-0", "at": 1.0, "exit": "exited 137 (SIGKILL)"}]
+    Journal(golden_run).note("topology_stopping", mode="agg", restarts=restarts)
+    view = render(golden_run)
+    assert not view.is_clean
+    assert any("1 restart" in note and "agg-0" in note for note in view.notes)
+
+
+def test_the_page_names_the_conditions_it_was_measured_under(golden_run: Path) -> None:
+    render(golden_run)
+    page = (golden_run / "report.html").read_text(encoding="utf-8")
+    conditions = json.loads((golden_run / "summary.json").read_text())["conditions"]
+    for name in (
+        "Command",
+        "Model",
+        "Engine",
+        "GPUs",
+        "CPU",
+        "ISL / OSL",
+        "Warm-up",
+        "Seed",
+        "Started",
+        "Commit",
+        "Versions",
+    ):
+        assert conditions[name], name
+        assert f"<dt>{name}</dt>" in page, name
+
+
+def test_an_empty_run_directory_renders(tmp_path: Path) -> None:
+    view = render(tmp_path)
+    assert view.rows == () and not view.is_clean
+    assert (tmp_path / "report.html").exists()
+
+
+def test_cells_survive_their_file(golden_run: Path) -> None:
+    cells = read_cells(golden_run)
+    assert [cell.name for cell in cells] == ["agg-c1", "agg-c2", "disagg-c1", "disagg-c2"]
+    for cell in cells:
+        assert isinstance(cell, Cell)
+        document = json.loads((golden_run / "cells" / cell.name / "cell.json").read_text())
+        assert json.loads(json.dumps(cell.to_json())) == document
