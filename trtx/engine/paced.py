@@ -29,7 +29,7 @@ from trtx.torch_engine.text import StopStrings, TextStream, load_tokenizer
 __all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "SamplingParams"]
 
 CATCH_UP_SECONDS = 0.05
-"""How far the clock may run behind and keep its rate; a step that is later than this is dropped, as in a stalled engine."""
+"""How far the clock may run behind and keep its rate; a later step is dropped, as in a stalled engine."""
 DISTINCT_TOKENS = 64
 _OPAQUE_STATE = b"paced"  # there is no KV to hand over
 

@@ -42,7 +42,7 @@ class LoadedEngine:
         return int(ask()) if ask is not None else 0
 
     def is_alive(self) -> bool:
-        """False after a fatal error. An engine without a health call (TensorRT-LLM before PR #12718) counts as alive."""
+        """False after a fatal error. Without a health call (TensorRT-LLM before PR #12718) an engine counts as alive."""
         check = getattr(self.llm, "_check_health", None)
         return True if check is None else bool(check())
 
@@ -90,8 +90,12 @@ def _fact(llm: Any, name: str) -> int | None:
 
 
 def _arguments(options: WorkerOptions) -> dict[str, Any]:
-    """The engine config, with what a worker observes of its engine switched on unless the config says otherwise."""
+    """The engine config, with what a worker needs of its engine switched on unless the config says otherwise."""
     cache = dict(options.llm_args.get("kv_cache_config") or {})
     if cache.get("enable_block_reuse", True):
         cache.setdefault("event_buffer_max_size", EVENT_BUFFER)
-    return {"enable_iter_perf_stats": True, **options.llm_args, "kv_cache_config": cache}
+    arguments = {"enable_iter_perf_stats": True, **options.llm_args, "kv_cache_config": cache}
+    if options.role != "agg":
+        # Without one, an engine refuses every request that comes from or goes to another engine.
+        arguments.setdefault("cache_transceiver_config", {"backend": "NIXL"})
+    return arguments

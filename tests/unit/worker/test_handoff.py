@@ -1,0 +1,64 @@
+"""DisaggregatedParams survive the way through JSON, and what was made for another prompt is recognised."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtx.torch_engine import DisaggregatedParams, Logprob
+from trtx.worker import handoff
+from trtx.worker.handoff import RequestIds
+from trtx.worker.request import InvalidRequest
+
+
+def through_the_wire(params: DisaggregatedParams) -> DisaggregatedParams:
+    wire = json.loads(json.dumps(handoff.to_json(params, prompt_tokens=3)))
+    decoded: DisaggregatedParams = handoff.from_json(wire, DisaggregatedParams, Logprob)
+    return decoded
+
+
+@given(
+    state=st.binary(min_size=1, max_size=200),
+    first=st.integers(0, 2**31),
+    ids=st.integers(0, 2**64 - 1),
+    logprob=st.floats(-50, 0),
+)
+def test_every_field_that_decode_needs_survives(state: bytes, first: int, ids: int, logprob: float) -> None:
+    params = DisaggregatedParams(
+        request_type="context_only",
+        first_gen_tokens=[first],
+        first_gen_log_probs=[{first: Logprob(logprob, 1), first + 1: Logprob(logprob - 1, None)}],
+        ctx_request_id=ids,
+        disagg_request_id=ids,
+        opaque_state=state,
+    )
+    decoded = through_the_wire(params)
+    assert decoded.request_type == "generation_only"
+    assert decoded.opaque_state == state
+    assert decoded.first_gen_tokens == [first]
+    assert decoded.first_gen_log_probs == params.first_gen_log_probs
+    assert decoded.ctx_request_id == decoded.disagg_request_id == ids
+
+
+@pytest.mark.parametrize(
+    "wire", [{}, {"first_gen_tokens": []}, {"first_gen_tokens": [1], "opaque_state": "no base64!"}]
+)
+def test_an_answer_that_can_not_be_read_is_refused(wire: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        handoff.from_json(wire, DisaggregatedParams, Logprob)
+
+
+def test_an_answer_to_a_shorter_prompt_is_not_for_a_migrated_request() -> None:
+    wire = handoff.to_json(DisaggregatedParams(first_gen_tokens=[1]), prompt_tokens=3)
+    assert handoff.made_for(wire, 3)
+    assert not handoff.made_for(wire, 5)
+
+
+def test_request_ids_are_distinct_and_beyond_an_engines_own() -> None:
+    ids = RequestIds(worker_id=2**64 - 1)
+    made = [ids.next() for _ in range(500)]
+    assert len(set(made)) == 500
+    assert all(2**40 < one < 2**63 for one in made)

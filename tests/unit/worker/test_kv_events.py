@@ -1,0 +1,75 @@
+"""TensorRT-LLM's KV events become calls of Dynamo's publisher that a router can trust."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtx.worker.kv_events import KvEventPublication, load_snapshot
+
+
+class Recorder:
+    """Stands where Dynamo's KvEventPublisher is: it needs a runtime, and keeps nothing that could be read back."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def publish_stored(self, token_ids: list[int], num_block_tokens: list[int], hashes: list[int], **more: Any) -> None:
+        assert sum(num_block_tokens) == len(token_ids)
+        self.calls.append(("stored", (token_ids, hashes, more["parent_hash"], more["cache_salt"])))
+
+    def publish_removed(self, hashes: list[int]) -> None:
+        self.calls.append(("removed", hashes))
+
+
+def block(block_hash: int, *token_ids: int, **more: Any) -> dict[str, Any]:
+    tokens = [{"type": "unique_token", "token_id": token_id, "token_extra_id": 0} for token_id in token_ids]
+    return {"type": "stored_block", "block_hash": block_hash, "tokens": tokens, "cache_level": 0} | more
+
+
+def event(event_id: int, kind: str, window: int = 64, **data: Any) -> dict[str, Any]:
+    return {"event_id": event_id, "window_size": window, "data": {"type": kind, **data}}
+
+
+def published(*events: dict[str, Any]) -> tuple[list[tuple[str, Any]], KvEventPublication]:
+    recorder = Recorder()
+    publication = KvEventPublication(recorder, block_size=2)
+    publication.publish([event(0, "created", num_blocks_per_cache_level=[8, 0]), *events])
+    return recorder.calls, publication
+
+
+def test_consecutive_blocks_are_published_as_one_chain_with_signed_hashes() -> None:
+    calls, _ = published(event(1, "stored", parent_hash=2**64 - 1, blocks=[block(7, 1, 2), block(2**63, 3, 4)]))
+    assert calls == [("stored", ([1, 2, 3, 4], [7, -(2**63)], -1, None))]
+
+
+def test_a_block_that_is_not_full_is_neither_published_nor_removed() -> None:
+    calls, _ = published(
+        event(1, "stored", parent_hash=None, blocks=[block(7, 1, 2), block(8, 3)]),
+        event(2, "removed", block_hashes=[8]),
+        event(3, "removed", block_hashes=[7]),
+    )
+    assert [kind for kind, _ in calls] == ["stored", "removed"]
+    assert calls[1] == ("removed", [7])
+
+
+def test_a_cache_salt_travels_with_its_blocks() -> None:
+    calls, _ = published(event(1, "stored", parent_hash=None, blocks=[block(7, 1, 2, cache_salt="tenant")]))
+    assert calls[0][1][3] == "tenant"
+
+
+def test_events_of_a_smaller_window_are_left_out() -> None:
+    calls, _ = published(event(1, "stored", window=16, parent_hash=None, blocks=[block(7, 1, 2)]))
+    assert calls == []
+
+
+def test_a_gap_in_the_event_ids_is_counted_as_loss() -> None:
+    _, publication = published(event(1, "removed", block_hashes=[1]), event(4, "removed", block_hashes=[2]))
+    assert publication.lost_events == 2
+
+
+def test_the_load_snapshot_is_a_share_of_the_pool_and_absent_without_one() -> None:
+    row = {"kvCacheStats": {"usedNumBlocks": 3, "maxNumBlocks": 12, "cacheHitRate": 0.5}}
+    snapshot = load_snapshot(row)
+    assert snapshot is not None
+    assert (snapshot.kv_used_blocks, snapshot.gpu_cache_usage, snapshot.kv_cache_hit_rate) == (3, 0.25, 0.5)
+    assert load_snapshot({"numActiveRequests": 1}) is None

@@ -1,0 +1,64 @@
+"""The trtx_* families say what happened, in Prometheus's own arithmetic."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from trtx.worker.metrics import RequestClock, WorkerMetrics
+
+
+def scraped(metrics: WorkerMetrics) -> dict[str, float]:
+    """Sample name, with its outcome or bucket bound, to value: as a scrape of the system port sees it."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    samples = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            label = sample.labels.get("outcome") or sample.labels.get("le")
+            samples[sample.name + (f"[{label}]" if label else "")] = sample.value
+    return samples
+
+
+def test_tokens_of_one_chunk_count_as_many_gaps_and_the_first_as_none() -> None:
+    metrics = WorkerMetrics()
+    clock = RequestClock(metrics)
+    for count in (1, 1, 4, 0):
+        clock.tokens(count)
+    seen = scraped(metrics)
+    assert seen["trtx_time_to_first_token_seconds_count"] == 1
+    assert seen["trtx_inter_token_latency_seconds_count"] == 5
+    assert seen["trtx_generated_tokens_total"] == 6
+    assert seen["trtx_chunk_tokens_count"] == 3
+    assert seen["trtx_chunk_tokens_bucket[1.0]"] == 2
+    assert seen["trtx_chunk_tokens_bucket[4.0]"] == 3
+
+
+def test_engine_and_handoff_families_appear_once_the_engine_has_said_something() -> None:
+    metrics = WorkerMetrics()
+    assert "trtx_kv_blocks" not in scraped(metrics)
+    metrics.iteration = {
+        "numActiveRequests": 3,
+        "numQueuedRequests": 2,
+        "newActiveRequestsQueueLatencyMS": 250.0,
+        "kvCacheStats": {"maxNumBlocks": 10, "usedNumBlocks": 4, "cacheHitRate": 0.25},
+        "inflightBatchingStats": {"numScheduledRequests": 3, "numCtxTokens": 17},
+    }
+    metrics.handoff = dict(reads=1, bytes=4096, seconds=0.5, failed_reads=0, recomputed=2, leases=1, expired_leases=0)
+    seen = scraped(metrics)
+    assert seen["trtx_running_requests"] == 3
+    assert seen["trtx_queued_requests"] == 2
+    assert seen["trtx_queue_seconds"] == 0.25
+    assert seen["trtx_kv_blocks_used"] == 4
+    assert seen["trtx_kv_hit_rate"] == 0.25
+    assert seen["trtx_batch_context_tokens"] == 17
+    assert seen["trtx_handoff_bytes_total"] == 4096
+    assert seen["trtx_recomputed_prefixes_total"] == 2
+
+
+def test_every_outcome_has_a_count_from_the_start() -> None:
+    metrics = WorkerMetrics()
+    metrics.outcomes["length"] += 1
+    seen = scraped(metrics)
+    assert seen["trtx_requests_total[length]"] == 1
+    assert seen["trtx_requests_total[cancelled]"] == 0

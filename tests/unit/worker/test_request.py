@@ -1,0 +1,129 @@
+"""Dynamo's request dict becomes sampling parameters, or a refusal that names field, value and range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtx.torch_engine.sampling import SamplingParams
+from trtx.worker.request import InvalidRequest, parse
+
+
+def request(
+    *, stops: dict[str, Any] | None = None, sampling: dict[str, Any] | None = None, **others: Any
+) -> dict[str, Any]:
+    """As the 1.4.2 frontend sends it: every key there, most of them None."""
+    return {
+        "model": "tiny",
+        "token_ids": [5, 6, 7],
+        "stop_conditions": {"max_tokens": None, "stop": None, "stop_token_ids_hidden": [2], "ignore_eos": False}
+        | (stops or {}),
+        "sampling_options": {"n": None, "temperature": None, "top_k": None, "seed": None} | (sampling or {}),
+        "output_options": {"logprobs": None, "prompt_logprobs": None},
+        "eos_token_ids": [2],
+    } | others
+
+
+def test_absent_max_tokens_means_the_rest_of_the_context() -> None:
+    assert parse(request(), context_length=10).max_tokens == 7
+
+
+def test_max_tokens_past_the_context_are_clamped() -> None:
+    assert parse(request(stops={"max_tokens": 100}), context_length=10).sampling["max_tokens"] == 7
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers() -> None:
+    with pytest.raises(InvalidRequest, match="3 tokens and the context holds 3"):
+        parse(request(), context_length=3)
+
+
+def test_float32_noise_of_the_wire_is_rounded_away() -> None:
+    sampling = parse(
+        request(sampling={"temperature": 0.699999988079071, "top_p": 0.8999999761581421}), context_length=10
+    )
+    assert (sampling.sampling["temperature"], sampling.sampling["top_p"]) == (0.7, 0.9)
+
+
+def test_temperature_zero_is_greedy_and_absent_temperature_is_one() -> None:
+    greedy = parse(request(sampling={"temperature": 0.0}), context_length=10)
+    assert SamplingParams(**greedy.sampling).is_greedy
+    assert parse(request(), context_length=10).sampling["temperature"] == 1.0
+
+
+def test_top_k_minus_one_means_all() -> None:
+    assert parse(request(sampling={"top_k": -1}), context_length=10).sampling["top_k"] == 0
+
+
+def test_a_negative_seed_becomes_an_unsigned_one_of_its_own() -> None:
+    seeds = {parse(request(sampling={"seed": seed}), context_length=10).sampling["seed"] for seed in (-2, -1, 0, 1)}
+    assert len(seeds) == 4
+    assert min(seeds) >= 0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"n": 2}, "n is 2, expected 1"),
+        ({"best_of": 3}, "best_of is 3, expected 1"),
+        ({"temperature": -0.5}, "temperature is -0.5, expected a number from 0 to 100"),
+        ({"top_p": 1.5}, "top_p is 1.5, expected a number from 0 to 1"),
+        ({"top_k": -2}, "top_k is -2, expected an integer at least -1"),
+        ({"min_p": float("nan")}, "min_p is nan, expected a number from 0 to 1"),
+        ({"presence_penalty": 3.0}, "presence_penalty is 3, expected a number from -2 to 2"),
+        ({"use_beam_search": True}, "use_beam_search is true, expected false"),
+        ({"guided_decoding": {"json": {"type": "object"}, "regex": None}}, r"guided decoding \(json\) is not served"),
+    ],
+)
+def test_a_value_that_is_not_served_is_named_with_what_was_expected(sampling: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        parse(request(sampling=sampling), context_length=10)
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="stop contains ''"):
+        parse(request(stops={"stop": ["x", ""]}), context_length=10)
+
+
+def test_text_is_made_in_the_engine_only_for_stop_strings() -> None:
+    assert parse(request(), context_length=10).sampling["detokenize"] is False
+    parsed = parse(request(stops={"stop": ["END"]}), context_length=10)
+    assert parsed.sampling["detokenize"] is True
+    assert parsed.sampling["stop"] == ["END"]
+
+
+def test_hidden_stop_ids_and_further_eos_ids_stop_and_ignore_eos_lifts_the_first() -> None:
+    wire = request(stops={"stop_token_ids": [9], "stop_token_ids_hidden": [2, 4]}, eos_token_ids=[2, 3])
+    sampling = parse(wire, context_length=10).sampling
+    assert (sampling["end_id"], sampling["stop_token_ids"]) == (2, [3, 4, 9])
+    ignoring = request(stops={"ignore_eos": True, "stop_token_ids_hidden": []}, eos_token_ids=[])
+    assert parse(ignoring, context_length=10).sampling["ignore_eos"] is True
+    assert "end_id" not in parse(ignoring, context_length=10).sampling
+
+
+@given(
+    max_tokens=st.none() | st.integers(1, 10_000),
+    min_tokens=st.none() | st.integers(0, 10_000),
+    prompt=st.integers(1, 63),
+    temperature=st.none() | st.floats(0, 2, width=32),
+    top_p=st.none() | st.floats(0, 1, width=32),
+    top_k=st.none() | st.integers(-1, 100_000),
+)
+def test_whatever_is_accepted_is_accepted_by_the_engine_and_fits_the_context(
+    max_tokens: int | None,
+    min_tokens: int | None,
+    prompt: int,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+) -> None:
+    wire = request(
+        stops={"max_tokens": max_tokens, "min_tokens": min_tokens},
+        sampling={"temperature": temperature, "top_p": top_p, "top_k": top_k},
+        token_ids=[1] * prompt,
+    )
+    parsed = parse(wire, context_length=64)
+    params = SamplingParams(**parsed.sampling)
+    assert 1 <= params.max_tokens <= 64 - prompt
