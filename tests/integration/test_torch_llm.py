@@ -53,9 +53,8 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def tokens_of(engine: LLM, inputs: list[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
-    return [
-        output.outputs[0].token_ids for output in map(_finished, [engine.generate_async(p, params) for p in inputs])
-    ]
+    outputs = [engine.generate_async(prompt, params) for prompt in inputs]
+    return [_finished(output).outputs[0].token_ids for output in outputs]
 
 
 def _finished(output: Any) -> Any:
