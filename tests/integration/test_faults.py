@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from topology_clients import PACED, Load, Stream, nothing_left, stream_once, trtx_serve, wait_until
@@ -31,6 +32,22 @@ def test_with_two_of_each_role_a_kill_fails_no_request_and_it_heals_by_itself(vi
         assert bad_ones(load.streams) == []
         assert f"{victim} was killed by SIGKILL" in serve.text()
         assert serve.pid_of(victim) != pid
+
+
+@pytest.mark.parametrize("victim", ["decode-1", "prefill-0"])
+def test_requests_right_after_an_idle_workers_death_find_the_other_one(victim: str) -> None:
+    with (
+        trtx_serve(*PACED, "--mode", "disagg", "--prefill", "2", "--decode", "2") as serve,
+        ThreadPoolExecutor(64) as clients,
+    ):
+        plan = serve.wait_ready()
+        waiting = []
+        os.kill(serve.pid_of(victim), signal.SIGKILL)
+        for number in range(40):
+            waiting.append(clients.submit(stream_once, plan.url, plan.model, f"request {number}", 5))
+            time.sleep(0.01)
+        # Records go some milliseconds after the death; a request routed in between has nowhere to go.
+        assert len(bad_ones([stream.result() for stream in waiting])) <= 1
 
 
 def test_an_agg_worker_of_two_dies_and_its_streams_go_on_at_the_other() -> None:

@@ -21,6 +21,10 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int: ...
+    @property
+    def exit_fd(self) -> int | None:
+        """Readable once it has ended, to wake whoever waits; None after :meth:`poll` has seen the end."""
+
     def poll(self) -> int | None:
         """Exit code, negative for a signal; None while it lives."""
 
@@ -46,13 +50,22 @@ class RealChild:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._exit_fd: int | None = os.pidfd_open(self._process.pid)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def exit_fd(self) -> int | None:
+        return self._exit_fd
+
     def poll(self) -> int | None:
-        return self._process.poll()
+        code = self._process.poll()
+        if code is not None and self._exit_fd is not None:
+            os.close(self._exit_fd)
+            self._exit_fd = None
+        return code
 
     def terminate(self) -> None:
         if self._process.poll() is None:

@@ -45,13 +45,13 @@ class Registry:
 
     def remove(self, worker_id: int) -> int:
         """Deletes every record of a worker, instances first, and returns how many there were."""
-        removed = 0
-        for bucket in ("instances", "mdc", ""):
-            for path in self._files(bucket):
-                if _belongs_to(path, worker_id):
-                    path.unlink(missing_ok=True)
-                    removed += 1
-        return removed
+        own = [path for bucket in ("instances", "mdc") for path in self._files(bucket) if _is_named(path, worker_id)]
+        for path in own:
+            path.unlink(missing_ok=True)
+        others = [path for path in self._files("") if _is_mentioned(path, worker_id)]
+        for path in others:
+            path.unlink(missing_ok=True)
+        return len(own) + len(others)
 
     def owner(self, pid: int, claimed: set[int]) -> int | None:
         """The worker id of process ``pid``, by the port it listens on: for workers that write no status file."""
@@ -69,9 +69,11 @@ class Registry:
         return []
 
 
-def _belongs_to(path: Path, worker_id: int) -> bool:
-    if path.name.endswith(f"%2F{worker_id:x}") or path.name == f"{worker_id:x}":
-        return True
+def _is_named(path: Path, worker_id: int) -> bool:
+    return path.name.endswith(f"%2F{worker_id:x}")
+
+
+def _is_mentioned(path: Path, worker_id: int) -> bool:
     try:
         return _mentions(json.loads(path.read_text(encoding="utf-8")), worker_id)
     except (OSError, ValueError):

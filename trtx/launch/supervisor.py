@@ -10,6 +10,7 @@ killed, which makes it a death like any other.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -125,8 +126,17 @@ class Supervisor:
             self._look(now)
 
     def _run(self) -> None:
-        while not self._end.wait(TICK_S):
+        while not self._end.is_set():
+            self._wait()
             self.step()
+
+    def _wait(self) -> None:
+        """Sleeps a tick, or until a child ends: a request that is routed to it before its records are gone fails."""
+        poll = select.poll()
+        for slot in self.slots:
+            if slot.child is not None and (exit_fd := slot.child.exit_fd) is not None:
+                poll.register(exit_fd, select.POLLIN)
+        poll.poll(TICK_S * 1000)
 
     def _start(self, slot: Slot) -> None:
         slot.restart_at = slot.worker_id = slot.vanished_since = slot.status = None

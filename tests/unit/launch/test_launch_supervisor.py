@@ -20,6 +20,7 @@ class ScriptedChild:
     pid: int
     code: int | None = None
     signals: list[str] = field(default_factory=list)
+    exit_fd: int | None = None
 
     def poll(self) -> int | None:
         return self.code
