@@ -1,0 +1,53 @@
+"""``trtx bench`` as a person types it, up to the point where something would start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trtx.cli.app import run
+
+
+def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    argv = ["bench", "--engine", "paced", "--mode", "agg,disagg", "--concurrency", "1,8", "--isl", "100", "--osl", "50"]
+    assert run([*argv, "-o", str(tmp_path / "runs"), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "Load on agg:",
+        "Load on disagg:",
+        "--role prefill",
+        "concurrency 8: 64 requests after 8",
+        "aiperf profile",
+    ):
+        assert words in shown
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--mode", "split"], ["'split'", "agg", "disagg"]),
+        (["--concurrency", "1,x"], ["--concurrency", "'1,x'"]),
+        (["--concurrency", "0"], ["load.concurrency", "0"]),
+        (["--trials", "11"], ["load.trials", "11"]),
+        (["--mode", "agg", "--prefill", "2"], ["--prefill", "--mode disagg"]),
+        (["--mode", "agg,disagg", "--port", "8123"], ["port 8123"]),
+        (["--url", "http://127.0.0.1:9", "--engine", "torch"], ["--engine", "--url"]),
+        (["--tokenizer", "here"], ["--tokenizer", "--url"]),
+        (["--url", "http://127.0.0.1:9"], ["http://127.0.0.1:9/v1/models", "check --url"]),
+        (["--engine", "paced", "--isl", "4000", "--osl", "200", "--set", "max_seq_len=4096"], ["4200", "4096"]),
+        (["--sweep", "none.yaml"], ["none.yaml", "can't be read"]),
+    ],
+)
+def test_a_usage_mistake_exits_2_with_one_sentence_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    assert run(["bench", *arguments, "-o", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("trtx: ") and "\n" not in said
+    for word in words:
+        assert word in said
+    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())

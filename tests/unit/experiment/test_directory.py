@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+
+from trtx.experiment import load_sweep
+from trtx.experiment.directory import create, write_lock
+
+NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
+
+
+def test_a_run_directory_says_when_what_and_of_which_spec(tmp_path: Path) -> None:
+    path = create(tmp_path / "runs", load_sweep(None, {"name": "demo"}), NOON)
+    assert re.fullmatch(r"20260304T120000Z-demo-[0-9a-f]{8}", path.name)
+    assert path.is_dir() and path.is_absolute()
+
+
+def test_the_same_spec_has_the_same_hash_and_another_has_not(tmp_path: Path) -> None:
+    hashes = [
+        create(tmp_path / str(n), load_sweep(None, overlay), NOON).name[-8:]
+        for n, overlay in enumerate([{}, {}, {"load": {"isl": 300}}])
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_run_directory_is_always_new(tmp_path: Path) -> None:
+    spec = load_sweep(None, {})
+    assert len({create(tmp_path, spec, NOON) for _ in range(3)}) == 3
+
+
+def test_the_lock_holds_what_defaults_led_to(tmp_path: Path) -> None:
+    write_lock(tmp_path, load_sweep(None, {"load": {"concurrency": [1, 64]}}))
+    lock = yaml.safe_load((tmp_path / "run.lock.yaml").read_text())
+    assert lock["schema_version"] == 1
+    assert [cell["request_count"] for cell in lock["load"]["cells"]] == [64, 256]

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from trtx.bench import Cell, Load, Trial
+from trtx.bench.metrics import figures
+from trtx.bench.records import RequestRecord
+from trtx.errors import GateError, LoadGeneratorError, NoVerdictError
+from trtx.experiment import verdict
+
+
+def cell(concurrency: int, *, ok: int = 10, failed: int = 0, failure: str | None = None) -> Cell:
+    records = [RequestRecord(0, 10**9, None, 100, 10, 1000, 64, 32)] * ok
+    records += [RequestRecord(0, 10**9, "HTTP 500 boom", None, None, None, None, None)] * failed
+    found = None if failure else figures([records])
+    status = "failed" if failure else "errors" if failed else "ok"
+    trial = Trial(1, status, "trial-01", found, (("HTTP 500 boom", failed),) if failed else (), failure)  # type: ignore[arg-type]
+    return Cell("agg", concurrency, "worker", 1, Load(concurrency, ok, 0), (trial,), found)
+
+
+def test_a_run_without_a_failure_passes() -> None:
+    assert verdict([cell(1), cell(8)], expected=2) is None
+
+
+def test_one_failed_request_fails_the_run_with_exit_1() -> None:
+    error = verdict([cell(1), cell(8, ok=9, failed=1)], expected=2)
+    assert isinstance(error, GateError) and error.exit_code == 1
+    assert "1 of 20 requests failed (agg-c8)" in str(error)
+    assert "HTTP 500 boom" in str(error)
+
+
+def test_a_cell_without_a_result_outweighs_failed_requests_and_exits_5() -> None:
+    error = verdict([cell(1, failed=1), cell(8, failure="aiperf exited 1 without a result")], expected=2)
+    assert isinstance(error, LoadGeneratorError) and error.exit_code == 5
+    assert "1 of 2 cells have no result (agg-c8" in str(error)
+
+
+def test_fewer_cells_than_asked_for_are_no_verdict() -> None:
+    error = verdict([cell(1)], expected=2)
+    assert isinstance(error, NoVerdictError) and error.exit_code == 3
