@@ -90,6 +90,7 @@ class Topology:
     model: Path
     model_name: str = "tiny"
     children: list[Child] = field(default_factory=list)
+    extra_environment: dict[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     broker: tuple[str, str] = field(
         default_factory=lambda: (f"tcp://127.0.0.1:{free_port()}", f"tcp://127.0.0.1:{free_port()}")
@@ -102,23 +103,27 @@ class Topology:
     def environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "ETCD_", "NATS_"))}
         xsub, xpub = self.broker
-        return inherited | {
-            "DYN_DISCOVERY_BACKEND": "file",
-            "DYN_FILE_KV": str(self.directory / "kv"),
-            "DYN_REQUEST_PLANE": "tcp",
-            "DYN_EVENT_PLANE": "zmq",
-            "DYN_TCP_RPC_HOST": "127.0.0.1",
-            "DYN_TCP_RESPONSE_STREAM_HOST": "lo",
-            "DYN_SYSTEM_HOST": "127.0.0.1",
-            "DYN_ZMQ_BROKER_URL": f"xsub={xsub} , xpub={xpub}",
-            "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
-            "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
-            "DYN_LOG": "info",
-            "HF_HUB_OFFLINE": "1",
-            "UCX_NET_DEVICES": "lo",
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
+        return (
+            inherited
+            | {
+                "DYN_DISCOVERY_BACKEND": "file",
+                "DYN_FILE_KV": str(self.directory / "kv"),
+                "DYN_REQUEST_PLANE": "tcp",
+                "DYN_EVENT_PLANE": "zmq",
+                "DYN_TCP_RPC_HOST": "127.0.0.1",
+                "DYN_TCP_RESPONSE_STREAM_HOST": "lo",
+                "DYN_SYSTEM_HOST": "127.0.0.1",
+                "DYN_ZMQ_BROKER_URL": f"xsub={xsub} , xpub={xpub}",
+                "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
+                "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+                "DYN_LOG": "info",
+                "HF_HUB_OFFLINE": "1",
+                "UCX_NET_DEVICES": "lo",
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",
+            }
+            | self.extra_environment
+        )
 
     def spawn(self, name: str, argv: list[str], environment: dict[str, str] | None = None) -> Child:
         log = self.directory / f"{name}.log"

@@ -42,7 +42,7 @@ class LoadedEngine:
         return int(ask()) if ask is not None else 0
 
     def is_alive(self) -> bool:
-        """False after a fatal error. Without a health call (TensorRT-LLM before PR #12718) an engine counts as alive."""
+        """False after a fatal error; without a health call (TensorRT-LLM before PR #12718), never."""
         check = getattr(self.llm, "_check_health", None)
         return True if check is None else bool(check())
 

@@ -1,0 +1,271 @@
+"""Dynamo's frontend in front of real workers on the paced engine: what clients see, and how workers end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from processes import Child, Topology, topology, until
+
+from trtx.checkpoint import resolve_checkpoint
+
+CONTEXT = 256
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return resolve_checkpoint("synthetic:tiny").path
+
+
+@pytest.fixture(scope="module")
+def agg(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topology]:
+    with topology(tmp_path_factory.mktemp("agg"), model) as running:
+        running.start_frontend()
+        running.start_worker("agg-0", max_seq_len=CONTEXT, paced_itl_ms=2)
+        running.wait_ready(aggregated=1)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def disagg(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topology]:
+    with topology(tmp_path_factory.mktemp("disagg"), model) as running:
+        running.start_frontend()
+        running.start_worker("prefill-0", role="prefill", max_seq_len=CONTEXT, paced_ttft_ms=20)
+        running.start_worker("decode-0", role="decode", max_seq_len=CONTEXT, paced_itl_ms=2)
+        running.wait_ready(prefill=1, decode=1)
+        yield running
+
+
+def post(running: Topology, path: str = "completions", **body: Any) -> httpx.Response:
+    return httpx.post(f"{running.url}/v1/{path}", json={"model": running.model_name, **body}, timeout=60)
+
+
+def events(running: Topology, path: str = "completions", **body: Any) -> list[dict[str, Any]]:
+    """Every event of a stream, up to [DONE]."""
+    found = []
+    with httpx.stream(
+        "POST", f"{running.url}/v1/{path}", json={"model": running.model_name, "stream": True, **body}, timeout=60
+    ) as answer:
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                return found
+            if line.startswith("data: "):
+                found.append(json.loads(line.removeprefix("data: ")))
+    raise AssertionError(f"no [DONE] after {found[-2:]}")
+
+
+def metric(worker: Child, name: str) -> float:
+    """The sum of the samples called ``name``, labels in it included as ``name{outcome="..."``."""
+    text = httpx.get(f"http://127.0.0.1:{worker.system_port}/metrics", timeout=10).text
+    name, _, label = name.partition("{")
+    lines = [line for line in text.splitlines() if line.startswith(name + "{") and label in line]
+    assert lines, f"{name} is not served"
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_a_unary_completion_has_text_usage_and_a_finish_reason(agg: Topology) -> None:
+    answer = post(agg, prompt="hello world", max_tokens=8).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert len(answer["choices"][0]["text"]) == 8
+    assert answer["usage"]["completion_tokens"] == 8
+    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + 8
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_stream_carries_the_same_text_and_ends_with_one_finish_reason(agg: Topology) -> None:
+    whole = post(agg, prompt="hello world", max_tokens=20).json()["choices"][0]["text"]
+    streamed = events(agg, prompt="hello world", max_tokens=20, stream_options={"include_usage": True})
+    choices = [choice for event in streamed for choice in event["choices"]]
+    assert "".join(choice["text"] for choice in choices) == whole
+    assert [c["finish_reason"] for c in choices if c.get("finish_reason")] == ["length"]
+    assert streamed[-1]["usage"]["completion_tokens"] == 20
+
+
+def test_chat_is_served(agg: Topology) -> None:
+    answer = post(agg, "chat/completions", **CHAT, max_tokens=5)
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("max_tokens", [CONTEXT * 10, None])
+def test_output_is_clamped_to_the_context(agg: Topology, max_tokens: int | None) -> None:
+    usage = post(agg, prompt="hello world", max_tokens=max_tokens).json()["usage"]
+    assert usage["total_tokens"] == CONTEXT
+
+
+def test_no_part_of_a_stop_string_reaches_the_client(agg: Topology) -> None:
+    whole = post(agg, prompt="hello world", max_tokens=40).json()["choices"][0]["text"]
+    stop = whole[9:12]
+    streamed = events(agg, prompt="hello world", max_tokens=40, stop=[stop])
+    choices = [choice for event in streamed for choice in event["choices"]]
+    assert "".join(choice.get("text") or "" for choice in choices) == whole[: whole.index(stop)]
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_several_prompts_in_one_request_are_answered_each(agg: Topology) -> None:
+    answer = post(agg, prompt=["one", "two"], max_tokens=3).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (CHAT | {"n": 2}, "n is 2, expected 1"),
+        (CHAT | {"response_format": {"type": "json_object"}}, "guided decoding"),
+        (CHAT | {"temperature": 3}, "Temperature must be between 0 and 2"),
+        (CHAT | {"logprobs": True}, "logprobs"),
+    ],
+)
+def test_what_is_not_served_is_a_400_that_says_why_and_harms_nobody(
+    agg: Topology, body: dict[str, Any], said: str
+) -> None:
+    refused = post(agg, "chat/completions", **body)
+    assert refused.status_code == 400
+    assert said in refused.json()["message"]
+    assert post(agg, prompt="hello", max_tokens=2).status_code == 200
+
+
+def test_malformed_json_is_a_400_while_a_stream_goes_on(agg: Topology) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(events, agg, prompt="hello", max_tokens=100)
+        for _ in range(5):
+            answer = httpx.post(
+                f"{agg.url}/v1/completions",
+                content=b'{"model": ',
+                headers={"Content-Type": "application/json"},
+                timeout=10,
+            )
+            assert answer.status_code == 400
+        assert stream.result(60)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_client_that_leaves_ends_its_request_in_the_engine(agg: Topology) -> None:
+    worker = agg.children[1]
+    before = metric(worker, 'trtx_requests_total{outcome="cancelled"')
+    body = {"model": agg.model_name, "prompt": "hello", "max_tokens": CONTEXT, "stream": True}
+    with httpx.stream("POST", f"{agg.url}/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())
+    until("cancelled", lambda: metric(worker, 'trtx_requests_total{outcome="cancelled"') == before + 1, seconds=10)
+    until("nothing runs", lambda: metric(worker, "trtx_running_requests") == 0, seconds=10)
+
+
+def test_the_system_port_serves_the_workers_metrics(agg: Topology) -> None:
+    worker = agg.children[1]
+    generated, first = (
+        metric(worker, "trtx_generated_tokens_total"),
+        metric(worker, "trtx_time_to_first_token_seconds_count"),
+    )
+    post(agg, prompt="hello", max_tokens=7)
+    assert metric(worker, "trtx_generated_tokens_total") == generated + 7
+    assert metric(worker, "trtx_time_to_first_token_seconds_count") == first + 1
+
+
+def test_disagg_gives_the_text_of_agg(agg: Topology, disagg: Topology) -> None:
+    for prompt, count in (("hello world", 1), ("hello world", 2), ("a much longer prompt than that", 40)):
+        expected, seen = (post(t, prompt=prompt, max_tokens=count).json() for t in (agg, disagg))
+        assert seen["choices"][0]["text"] == expected["choices"][0]["text"]
+        assert seen["usage"]["completion_tokens"] == count
+
+
+def test_disagg_sends_every_request_through_both_workers(disagg: Topology) -> None:
+    prefill, decode = disagg.children[1:]
+    before = [metric(worker, "trtx_generated_tokens_total") for worker in (prefill, decode)]
+    post(disagg, prompt="hello world", max_tokens=10)
+    after = [metric(worker, "trtx_generated_tokens_total") for worker in (prefill, decode)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 10]
+
+
+def test_a_refusal_on_prefill_stays_a_400(disagg: Topology) -> None:
+    for path, body in (("completions", {"prompt": "hello"}), ("chat/completions", CHAT)):
+        answer = post(disagg, path, **body, n=2)
+        assert answer.status_code == 400
+        assert "n is 2" in answer.json()["message"]
+
+
+def test_a_client_that_leaves_during_prefill_leaves_nothing_running(model: Path, tmp_path: Path) -> None:
+    with topology(tmp_path, model) as running:
+        running.start_frontend()
+        prefill = running.start_worker("prefill-0", role="prefill", paced_ttft_ms=1000)
+        decode = running.start_worker("decode-0", role="decode", paced_itl_ms=50)
+        running.wait_ready(prefill=1, decode=1)
+        body = {"model": running.model_name, "prompt": "hello", "max_tokens": 1000, "stream": True}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{running.url}/v1/completions", json=body, timeout=0.4)
+        until("decode saw it", lambda: metric(decode, 'trtx_requests_total{outcome="cancelled"') == 1, seconds=20)
+        assert metric(prefill, "trtx_open_requests") == metric(decode, "trtx_open_requests") == 0
+
+
+def test_nothing_listens_beyond_loopback(agg: Topology, disagg: Topology) -> None:
+    pids = {str(child.process.pid) for running in (agg, disagg) for child in running.children}
+    listening = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
+    ours = [line.split() for line in listening if pids & set(re.findall(r"pid=(\d+)", line))]
+    assert len(ours) >= len(pids)
+    beyond = [columns[3] for columns in ours if not columns[3].startswith(("127.0.0.1:", "[::1]:"))]
+    assert not beyond
+
+
+def test_sigterm_lets_the_streams_finish_and_then_ends_cleanly(model: Path, tmp_path: Path) -> None:
+    with topology(tmp_path, model) as running:
+        running.start_frontend()
+        worker = running.start_worker("agg-0", paced_itl_ms=20)
+        running.wait_ready(aggregated=1)
+        with ThreadPoolExecutor(4) as pool:
+            body = {"max_tokens": 60, "stream_options": {"include_usage": True}}
+            streams = [pool.submit(events, running, prompt=f"hello {i}", **body) for i in range(4)]
+            until("all run", lambda: metric(worker, "trtx_running_requests") == 4, seconds=20)
+            worker.process.send_signal(signal.SIGTERM)
+            until("draining", lambda: worker.status()["state"] == "draining", seconds=10)
+            for stream in streams:
+                *_, last, usage = stream.result(60)
+                assert last["choices"][0]["finish_reason"] == "length"
+                assert usage["usage"]["completion_tokens"] == 60
+        assert worker.process.wait(20) == 0
+
+
+def test_a_drain_is_bounded(model: Path, tmp_path: Path) -> None:
+    with topology(tmp_path, model) as running:
+        running.start_frontend()
+        worker = running.start_worker("agg-0", paced_itl_ms=1000, flags=("--drain-seconds", "0.5"))
+        running.wait_ready(aggregated=1)
+        with ThreadPoolExecutor(1) as pool:
+            stream = pool.submit(events, running, prompt="hello", max_tokens=100)
+            until("runs", lambda: metric(worker, "trtx_running_requests") == 1, seconds=20)
+            assert worker.end(seconds=15) == 0
+            stream.result(30)
+
+
+def test_a_worker_that_can_not_start_says_why_and_exits_4(model: Path, tmp_path: Path) -> None:
+    running = Topology(tmp_path, model)
+    worker = running.start_worker("agg-0", paced_itl_ms=-3)
+    assert worker.process.wait(60) == 4
+    assert worker.log().splitlines()[-1].startswith("trtx.worker: agg-0 did not start: paced_itl_ms is -3")
+    assert "paced_itl_ms is -3" in worker.status()["error"]
+
+
+def test_a_wrong_command_line_exits_2_before_anything_is_loaded(model: Path, tmp_path: Path) -> None:
+    running = Topology(tmp_path, tmp_path / "nowhere")
+    worker = running.start_worker("agg-0")
+    assert worker.process.wait(30) == 2
+    assert "has no config.json" in worker.log()
+    assert not (tmp_path / "kv").exists()
+
+
+def test_the_canary_makes_the_system_port_healthy(model: Path, tmp_path: Path) -> None:
+    with topology(tmp_path, model) as running:
+        running.start_frontend()
+        running.extra_environment = {"DYN_HEALTH_CHECK_ENABLED": "true", "DYN_CANARY_WAIT_TIME": "1"}
+        workers = [running.start_worker(f"{role}-0", role=role) for role in ("prefill", "decode")]
+        running.wait_ready(prefill=1, decode=1)
+        for worker in workers:
+            url = f"http://127.0.0.1:{worker.system_port}/health"
+            until(f"{worker.name} healthy", lambda url=url: httpx.get(url, timeout=5).status_code == 200, seconds=30)
