@@ -20,14 +20,14 @@ class TopologySpec(BaseModel):
     model: str | None = None  # None: synthetic:tiny-trained without a GPU, synthetic:qwen3-0.6b with one
     served_model_name: str | None = None  # None: the model's own short name
     mode: Mode = "agg"
-    workers: int = Field(1, ge=1)  # agg workers
-    prefill: int = Field(1, ge=1)
-    decode: int = Field(1, ge=1)
-    tp: int = Field(1, ge=1)
+    workers: int = Field(default=1, ge=1)  # agg workers
+    prefill: int = Field(default=1, ge=1)
+    decode: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1)
     engine: str = "auto"  # auto, torch, simulated, tensorrt-llm, paced
     gpus: tuple[int, ...] | None = None  # indices into the caller's visible set; None: all of them
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)  # 0: any free port
+    port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
     router_mode: RouterMode = "round-robin"
     engine_configs: dict[Role, Path] = Field(default_factory=dict)  # role -> YAML; absent: shipped defaults
     overrides: tuple[str, ...] = ()  # "a.b=c", every role; "prefill.a.b=c", one role
