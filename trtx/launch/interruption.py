@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
 from trtx.errors import Interrupted
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# One Ctrl-C can arrive twice: from the terminal, and from a parent such as make or timeout that passes it on.
+_SAME_S = 0.3
 
 
 class Interruption:
@@ -19,6 +22,7 @@ class Interruption:
     def __init__(self) -> None:
         self.count = 0
         self.signal_number = 0
+        self._last = -_SAME_S
 
     @property
     def is_hurried(self) -> bool:
@@ -31,7 +35,10 @@ class Interruption:
             raise Interrupted(self.signal_number)
 
     def _handle(self, signal_number: int, frame: FrameType | None) -> None:
-        self.count += 1
+        now = time.monotonic()
+        if now - self._last >= _SAME_S:
+            self.count += 1
+        self._last = now
         self.signal_number = self.signal_number or signal_number
 
 

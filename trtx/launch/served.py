@@ -226,5 +226,6 @@ def _warm_up(topology: ServedTopology, request_s: float) -> None:
 
 def _stop_summary(outcomes: Mapping[str, Outcome]) -> str:
     if odd := [f"{name} {outcome}" for name, outcome in outcomes.items() if outcome != "clean"]:
-        return f"stopped: {', '.join(odd)}, the rest clean"
+        clean = [name for name, outcome in outcomes.items() if outcome == "clean"]
+        return f"stopped: {', '.join(odd)}" + (f"; cleanly: {', '.join(clean)}" if clean else "")
     return f"stopped, cleanly: {', '.join(outcomes) or 'nothing ran any more'}"
