@@ -274,3 +274,15 @@ def test_what_cannot_be_loaded_is_a_usage_error_and_leaves_no_process(tmp_path: 
     with pytest.raises(UsageError):
         LLM(tmp_path, skip_tokenizer_init=True, **SMALL)
     assert {child.pid for child in psutil.Process().children()} <= children
+
+
+@pytest.mark.parametrize(
+    ("inputs", "fields"),
+    [(["5", "6"], {}), ([5, 6.5], {}), ([5, 6], {"cache_salt": 3}), ([5, 6], {"priority": "high"})],
+)
+def test_a_value_of_the_wrong_type_is_refused_before_the_engine_sees_it(
+    llm: LLM, inputs: list[Any], fields: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError, match="wrong type"):
+        llm.generate_async(inputs, GREEDY, **fields)
+    assert _finished(llm.generate_async([5, 6], GREEDY)).finished

@@ -17,8 +17,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from trtx.errors import UsageError
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.choices import Choice
@@ -67,12 +65,33 @@ class EngineClient:
         # A thread of its own starts the child: the child asks the kernel to end it with the thread that started it,
         # and a caller's thread may well be one of a pool that shrinks.
         self._started = threading.Event()
+        self._start_error: OSError | None = None
         threading.Thread(target=self._live, name="engine-process", daemon=True).start()
         self._started.wait()
+        if self._start_error is not None:
+            raise self._start_error
 
     # --- life and death, in the engine-process thread ---
 
     def _live(self) -> None:
+        try:
+            self._process, self._channel = self._start()
+        except OSError as error:
+            self._start_error = error
+            return
+        finally:
+            self._started.set()
+        reader = threading.Thread(target=self._read, name="engine-socket", daemon=True)
+        forwarder = threading.Thread(target=self._forward, name="engine-stderr", daemon=True)
+        reader.start()
+        forwarder.start()
+        code = self._process.wait()
+        forwarder.join(1.0)
+        reader.join(_EXIT_GRACE_S)
+        self._channel.close()
+        self._bury(code)
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], Channel[FromEngine]]:
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parents[2])
         environment = dict(os.environ)
@@ -87,20 +106,10 @@ class EngineClient:
         )
         theirs.close()
         self.pid = process.pid
-        self._process = process
-        self._channel: Channel[FromEngine] = Channel(ours, FromEngine)
-        with suppress(OSError):  # dead already: its end of file and its exit code are read below
-            self._channel.send(Start(self._args))
-        reader = threading.Thread(target=self._read, name="engine-socket", daemon=True)
-        forwarder = threading.Thread(target=self._forward, name="engine-stderr", daemon=True)
-        reader.start()
-        forwarder.start()
-        self._started.set()
-        code = process.wait()
-        forwarder.join(1.0)
-        reader.join(_EXIT_GRACE_S)
-        self._channel.close()
-        self._bury(code)
+        channel: Channel[FromEngine] = Channel(ours, FromEngine)
+        with suppress(OSError):  # dead already: _live reads its end of file and its exit code
+            channel.send(Start(self._args))
+        return process, channel
 
     def _forward(self) -> None:
         """Passes the engine's own output on, and keeps its end."""
@@ -157,6 +166,9 @@ class EngineClient:
             self._choices.pop(message.sequence_id, None)
             self._dead.wait(_EXIT_GRACE_S)
             raise self._death or RuntimeError("the engine is shutting down") from None
+        except BaseException:
+            self._choices.pop(message.sequence_id, None)
+            raise
 
     def abort(self, sequence_ids: Iterable[int]) -> None:
         still_open = [sequence_id for sequence_id in sequence_ids if sequence_id in self._choices]
@@ -170,8 +182,11 @@ class EngineClient:
         try:
             while (message := self._channel.receive()) is not None:
                 self._take(message)
-        except msgspec.MsgspecError as error:
-            self._fatal = f"its message was not understood: {error}"
+        except Exception as error:
+            # Whatever went wrong with one message, nobody reads the next: better dead than silent.
+            logger.exception("engine %d: a message could not be taken in", self.pid)
+            self._fatal = f"a message of the engine could not be taken in: {type(error).__name__}: {error}"
+            self._process.kill()
         # The engine closes its end only by ending; one that lingers holds a device that nobody can reach.
         deadline = time.monotonic() + _EXIT_GRACE_S
         while self._process.poll() is None and time.monotonic() < deadline:

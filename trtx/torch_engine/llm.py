@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from trtx.torch_engine.choices import Choice
 from trtx.torch_engine.client import EngineClient
 from trtx.torch_engine.llm_args import LlmArgs, resolve_llm_args
@@ -165,11 +167,11 @@ class LLM:
             on_abort=lambda: self._client.abort(sequence_ids),
             text_streams=self._text_streams(sampling) if sampling.detokenize and not looks_for_stops else None,
         )
-        asked = sampling.asked()
+        asked = {name: value for name, value in sampling.asked().items() if name not in ("n", "best_of")}
         end_ids = self._ends(sampling)
         for index, sequence_id in enumerate(sequence_ids):
             stops = self._stop_strings(sampling) if looks_for_stops else None
-            message = Submit(sequence_id, prompt, asked, end_ids, index, cache_salt, priority, handover)
+            message = _checked(Submit(sequence_id, prompt, asked, end_ids, index, cache_salt, priority, handover))
             self._client.submit(Choice(index, output, sequence_ids, stops), message)
         return output
 
@@ -302,6 +304,14 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
+
+
+def _checked(message: Submit) -> Submit:
+    """The engine's process reads typed messages: what it could not read is refused here, where it harms nobody else."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(message, builtin_types=(bytes,)), Submit)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise RequestError(f"the request holds a value of the wrong type: {error}") from error
 
 
 def _model_directory(model: str | Path) -> Path:

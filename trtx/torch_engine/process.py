@@ -62,8 +62,13 @@ def _die_with_parent() -> None:
 
 
 def _read(channel: Channel[ToEngine], inbox: SimpleQueue[ToEngine]) -> None:
-    while (message := channel.receive()) is not None:
-        inbox.put(message)
+    try:
+        while (message := channel.receive()) is not None:
+            inbox.put(message)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
     os._exit(0)
 
 
