@@ -1,0 +1,228 @@
+"""``trtx bench`` whole: real launcher, frontend, workers and aiperf, on the paced engine, whose speed is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import psutil
+import pytest
+
+TTFT_MS, ITL_MS = 30, 10
+PACED = ["--engine", "paced", "--set", f"paced_ttft_ms={TTFT_MS}", "--set", f"paced_itl_ms={ITL_MS}"]
+LOAD = ["--isl", "64", "--osl", "16", "--request-count", "12", "--warmup-request-count", "2"]
+
+
+def trtx(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "trtx", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=400, env=_environment(), **options)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def _run_dir(parent: Path) -> Path:
+    (found,) = parent.iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def paced_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    parent = tmp_path_factory.mktemp("runs")
+    done = trtx("bench", "--mode", "agg,disagg", "--concurrency", "1,4", *PACED, *LOAD, "-o", str(parent))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return _run_dir(parent), done
+
+
+@pytest.fixture(scope="module")
+def rows(paced_run: tuple[Path, subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:
+    summary = json.loads((paced_run[0] / "summary.json").read_text())
+    found: list[dict[str, Any]] = summary["rows"]
+    return found
+
+
+def test_the_last_line_is_the_path_of_the_report(paced_run: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    run_dir, done = paced_run
+    assert done.stdout.splitlines()[-1] == str(run_dir / "report.html")
+    assert (run_dir / "report.html").stat().st_size > 1_000_000
+
+
+def test_both_modes_and_loads_are_measured_without_a_failure(rows: list[dict[str, Any]]) -> None:
+    assert [(row["mode"], row["concurrency"]) for row in rows] == [("agg", 1), ("agg", 4), ("disagg", 1), ("disagg", 4)]
+    assert {row["status"] for row in rows} == {"ok"}
+    assert all((row["request_count"], row["error_request_count"]) == (12, 0) for row in rows)
+
+
+def test_output_length_is_exact_and_input_length_is_what_was_asked(rows: list[dict[str, Any]]) -> None:
+    assert all(row["output_sequence_length"] == 16 for row in rows)
+    assert all(abs(row["input_sequence_length"] - 64) <= 2 for row in rows)
+
+
+def test_measured_latencies_are_never_shorter_than_the_engine_allows(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        assert row["time_to_first_token_p50"] >= TTFT_MS
+        # The first chunk may bring the tokens of two steps, never more than that on average.
+        assert row["inter_token_latency_p50"] >= ITL_MS * 14 / 15 * 0.95
+        assert row["request_latency_p50"] >= TTFT_MS + 14 * ITL_MS
+        assert row["output_token_throughput_per_user"] <= 1000 / ITL_MS * 1.15
+
+
+def test_four_users_get_more_tokens_a_second_than_one(rows: list[dict[str, Any]]) -> None:
+    throughput = {(row["mode"], row["concurrency"]): row["output_token_throughput"] for row in rows}
+    for mode in ("agg", "disagg"):
+        assert throughput[mode, 4] > 1.5 * throughput[mode, 1]
+
+
+def test_modes_are_measured_with_the_same_prompts(paced_run: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    cells = paced_run[0] / "cells"
+    prompts = {
+        cell: (cells / cell / "trial-01" / "inputs.json").read_text() for cell in ("agg-c1", "disagg-c1", "agg-c4")
+    }
+    texts = {cell: _prompts(text) for cell, text in prompts.items()}
+    assert texts["agg-c1"] == texts["disagg-c1"]
+    assert not texts["agg-c1"] & texts["agg-c4"]
+
+
+def _prompts(inputs: str) -> set[str]:
+    return {payload["messages"][0]["content"] for entry in json.loads(inputs)["data"] for payload in entry["payloads"]}
+
+
+def test_warm_up_comes_before_what_is_measured(paced_run: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    for cell in (paced_run[0] / "cells").iterdir():
+        phases = json.loads((cell / "trial-01" / "phase_manifest.json").read_text())["phases"]
+        times = {phase["phase_name"]: phase["start_ns"] for phase in phases}
+        assert times["warmup"] < times["profiling"]
+
+
+def test_the_run_directory_holds_every_file_of_its_contract(
+    paced_run: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    run_dir = paced_run[0]
+    for name in (
+        "plan.json",
+        "run.lock.yaml",
+        "journal.jsonl",
+        "env.json",
+        "summary.json",
+        "summary.csv",
+        "summary.md",
+    ):
+        assert (run_dir / name).stat().st_size > 0, name
+    for cell in ("agg-c1", "agg-c4", "disagg-c1", "disagg-c4"):
+        assert (run_dir / "cells" / cell / "trial-01" / "profile_export_aiperf.json").exists()
+        assert json.loads((run_dir / "cells" / cell / "cell.json").read_text())["schema_version"] == 1
+    suite = ElementTree.parse(run_dir / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "0", "0")
+    assert list(run_dir.glob("*/serve/logs/*.log"))
+
+
+class _Broken(BaseHTTPRequestHandler):
+    """A model server whose every second completion fails: what a benchmark must not call a success."""
+
+    protocol_version = "HTTP/1.1"
+    answered = 0
+
+    def do_GET(self) -> None:
+        self._send(200, {"object": "list", "data": [{"id": "half-broken", "object": "model"}]})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        type(self).answered += 1
+        if type(self).answered % 2:
+            self._send(500, {"message": "out of blocks"})
+            return
+        chunks = [
+            {"choices": [{"index": 0, "delta": {"role": "assistant", "content": word}}]} for word in ("one ", "two ")
+        ] + [
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]},
+            {"choices": [], "usage": {"prompt_tokens": 64, "completion_tokens": 2, "total_tokens": 66}},
+        ]
+        body = "".join(f"data: {json.dumps({'object': 'chat.completion.chunk', **chunk})}\n\n" for chunk in chunks)
+        self._write(200, "text/event-stream", (body + "data: [DONE]\n\n").encode())
+
+    def log_message(self, *arguments: object) -> None: ...
+
+    def _send(self, status: int, document: dict[str, Any]) -> None:
+        self._write(status, "application/json", json.dumps(document).encode())
+
+    def _write(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def half_broken_url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Broken)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_failed_requests_end_in_exit_1_and_stand_in_table_and_junit(half_broken_url: str, tmp_path: Path) -> None:
+    attach = ["--url", half_broken_url, "--tokenizer", "synthetic:tiny"]
+    done = trtx("bench", *attach, "--concurrency", "2", *LOAD, "--json", "-o", str(tmp_path))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "of 12 requests failed (attached-c2)" in done.stderr and "out of blocks" in done.stderr
+    (row,) = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert row["status"] == "errors" and row["error_request_count"] >= 4
+    assert row["request_count"] + row["error_request_count"] == 12
+    suite = ElementTree.parse(_run_dir(tmp_path) / "junit.xml").getroot()
+    assert suite.get("failures") == "1"
+
+
+def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(half_broken_url: str, tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer_config.json").write_text("{}")  # no tokenizer.json: aiperf can't load it
+    attach = ["--url", half_broken_url, "--tokenizer", str(tokenizer)]
+    done = trtx("bench", *attach, "--concurrency", "2", *LOAD, "-o", str(tmp_path / "runs"))
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "aiperf exited 1 and measured nothing" in done.stderr and "aiperf.log" in done.stderr
+    assert (_run_dir(tmp_path / "runs") / "report.html").exists()
+
+
+def test_ctrl_c_ends_aiperf_and_the_topology_and_renders_what_there_is(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "trtx", "bench", "--concurrency", "1,4", *PACED, "--isl", "64", "--osl", "16"]
+    process = subprocess.Popen(
+        [*argv, "--request-count", "2000", "-o", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(), start_new_session=True,
+    )  # fmt: skip
+    try:
+        _until(lambda: any(tmp_path.glob("*/aiperf/agg/c1/profile_export.jsonl")), process)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert any("aiperf" in " ".join(child.cmdline()) for child in family)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 130, said
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+    run_dir = _run_dir(tmp_path)
+    assert "ended early" in (run_dir / "summary.md").read_text()
+    assert (run_dir / "report.html").exists()
+
+
+def _until(condition: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 180
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
