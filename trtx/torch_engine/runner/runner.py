@@ -19,7 +19,8 @@ class TorchRunner:
     """A :class:`trtx.torch_engine.batch.ModelRunner`. Not thread-safe: one step at a time.
 
     A step's decodes and its prompt chunks are two passes over the weights: decodes replay a CUDA graph whatever
-    else the step holds, and chunks are long enough that reading the weights once more costs little.
+    else the step holds, and chunks are long enough that reading the weights once more costs little. Both are enqueued
+    before either is waited for: while a graph runs, the host launches the kernels of the chunks.
     """
 
     def __init__(
@@ -51,30 +52,33 @@ class TorchRunner:
         num_decodes = 0
         while num_decodes < len(sequences) and _is_decode(sequences[num_decodes]):
             num_decodes += 1
+        decodes, chunks = sequences[:num_decodes], sequences[num_decodes:]
+        decoded = self._decode(decodes) if decodes else None
+        computed = self._prefill(chunks) if chunks else None
         results: list[Sampled] = []
-        if num_decodes:
-            results += self._decode(sequences[:num_decodes])
-        if num_decodes < len(sequences):
-            results += self._prefill(sequences[num_decodes:])
+        if decoded is not None:
+            results += self._sampler.sample(*decoded, decodes)
+        if computed is not None:
+            results += self._sample_chunks(*computed, chunks)
         return results
 
-    def _decode(self, sequences: list[ScheduledSequence]) -> list[Sampled]:
+    def _decode(self, sequences: list[ScheduledSequence]) -> tuple[Tensor, Tensor]:
+        """(logits [rows, vocab], their argmax [rows])"""
         tokens = [sequence.new_token_ids[0] for sequence in sequences]
         positions = [sequence.start for sequence in sequences]
         slots = [sequence.slot for sequence in sequences]
         if self._graphs is not None and self._graphs.fits(len(sequences)):
-            logits, greedy = self._graphs.replay(tokens, positions, slots)
-        else:
-            logits, greedy = self._eager(*_upload(tokens, positions, slots, self._device))
-        return self._sampler.sample(logits, greedy, sequences)
-
-    def _eager(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self._decoder.logits(self._decoder.hidden(PassInputs(tokens, positions, slots)))
+            return self._graphs.replay(tokens, positions, slots)
+        inputs = PassInputs(*_upload(tokens, positions, slots, self._device))
+        logits = self._decoder.logits(self._decoder.hidden(inputs))
         return logits, logits.argmax(dim=-1)
 
-    def _prefill(self, sequences: list[ScheduledSequence]) -> list[Sampled]:
+    def _prefill(self, sequences: list[ScheduledSequence]) -> tuple[Tensor, list[int]]:
+        """(hidden states of all chunks [tokens, hidden], where among them each sequence ends)"""
         inputs, ends = self._chunk_inputs(sequences)
-        hidden = self._decoder.hidden(inputs)
+        return self._decoder.hidden(inputs), ends
+
+    def _sample_chunks(self, hidden: Tensor, ends: list[int], sequences: list[ScheduledSequence]) -> list[Sampled]:
         results = [Sampled(None) for _ in sequences]
         sampling = [index for index, sequence in enumerate(sequences) if sequence.samples]
         if sampling:
