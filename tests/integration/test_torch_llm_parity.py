@@ -1,0 +1,113 @@
+"""Greedy tokens are the same whichever way the engine takes to them, and the same as transformers' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.torch_engine import LLM, DisaggregatedParams, SamplingParams
+
+MODEL = "synthetic:tiny"
+COUNT = 64
+GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
+ROOMY: dict[str, Any] = {"max_batch_size": 32, "max_seq_len": 256, "kv_cache_config": {"max_tokens": 16_384}}
+CRAMPED: dict[str, Any] = {
+    **ROOMY,
+    "enable_chunked_prefill": True,
+    "max_num_tokens": 64,
+    "kv_cache_config": {"max_tokens": 1024},
+    "enable_iter_perf_stats": True,
+}
+HANDS_OFF: dict[str, Any] = {**ROOMY, "cache_transceiver_config": {"backend": "NIXL"}}
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LLM]]:
+    """Aggregated; with chunks and a pool that preempts; prefill; decode."""
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with ThreadPoolExecutor() as pool:
+        loading = [pool.submit(LLM, MODEL, **args) for args in (ROOMY, CRAMPED, HANDS_OFF, HANDS_OFF)]
+        loaded = [future.result() for future in loading]
+    yield loaded
+    for engine in loaded:
+        engine.shutdown()
+
+
+def _prompts() -> list[list[int]]:
+    """1 to 200 tokens; every third continues a beginning that others share."""
+    return [
+        [((0 if index % 3 else index) * 19 + at * 13 + 7) % 1500 + 5 for at in range(1 + (index * 37) % 200)]
+        for index in range(COUNT)
+    ]
+
+
+def _transformers(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], float]:
+    """``generate`` in float32, a prompt at a time; and the smallest margin between the two best logits of any step."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32).eval()
+    tokens, margin = [], float("inf")
+    for prompt in prompts:
+        with torch.inference_mode():
+            output = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=GREEDY.max_tokens,
+                min_new_tokens=GREEDY.max_tokens,
+                eos_token_id=None,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        tokens.append(output.sequences[0, len(prompt) :].tolist())
+        best = torch.cat(output.logits).topk(2).values
+        margin = min(margin, float((best[:, 0] - best[:, 1]).min()))
+    return tokens, margin
+
+
+def _all(engine: LLM, prompts: list[list[int]], handed: list[DisaggregatedParams] | None = None) -> list[list[int]]:
+    outputs = [
+        engine.generate_async(prompt, GREEDY, disaggregated_params=handed[index] if handed else None)
+        for index, prompt in enumerate(prompts)
+    ]
+    return [output.result(timeout=300).outputs[0].token_ids for output in outputs]
+
+
+def _handed(prefill: LLM, prompts: list[list[int]]) -> list[DisaggregatedParams]:
+    asked = DisaggregatedParams(request_type="context_only")
+    outputs = [prefill.generate_async(prompt, GREEDY, disaggregated_params=asked) for prompt in prompts]
+    found = [output.result(timeout=300).outputs[0].disaggregated_params for output in outputs]
+    return [replace(params, request_type="generation_only") for params in found if params is not None]
+
+
+def test_every_way_to_the_tokens_gives_the_same_tokens_as_transformers(
+    engines: list[LLM], record_property: Any
+) -> None:
+    aggregated, cramped, prefill, decode = engines
+    prompts = _prompts()
+    expected, margin = _transformers(resolve_checkpoint(MODEL).path, prompts)
+    record_property("smallest top-2 margin", margin)
+    print(f"smallest top-2 margin of {COUNT * GREEDY.max_tokens} steps: {margin:.2e}")
+    assert margin > 1e-4, "two logits are so close that rounding decides; other prompts would prove more"
+
+    assert _all(aggregated, prompts) == expected, "aggregated"
+    assert _all(aggregated, prompts) == expected, "aggregated, every prefix cached"
+    assert _all(cramped, prompts) == expected, "chunked prefill and preemption"
+    paused = [row["inflightBatchingStats"]["numPausedRequests"] for row in cramped.get_stats(timeout=5)]
+    assert max(paused) > 0, "nothing was preempted"
+
+    assert _all(decode, prompts, _handed(prefill, prompts)) == expected, "disaggregated"
+    first = decode.handoff_stats()
+    assert _all(decode, prompts, _handed(prefill, prompts)) == expected, "disaggregated, with prefix hits"
+    second = decode.handoff_stats()
+    assert second.bytes - first.bytes < first.bytes, "the second time some of the blocks were there"
+    assert second.recomputed == second.failed_reads == 0
