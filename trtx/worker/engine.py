@@ -6,6 +6,7 @@ A request's way: parse (``request``), plan (``roles``), generate, account (``chu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 HEALTH_SECONDS = 0.25
 """How late the death of the engine is noticed."""
 DRAIN_POLL_SECONDS = 0.02
+GONE_SECONDS = 0.3
+"""How long frontends take to notice that a worker has left, generously: 0.12 s was seen with file discovery."""
 _MODES = {
     "agg": DisaggregationMode.AGGREGATED,
     "prefill": DisaggregationMode.PREFILL,
@@ -68,6 +71,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._poll: EnginePoll | None = None
         self._health: asyncio.Task[None] | None = None
         self._draining = False
+        self._deregistered = asyncio.Event()
 
     # --- life ---
 
@@ -128,17 +132,18 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         """True when nothing runs and no decode worker may still read KV from here."""
         if self._open:
             return False
-        totals = self._loaded.handoff_stats() if self._loaded is not None else {}
-        return not totals.get("leases")
+        totals = self._loaded.handoff_stats() if self._loaded is not None else None
+        return totals is None or not totals.leases
 
     async def cleanup(self) -> None:
         """Waits for what has begun, within bounds, then ends the engine. Safe after a failed ``start``, and twice."""
         self._draining = True
+        self._deregistered.set()  # Dynamo's Worker does that first
         loaded = self._loaded
         if loaded is None:
             return
         self.status.update(state="draining")
-        await self._drain(0.5 if self.engine_died else self.options.drain_seconds)
+        await self._drain(4 * GONE_SECONDS if self.engine_died else self.options.drain_seconds)
         if self._health is not None:
             self._health.cancel()
         if self._poll is not None:
@@ -161,9 +166,14 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     async def _watch_engine(self, loaded: LoadedEngine) -> None:
-        """A dead engine ends its worker: the launcher restarts both, and Dynamo moves the requests elsewhere."""
         while loaded.is_alive():
             await asyncio.sleep(HEALTH_SECONDS)
+        self._leave()
+
+    def _leave(self) -> None:
+        """A dead engine ends its worker: the launcher restarts both, and Dynamo moves the requests elsewhere."""
+        if self.engine_died:
+            return
         self.engine_died = True
         self.on_engine_death()
         self.status.update(error="the engine died")
@@ -177,6 +187,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         set_nodelay_everywhere()
         loaded = self._loaded
         if loaded is None or self._draining:
+            await self._wait_until_gone()
             raise Disconnected(f"{self.options.name} is draining; another worker must take this request")
         clock = RequestClock(self._metrics)
         outcome = "error"
@@ -210,7 +221,11 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             outcome = "cancelled"
             raise
         except Exception as error:
-            translated = as_dynamo_error(error, loaded.api.RequestError, engine_is_dead=not loaded.is_alive())
+            engine_is_dead = not loaded.is_alive()
+            if engine_is_dead:
+                self._leave()
+                await self._wait_until_gone()
+            translated = as_dynamo_error(error, loaded.api.RequestError, engine_is_dead=engine_is_dead)
             outcome = "invalid" if isinstance(translated, InvalidArgument) else "error"
             logger.log(logging.INFO if outcome == "invalid" else logging.ERROR, "request %s: %s", context.id(), error)
             raise translated from error
@@ -221,6 +236,13 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
                 self._open.pop(context.id(), None)
                 if not result.finished:
                     result.abort()
+
+    async def _wait_until_gone(self) -> None:
+        """Dynamo moves a request on at once, up to its migration limit: a worker that is still in its routing table
+        would get it back and use the limit up (seen with the KV router of 1.4.2)."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._deregistered.wait(), GONE_SECONDS)
+        await asyncio.sleep(GONE_SECONDS)
 
     def _plan(self, request: Mapping[str, Any], context: Context, loaded: LoadedEngine) -> Submission:
         parsed = parse_request(request, context_length=loaded.context_length, trace_headers=context.trace_headers())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trtx import engine
 from trtx.engine import EngineApi
 from trtx.errors import LaunchError
+from trtx.torch_engine.messages import HandoffStats
 from trtx.worker.options import WorkerOptions
 
 EVENT_BUFFER = 100_000
@@ -46,10 +46,10 @@ class LoadedEngine:
         check = getattr(self.llm, "_check_health", None)
         return True if check is None else bool(check())
 
-    def handoff_stats(self) -> Mapping[str, float]:
-        """Totals of KV handoffs since the start, and ``leases`` held now; empty where the engine counts none."""
+    def handoff_stats(self) -> HandoffStats | None:
+        """Totals of KV handoffs since the start, and the leases held now; None where the engine counts none."""
         ask = getattr(self.llm, "handoff_stats", None)
-        return ask() if ask is not None else {}
+        return ask() if ask is not None else None
 
     def shutdown(self) -> bool:
         """Ends the engine; False when it did not end in time, so that the caller must not wait for its threads."""

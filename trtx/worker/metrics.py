@@ -14,6 +14,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from trtx.torch_engine.messages import HandoffStats
+
 TTFT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 CHUNK_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -79,7 +81,7 @@ class WorkerMetrics(Collector):
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.open_requests = 0
         self.iteration: Mapping[str, Any] = {}  # the engine's latest iteration stats, TensorRT-LLM's keys
-        self.handoff: Mapping[str, float] = {}  # the engine's handoff totals, where it has any
+        self.handoff: HandoffStats | None = None  # where the engine counts handoffs
 
     def collect(self) -> Iterator[Any]:
         yield self.time_to_first_token.family(
@@ -121,17 +123,17 @@ class WorkerMetrics(Collector):
 
     def _handoff_families(self) -> Iterator[Any]:
         totals = self.handoff
-        if not totals:
+        if totals is None:
             return
-        yield CounterMetricFamily("trtx_handoff_reads", "KV handoffs read from a prefill worker.", totals["reads"])
-        yield CounterMetricFamily("trtx_handoff_bytes", "Bytes of KV read from prefill workers.", totals["bytes"])
-        yield CounterMetricFamily("trtx_handoff_seconds", "Time of these reads, summed.", totals["seconds"])
-        yield CounterMetricFamily("trtx_handoff_failed_reads", "Reads that failed.", totals["failed_reads"])
+        yield CounterMetricFamily("trtx_handoff_reads", "KV handoffs read from a prefill worker.", totals.reads)
+        yield CounterMetricFamily("trtx_handoff_bytes", "Bytes of KV read from prefill workers.", totals.bytes)
+        yield CounterMetricFamily("trtx_handoff_seconds", "Time of these reads, summed.", totals.seconds)
+        yield CounterMetricFamily("trtx_handoff_failed_reads", "Reads that failed.", totals.failed_reads)
         yield CounterMetricFamily(
-            "trtx_recomputed_prefixes", "Prompts computed again because their KV was gone.", totals["recomputed"]
+            "trtx_recomputed_prefixes", "Prompts computed again because their KV was gone.", totals.recomputed
         )
-        yield GaugeMetricFamily("trtx_leases", "KV handoffs that wait for a decode worker.", totals["leases"])
-        yield CounterMetricFamily("trtx_expired_leases", "Leases that nobody read in time.", totals["expired_leases"])
+        yield GaugeMetricFamily("trtx_leases", "KV handoffs that wait for a decode worker.", totals.leases)
+        yield CounterMetricFamily("trtx_expired_leases", "Leases that nobody read in time.", totals.expired_leases)
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from trtx.torch_engine.messages import HandoffStats
 from trtx.worker.metrics import RequestClock, WorkerMetrics
 
 
@@ -44,15 +45,7 @@ def test_engine_and_handoff_families_appear_once_the_engine_has_said_something()
         "kvCacheStats": {"maxNumBlocks": 10, "usedNumBlocks": 4, "cacheHitRate": 0.25},
         "inflightBatchingStats": {"numScheduledRequests": 3, "numCtxTokens": 17},
     }
-    metrics.handoff = {
-        "reads": 1,
-        "bytes": 4096,
-        "seconds": 0.5,
-        "failed_reads": 0,
-        "recomputed": 2,
-        "leases": 1,
-        "expired_leases": 0,
-    }
+    metrics.handoff = HandoffStats(reads=1, bytes=4096, seconds=0.5, recomputed=2, leases=1)
     seen = scraped(metrics)
     assert seen["trtx_running_requests"] == 3
     assert seen["trtx_queued_requests"] == 2

@@ -1,0 +1,142 @@
+"""Workers on the torch engine: real tokens, real KV, and what happens when an engine dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from processes import Topology, topology, until
+from test_worker import CHAT, events, metric, post
+
+from trtx.checkpoint import resolve_checkpoint
+
+BLOCK = 16
+TORCH: dict[str, Any] = {
+    "max_seq_len": 512,
+    "max_batch_size": 16,
+    "kv_cache_config": {"tokens_per_block": BLOCK, "max_tokens": 8192},
+}
+PROMPT = "the quick brown fox jumps over the lazy dog " * 4
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return resolve_checkpoint("synthetic:tiny").path
+
+
+@pytest.fixture(scope="module")
+def agg(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topology]:
+    """Two workers behind the KV-aware router."""
+    with topology(tmp_path_factory.mktemp("torch-agg"), model) as running:
+        running.start_frontend("--router-mode", "kv", "--kv-cache-block-size", str(BLOCK), "--migration-limit", "3")
+        for name in ("agg-0", "agg-1"):
+            running.start_worker(name, engine="torch", **TORCH)
+        running.wait_ready(aggregated=2)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def disagg(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topology]:
+    with topology(tmp_path_factory.mktemp("torch-disagg"), model) as running:
+        running.start_frontend()
+        for role in ("prefill", "decode"):
+            running.start_worker(f"{role}-0", role=role, engine="torch", **TORCH)
+        running.wait_ready(prefill=1, decode=1)
+        yield running
+
+
+def test_a_stop_string_across_tokens_is_held_back_and_cut_exactly(agg: Topology) -> None:
+    whole = post(agg, prompt=PROMPT, max_tokens=24, temperature=0).json()["choices"][0]["text"]
+    middle = len(whole) // 2
+    stop = whole[middle : middle + 3]
+    streamed = events(agg, prompt=PROMPT, max_tokens=24, temperature=0, stop=[stop])
+    choices = [choice for event in streamed for choice in event["choices"]]
+    assert "".join(choice.get("text") or "" for choice in choices) == whole[: whole.index(stop)]
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_logprobs_cover_every_token_and_greedy_takes_the_likeliest(agg: Topology) -> None:
+    body = {"max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    content = post(agg, "chat/completions", **CHAT, **body).json()["choices"][0]["logprobs"]["content"]
+    assert len(content) == 6
+    for entry in content:
+        assert len(entry["top_logprobs"]) >= 3
+        assert entry["logprob"] == max(top["logprob"] for top in entry["top_logprobs"])
+        assert entry["logprob"] <= 0
+
+
+def test_a_seed_makes_a_sampled_answer_repeat(agg: Topology) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1.0}
+    texts = [post(agg, **body, seed=seed).json()["choices"][0]["text"] for seed in (7, 7, -8)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_the_kv_router_sends_a_known_prefix_to_the_worker_that_has_it(agg: Topology) -> None:
+    prompt = "a prefix that only this test sends, over and over again " * 4
+    post(agg, prompt=prompt, max_tokens=1)
+
+    def cached() -> int:
+        answer = post(agg, prompt=prompt, max_tokens=1).json()
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    until("a hit", cached, seconds=20)
+    hits = [cached() for _ in range(6)]
+    assert all(hit >= BLOCK and hit % BLOCK == 0 for hit in hits), hits
+
+
+def test_kv_use_and_hit_rate_are_served_as_metrics(agg: Topology) -> None:
+    worker = agg.children[1]
+    post(agg, prompt=PROMPT, max_tokens=30)
+    until("KV stats", lambda: metric(worker, "trtx_kv_blocks") == 8192 // BLOCK, seconds=10)
+    assert metric(worker, "trtx_kv_hit_rate") >= 0
+
+
+def test_disagg_gives_the_greedy_text_of_agg_and_moves_kv(agg: Topology, disagg: Topology) -> None:
+    decode = disagg.children[2]
+    for prompt, count in ((PROMPT, 20), ("hello", 1), ("hello world", 2), (PROMPT + "again", 12)):
+        body = {"prompt": prompt, "max_tokens": count, "temperature": 0}
+        expected, seen = (post(t, **body).json() for t in (agg, disagg))
+        assert seen["choices"][0]["text"] == expected["choices"][0]["text"]
+        assert seen["usage"]["completion_tokens"] == count
+    until("bytes were counted", lambda: metric(decode, "trtx_handoff_bytes_total") > 0, seconds=10)
+    assert metric(decode, "trtx_recomputed_prefixes_total") == 0
+
+
+def test_every_lease_is_released_when_clients_leave(disagg: Topology) -> None:
+    prefill, decode = disagg.children[1:]
+    body = {"model": disagg.model_name, "prompt": PROMPT, "max_tokens": 200, "stream": True}
+    for patience in (0.002, 0.01, 0.03, 5.0):  # before, during and after the handoff
+        with (
+            contextlib.suppress(httpx.ReadTimeout),
+            httpx.stream("POST", f"{disagg.url}/v1/completions", json=body, timeout=patience) as answer,
+        ):
+            next(answer.iter_lines())
+    for worker in (prefill, decode):
+        until(f"{worker.name} is idle", lambda w=worker: metric(w, "trtx_open_requests") == 0, seconds=30)
+    post(disagg, prompt="hello", max_tokens=2)
+    until("no lease is left", lambda: metric(prefill, "trtx_leases") == 0, seconds=30)
+
+
+def test_a_dead_engine_ends_its_worker_and_its_streams_go_on_elsewhere(agg: Topology) -> None:
+    """Last of this topology: one of its workers is gone afterwards."""
+    body = {"max_tokens": 300, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(events, agg, prompt=f"{i} {PROMPT}", **body) for i in range(8)]
+        victims = agg.children[1:]
+        until("both run", lambda: all(metric(w, "trtx_open_requests") > 0 for w in victims), seconds=30)
+        victim = victims[0]
+        os.kill(victim.status()["engine_pid"], signal.SIGKILL)
+        assert victim.process.wait(15) == 4
+        assert victim.status()["error"] == "the engine died"
+        for stream in streams:
+            last = stream.result(120)[-1]
+            assert "usage" in last, last
+            assert last["usage"]["completion_tokens"] == 300
+    agg.children.remove(victim)
