@@ -114,11 +114,12 @@ class EngineClient:
     def _forward(self) -> None:
         """Passes the engine's own output on, and keeps its end."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._last_lines.append(line.decode(errors="replace").rstrip())
-            with suppress(OSError, ValueError):  # our own stderr is closed: nobody to tell
-                sys.stderr.buffer.write(line)
-                sys.stderr.flush()
+        with self._process.stdout as lines:
+            for line in lines:
+                self._last_lines.append(line.decode(errors="replace").rstrip())
+                with suppress(OSError, ValueError):  # our own stderr is closed: nobody to tell
+                    sys.stderr.write(line.decode(errors="replace"))
+                    sys.stderr.flush()
 
     def _bury(self, code: int) -> None:
         if self._is_stopping:

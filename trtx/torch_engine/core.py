@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import msgspec
+import psutil
 
 from trtx.torch_engine.batch import ModelRunner, Sampled
 from trtx.torch_engine.block_pool import BlockPool
@@ -18,6 +19,7 @@ from trtx.torch_engine.stats import iteration_stats
 from trtx.torch_engine.transfers import LEASE_POLL_S, Transfers
 
 MEMORY_REPORT_S = 2.0
+"""How often a working engine measures what memory it holds: it takes longer than a step's bookkeeping."""
 
 
 class EngineCore:
@@ -60,8 +62,8 @@ class EngineCore:
         self._sequences: dict[int, Sequence] = {}  # accepted and not ended for the client
         self._updates: list[Update] = []
         self._reported_handoff = HandoffStats()
-        self._memory_bytes = runner.device_memory_bytes()
-        self._memory_at = time.monotonic()
+        self._process = psutil.Process()
+        self._measure_memory()
         self._arrivals = 0
         self._iteration = 0
         self._is_stalled = False
@@ -129,8 +131,8 @@ class EngineCore:
             self._reported_handoff = msgspec.structs.replace(handoff)
         memory = None
         if step.sequences and time.monotonic() - self._memory_at > MEMORY_REPORT_S:
-            memory = self._memory_bytes = self._runner.device_memory_bytes()
-            self._memory_at = time.monotonic()
+            self._measure_memory()
+            memory = self._device_memory_bytes
         stats = None
         if step.sequences:
             self._iteration += 1
@@ -143,11 +145,17 @@ class EngineCore:
                     ended=time.perf_counter(),
                     num_completed=num_completed,
                     num_emitted=sum(len(update.token_ids) for update in updates),
-                    device_memory_bytes=self._memory_bytes,
+                    cpu_memory_bytes=self._cpu_memory_bytes,
+                    device_memory_bytes=self._device_memory_bytes,
                 )
         if updates or stats or events or handoff is not None or memory is not None:
             return StepReport(updates, stats, events or None, handoff, memory)
         return None
+
+    def _measure_memory(self) -> None:
+        self._memory_at = time.monotonic()
+        self._cpu_memory_bytes: int = self._process.memory_info().rss
+        self._device_memory_bytes = self._runner.device_memory_bytes()
 
     @property
     def wait_s(self) -> float | None:

@@ -18,6 +18,7 @@ def iteration_stats(
     ended: float,
     num_completed: int,
     num_emitted: int,
+    cpu_memory_bytes: int,
     device_memory_bytes: int,
 ) -> dict[str, Any]:
     """Counts as they are after the step; times in milliseconds, memory in bytes.
@@ -32,7 +33,7 @@ def iteration_stats(
     return {
         "iter": iteration,
         "iterLatencyMS": (ended - began) * 1e3,
-        "cpuMemUsage": 0,
+        "cpuMemUsage": cpu_memory_bytes,
         "gpuMemUsage": device_memory_bytes,
         "numActiveRequests": scheduler.num_active,
         "numQueuedRequests": len(scheduler.waiting),

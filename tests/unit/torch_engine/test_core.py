@@ -227,6 +227,8 @@ def test_statistics_have_tensorrt_llms_keys_and_add_up() -> None:
     h.submit(1, prompt_of(9), 3)
     h.run()
     first = h.stats[0]
+    assert first["cpuMemUsage"] > 0
+    assert first["newActiveRequestsQueueLatencyMS"] > 0
     assert first["kvCacheStats"]["usedNumBlocks"] + first["kvCacheStats"]["freeNumBlocks"] == 64
     assert first["inflightBatchingStats"]["numContextRequests"] == 1
     assert [row["inflightBatchingStats"]["numGenRequests"] for row in h.stats] == [0, 1, 1]

@@ -192,6 +192,18 @@ def test_a_lease_that_nobody_reads_ends_at_its_deadline() -> None:
     assert pair.prefill.is_empty()
 
 
+def test_an_engine_whose_blocks_are_all_leased_waits_without_spinning() -> None:
+    pair = Pair(prefill_blocks=4)
+    handover = pair.context(1, prompt_of(13))
+    pair.prefill.submit(2, prompt_of(5, 3), 3)
+    pair.prefill.step()
+    assert pair.prefill.tokens[2] == []
+    assert pair.prefill.core.wait_s, "0.0 would spin, None would never look at the transport again"
+    pair.decode.submit(1, prompt_of(13), 1, handover=handover)  # ends at once, and releases the lease
+    pair.prefill.run()
+    assert pair.prefill.tokens[2] == undisturbed(prompt_of(5, 3), 3)
+
+
 def test_a_request_refused_for_its_length_still_releases_the_lease() -> None:
     pair = Pair(decode_blocks=3)
     prompt = prompt_of(20)
