@@ -11,7 +11,7 @@ from trtx.torch_engine.runner.model_config import ModelConfig
 
 _CPU_TOKENS = 65536  # room for 16 sequences of 4,096 tokens
 _CPU_BYTES = 1 << 30
-_CUDA_RESERVE_BYTES = 1 << 30  # cuBLAS workspaces, CUDA graphs (about 10 MB each), the allocator's fragments
+_CUDA_RESERVE_BYTES = 1 << 30  # cuBLAS workspaces, CUDA graphs, the allocator's fragments
 
 
 def num_kv_blocks(

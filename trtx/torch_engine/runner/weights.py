@@ -40,7 +40,7 @@ class DecoderWeights:
 
 
 def load_weights(model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> DecoderWeights:
-    """Every parameter on ``device`` in ``dtype``. Raises UsageError for a missing, extra-shaped or unreadable file."""
+    """Every parameter on ``device`` in ``dtype``. Raises UsageError for a missing, misshapen or unreadable tensor."""
     files = _weight_files(model_dir)
     if not files and config.synthetic_seed is None:
         raise UsageError(
