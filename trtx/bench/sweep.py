@@ -54,8 +54,8 @@ def sweep(
     staging.mkdir(parents=True, exist_ok=True)
     watch = _Watch(target, spec, run_dir, staging, on_progress)
     cells_ahead = [cell_name(target.mode, concurrency) for concurrency in spec.concurrency]
-    watch.journal.note("sweep_started", mode=target.mode, model=target.model, cells=cells_ahead)
     argv = command(target, spec, spec.loads, staging)
+    watch.journal.note("sweep_started", mode=target.mode, model=target.model, cells=cells_ahead, argv=argv)
     exit_code = None
     try:
         with Aiperf(argv, staging / "aiperf.log") as aiperf:

@@ -12,7 +12,7 @@ import typer
 
 from trtx.cli import topology_options as options
 from trtx.config import Mode
-from trtx.errors import UsageError
+from trtx.errors import TrtxError, UsageError
 
 if TYPE_CHECKING:
     from trtx.experiment import ExperimentSpec
@@ -160,8 +160,13 @@ def _run(spec: ExperimentSpec, output: Path, as_json: bool) -> None:
     from trtx.report.summary import summary_json
 
     view = BenchView(spec)
-    with view:
-        outcome = run(spec, parent=output, argv=["trtx", *sys.argv[1:]], listener=view.listener)
+    try:
+        with view:
+            outcome = run(spec, parent=output, argv=["trtx", *sys.argv[1:]], listener=view.listener)
+    except TrtxError:
+        if view.run_dir is not None:
+            typer.echo(f"what was measured until then: {view.run_dir / 'report.html'}", err=True)
+        raise
     summary = read_run(outcome.run_dir)
     view.print_table(console_table(summary), to_stderr=as_json)
     if outcome.error is not None:

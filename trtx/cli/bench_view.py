@@ -22,6 +22,7 @@ class BenchView:
     """Follows one run. A context manager."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
+        self.run_dir: Path | None = None  # None until there is one
         self._console = Console(stderr=True, highlight=False)
         self._is_terminal = self._console.is_terminal
         modes = 1 if spec.attach is not None else len(spec.modes)
@@ -62,9 +63,10 @@ class BenchView:
         console.print()
 
     def _say(self, line: str) -> None:
-        self._bars.console.print(line, markup=False)
+        self._bars.console.print(line, markup=False, soft_wrap=True)
 
     def _on_start(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
         self._say(f"run: {run_dir}")
 
     def _on_mode(self, mode: str) -> None:

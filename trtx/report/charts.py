@@ -71,7 +71,8 @@ def _pareto(view: RunView) -> Chart:
             {
                 "type": "scatter", "mode": "markers+text", "name": mode,
                 "x": [x for x, _, _ in points], "y": [y for _, y, _ in points],
-                "text": [f"c{c}" for _, _, c in points], "textposition": "middle left" if mode == "agg" else "middle right",
+                "text": [f"c{c}" for _, _, c in points],
+                "textposition": "middle left" if mode == "agg" else "middle right",
                 "textfont": {"color": color(mode), "size": 12, "shadow": "0 0 3px white, 0 0 3px white, 0 0 3px white"},
                 "marker": {
                     "size": 11, "symbol": SYMBOLS.get(mode, "square"),
