@@ -15,10 +15,15 @@ from typing import Any
 
 import psutil
 
+_SERVING_ENDPOINT = "generate"
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A registered endpoint: the worker's id and the loopback port on which it takes requests."""
+    """A worker that takes requests: its id, and the loopback port of its ``generate`` endpoint.
+
+    A worker has other endpoints too, registered under the same id, some of them long before this one.
+    """
 
     worker_id: int
     port: int
@@ -31,17 +36,21 @@ class Registry:
         self._root = directory / "v1"
 
     def instances(self) -> list[Instance]:
-        """All that is registered now; a record that is being written or removed is left out."""
+        """All workers that are registered now; a record that is being written or removed is left out."""
         found = []
         for path in self._files("instances"):
             with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, IndexError):
                 record = json.loads(path.read_text(encoding="utf-8"))
+                if record["endpoint"] != _SERVING_ENDPOINT:
+                    continue
                 port = int(str(record["transport"]["tcp"]).split("/")[0].rpartition(":")[2])
                 found.append(Instance(int(record["instance_id"]), port))
         return found
 
     def worker_ids(self) -> set[int]:
-        return {instance.worker_id for instance in self.instances()}
+        """Workers that a frontend can route to: it needs their endpoint and their model card."""
+        cards = {path.name.rpartition("%2F")[2] for path in self._files("mdc")}
+        return {instance.worker_id for instance in self.instances() if f"{instance.worker_id:x}" in cards}
 
     def remove(self, worker_id: int) -> int:
         """Deletes every record of a worker, instances first, and returns how many there were."""

@@ -137,21 +137,24 @@ def test_children_inherit_nothing_that_reaches_into_another_system() -> None:
 
 
 def test_the_owner_of_a_record_is_the_process_that_listens_on_its_port(tmp_path: Path) -> None:
-    instances = tmp_path / "v1" / "instances"
+    instances, cards = tmp_path / "v1" / "instances", tmp_path / "v1" / "mdc"
     instances.mkdir(parents=True)
+    cards.mkdir()
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         port = listening.getsockname()[1]
         for worker_id, at in ((7, port), (9, 1)):
-            record = {"instance_id": worker_id, "transport": {"tcp": f"127.0.0.1:{at}/x/generate"}}
-            (instances / f"ns%2Fbackend%2Fgenerate%2F{worker_id:x}").write_text(json.dumps(record))
+            transport = {"tcp": f"127.0.0.1:{at}/x/generate"}
+            record = {"instance_id": worker_id, "endpoint": "generate", "transport": transport}
+            for bucket in (instances, cards):
+                (bucket / f"ns%2Fbackend%2Fgenerate%2F{worker_id:x}").write_text(json.dumps(record))
         (instances / "half-written").write_text('{"instance_id": 11, "trans')
         registry = Registry(tmp_path)
         assert registry.worker_ids() == {7, 9}
         assert registry.owner(os.getpid(), set()) == 7
         assert registry.owner(os.getpid(), {7}) is None
-    assert registry.remove(7) == 1
+    assert registry.remove(7) == 2
     assert registry.worker_ids() == {9}
 
 

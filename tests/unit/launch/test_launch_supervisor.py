@@ -65,7 +65,8 @@ class History:
         for bucket in ("instances", "mdc"):
             path = self.plan.discovery_dir / "v1" / bucket / f"ns%2Fbackend%2Fgenerate%2F{worker_id:x}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"instance_id": worker_id, "transport": {"tcp": "127.0.0.1:5/x/generate"}}))
+            transport = {"tcp": "127.0.0.1:5/x/generate"}
+            path.write_text(json.dumps({"instance_id": worker_id, "endpoint": "generate", "transport": transport}))
         self.run(0.5)
 
     def kinds(self) -> list[str]:
@@ -170,6 +171,17 @@ def test_a_worker_whose_records_vanished_is_restarted_and_one_that_blinks_is_not
     assert history.children["agg-0"][0].signals[0] == "kill"
     assert "vanished" in history.kinds()
     assert len(history.children["agg-0"]) == 2
+
+
+def test_a_worker_whose_generate_endpoint_is_not_registered_yet_does_not_serve(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.serve()
+    (record,) = (path for path in history.records() if path.parent.name == "instances")
+    early = json.loads(record.read_text()) | {"endpoint": "worker_kv_query_source_1"}
+    again = History(tmp_path)
+    record.write_text(json.dumps(early))
+    again.run(3)
+    assert [slot.state for slot in again.supervisor.slots] == ["loading"]
 
 
 def test_a_status_file_of_an_earlier_life_does_not_count(tmp_path: Path) -> None:
