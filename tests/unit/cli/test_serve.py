@@ -1,0 +1,118 @@
+"""``trtx serve`` as typed: what is refused, what a dry run says, and how it reads."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtx.cli import app
+from trtx.cli.topology_options import build_spec
+from trtx.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+
+
+def serve(*arguments: str) -> int:
+    return app.run(["serve", "--port", "0", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--mode", "agg", "--prefill", "2"), ("--prefill", "--mode disagg", "--workers")),
+        (("--mode", "disagg", "--workers", "2"), ("--workers", "--mode agg")),
+        (("--gpus", "0,x"), ("--gpus '0,x'", "0,1")),
+        (("--gpus", "0", "--engine", "torch"), ("--gpus 0", "no GPU is visible")),
+        (("--config", "frontend=a.yaml"), ("--config 'frontend=a.yaml'", "agg, prefill, decode")),
+        (("--config", "agg=/no/such.yaml"), ("/no/such.yaml",)),
+        (("--set", "kv_cache_config.max_tokns=1"), ("max_tokns", "max_tokens")),
+        (("--set", "nonsense"), ("nonsense", "a.b=value")),
+        (("--engine", "turbo"), ("turbo", "torch")),
+        (("--engine", "tensorrt-llm"), ("tensorrt-llm",)),
+        (("--tp", "2", "--engine", "torch"), ("tp",)),
+        (("--workers", "0"), ("--workers 0", "greater than or equal to 1")),
+        (("--model", "/no/such/model"), ("/no/such/model",)),
+    ],
+)
+def test_bad_input_is_refused_with_exit_2_and_starts_nothing(
+    arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve("-o", str(tmp_path), *arguments) == 2
+    said = capsys.readouterr().err
+    for word in words:
+        assert word in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_says_what_would_start_and_why_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--engine", "paced", "--mode", "disagg", "--decode", "2", "--set", "decode.paced_itl_ms=7")
+    assert serve("-o", str(tmp_path), "--dry-run", *options) == 0
+    said = capsys.readouterr().out
+    for words in (
+        "Dry run: nothing was started.",
+        "-m trtx.frontend",
+        "-m trtx.worker --role prefill",
+        "--name decode-1",
+        "DYN_TCP_RPC_HOST=127.0.0.1",
+        "paced_itl_ms: 7",
+        "decode: paced_itl_ms = 7 from --set",
+        "no GPU because engine paced computes nothing",
+    ):
+        assert words in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_dry_runs_share_no_port_and_no_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    def unshared() -> set[str]:
+        assert serve("--engine", "paced", "--dry-run") == 0
+        said = capsys.readouterr().out
+        return set(re.findall(r"127\.0\.0\.1:\d+", said)) | set(re.findall(r"DYN_FILE_KV=\S+", said))
+
+    assert not unshared() & unshared()
+
+
+def test_the_examples_of_the_help_run_as_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("--help") == 0
+    said = capsys.readouterr().out
+    examples = re.findall(r"^ *trtx serve(.*)$", said, re.MULTILINE)
+    assert len(examples) >= 4
+    for example in examples:
+        if "--gpus" not in example:
+            assert serve(*example.split(), "--dry-run") == 0, example
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_the_help_imports_no_engine() -> None:
+    program = (
+        "import sys; from trtx.cli import app; code = app.run(['serve', '--help'])\n"
+        "slow = {'torch', 'dynamo', 'pandas', 'transformers', 'tensorrt_llm'} & set(sys.modules)\n"
+        "sys.exit(repr(slow) if slow else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ}, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_spec_has_what_was_typed() -> None:
+    spec = build_spec(mode="disagg", prefill=2, gpus="3,1", config=["decode=d.yaml"], overrides=["a=1"])
+    assert spec.roles == {"prefill": 2, "decode": 1}
+    assert spec.gpus == (3, 1)
+    assert spec.engine_configs == {"decode": Path("d.yaml")}
+    assert spec.overrides == ("a=1",)
+
+
+def test_a_port_that_no_machine_has_is_refused() -> None:
+    with pytest.raises(UsageError, match="--port 70000"):
+        build_spec(mode="agg", port=70000)
