@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import json
 import os
 import platform
 import random
+import shutil
 import signal
 import socket
 import statistics
+import string
 import subprocess
 import sys
 import tempfile
@@ -33,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from raw_client import all_at_once, one_after_another
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from trtx.checkpoint import resolve_checkpoint
 
@@ -80,6 +85,22 @@ def setups(model: Path, directory: Path, itl_ms: float) -> list[Setup]:
             str(model),
         ),
     ]
+
+
+def word_model(directory: Path) -> Path:
+    """A model directory whose every token is one word.
+
+    Dynamo's sample engine counts token ids up from 1. In a byte-level vocabulary those are pieces of characters, and
+    the frontend's detokenizer, not the streaming, would be what is measured.
+    """
+    model = directory / "model"
+    shutil.copytree(resolve_checkpoint("synthetic:tiny").path, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    words = ["".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)]
+    vocabulary = {"<unk>": 0} | {word: number for number, word in enumerate(words, start=1)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(model / "tokenizer.json"))
+    return model
 
 
 def free_port() -> int:
@@ -134,8 +155,6 @@ def serving(setup: Setup, directory: Path) -> Iterator[int]:
 
 
 def _wait_ready(port: int, model: str, children: list[subprocess.Popen[bytes]], log: Path) -> None:
-    import json
-
     body = json.dumps({"model": model, "prompt": "a", "max_tokens": 1}).encode()
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
@@ -151,7 +170,8 @@ def _wait_ready(port: int, model: str, children: list[subprocess.Popen[bytes]], 
 
 
 def body_of(setup: Setup, tokens: int, *, stream: bool) -> dict[str, Any]:
-    body = {"model": setup.model_name, "prompt": "one two three four", "max_tokens": tokens, "stream": stream}
+    body = {"model": setup.model_name, "prompt": "aaa aab aac aad", "max_tokens": tokens, "stream": stream}
+    body["ignore_eos"] = True  # the sample engine counts through the end-of-sequence ids
     return body | ({"stream_options": {"include_usage": True}} if stream else {})
 
 
@@ -186,6 +206,8 @@ def measure_throughput(model: Path, directory: Path, rounds: int, tokens: int) -
                 all_at_once(port, body_of(setup, 20, stream=True), STREAMS, CLIENT_PROCESSES)
                 answers = all_at_once(port, body_of(setup, tokens, stream=True), STREAMS, CLIENT_PROCESSES)
             total = sum(a.tokens for a in answers)
+            if total != STREAMS * tokens:
+                raise SystemExit(f"{setup.name}: {total} tokens arrived, expected {STREAMS * tokens}")
             seconds = max(a.done for a in answers) - min(a.sent for a in answers)
             results.setdefault(setup.name, []).append(
                 (
@@ -208,10 +230,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=800, help="of each stream of (b)")
     parser.add_argument("--only", choices=("ttft", "throughput"))
     args = parser.parse_args()
-    model = resolve_checkpoint("synthetic:tiny").path
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     print(f"client: benchmarks/raw_client.py (asyncio sockets, no parsing), {CLIENT_PROCESSES} processes in (b)")
     with tempfile.TemporaryDirectory(prefix="trtx-streaming-") as name:
+        model = word_model(Path(name))
         if args.only != "throughput":
             measure_ttft(model, Path(name), args.rounds, args.requests)
         if args.only != "ttft":

@@ -244,6 +244,23 @@ def test_a_drain_is_bounded(model: Path, tmp_path: Path) -> None:
             stream.result(30)
 
 
+def test_prefill_drains_as_well_and_within_its_bound(model: Path, tmp_path: Path) -> None:
+    with topology(tmp_path, model) as running:
+        running.start_frontend()
+        prefill = running.start_worker("prefill-0", role="prefill", paced_ttft_ms=1500)
+        stuck = running.start_worker("prefill-1", role="prefill", paced_ttft_ms=600_000, flags=("--drain-seconds", "1"))
+        running.start_worker("decode-0", role="decode")
+        running.wait_ready(prefill=2, decode=1)
+        with ThreadPoolExecutor(2) as pool:  # round robin: one request for each
+            answers = [pool.submit(post, running, prompt="hello", max_tokens=3) for _ in range(2)]
+            for worker in (prefill, stuck):
+                until(f"{worker.name} works", lambda w=worker: metric(w, "trtx_open_requests") == 1, seconds=20)
+            prefill.process.send_signal(signal.SIGTERM)
+            assert stuck.end(seconds=15) == 0
+            assert prefill.end(seconds=15) == 0
+            assert 200 in [answer.result(60).status_code for answer in answers]
+
+
 def test_a_worker_that_can_not_start_says_why_and_exits_4(model: Path, tmp_path: Path) -> None:
     running = Topology(tmp_path, model)
     worker = running.start_worker("agg-0", paced_itl_ms=-3)

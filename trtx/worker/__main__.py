@@ -23,6 +23,8 @@ def main(argv: list[str]) -> int:
 
     from trtx.worker.engine import TrtxEngine
 
+    # Dynamo drains a prefill worker before cleanup(), by a budget of its own (25 s in 1.4.2): one bound for all roles.
+    os.environ["DYN_PREFILL_DRAIN_TIMEOUT_S"] = str(max(1, round(options.drain_seconds)))
     engine = TrtxEngine(options)
     engine.on_engine_death = _end_soon
     try:

@@ -36,7 +36,8 @@ class ChunkWriter:
         """The chunk for what ``result`` holds beyond the last look, or None when that is nothing."""
         output = result.outputs[0]
         new_tokens = output.token_ids[self.sent :]
-        finish_reason = output.finish_reason
+        # TensorRT-LLM may end a context_only request without a reason: its one token is its length.
+        finish_reason = output.finish_reason or ("length" if result.finished else None)
         if not new_tokens and finish_reason is None:
             return None
         chunk: Chunk = {"token_ids": new_tokens, "index": 0}

@@ -129,7 +129,12 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         )
 
     async def is_quiescent(self) -> bool | None:
-        """True when nothing runs and no decode worker may still read KV from here."""
+        """True when nothing runs and no decode worker may still read KV from here.
+
+        Dynamo asks a prefill worker alone, once it was told to stop, until its drain budget is spent.
+        """
+        if self.status.status.state == "serving":
+            self.status.update(state="draining")
         if self._open:
             return False
         totals = self._loaded.handoff_stats() if self._loaded is not None else None
@@ -143,7 +148,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if loaded is None:
             return
         self.status.update(state="draining")
-        await self._drain(4 * GONE_SECONDS if self.engine_died else self.options.drain_seconds)
+        # A prefill worker is drained by now: Dynamo asked is_quiescent until its budget, which is ours, was spent.
+        is_short = self.engine_died or self.options.role == "prefill"
+        await self._drain(4 * GONE_SECONDS if is_short else self.options.drain_seconds)
         if self._health is not None:
             self._health.cancel()
         if self._poll is not None:
@@ -168,6 +175,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
     async def _watch_engine(self, loaded: LoadedEngine) -> None:
         while loaded.is_alive():
             await asyncio.sleep(HEALTH_SECONDS)
+            if (memory := loaded.device_memory_bytes()) != self.status.status.device_memory_bytes:
+                self.status.update(device_memory_bytes=memory)
         self._leave()
 
     def _leave(self) -> None:
