@@ -89,6 +89,11 @@ class LlmArgs:
         return _TRANSPORT_OF[backend] if backend is not None else None
 
 
+# msgspec 0.22.0 describes a type to itself on first use, without a lock: two threads that meet there crash the process
+# (seen with several LLMs loading at once). An import happens in one thread, so it is the first use. Can go when a
+# release has fixed it and a loop of concurrent first conversions survives.
+msgspec.msgpack.Decoder(LlmArgs)
+
 _NESTED: dict[str, type[Any]] = {
     "kv_cache_config": KvCacheConfig,
     "cuda_graph_config": CudaGraphConfig,

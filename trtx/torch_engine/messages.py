@@ -110,3 +110,7 @@ class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True, omit_
 
 ToEngine = Start | Submit | Abort | Shutdown
 FromEngine = Progress | Ready | Fatal | StepReport
+
+# The first use of these types happens here, in the one thread that imports: see llm_args.
+msgspec.msgpack.Decoder(ToEngine)
+msgspec.msgpack.Decoder(FromEngine)
