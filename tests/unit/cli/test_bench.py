@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
+from trtx.cli import bench
 from trtx.cli.app import run
+
+EXAMPLES = [line.strip() for line in (bench.bench.__doc__ or "").splitlines() if line.strip().startswith("trtx bench")]
 
 
 def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
@@ -51,3 +55,17 @@ def test_a_usage_mistake_exits_2_with_one_sentence_and_leaves_nothing(
     for word in words:
         assert word in said
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_of_the_help_runs_as_pasted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, example: str
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    arguments = shlex.split(example)[1:]
+    assert run([*arguments, *([] if "--dry-run" in arguments else ["--dry-run"])]) == 0
+    assert "Load on " in capsys.readouterr().out
+
+
+def test_the_help_has_examples() -> None:
+    assert len(EXAMPLES) >= 3
