@@ -112,6 +112,7 @@ def test_a_second_sigint_kills_at_once() -> None:
             load._stop.set()
             serve.process.send_signal(signal.SIGINT)
             wait_until(lambda: "stopping" in serve.text(), 5, "stopping")
+            time.sleep(0.5)  # closer together, two would be one Ctrl-C that arrived twice
             assert serve.process.poll() is None
             serve.process.send_signal(signal.SIGINT)
             assert serve.wait(8) == 130
