@@ -92,10 +92,11 @@ def test_the_kv_router_sends_a_known_prefix_to_the_worker_that_has_it(agg: Topol
 
 
 def test_kv_use_and_hit_rate_are_served_as_metrics(agg: Topology) -> None:
-    worker = agg.children[1]
+    workers = agg.children[1:]
+    assert [metric(worker, "trtx_kv_blocks") for worker in workers] == [8192 // BLOCK] * 2
     post(agg, prompt=PROMPT, max_tokens=30)
-    until("KV stats", lambda: metric(worker, "trtx_kv_blocks") == 8192 // BLOCK, seconds=10)
-    assert metric(worker, "trtx_kv_hit_rate") >= 0
+    urls = [f"http://127.0.0.1:{worker.system_port}/metrics" for worker in workers]
+    until("a hit rate", lambda: any("trtx_kv_hit_rate{" in httpx.get(url).text for url in urls), seconds=10)
 
 
 def test_disagg_gives_the_greedy_text_of_agg_and_moves_kv(agg: Topology, disagg: Topology) -> None:
@@ -140,3 +141,11 @@ def test_a_dead_engine_ends_its_worker_and_its_streams_go_on_elsewhere(agg: Topo
             assert "usage" in last, last
             assert last["usage"]["completion_tokens"] == 300
     agg.children.remove(victim)
+
+
+def test_a_dead_prefill_engine_ends_its_worker_too(disagg: Topology) -> None:
+    """Last of this topology."""
+    prefill = disagg.children[1]
+    os.kill(prefill.status()["engine_pid"], signal.SIGKILL)
+    assert prefill.process.wait(15) == 4
+    disagg.children.remove(prefill)

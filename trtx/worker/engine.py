@@ -105,6 +105,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             raise
         self._loaded = loaded
         self._ids = RequestIds(worker_id)
+        if loaded.num_blocks:  # what is known before the first step
+            self._metrics.iteration = {"kvCacheStats": {"maxNumBlocks": loaded.num_blocks, "usedNumBlocks": 0}}
         self._poll = EnginePoll(loaded.llm, on_stats=self._on_stats)
         self._poll.start()
         self._health = asyncio.create_task(self._watch_engine(loaded))
@@ -137,7 +139,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             self.status.update(state="draining")
         if self._open:
             return False
-        totals = self._loaded.handoff_stats() if self._loaded is not None else None
+        if self._loaded is None or self.engine_died:
+            return True
+        totals = self._loaded.handoff_stats()
         return totals is None or not totals.leases
 
     async def cleanup(self) -> None:
