@@ -51,7 +51,7 @@ class Figures:
 
 
 def figures(trials: Sequence[Records]) -> Figures:
-    """All figures of a cell. Rates are the mean over trials, latencies are pooled, counts are summed."""
+    """All figures of a cell: throughput is the mean over trials, what each request has is pooled, counts are summed."""
     pooled = [record for trial in trials for record in trial]
     return Figures(
         request_count=request_count(pooled),
@@ -60,7 +60,7 @@ def figures(trials: Sequence[Records]) -> Figures:
         benchmark_duration=_mean_over(trials, benchmark_duration),
         request_throughput=_mean_over(trials, request_throughput),
         output_token_throughput=_mean_over(trials, output_token_throughput),
-        output_token_throughput_per_user=_mean_over(trials, output_token_throughput_per_user),
+        output_token_throughput_per_user=output_token_throughput_per_user(pooled),
         time_to_first_token=time_to_first_token(pooled),
         inter_token_latency=inter_token_latency(pooled),
         request_latency=request_latency(pooled),
@@ -104,9 +104,12 @@ def output_token_throughput(records: Records) -> float | None:
 
 
 def output_token_throughput_per_user(records: Records) -> float | None:
-    """Mean over requests of 1000 / ITL in ms, in tokens/s/user: how fast one user sees tokens arrive."""
+    """Median over requests of 1000 / ITL in ms, in tokens/s/user: how fast one user sees tokens arrive.
+
+    aiperf's p50. Its mean is ruled by the few answers whose tokens came nearly at once: 1 / ITL has no upper end.
+    """
     rates = [1000 / latency for latency in _values(records, "inter_token_latency") if latency > 0]
-    return sum(rates) / len(rates) if rates else None
+    return percentile(rates, 50) if rates else None
 
 
 def output_token_throughput_per_device(throughput: float | None, device_count: int) -> float | None:

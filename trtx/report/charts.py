@@ -72,6 +72,7 @@ def _pareto(view: RunView) -> Chart:
                 "type": "scatter", "mode": "markers+text", "name": mode,
                 "x": [x for x, _, _ in points], "y": [y for _, y, _ in points],
                 "text": [f"c{c}" for _, _, c in points],
+                "texttemplate": "\u2002%{text}\u2002",
                 "textposition": "middle left" if mode == "agg" else "middle right",
                 "textfont": {"color": color(mode), "size": 12, "shadow": "0 0 3px white, 0 0 3px white, 0 0 3px white"},
                 "marker": {

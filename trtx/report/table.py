@@ -18,18 +18,25 @@ def console_table(view: RunView) -> Table:
         "tok/s": known["tokens/s"],
         "/user": known["tokens/s/user"],
         f"/{view.device}": known[f"tokens/s/{view.device}"],
-        "TTFT p50": known["TTFT p50"],
+        "TTFT": known["TTFT p50"],
         "p90": known["TTFT p90"],
         "p99": known["TTFT p99"],
-        "ITL p50": known["ITL p50"],
+        "ITL": known["ITL p50"],
     }
-    table = Table(caption=_caption(view), caption_justify="left", pad_edge=False, box=None, header_style="bold")
-    table.add_column("mode")
-    table.add_column("conc.", justify="right")
-    table.add_column("ok", justify="right")
-    table.add_column("failed", justify="right")
+    table = Table(
+        caption=_caption(view),
+        caption_justify="left",
+        pad_edge=False,
+        box=None,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
+    table.add_column("mode", no_wrap=True)
+    table.add_column("conc", justify="right", no_wrap=True)
+    table.add_column("ok", justify="right", no_wrap=True)
+    table.add_column("failed", justify="right", no_wrap=True)
     for title in shown:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for index, row in enumerate(view.rows):
         if index and view.rows[index - 1].mode != row.mode:
             table.add_section()
@@ -53,5 +60,5 @@ def _cell(column: Column, row: Row) -> Text:
 
 def _caption(view: RunView) -> str:
     unsure = any(not column.is_sure(row) for row in view.rows if row.figures for column in column_map(view).values())
-    mark = f"  {UNSURE} fewer samples than that percentile needs (11, 64, 662)." if unsure else ""
-    return f"Latencies in ms.{mark}"
+    mark = f" {UNSURE} fewer samples than it needs (11, 64, 662)." if unsure else ""
+    return f"TTFT p50, p90, p99 and ITL p50 in ms.{mark}"

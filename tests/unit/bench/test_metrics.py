@@ -43,8 +43,9 @@ def test_a_failed_request_counts_in_the_time_and_the_error_rate_but_gives_no_tok
     assert request_error_rate(records) == 25
 
 
-def test_tokens_per_user_is_the_mean_of_each_users_own_rate() -> None:
-    assert output_token_throughput_per_user([ok(0, 1, itl=5), ok(0, 1, itl=10)]) == 150
+def test_tokens_per_user_is_the_median_of_each_users_own_rate() -> None:
+    at_once = ok(0, 1, itl=0.001)  # a million tokens/s: one such answer must not move the figure far
+    assert output_token_throughput_per_user([ok(0, 1, itl=5), ok(0, 1, itl=10), at_once]) == 200
 
 
 def test_tokens_per_user_leaves_out_an_answer_that_came_in_one_piece() -> None:

@@ -69,6 +69,19 @@ def test_the_console_table_fits_80_columns_and_marks_what_lacks_samples(golden_r
     assert "~" in text  # 12 samples support a median, no p90
 
 
+def test_the_console_table_fits_80_columns_with_large_figures_and_failures(golden_run: Path) -> None:
+    for file in golden_run.glob("cells/disagg-*/cell.json"):
+        document = json.loads(file.read_text())
+        document["concurrency"] *= 128
+        document["figures"] |= {"request_count": 1024, "error_request_count": 12, "output_token_throughput": 54321.0}
+        document["figures"]["output_token_throughput_per_user"] = 1234.5
+        document["figures"]["time_to_first_token"] |= {"p50": 12345.6, "p90": 23456.7, "p99": 34567.8}
+        file.write_text(json.dumps(document))
+    text = _console_text(read_run(golden_run))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text and "~34,568" in text and "54,321" in text and "27,160" in text
+
+
 def test_a_cell_that_was_never_measured_shows_and_is_an_error_in_junit(golden_run: Path) -> None:
     shutil.rmtree(golden_run / "cells" / "disagg-c2")
     Journal(golden_run).note("run_failed", error="decode-0 exited 137")
