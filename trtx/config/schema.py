@@ -61,22 +61,21 @@ def _models() -> dict[str, dict[str, Field]]:
 
 
 def _anything(name: str) -> dict[str, Field]:
-    return {name: Field(name, "str", None, ())}
+    return {name: Field(name=name, type="str", allowed=None, versions=())}
 
 
 def _fields(rows: list[Any]) -> dict[str, Field]:
-    fields = {}
+    fields: dict[str, Field] = {}
     for row in rows:
         if isinstance(row, str):
             fields |= _anything(row)
             continue
         allowed = row.get("allowed")
-        versions = tuple(version for version, known in row.get("in", {}).items() if known)
         fields[row["name"]] = Field(
-            row["name"],
-            row.get("type", "object"),
-            tuple(allowed) if isinstance(allowed, list) else allowed,
-            versions,
+            name=row["name"],
+            type=row.get("type", "object"),
+            allowed=tuple(allowed) if isinstance(allowed, list) else allowed,
+            versions=tuple(version for version, known in row.get("in", {}).items() if known),
         )
     return fields
 

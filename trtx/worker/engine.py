@@ -15,7 +15,7 @@ from typing import Any
 
 from dynamo._core import Context
 from dynamo.common.backend.engine import EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, LlmRegistration
-from dynamo.common.backend.health_check import bos_token_id_or, build_health_check_payload
+from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import KvEventSource, PushSource
 from dynamo.common.backend.worker import WorkerConfig
@@ -304,8 +304,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
     async def health_check_payload(self) -> dict[str, Any] | None:
         if self._loaded is None:
             return None
-        tokenizer = getattr(self._loaded.llm, "tokenizer", None)
-        payload: dict[str, Any] = build_health_check_payload(bos_token_id_or(tokenizer))
+        payload: dict[str, Any] = build_health_check_payload(loading.probe_token_id(self.options.model))
         return payload
 
     def _on_stats(self, row: Mapping[str, Any]) -> None:

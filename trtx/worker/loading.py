@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trtx import engine
@@ -57,6 +59,19 @@ class LoadedEngine:
         done.start()
         done.join(SHUTDOWN_SECONDS)
         return not done.is_alive()
+
+
+def probe_token_id(model: Path) -> int:
+    """The token of a health probe: the checkpoint's beginning of text, else 1, as in Dynamo's own backends.
+
+    Read from config.json: asking the LLM for its tokenizer would import transformers in the worker's event loop, seconds
+    in which the model is registered and its endpoint is not.
+    """
+    try:
+        token_id = json.loads((model / "config.json").read_text(encoding="utf-8")).get("bos_token_id")
+    except (OSError, ValueError):
+        return 1
+    return token_id if isinstance(token_id, int) else 1
 
 
 def load(options: WorkerOptions) -> LoadedEngine:
