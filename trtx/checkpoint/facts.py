@@ -11,6 +11,9 @@ from typing import Any
 from trtx.checkpoint.weights import head_dim_of, parameter_count
 from trtx.errors import UsageError
 
+# The key of config.json that says "no weights here: draw them", with their seed and standard deviation.
+DRAWN_WEIGHTS = "trtx_synthetic"
+
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -33,7 +36,6 @@ class Checkpoint:
     family: str
     dtype: str
     has_weights: bool
-    is_synthetic: bool
     vocab_size: int
     num_layers: int
     num_heads: int
@@ -44,7 +46,7 @@ class Checkpoint:
     kv_bytes_per_token: int
 
 
-def read_checkpoint(path: Path, served_model_name: str, *, is_synthetic: bool = False) -> Checkpoint:
+def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
     """Reads ``config.json`` of a directory. Raises UsageError where it is no decoder-only text model."""
     config = read_config(path)
     try:
@@ -69,7 +71,6 @@ def read_checkpoint(path: Path, served_model_name: str, *, is_synthetic: bool = 
         family=str(config.get("model_type", "unknown")),
         dtype=dtype,
         has_weights=stored > 0,
-        is_synthetic=is_synthetic,
         vocab_size=vocab_size,
         num_layers=layers,
         num_heads=heads,

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 
-from trtx.checkpoint.facts import Checkpoint, read_checkpoint
+from trtx.checkpoint.facts import DRAWN_WEIGHTS, Checkpoint, read_checkpoint, read_config
 from trtx.checkpoint.shapes import PREFIX, find_shape, list_shapes
 from trtx.checkpoint.synthetic import make_synthetic
 from trtx.errors import UsageError
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+_INDEX = "model.safetensors.index.json"
 _DOWNLOAD_TIMEOUT_S = 10.0
 
 
 def default_model(*, on_gpu: bool) -> str:
     """What is served when nobody names a model."""
-    return PREFIX + ("qwen3-0.6b" if on_gpu else "tiny")
+    return PREFIX + ("qwen3-0.6b" if on_gpu else "tiny-trained")
 
 
 def resolve_checkpoint(name: str, *, on_gpu: bool = False, cache_dir: Path | None = None) -> Checkpoint:
@@ -31,7 +33,7 @@ def resolve_checkpoint(name: str, *, on_gpu: bool = False, cache_dir: Path | Non
     name = name or default_model(on_gpu=on_gpu)
     if name.startswith(PREFIX):
         shape = find_shape(name.removeprefix(PREFIX))
-        return read_checkpoint(make_synthetic(shape, cache_dir), shape.name, is_synthetic=True)
+        return _from_directory(make_synthetic(shape, cache_dir), shape.name)
     directory = Path(name).expanduser()
     if directory.exists():
         return _from_directory(directory, directory.resolve().name)
@@ -43,20 +45,29 @@ def resolve_checkpoint(name: str, *, on_gpu: bool = False, cache_dir: Path | Non
 def _from_directory(directory: Path, served_model_name: str) -> Checkpoint:
     if not directory.is_dir():
         raise UsageError(f"model {str(directory)!r} is a file; expected the directory that holds its config.json")
-    missing = []
-    if not (directory / "config.json").is_file():
-        missing.append("config.json")
-    is_synthetic = False
-    if not missing:
-        checkpoint = read_checkpoint(directory.resolve(), served_model_name)
-        is_synthetic = not checkpoint.has_weights and "trtx_synthetic" in (directory / "config.json").read_text("utf-8")
-    if not is_synthetic and not any(directory.glob("*.safetensors")):
-        missing.append("weights (*.safetensors)")
-    if not (directory / "tokenizer.json").is_file():
-        missing.append("tokenizer.json")
+    missing = _missing_files(directory)
     if missing:
         raise UsageError(f"model directory {str(directory)!r} lacks {', '.join(missing)}; {_ways_out()}")
-    return read_checkpoint(directory.resolve(), served_model_name, is_synthetic=is_synthetic)
+    return read_checkpoint(directory.resolve(), served_model_name)
+
+
+def _missing_files(directory: Path) -> list[str]:
+    """What serving needs and ``directory`` lacks. Weights are not needed where the engine draws them."""
+    missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
+    if (directory / _INDEX).is_file():
+        missing += [name for name in _shards(directory / _INDEX) if not (directory / name).is_file()]
+    elif not any(directory.glob("*.safetensors")) and (
+        "config.json" in missing or DRAWN_WEIGHTS not in read_config(directory)
+    ):
+        missing.append("weights (*.safetensors)")
+    return missing
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UsageError(f"{index} is no safetensors index ({error!r}); download the checkpoint again") from error
 
 
 def _find_on_hub(name: str) -> Path:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+from trtx.checkpoint.facts import DRAWN_WEIGHTS
 from trtx.checkpoint.shapes import Shape
 from trtx.checkpoint.tokenizer import BOS, EOS_IDS, PAD, SPECIAL_TOKENS, TokenizerFiles, make_tokenizer
 from trtx.checkpoint.weights import write_random_weights
+from trtx.errors import UsageError
 
 # The modules that decide a checkpoint's bytes: their text is part of every cached directory's name.
 _GENERATOR = tuple(Path(__file__).with_name(name) for name in ("synthetic.py", "text.py", "tokenizer.py", "weights.py"))
+# Where ``python -m trtx.checkpoint.train_tiny`` writes: package data.
+TRAINED_DIRECTORY = Path(__file__).with_name("tiny_trained")
+_ABANDONED_S = 3600.0
 
 
 def default_cache_dir() -> Path:
@@ -24,13 +31,24 @@ def default_cache_dir() -> Path:
 
 
 def make_synthetic(shape: Shape, cache_dir: Path | None = None) -> Path:
-    """The directory of ``shape``, made if it is not there yet. Safe to call from several processes at once."""
+    """The directory of ``shape``, made if it is not there yet. Safe to call from several processes at once.
+
+    The trained one comes with the package. Raises UsageError where the cache cannot be written.
+    """
+    if shape.trained:
+        return TRAINED_DIRECTORY
     cache = cache_dir or default_cache_dir()
     target = cache / f"{shape.name}-{_content_key(shape)}"
     if target.is_dir():
         return target
-    cache.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache))
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        making = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache))
+    except OSError as error:
+        raise UsageError(
+            f"cache directory {str(cache)!r} cannot be written ({error.strerror}); set TRTX_CACHE to one that can"
+        ) from error
+    _sweep(cache)
     try:
         making.chmod(0o755)
         _write(shape, making)
@@ -47,6 +65,14 @@ def _publish(making: Path, target: Path) -> None:
     except OSError:
         if not target.is_dir():
             raise
+
+
+def _sweep(cache: Path) -> None:
+    """Removes what processes that were killed have left: hidden directories that nobody has touched for an hour."""
+    for left in cache.glob(".*-*-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _content_key(shape: Shape) -> str:
@@ -72,7 +98,7 @@ def config_json(shape: Shape) -> dict[str, Any]:
         "pad_token_id": SPECIAL_TOKENS.index(PAD),
     }
     if not shape.stored and not shape.trained:
-        config["trtx_synthetic"] = {"seed": shape.seed, "init_std": shape.config["initializer_range"]}
+        config[DRAWN_WEIGHTS] = {"seed": shape.seed, "init_std": shape.config["initializer_range"]}
     return config
 
 

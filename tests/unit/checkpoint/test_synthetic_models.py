@@ -1,0 +1,120 @@
+"""Synthetic checkpoints are what transformers, tokenizers and a chat client take them for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from trtx.checkpoint import list_shapes, resolve_checkpoint
+from trtx.checkpoint.text import sentences
+
+HEAD_DIMS = {
+    "synthetic:tiny": 32,
+    "synthetic:tiny-trained": 64,
+    "synthetic:tiny-qwen2": 64,
+    "synthetic:tiny-llama": 32,
+    "synthetic:qwen3-0.6b": 128,
+    "synthetic:qwen3-1.7b": 128,
+    "synthetic:qwen3-8b": 128,
+    "synthetic:llama-3.1-8b": 128,
+    "synthetic:qwen2.5-7b": 128,
+}
+STORED = ["synthetic:tiny", "synthetic:tiny-qwen2", "synthetic:tiny-llama", "synthetic:tiny-trained"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_every_shape_is_listed_and_tested() -> None:
+    assert {name for name, _ in list_shapes()} == set(HEAD_DIMS)
+
+
+@pytest.mark.parametrize("name", HEAD_DIMS)
+def test_transformers_reads_the_config_as_we_do(name: str, cache: Path) -> None:
+    checkpoint = resolve_checkpoint(name, cache_dir=cache)
+    config = AutoConfig.from_pretrained(checkpoint.path)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert head_dim == checkpoint.head_dim == HEAD_DIMS[name]
+    assert config.vocab_size == checkpoint.vocab_size
+    assert config.architectures == [checkpoint.architecture]
+    assert config.max_position_embeddings == checkpoint.context_length
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert sum(p.numel() for p in model.parameters()) == checkpoint.parameter_count
+
+
+@pytest.mark.parametrize("name", HEAD_DIMS)
+def test_the_tokenizer_has_text_for_every_id_of_the_model(name: str, cache: Path) -> None:
+    checkpoint = resolve_checkpoint(name, cache_dir=cache)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
+    assert len(tokenizer) == checkpoint.vocab_size
+    pieces = tokenizer.batch_decode([[id_] for id_ in range(0, checkpoint.vocab_size, 97)])
+    assert all(pieces)
+    eos = AutoConfig.from_pretrained(checkpoint.path).eos_token_id
+    assert tokenizer.convert_ids_to_tokens(eos) == tokenizer.eos_token == "<|im_end|>"
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_weights_give_finite_logits(name: str, cache: Path) -> None:
+    path = resolve_checkpoint(name, cache_dir=cache).path
+    model, report = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    ids = AutoTokenizer.from_pretrained(path)("To be, or not to be: 42", return_tensors="pt").input_ids
+    with torch.inference_mode():
+        assert torch.isfinite(model(ids).logits).all()
+
+
+def test_a_random_model_speaks_in_words_and_does_not_stop(cache: Path) -> None:
+    path = resolve_checkpoint("synthetic:tiny", cache_dir=cache).path
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    for prompt in ("The king of France", "a b c d", "12345"):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        output = model.generate(ids, max_new_tokens=64, do_sample=False)[0, ids.shape[1] :]
+        assert len(output) == 64
+        assert len(set(output.tolist())) > 8
+        # A load generator counts the tokens of an answer by tokenizing it: it finds as many as the model made.
+        assert len(tokenizer.encode(tokenizer.decode(output))) == 64
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(max_size=60))
+def test_text_survives_the_tokenizer(text: str, tokenizers: dict[str, object]) -> None:
+    for tokenizer in tokenizers.values():
+        ids = tokenizer.encode(text, add_special_tokens=False)  # type: ignore[attr-defined]
+        assert tokenizer.decode(ids) == text  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def tokenizers(cache: Path) -> dict[str, object]:
+    names = ("synthetic:tiny", "synthetic:tiny-trained")
+    return {name: AutoTokenizer.from_pretrained(resolve_checkpoint(name, cache_dir=cache).path) for name in names}
+
+
+@pytest.mark.parametrize("name", ["synthetic:tiny", "synthetic:qwen2.5-7b", "synthetic:tiny-trained"])
+def test_a_prompt_of_wanted_length_stays_near_it_as_text(name: str, cache: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(resolve_checkpoint(name, cache_dir=cache).path)
+    ids = tokenizer.encode("".join(sentences(7, 400)), add_special_tokens=False)
+    for start in range(0, 2000, 100):
+        prompt = tokenizer.decode(ids[start : start + 128])
+        assert abs(len(tokenizer.encode(prompt, add_special_tokens=False)) - 128) <= 2
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_chat_template_renders_a_conversation(name: str, cache: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(resolve_checkpoint(name, cache_dir=cache).path)
+    conversation = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    ]
+    text = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+    assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.encode(text)[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
