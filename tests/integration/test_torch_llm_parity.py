@@ -43,7 +43,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LLM]]:
 def _prompts() -> list[list[int]]:
     """1 to 200 tokens; every third continues a beginning that others share."""
     return [
-        [((0 if index % 3 else index) * 19 + at * 13 + 7) % 1500 + 5 for at in range(1 + (index * 37) % 200)]
+        [((0 if index % 3 else index) * 19 + at * 13 + 8) % 1500 + 5 for at in range(1 + (index * 37) % 200)]
         for index in range(COUNT)
     ]
 
@@ -97,7 +97,7 @@ def test_every_way_to_the_tokens_gives_the_same_tokens_as_transformers(
     expected, margin = _transformers(resolve_checkpoint(MODEL).path, prompts)
     record_property("smallest top-2 margin", margin)
     print(f"smallest top-2 margin of {COUNT * GREEDY.max_tokens} steps: {margin:.2e}")
-    assert margin > 1e-4, "two logits are so close that rounding decides; other prompts would prove more"
+    assert margin > 1e-3, "two logits are so close that rounding decides; other prompts would prove more"
 
     assert _all(aggregated, prompts) == expected, "aggregated"
     assert _all(aggregated, prompts) == expected, "aggregated, every prefix cached"
