@@ -62,7 +62,7 @@ def main() -> int:
     plan = prepare(spec, run_dir=run_dir)
     print(f"# {' '.join(sys.argv)}", flush=True)
     tokenizer = plan.workers[0].argv[plan.workers[0].argv.index("--model") + 1]
-    with serve(plan, on_event=lambda event: print(f"- {event}", flush=True)) as topology:
+    with serve(plan, on_event=lambda event: print(f"- {event.message}", flush=True)) as topology:
         before = _memory(topology)
         watch = _drive(topology, arguments, run_dir, tokenizer)
         after = _memory(topology)
@@ -136,8 +136,8 @@ def _print_minutes(records: tuple[RequestRecord, ...], watch: Watch) -> int:
     print("\n| minute | ok | failed | tokens/s | TTFT p50 ms | TTFT p99 ms | ITL p50 ms | |")
     print("|---|---|---|---|---|---|---|---|")
     failed_outside = 0
-    last = max(int((record.end_ns - first_ns) / 1e9 // MINUTE_S) for record in records)
-    for minute in range(last + 1):
+    last_ns = max(record.end_ns for record in records)
+    for minute in range(int((last_ns - first_ns) / 1e9 // MINUTE_S) + 1):
         here = [record for record in records if int((record.end_ns - first_ns) / 1e9 // MINUTE_S) == minute]
         ok = [record for record in here if record.succeeded]
         failed = len(here) - len(ok)
@@ -146,11 +146,12 @@ def _print_minutes(records: tuple[RequestRecord, ...], watch: Watch) -> int:
         ttft = sorted(record.time_to_first_token for record in ok if record.time_to_first_token is not None)
         itl = [record.inter_token_latency for record in ok if record.inter_token_latency is not None]
         tokens = sum(record.output_sequence_length or 0 for record in ok)
+        span_s = min(MINUTE_S, (last_ns - first_ns) / 1e9 - minute * MINUTE_S)
         p50 = f"{median(ttft):.1f}" if ttft else "–"
         p99 = f"{ttft[int(0.99 * (len(ttft) - 1))]:.1f}" if ttft else "–"
         itl_p50 = f"{median(itl):.2f}" if itl else "–"
         note = f"{watch.killed} killed" if minute == kill_minute else ""
-        print(f"| {minute} | {len(ok)} | {failed} | {tokens / MINUTE_S:.0f} | {p50} | {p99} | {itl_p50} | {note} |")
+        print(f"| {minute} | {len(ok)} | {failed} | {tokens / span_s:.0f} | {p50} | {p99} | {itl_p50} | {note} |")
     return failed_outside
 
 
