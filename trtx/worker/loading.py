@@ -64,8 +64,8 @@ class LoadedEngine:
 def probe_token_id(model: Path) -> int:
     """The token of a health probe: the checkpoint's beginning of text, else 1, as in Dynamo's own backends.
 
-    Read from config.json: asking the LLM for its tokenizer would import transformers in the worker's event loop, seconds
-    in which the model is registered and its endpoint is not.
+    Read from config.json: asking the LLM for its tokenizer would import transformers in the worker's event loop,
+    seconds in which the model is registered and its endpoint is not.
     """
     try:
         token_id = json.loads((model / "config.json").read_text(encoding="utf-8")).get("bos_token_id")
