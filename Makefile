@@ -28,7 +28,7 @@ check: $(SETUP) ## lint, types
 	$(VENV)/mypy trtx
 
 test: $(SETUP) ## the tests, without the long ones and those for GPUs
-	$(VENV)/python -m pytest -q -m "not proof and not gpu"
+	$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "not proof and not gpu"
 
 proof: $(SETUP) ## the long ones: random kills, soaks
 	$(VENV)/python -m pytest -q -m proof

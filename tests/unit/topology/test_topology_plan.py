@@ -135,8 +135,8 @@ def test_gpus_on_a_machine_without_any_are_refused() -> None:
         plan_of(machine(0), mode="agg", gpus=(0,))
 
 
-def test_without_gpu_the_cores_are_shared_and_no_gpu_is_visible() -> None:
-    made = plan_of(machine(0, cores=5), mode="disagg", prefill=1, decode=1)
+def test_without_gpu_half_the_cores_are_shared_and_no_gpu_is_visible() -> None:
+    made = plan_of(machine(0, cores=9), mode="disagg", prefill=1, decode=1)
     for worker in made.workers:
         assert worker.env["OMP_NUM_THREADS"] == "2"
         assert worker.env["CUDA_VISIBLE_DEVICES"] == ""
