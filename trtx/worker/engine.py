@@ -105,6 +105,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             raise
         self._loaded = loaded
         self._ids = RequestIds(worker_id)
+        self._metrics.handoff = loaded.handoff_stats
         if loaded.num_blocks:  # what is known before the first step
             self._metrics.iteration = {"kvCacheStats": {"maxNumBlocks": loaded.num_blocks, "usedNumBlocks": 0}}
         self._poll = EnginePoll(loaded.llm, on_stats=self._on_stats)
@@ -308,10 +309,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         return payload
 
     def _on_stats(self, row: Mapping[str, Any]) -> None:
-        """Called from the poll's thread; both assignments are atomic."""
+        """Called from the poll's thread; the assignment is atomic."""
         self._metrics.iteration = row
-        if self._loaded is not None:
-            self._metrics.handoff = self._loaded.handoff_stats()
 
 
 def _hand_off(chunk: dict[str, Any], result: Any, prompt_tokens: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -81,7 +81,8 @@ class WorkerMetrics(Collector):
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.open_requests = 0
         self.iteration: Mapping[str, Any] = {}  # the engine's latest iteration stats, TensorRT-LLM's keys
-        self.handoff: HandoffStats | None = None  # where the engine counts handoffs
+        # Asked at each scrape: a lease is released when no step runs, so no iteration would tell.
+        self.handoff: Callable[[], HandoffStats | None] = lambda: None
 
     def collect(self) -> Iterator[Any]:
         yield self.time_to_first_token.family(
@@ -122,7 +123,7 @@ class WorkerMetrics(Collector):
                 yield GaugeMetricFamily(name, text, value)
 
     def _handoff_families(self) -> Iterator[Any]:
-        totals = self.handoff
+        totals = self.handoff()
         if totals is None:
             return
         yield CounterMetricFamily("trtx_handoff_reads", "KV handoffs read from a prefill worker.", totals.reads)

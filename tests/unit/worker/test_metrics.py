@@ -45,7 +45,7 @@ def test_engine_and_handoff_families_appear_once_the_engine_has_said_something()
         "kvCacheStats": {"maxNumBlocks": 10, "usedNumBlocks": 4, "cacheHitRate": 0.25},
         "inflightBatchingStats": {"numScheduledRequests": 3, "numCtxTokens": 17},
     }
-    metrics.handoff = HandoffStats(reads=1, bytes=4096, seconds=0.5, recomputed=2, leases=1)
+    metrics.handoff = lambda: HandoffStats(reads=1, bytes=4096, seconds=0.5, recomputed=2, leases=1)
     seen = scraped(metrics)
     assert seen["trtx_running_requests"] == 3
     assert seen["trtx_queued_requests"] == 2
