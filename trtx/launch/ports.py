@@ -17,13 +17,18 @@ from trtx.errors import LaunchError, UsageError
 _LOOPBACK = "127.0.0.1"
 _EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 15000
+_LIMIT = 32768
+"""First port that is never drawn: Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number, and ends otherwise."""
+_ENOUGH = 2000
 _ATTEMPTS = 2000
 
 
 class PortHolder:
     """Ports that this process holds by listening on them: a bound socket alone does not keep other listeners away."""
 
-    def __init__(self) -> None:
+    def __init__(self, ephemeral_file: Path = _EPHEMERAL_FILE) -> None:
+        """``ephemeral_file`` holds the first and the last port that the system gives to outgoing connections."""
+        self._ephemeral_file = ephemeral_file
         self._held: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
 
@@ -41,7 +46,7 @@ class PortHolder:
             return port
 
     def hold_internal(self, count: int) -> tuple[int, ...]:
-        """Takes ``count`` free ports on loopback, all different from every other port held."""
+        """Takes ``count`` free ports below 32768 on loopback, all different from every other port held."""
         with self._lock:
             return tuple(self._hold_any(_LOOPBACK) for _ in range(count))
 
@@ -53,8 +58,9 @@ class PortHolder:
                     held.close()
 
     def _hold_any(self, host: str) -> int:
-        """Outside the range from which outgoing connections draw theirs: those would race our children for it."""
-        low, high = _range_below_ephemeral()
+        """Below the range from which outgoing connections draw theirs, if that leaves enough: those would race our
+        children for it."""
+        low, high = self._range()
         for _ in range(_ATTEMPTS):
             port = random.SystemRandom().randrange(low, high)
             if port not in self._held:
@@ -66,6 +72,14 @@ class PortHolder:
                 else:
                     return port
         raise LaunchError(f"no free port between {low} and {high} on {host}; end something that listens there")
+
+    def _range(self) -> tuple[int, int]:
+        try:
+            first = int(self._ephemeral_file.read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            first = _LIMIT
+        high = min(first, _LIMIT)
+        return (_LOWEST, high if high >= _LOWEST + _ENOUGH else _LIMIT)
 
 
 HOLDER = PortHolder()
@@ -83,14 +97,6 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise
     return bound
-
-
-def _range_below_ephemeral() -> tuple[int, int]:
-    try:
-        first = int(_EPHEMERAL_FILE.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        first = 32768
-    return (_LOWEST, first) if first > _LOWEST + 2000 else (_LOWEST, 65535)
 
 
 def _not_available(host: str, port: int, error: OSError) -> UsageError:

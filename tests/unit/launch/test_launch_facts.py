@@ -121,6 +121,28 @@ def test_a_held_port_is_nobody_elses_until_it_is_released() -> None:
     again.release(ports)
 
 
+@pytest.mark.parametrize("ephemeral", ["1024 65535", "15100 60999", "32768 60999", "50000 60999", "", None])
+def test_internal_ports_fit_a_signed_16_bit_number_whatever_the_ephemeral_range(
+    tmp_path: Path, ephemeral: str | None
+) -> None:
+    path = tmp_path / "ip_local_port_range"
+    if ephemeral is not None:
+        path.write_text(ephemeral)
+    holder = PortHolder(path)
+    ports = holder.hold_internal(100)
+    holder.release(ports)
+    assert max(ports) < 2**15
+
+
+def test_internal_ports_stay_below_the_ephemeral_range_where_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "ip_local_port_range"
+    path.write_text("18000 60999")
+    holder = PortHolder(path)
+    ports = holder.hold_internal(100)
+    holder.release(ports)
+    assert max(ports) < 18000
+
+
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(UsageError, match="192.0.2.1"):
         PortHolder().hold("192.0.2.1", 0)
