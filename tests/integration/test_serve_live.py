@@ -146,6 +146,8 @@ def test_dynamos_mocker_is_served_like_any_engine() -> None:
         plan = serve.wait_ready()
         code, answer = post(plan.url, "/v1/completions", {"model": plan.model, "prompt": "hello", "max_tokens": 3})
         assert (code, answer["usage"]["completion_tokens"]) == (200, 3)
+        assert plan.model == "tiny"
+        assert answer["choices"][0]["text"].strip(), "ids of the mocker are not in the vocabulary"
         assert listeners(plan) <= {"127.0.0.1", "::1"}
         serve.process.send_signal(signal.SIGINT)
         assert serve.wait(40) == 130
