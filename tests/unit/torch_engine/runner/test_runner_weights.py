@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from trtx.errors import UsageError
 from trtx.torch_engine.runner import RunnerArgs, create_runner
+from trtx.torch_engine.runner.model_config import read_model_config
 
 
 def args(directory: Path, **changes: Any) -> RunnerArgs:
@@ -94,6 +95,13 @@ def test_synthetic_weights_are_drawn_by_seed(directory: Path) -> None:
     assert greedy(directory, prompt) == first
     edit_config(directory, trtx_synthetic={"seed": 2, "init_std": 0.3})
     assert greedy(directory, prompt) != first
+
+
+def test_synthetic_weights_are_as_wide_as_the_checkpoint_says(directory: Path) -> None:
+    edit_config(directory, initializer_range=0.05, trtx_synthetic={"seed": 1, "init_std": 0.3})
+    assert read_model_config(directory).synthetic_std == 0.3
+    edit_config(directory, trtx_synthetic={"seed": 1})
+    assert read_model_config(directory).synthetic_std == 0.05
 
 
 @pytest.mark.parametrize(
