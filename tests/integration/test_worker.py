@@ -135,6 +135,42 @@ def test_what_is_not_served_is_a_400_that_says_why_and_harms_nobody(
     assert post(agg, prompt="hello", max_tokens=2).status_code == 200
 
 
+def test_a_refused_unary_completion_is_an_error_and_harms_nobody(agg: Topology) -> None:
+    """500 without our text in Dynamo 1.4.2, whose completions route looks for no error before it folds the stream;
+    400 once it does, as its chat route."""
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(events, agg, prompt="hello", max_tokens=100)
+        for body in ({"n": 2}, {"best_of": 2}, {"prompt": ["one", "two"], "n": 2}):
+            refused = post(agg, **{"prompt": "hello", "max_tokens": 2, **body})
+            assert refused.status_code in (400, 500)
+            assert "choices" not in refused.json()
+        assert stream.result(60)[-1]["choices"][0]["finish_reason"] == "length"
+    assert post(agg, prompt="hello", max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", CHAT | {"n": 2}),
+        ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
+        ("completions", {"prompt": "hello", "n": 2}),
+    ],
+)
+def test_a_refused_stream_is_one_error_event_and_other_streams_go_on(
+    agg: Topology, path: str, body: dict[str, Any]
+) -> None:
+    whole = post(agg, prompt="hello", max_tokens=100).json()["choices"][0]["text"]
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(events, agg, prompt="hello", max_tokens=100)
+        (event,) = events(agg, path, **body)
+        assert set(event) == {"error"}
+        assert event["error"]["message"]
+        assert event["error"]["code"] >= 400
+        choices = [choice for other in stream.result(60) for choice in other["choices"]]
+    assert "".join(choice["text"] for choice in choices) == whole
+    assert choices[-1]["finish_reason"] == "length"
+
+
 def test_malformed_json_is_a_400_while_a_stream_goes_on(agg: Topology) -> None:
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(events, agg, prompt="hello", max_tokens=100)
@@ -187,9 +223,10 @@ def test_disagg_sends_every_request_through_both_workers(disagg: Topology) -> No
 
 def test_a_refusal_on_prefill_stays_a_400(disagg: Topology) -> None:
     for path, body in (("completions", {"prompt": "hello"}), ("chat/completions", CHAT)):
-        answer = post(disagg, path, **body, n=2)
-        assert answer.status_code == 400
-        assert "n is 2" in answer.json()["message"]
+        for stream in (False, True):
+            answer = post(disagg, path, **body, n=2, stream=stream)
+            assert answer.status_code == 400
+            assert "n is 2" in answer.json()["message"]
 
 
 def test_a_client_that_leaves_during_prefill_leaves_nothing_running(model: Path, tmp_path: Path) -> None:
