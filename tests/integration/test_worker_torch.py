@@ -6,13 +6,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from processes import Topology, topology, until
+from processes import Child, Topology, topology, until
 from test_worker import CHAT, events, metric, post
 
 from trtx.checkpoint import resolve_checkpoint
@@ -122,6 +122,43 @@ def test_every_lease_is_released_when_clients_leave(disagg: Topology) -> None:
     for worker in (prefill, decode):
         until(f"{worker.name} is idle", lambda w=worker: metric(w, "trtx_open_requests") == 0, seconds=30)
     until("no lease is left", lambda: metric(prefill, "trtx_leases") == 0, seconds=30)
+
+
+@contextlib.contextmanager
+def one_lease_out(running: Topology) -> Iterator[tuple[Child, Child, Future[httpx.Response]]]:
+    """Prefill, decode with its engine frozen before it could read, and the answer that waits for it."""
+    running.start_frontend()
+    prefill, decode = (
+        running.start_worker(f"{role}-0", role=role, engine="torch", **TORCH) for role in ("prefill", "decode")
+    )
+    running.wait_ready(prefill=1, decode=1)
+    post(running, prompt="hello", max_tokens=2)
+    os.kill(decode.status()["engine_pid"], signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, running, prompt=PROMPT, max_tokens=5, temperature=0)
+        until("a lease is out", lambda: metric(prefill, "trtx_leases") == 1, seconds=30)
+        until("decode has the request", lambda: metric(decode, "trtx_open_requests") == 1, seconds=30)
+        yield prefill, decode, answer
+
+
+def test_prefill_does_not_drain_for_the_leases_of_a_dead_decode_worker(model: Path, tmp_path: Path) -> None:
+    with topology(tmp_path, model) as running, one_lease_out(running) as (prefill, decode, answer):
+        os.killpg(decode.process.pid, signal.SIGKILL)
+        decode.process.wait(10)
+        assert prefill.end(seconds=15) == 0  # the lease's deadline is a minute away, the drain's bound half of one
+        assert "1 leases end unread" in prefill.log()
+        assert answer.result(60).status_code >= 400
+
+
+def test_prefill_drains_until_a_live_decode_worker_has_read(model: Path, tmp_path: Path) -> None:
+    with topology(tmp_path, model) as running, one_lease_out(running) as (prefill, decode, answer):
+        prefill.process.send_signal(signal.SIGTERM)
+        until("draining", lambda: prefill.status()["state"] == "draining", seconds=10)
+        os.kill(decode.status()["engine_pid"], signal.SIGCONT)
+        assert answer.result(60).json()["usage"]["completion_tokens"] == 5
+        assert metric(decode, "trtx_recomputed_prefixes_total") == 0
+        assert prefill.process.wait(15) == 0
+        assert "end unread" not in prefill.log()
 
 
 def test_a_dead_engine_ends_its_worker_and_its_streams_go_on_elsewhere(agg: Topology) -> None:

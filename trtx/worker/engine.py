@@ -27,7 +27,7 @@ from prometheus_client import CollectorRegistry
 from trtx.worker import handoff, loading, roles
 from trtx.worker.chunks import ChunkWriter
 from trtx.worker.faults import as_dynamo_error
-from trtx.worker.handoff import RequestIds
+from trtx.worker.handoff import RequestIds, UnreadLeases
 from trtx.worker.kv_events import DP_RANK, EnginePoll
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import RequestClock, WorkerMetrics
@@ -71,6 +71,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._poll: EnginePoll | None = None
         self._health: asyncio.Task[None] | None = None
         self._draining = False
+        self._unread = UnreadLeases()
         self._deregistered = asyncio.Event()
 
     # --- life ---
@@ -132,18 +133,19 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         )
 
     async def is_quiescent(self) -> bool | None:
-        """True when nothing runs and no decode worker may still read KV from here.
+        """True when nothing runs and no decode worker is about to read KV from here.
 
         Dynamo asks a prefill worker alone, once it was told to stop, until its drain budget is spent.
         """
         if self.status.status.state == "serving":
             self.status.update(state="draining")
         if self._open:
+            self._unread.requests_are_open()
             return False
         if self._loaded is None or self.engine_died:
             return True
         totals = self._loaded.handoff_stats()
-        return totals is None or not totals.leases
+        return totals is None or not self._unread.are_wanted(totals.leases)
 
     async def cleanup(self) -> None:
         """Waits for what has begun, within bounds, then ends the engine. Safe after a failed ``start``, and twice."""
@@ -156,6 +158,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         # A prefill worker is drained by now: Dynamo asked is_quiescent until its budget, which is ours, was spent.
         is_short = self.engine_died or self.options.role == "prefill"
         await self._drain(4 * GONE_SECONDS if is_short else self.options.drain_seconds)
+        if not self.engine_died and (totals := loaded.handoff_stats()) is not None and totals.leases:
+            logger.warning("%s: %d leases end unread; who still wants them computes", self.options.name, totals.leases)
         if self._health is not None:
             self._health.cancel()
         if self._poll is not None:

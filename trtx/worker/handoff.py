@@ -11,7 +11,7 @@ import base64
 import binascii
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trtx.worker.request import InvalidRequest
@@ -19,6 +19,9 @@ from trtx.worker.request import InvalidRequest
 # Fields of the LLM API's DisaggregatedParams that cross; absent and None are the same.
 _PLAIN_FIELDS = ("first_gen_tokens", "ctx_request_id", "disagg_request_id", "draft_tokens", "ctx_dp_rank")
 _PROMPT_TOKENS = "prompt_tokens"
+UNREAD_SECONDS = 2.0
+"""How long a draining prefill worker keeps leases of which none ends. A decode worker reads as soon as it has a slot for
+the request, milliseconds after prefill's answer; one that comes later than this computes the prompt itself."""
 
 
 class RequestIds:
@@ -38,6 +41,30 @@ class RequestIds:
             self._count = (self._count + 1) % (1 << 10)
             milliseconds = int(time.time() * 1000) % (1 << 39)
             return (milliseconds << 24) | (self._process << 10) | self._count
+
+
+class UnreadLeases:
+    """Tells leases that decode workers are still about to read from those whose readers are gone.
+
+    A reader that died releases nothing: its leases stay out until their deadline, a minute, and there is no telling
+    from here whose they are. So leases count as wanted for as long as, now and then, one of them ends.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._leases: int | None = None
+        self._since = 0.0
+
+    def requests_are_open(self) -> None:
+        """Each of them may still lead to a lease: waiting begins when the last one has ended."""
+        self._leases = None
+
+    def are_wanted(self, leases: int) -> bool:
+        """``leases``: held now. False from when there are none, or none has ended for ``UNREAD_SECONDS``."""
+        now = self._clock()
+        if leases != self._leases:
+            self._leases, self._since = leases, now
+        return leases > 0 and now - self._since < UNREAD_SECONDS
 
 
 def to_json(params: Any, *, prompt_tokens: int) -> dict[str, Any]:

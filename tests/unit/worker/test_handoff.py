@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trtx.torch_engine import DisaggregatedParams, Logprob
 from trtx.worker import handoff
-from trtx.worker.handoff import RequestIds
+from trtx.worker.handoff import UNREAD_SECONDS, RequestIds, UnreadLeases
 from trtx.worker.request import InvalidRequest
 
 
@@ -62,3 +62,26 @@ def test_request_ids_are_distinct_and_beyond_an_engines_own() -> None:
     made = [ids.next() for _ in range(500)]
     assert len(set(made)) == 500
     assert all(2**40 < one < 2**63 for one in made)
+
+
+def test_leases_are_wanted_for_as_long_as_some_end_now_and_then() -> None:
+    now = 100.0
+    leases = UnreadLeases(lambda: now)
+    for held in (3, 2, 1):
+        assert leases.are_wanted(held)
+        now += 0.9 * UNREAD_SECONDS
+        assert leases.are_wanted(held)
+    now += 0.2 * UNREAD_SECONDS
+    assert not leases.are_wanted(1)
+    assert not leases.are_wanted(0)
+
+
+def test_waiting_for_readers_begins_when_the_last_request_has_ended() -> None:
+    now = 100.0
+    leases = UnreadLeases(lambda: now)
+    assert leases.are_wanted(2)
+    now += 0.9 * UNREAD_SECONDS
+    leases.requests_are_open()
+    now += 0.9 * UNREAD_SECONDS
+    assert leases.are_wanted(2)
+    assert not leases.are_wanted(0)
