@@ -110,6 +110,18 @@ def test_disagg_gives_the_greedy_text_of_agg_and_moves_kv(agg: Topology, disagg:
     assert metric(decode, "trtx_recomputed_prefixes_total") == 0
 
 
+def test_clients_of_disagg_are_told_what_prefill_found_in_its_cache(disagg: Topology) -> None:
+    body = {"prompt": "a prompt that only this test of prefill's cache sends, twice and then longer " * 2}
+    seen = [post(disagg, **body, max_tokens=count).json()["usage"] for count in (3, 3)]
+    body["prompt"] += "than before, by more than one block of sixteen tokens, whatever the tokenizer makes of it"
+    seen.append(events(disagg, **body, max_tokens=3, stream_options={"include_usage": True})[-1]["usage"])
+    cold, same, longer = (usage["prompt_tokens_details"]["cached_tokens"] for usage in seen)
+    whole_blocks = (seen[0]["prompt_tokens"] - 1) // BLOCK * BLOCK
+    assert whole_blocks >= 2 * BLOCK
+    assert (cold, same) == (0, whole_blocks)
+    assert 0 < longer <= whole_blocks
+
+
 def test_every_lease_is_released_when_clients_leave(disagg: Topology) -> None:
     prefill, decode = disagg.children[1:]
     body = {"model": disagg.model_name, "prompt": PROMPT, "max_tokens": 200, "stream": True}

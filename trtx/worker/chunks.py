@@ -22,11 +22,16 @@ _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "cancelled",
 
 
 class ChunkWriter:
-    """Turns one request's results into chunks; ``sent`` counts the tokens that were handed over."""
+    """Turns one request's results into chunks; ``sent`` counts the tokens that were handed over.
 
-    def __init__(self, request: WorkerRequest, *, block_size: int | None) -> None:
+    ``cached_tokens`` counts prompt tokens that this worker's engine found in its cache. Clients are told
+    ``cached_at_prefill`` where it is given: how much of the prompt had to be computed was decided there.
+    """
+
+    def __init__(self, request: WorkerRequest, *, block_size: int | None, cached_at_prefill: int | None = None) -> None:
         self._request = request
         self._block_size = block_size
+        self._cached_at_prefill = cached_at_prefill
         self._text_sent = 0
         self.sent = 0
         self.cached_tokens = 0
@@ -60,7 +65,7 @@ class ChunkWriter:
             self.cached_tokens = _cached_tokens(output, self._block_size, len(self._request.token_ids))
             chunk["completion_usage"] = self._usage()
             prompt_logprobs = extract_prompt_logprobs_from_completion_output(output)
-            if prompt_logprobs is not None:
+            if prompt_logprobs:
                 chunk["engine_data"] = {"prompt_logprobs": prompt_logprobs}
         return chunk
 
@@ -71,11 +76,12 @@ class ChunkWriter:
 
     def _usage(self) -> dict[str, Any]:
         prompt = len(self._request.token_ids)
+        cached = self.cached_tokens if self._cached_at_prefill is None else self._cached_at_prefill
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self.sent,
             "total_tokens": prompt + self.sent,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
 
 

@@ -221,7 +221,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             elif submission.resumes and loaded.api.kind != "tensorrt-llm":
                 # Dynamo holds an abort back until decode's first token, for engines that can't abort a KV transfer.
                 context.notify_first_token()
-            writer = ChunkWriter(submission.request, block_size=loaded.block_size)
+            writer = ChunkWriter(
+                submission.request, block_size=loaded.block_size, cached_at_prefill=submission.cached_at_prefill
+            )
             async for step in result:
                 chunk = writer.next(step)
                 if chunk is None:

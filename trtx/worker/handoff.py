@@ -20,8 +20,8 @@ from trtx.worker.request import InvalidRequest
 _PLAIN_FIELDS = ("first_gen_tokens", "ctx_request_id", "disagg_request_id", "draft_tokens", "ctx_dp_rank")
 _PROMPT_TOKENS = "prompt_tokens"
 UNREAD_SECONDS = 2.0
-"""How long a draining prefill worker keeps leases of which none ends. A decode worker reads as soon as it has a slot for
-the request, milliseconds after prefill's answer; one that comes later than this computes the prompt itself."""
+"""How long a draining prefill worker keeps leases of which none ends. A decode worker reads as soon as it has a slot
+for the request, milliseconds after prefill's answer; one that comes later than this computes the prompt itself."""
 
 
 class RequestIds:

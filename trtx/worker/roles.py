@@ -24,6 +24,7 @@ class Submission:
     disaggregated_params: Any = None
     hands_off: bool = False
     resumes: bool = False  # begins with KV that a prefill worker leases until it is read or released
+    cached_at_prefill: int | None = None  # prompt tokens that the prefill worker found in its cache
 
 
 def plan(role: Role, request: WorkerRequest, wire: Mapping[str, Any], api: EngineApi, ids: RequestIds) -> Submission:
@@ -36,11 +37,14 @@ def plan(role: Role, request: WorkerRequest, wire: Mapping[str, Any], api: Engin
     if role == "prefill":
         params = api.DisaggregatedParams(request_type="context_only", disagg_request_id=ids.next())
         return Submission(_one_token(request), params, hands_off=True)
-    answer = (wire.get("prefill_result") or {}).get("disaggregated_params")
+    result = wire.get("prefill_result") or {}
+    answer = result.get("disaggregated_params")
     if answer is None or not handoff.made_for(answer, len(request.token_ids)):
         # A request that moved here from a worker that died: its KV is gone, its prompt is not.
         return whole
-    return Submission(request, handoff.from_json(answer, api.DisaggregatedParams, _logprob_type(api)), resumes=True)
+    params = handoff.from_json(answer, api.DisaggregatedParams, _logprob_type(api))
+    cached = (result.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return Submission(request, params, resumes=True, cached_at_prefill=cached)
 
 
 def _one_token(request: WorkerRequest) -> WorkerRequest:
