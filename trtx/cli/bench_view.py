@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from trtx.cli.console import ProgressConsole
+
 if TYPE_CHECKING:
     from trtx.bench import Progress as Measured
     from trtx.experiment import ExperimentSpec, Listener
@@ -23,7 +25,7 @@ class BenchView:
 
     def __init__(self, spec: ExperimentSpec) -> None:
         self.run_dir: Path | None = None  # None until there is one
-        self._console = Console(stderr=True, highlight=False)
+        self._console = ProgressConsole(stderr=True)
         self._is_terminal = self._console.is_terminal
         modes = 1 if spec.attach is not None else len(spec.modes)
         self._trials_total = modes * len(spec.load.concurrency) * spec.load.trials
@@ -63,7 +65,7 @@ class BenchView:
         console.print()
 
     def _say(self, line: str) -> None:
-        self._bars.console.print(line, markup=False, soft_wrap=True)
+        self._bars.console.print(line, soft_wrap=True)
 
     def _on_start(self, run_dir: Path) -> None:
         self.run_dir = run_dir

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from typing import Protocol
@@ -14,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from trtx.cli.console import ProgressConsole
 from trtx.launch import Event
 from trtx.launch.supervisor import Slot
 from trtx.topology import Plan
@@ -32,9 +32,9 @@ class View(Protocol):
 @contextlib.contextmanager
 def open_view(plan: Plan) -> Iterator[View]:
     """The table where standard output is a terminal, else lines."""
-    console = Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+    console = ProgressConsole(soft_wrap=True)
     if not console.is_terminal:
-        yield LineView()
+        yield LineView(console)
         return
     view = TableView(plan, console)
     with view.live:
@@ -44,14 +44,17 @@ def open_view(plan: Plan) -> Iterator[View]:
 class LineView:
     """One line an event, with the time: for logs and pipes."""
 
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
     def on_event(self, event: Event) -> None:
-        print(_event_line(event), flush=True)
+        self.show(_event_line(event))
 
     def on_slots(self, slots: tuple[Slot, ...]) -> None:
         """Lines follow events alone."""
 
     def show(self, text: str) -> None:
-        print(text, flush=True)
+        self._console.print(text)
 
 
 class TableView:

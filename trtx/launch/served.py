@@ -158,16 +158,18 @@ def serve(
             yield topology
         finally:
             supervisor.end_watch()
-            on_event(Event("stopping", "stopping: workers drain, then the frontend; Ctrl-C again kills at once"))
-            has_served = topology.load_seconds > 0
             before = interruption.count
-            outcomes = stop(
-                plan,
-                supervisor.slots,
-                sessions,
-                deadline_s=timeouts.drain_s if has_served else timeouts.abandon_s,
-                hurry=lambda: interruption.is_hurried or interruption.count > before,
-            )
+            try:
+                on_event(Event("stopping", "stopping: workers drain, then the frontend; Ctrl-C again kills at once"))
+            finally:  # whatever a listener does
+                has_served = topology.load_seconds > 0
+                outcomes = stop(
+                    plan,
+                    supervisor.slots,
+                    sessions,
+                    deadline_s=timeouts.drain_s if has_served else timeouts.abandon_s,
+                    hurry=lambda: interruption.is_hurried or interruption.count > before,
+                )
             on_event(Event("stopped", _stop_summary(outcomes)))
 
 

@@ -126,9 +126,15 @@ class Supervisor:
             self._look(now)
 
     def _run(self) -> None:
-        while not self._end.is_set():
-            self._wait()
-            self.step()
+        try:
+            while not self._end.is_set():
+                self._wait()
+                self.step()
+        except BaseException as error:
+            self.failure = (
+                f"the watch over the processes ended by {error!r}, so none would be restarted; start the topology again"
+            )
+            raise
 
     def _wait(self) -> None:
         """Sleeps a tick, or until a child ends: a request that is routed to it before its records are gone fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -207,3 +208,19 @@ def test_back_off_follows_the_deaths_of_the_last_minute(
 ) -> None:
     policy = RestartPolicy()
     assert [policy.record_death(at, had_served=served) for at in times] == expected
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_watch_that_breaks_is_a_failure_of_the_topology_and_no_silence(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise OSError("no more file descriptors")
+
+    plan = plan_of(tmp_path, process(tmp_path, "agg-0"))
+    supervisor = Supervisor(plan, lambda event: None, on_look=broken, spawn=lambda spec: ScriptedChild(pid=1000))
+    supervisor.start()
+    deadline = time.monotonic() + 10
+    while supervisor.failure is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    supervisor.end_watch()
+    assert supervisor.failure is not None
+    assert "no more file descriptors" in supervisor.failure
