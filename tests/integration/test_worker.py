@@ -312,14 +312,3 @@ def test_a_wrong_command_line_exits_2_before_anything_is_loaded(model: Path, tmp
     assert worker.process.wait(30) == 2
     assert "has no config.json" in worker.log()
     assert not (tmp_path / "kv").exists()
-
-
-def test_the_canary_makes_the_system_port_healthy(model: Path, tmp_path: Path) -> None:
-    with topology(tmp_path, model) as running:
-        running.start_frontend()
-        running.extra_environment = {"DYN_HEALTH_CHECK_ENABLED": "true", "DYN_CANARY_WAIT_TIME": "1"}
-        workers = [running.start_worker(f"{role}-0", role=role) for role in ("prefill", "decode")]
-        running.wait_ready(prefill=1, decode=1)
-        for worker in workers:
-            url = f"http://127.0.0.1:{worker.system_port}/health"
-            until(f"{worker.name} healthy", lambda url=url: httpx.get(url, timeout=5).status_code == 200, seconds=30)

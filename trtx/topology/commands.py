@@ -13,6 +13,10 @@ from trtx.topology.plan import TOPOLOGY_VARIABLE
 # Streams that stay silent for this long are broken off by the frontend; a long prompt on a CPU stays far below it.
 _STREAM_TIMEOUT_S = 300
 _MIGRATION_LIMIT = 3
+# A worker without traffic for this long is sent one token's work; what it answers to clients counts as well.
+_CANARY_WAIT_S = 5
+# Generous: an engine in the middle of a long prompt is busy, not dead, and Dynamo's default is 3.
+_CANARY_TIMEOUT_S = 30
 
 
 def shared_environment(namespace: str, discovery_dir: Path, broker_xsub: int, broker_xpub: int) -> dict[str, str]:
@@ -48,12 +52,19 @@ def frontend_environment() -> dict[str, str]:
 
 
 def worker_environment(gpu_uuids: tuple[str, ...], system_port: int, threads: int | None) -> dict[str, str]:
-    """One worker's GPUs, metrics port and threads (None: the engine's own choice). Drains without a fixed grace."""
+    """One worker's GPUs, metrics port and threads (None: the engine's own choice). Drains without a fixed grace.
+
+    The canary is what makes ``/health`` and ``/live`` of the system port tell the truth: without it Dynamo 1.4.2
+    answers 503 for ever. Nothing but that answer depends on it.
+    """
     environment = {
         "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
         "DYN_SYSTEM_HOST": "127.0.0.1",
         "DYN_SYSTEM_PORT": str(system_port),
         "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
+        "DYN_HEALTH_CHECK_ENABLED": "true",
+        "DYN_CANARY_WAIT_TIME": str(_CANARY_WAIT_S),
+        "DYN_HEALTH_CHECK_REQUEST_TIMEOUT": str(_CANARY_TIMEOUT_S),
         "UCX_NET_DEVICES": "lo",
     }
     if threads is not None:

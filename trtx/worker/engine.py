@@ -15,7 +15,7 @@ from typing import Any
 
 from dynamo._core import Context
 from dynamo.common.backend.engine import EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, LlmRegistration
-from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.health_check import build_health_check_payload, is_probe
 from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import KvEventSource, PushSource
 from dynamo.common.backend.worker import WorkerConfig
@@ -207,10 +207,11 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if loaded is None or self._draining:
             await self._wait_until_gone()
             raise Disconnected(f"{self.options.name} is draining; another worker must take this request")
-        clock = RequestClock(self._metrics)
+        metrics = WorkerMetrics() if is_probe(request) else self._metrics  # a canary is no client's request
+        clock = RequestClock(metrics)
         outcome = "error"
         result = None
-        self._metrics.open_requests += 1
+        metrics.open_requests += 1
         try:
             submission = self._plan(request, context, loaded)
             result = self._submit(submission, loaded)
@@ -235,8 +236,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             if writer.finish_reason is None:
                 yield writer.cancelled()
             outcome = writer.finish_reason or "cancelled"
-            self._metrics.prompt_tokens += len(submission.request.token_ids)
-            self._metrics.cached_tokens += writer.cached_tokens
+            metrics.prompt_tokens += len(submission.request.token_ids)
+            metrics.cached_tokens += writer.cached_tokens
         except (GeneratorExit, asyncio.CancelledError):
             outcome = "cancelled"
             raise
@@ -250,8 +251,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             logger.log(logging.INFO if outcome == "invalid" else logging.ERROR, "request %s: %s", context.id(), error)
             raise translated from error
         finally:
-            self._metrics.open_requests -= 1
-            self._metrics.outcomes[outcome] += 1
+            metrics.open_requests -= 1
+            metrics.outcomes[outcome] += 1
             if result is not None:
                 self._open.pop(context.id(), None)
                 if not result.finished:
