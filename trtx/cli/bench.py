@@ -147,6 +147,8 @@ def bench(
     from trtx.experiment import load_sweep
 
     spec = load_sweep(sweep, overlay)
+    if spec.attach is None:
+        options.check_roles(spec.modes, config, overrides)
     if dry_run:
         _show_plans(spec, output)
         return

@@ -44,13 +44,15 @@ class BenchView:
         self._said: tuple[str, int, str] = ("", 0, "")
 
     def __enter__(self) -> Self:
-        self._bars.start()
+        if self._is_terminal:  # elsewhere Rich's end of the bars is an empty line
+            self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        if self._is_terminal:
+            self._bars.stop()
 
     @property
     def listener(self) -> Listener:

@@ -88,6 +88,7 @@ def serve(
         host=host,
         port=port,
     )
+    options.check_roles((mode,), config, overrides)
     plan = prepare(spec, run_dir=new_run_directory(output, f"serve-{mode}"))
     if dry_run:
         typer.echo(describe_plan(plan))

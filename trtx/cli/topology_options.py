@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 from pydantic import ValidationError
 
-from trtx.config import Role, RouterMode, TopologySpec
+from trtx.config import Mode, Role, RouterMode, TopologySpec
 from trtx.errors import UsageError
 
 _MODEL, _TOPOLOGY, _OUTPUT = "Model", "Topology", "Output"
@@ -160,7 +161,21 @@ def build_spec(
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-") if first["loc"] else "option"
-        raise UsageError(f"--{option} {first.get('input')!r}: {first['msg']}; see --help") from error
+        expected = first["msg"].removeprefix("Input should be ")
+        raise UsageError(f"--{option} {first.get('input')!r}: expected {expected}; see --help") from error
+
+
+def check_roles(modes: Sequence[Mode], config: list[str] | None, overrides: list[str] | None) -> None:
+    """Raises UsageError for a typed config or override of a role that no topology of ``modes`` has."""
+    served = {role for mode in modes for role in TopologySpec(mode=mode).roles}
+    for option, entries in (("--config", config), ("--set", overrides)):
+        for entry in entries or ():
+            role = entry.partition("=")[0].partition(".")[0]
+            if role in get_args(Role) and role not in served:
+                raise UsageError(
+                    f"{option} {entry!r} is for {role} workers, and --mode {','.join(modes)} has "
+                    f"{' and '.join(sorted(served))} workers alone; leave it out, or choose another --mode"
+                )
 
 
 def _role_file(entry: str) -> tuple[str, Path]:

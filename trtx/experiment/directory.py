@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from trtx.bench.files import write_text
+from trtx.errors import UsageError
 from trtx.experiment.spec import ExperimentSpec
 
 LOCK_FILE = "run.lock.yaml"
@@ -20,19 +21,25 @@ SCHEMA_VERSION = 1
 
 
 def create(parent: Path, spec: ExperimentSpec, started_at: datetime) -> Path:
-    """Makes ``<parent>/<utc>-<name>-<hash8>``, which did not exist; the hash is of what was asked."""
+    """Makes ``<parent>/<utc>-<name>-<hash8>``, which did not exist; the hash is of what was asked. Or UsageError."""
     digest = hashlib.sha256(json.dumps(spec.to_json(), sort_keys=True).encode()).hexdigest()[:8]
     base = f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{spec.name}-{digest}"
-    parent.mkdir(parents=True, exist_ok=True)
     attempt = 1
-    while True:
-        path = parent / (base if attempt == 1 else f"{base}-{attempt}")
-        try:
-            path.mkdir()
-        except FileExistsError:
-            attempt += 1
-        else:
-            return path.absolute()
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            path = parent / (base if attempt == 1 else f"{base}-{attempt}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                attempt += 1
+            else:
+                return path.absolute()
+    except OSError as error:
+        raise UsageError(
+            f"no run directory can be made in {str(parent)!r} ({error.strerror}); "
+            "expected a directory that you can write to; name another with -o"
+        ) from error
 
 
 def write_lock(run_dir: Path, spec: ExperimentSpec) -> None:

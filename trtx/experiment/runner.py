@@ -117,6 +117,7 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedMode, ...]:
     planned = []
     for mode in spec.modes:
         plan = prepare(spec.topology_of(mode), run_dir=run_dir / mode)
+        _check_fits(plan, spec.load)
         target = Target(plan.url, plan.model, plan.model_path, mode, plan.gpu_count, plan.worker_count)
         argv = command(target, spec.load, spec.load.loads, run_dir / "aiperf" / mode)
         planned.append(PlannedMode(mode, plan, argv))
@@ -169,12 +170,17 @@ def _plan(state: _Run) -> None:
 
 
 def _check_fits(plan: Plan, load: LoadSpec) -> None:
+    asked = load.isl + load.osl
+    what = f"isl {load.isl} and osl {load.osl} make {asked} tokens"
+    context = resolve_checkpoint(str(plan.model_path)).context_length
+    if asked > context:
+        raise UsageError(f"{what}, and the context of {plan.model} is {context}; ask for less")
     for role, config in plan.engine_configs.items():
         longest = config.get("max_seq_len")
-        if longest is not None and load.isl + load.osl > longest:
+        if longest is not None and asked > longest:
             raise UsageError(
-                f"isl {load.isl} and osl {load.osl} make {load.isl + load.osl} tokens, and {role} workers of "
-                f"{plan.model} take max_seq_len {longest}; ask for less, or --set max_seq_len={load.isl + load.osl}"
+                f"{what}, and {role} workers of {plan.model} take max_seq_len {longest}; "
+                f"ask for less, or --set max_seq_len={asked}"
             )
 
 

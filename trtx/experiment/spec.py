@@ -20,10 +20,17 @@ class Attach(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: str = Field(pattern=r"^https?://")
+    url: str
     model: str | None = None  # the name that it serves; None: the only one in its /v1/models
     tokenizer: str | None = None  # directory or Hugging Face name; None: the model's name
     gpu_count: int = Field(default=0, ge=0)  # 0: not known, so no figure per GPU
+
+    @field_validator("url")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")):
+            raise ValueError(f"url {value!r} is no address; expected such as http://127.0.0.1:8000")
+        return value
 
 
 class ExperimentSpec(BaseModel):
@@ -80,7 +87,7 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
             document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         except OSError as error:
             raise UsageError(f"sweep file {path} can't be read ({error.strerror}); expected a YAML file") from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UsageError(f"sweep file {path} is not YAML: {' '.join(str(error).split())}") from error
         if not isinstance(document, dict):
             raise UsageError(f"sweep file {path} holds {type(document).__name__}; expected keys such as modes and load")
@@ -111,7 +118,8 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
     reason = first["msg"].removeprefix("Value error, ")
     if not where or first["type"] == "value_error":
         return f"{source}{reason}"
-    return f"{source}{where} is {json.dumps(first['input'], default=str)}: {reason}"
+    expected = reason.removeprefix("Input should be ")
+    return f"{source}{where} is {json.dumps(first['input'], default=str)}; expected {expected}"
 
 
 def _field_names() -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import yaml
 
 from trtx.config import Mode
-from trtx.errors import LaunchError
+from trtx.errors import LaunchError, UsageError
 from trtx.launch.events import Event
 from trtx.launch.guardian import Guardian
 from trtx.launch.interruption import Interruption, catch_signals
@@ -116,15 +116,21 @@ def serve(
     before anything starts, with the live view that a table shows.
 
     If this process is killed, a guardian ends all of them and deletes their files. Raises UsageError when a port of the
-    plan was taken in the meantime, LaunchError when a process dies before the topology is ready or it does not become
-    ready in time, Interrupted.
+    plan was taken in the meantime or its run directory can't be written, LaunchError when a process dies before the
+    topology is ready or it does not become ready in time, Interrupted.
     """
     interruption = interruption or Interruption()
     with catch_signals(interruption), contextlib.ExitStack() as cleanup:
         for host, ports in ((plan.host, (plan.port,)), ("127.0.0.1", plan.internal_ports)):
             for port in ports:
                 HOLDER.hold(host, port)
-        _write_files(plan)
+        try:
+            _write_files(plan)
+        except OSError as error:
+            raise UsageError(
+                f"run directory {str(plan.run_dir)!r} can't be written ({error.strerror}); "
+                "expected a parent that you can write to; name another with -o"
+            ) from error
         plan.scratch_dir.mkdir(mode=0o700)
         cleanup.callback(shutil.rmtree, plan.scratch_dir, ignore_errors=True)
         plan.discovery_dir.mkdir()

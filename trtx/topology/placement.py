@@ -19,8 +19,12 @@ def visible_gpus(machine: Machine, asked: tuple[int, ...] | None) -> tuple[Gpu, 
         raise UsageError(f"--gpus {_join(asked)} names a GPU twice; name each once")
     by_index = {gpu.index: gpu for gpu in machine.gpus}
     if missing := [index for index in asked if index not in by_index]:
-        there = f"GPUs {_join(sorted(by_index))} are visible" if by_index else "no GPU is visible"
-        raise UsageError(f"--gpus {_join(asked)}: there is no GPU {_join(missing)}; {there}, name some of those")
+        if not by_index:
+            raise UsageError(f"--gpus {_join(asked)}: no GPU is visible; leave --gpus out, and workers run on the CPU")
+        raise UsageError(
+            f"--gpus {_join(asked)}: there is no GPU {_join(missing)}; name some of {_join(sorted(by_index))}, "
+            "which are visible"
+        )
     return tuple(by_index[index] for index in asked)
 
 

@@ -44,6 +44,11 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
         (["--url", "http://127.0.0.1:9"], ["http://127.0.0.1:9/v1/models", "check --url"]),
         (["--engine", "paced", "--isl", "4000", "--osl", "200", "--set", "max_seq_len=4096"], ["4200", "4096"]),
         (["--sweep", "none.yaml"], ["none.yaml", "can't be read"]),
+        (["--url", "127.0.0.1:8000"], ["'127.0.0.1:8000'", "http://"]),
+        (["--engine", "paced", "--model", "synthetic:tiny", "--isl", "9000"], ["9128", "context", "8192"]),
+        (["--engine", "paced", "--model", "synthetic:tiny", "--osl", "9000", "--dry-run"], ["9512", "context", "8192"]),
+        (["--config", "decode=decode.yaml"], ["--config 'decode=decode.yaml'", "--mode agg"]),
+        (["--mode", "disagg", "--set", "agg.max_batch_size=4"], ["--set 'agg.max_batch_size=4'", "decode and prefill"]),
     ],
 )
 def test_a_usage_mistake_exits_2_with_one_sentence_and_leaves_nothing(
@@ -69,3 +74,20 @@ def test_every_example_of_the_help_runs_as_pasted(
 
 def test_the_help_has_examples() -> None:
     assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize("verb", [["bench", "--concurrency", "1"], ["serve", "--port", "0"]])
+def test_an_output_that_is_a_file_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, verb: list[str]
+) -> None:
+    (tmp_path / "taken").write_text("")
+    assert run([*verb, "--engine", "paced", "--model", "synthetic:tiny", "-o", str(tmp_path / "taken")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("trtx: ") and "\n" not in said
+    assert str(tmp_path / "taken") in said and "-o" in said
+
+
+def test_a_sweep_file_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_bytes(b"\xff\xfe\x00")
+    assert run(["bench", "--sweep", str(tmp_path / "sweep.yaml")]) == 2
+    assert "is not YAML" in capsys.readouterr().err

@@ -35,6 +35,8 @@ def serve(*arguments: str) -> int:
         (("--gpus", "0", "--engine", "torch"), ("--gpus 0", "no GPU is visible")),
         (("--config", "frontend=a.yaml"), ("--config 'frontend=a.yaml'", "agg, prefill, decode")),
         (("--config", "agg=/no/such.yaml"), ("/no/such.yaml",)),
+        (("--config", "decode=decode.yaml"), ("--config 'decode=decode.yaml'", "decode workers", "--mode agg")),
+        (("--set", "prefill.max_batch_size=4"), ("--set 'prefill.max_batch_size=4'", "agg workers alone")),
         (("--set", "kv_cache_config.max_tokns=1"), ("max_tokns", "max_tokens")),
         (("--set", "nonsense"), ("nonsense", "a.b=value")),
         (("--engine", "turbo"), ("turbo", "torch")),

@@ -38,7 +38,7 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("modes: [agg, split]", ["modes.1", "split"]),
         ("modes: [agg, agg]", ["modes agg,agg", "once"]),
         ("modes: [agg, disagg]\ntopology: {port: 8001}", ["port 8001", "agg and disagg"]),
-        ("attach: {url: localhost}", ["attach.url", "localhost"]),
+        ("attach: {url: localhost}", ["'localhost'", "http://"]),
         ("- agg", ["list", "modes"]),
         ("load: [", ["not YAML"]),
     ],

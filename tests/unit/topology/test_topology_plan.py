@@ -117,7 +117,7 @@ def test_gpus_are_indices_into_what_the_caller_sees() -> None:
     [
         ({"mode": "disagg", "prefill": 2, "decode": 2}, ("4 GPUs", "2 are visible", "--prefill 1 --decode 1")),
         ({"mode": "agg", "workers": 3}, ("3 GPUs", "2 are visible", "--workers 2")),
-        ({"mode": "agg", "gpus": (0, 5)}, ("no GPU 5", "0,1 are visible")),
+        ({"mode": "agg", "gpus": (0, 5)}, ("no GPU 5", "0,1, which are visible")),
         ({"mode": "agg", "gpus": (1, 1)}, ("twice",)),
         ({"mode": "disagg", "gpus": (1,)}, ("2 GPUs", "1 are named by --gpus", "--mode agg")),
         ({"mode": "agg", "tp": 2}, ("torch", "tp 2", "--engine tensorrt-llm")),
