@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -130,9 +130,13 @@ class Aiperf:
     dataset files; aiperf talks to itself over Unix sockets there and listens on no port).
     """
 
-    def __init__(self, argv: Sequence[str], log_path: Path) -> None:
+    def __init__(
+        self, argv: Sequence[str], log_path: Path, on_start: Callable[[int, Path], None] = lambda pid, scratch: None
+    ) -> None:
+        """``on_start`` gets the session and the temporary directory, for whoever ends both if we are killed."""
         self.argv = tuple(argv)
         self.log_path = log_path
+        self._on_start = on_start
 
     def __enter__(self) -> Self:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,6 +150,7 @@ class Aiperf:
                 env=_environment(self._scratch),
                 start_new_session=True,
             )
+        self._on_start(self.pid, self._scratch)
         return self
 
     def __exit__(

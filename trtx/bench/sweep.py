@@ -42,13 +42,15 @@ def sweep(
     run_dir: Path,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     still_serving: Callable[[], None] = lambda: None,
+    on_start: Callable[[int, Path], None] = lambda session, scratch: None,
 ) -> tuple[Cell, ...]:
     """Measures every load of ``spec`` against ``target`` and returns the cells, in the order measured.
 
     Under ``run_dir`` it writes ``cells/<mode>-c<concurrency>/{cell.json, trial-NN/<aiperf's files>}``,
     ``aiperf/<mode>/`` with aiperf's log and its own aggregates, and a line of ``journal.jsonl`` as each cell ends.
     ``still_serving`` is called between looks and ends the sweep by raising. Whatever ends it early (that, or
-    an interrupt), the cells measured until then are written first. Raises LoadGeneratorError when aiperf measured none.
+    an interrupt), the cells measured until then are written first. ``on_start`` gets aiperf's session and its temporary
+    directory. Raises LoadGeneratorError when aiperf measured none.
     """
     staging = run_dir / "aiperf" / target.mode
     staging.mkdir(parents=True, exist_ok=True)
@@ -58,7 +60,7 @@ def sweep(
     watch.journal.note("sweep_started", mode=target.mode, model=target.model, cells=cells_ahead, argv=argv)
     exit_code = None
     try:
-        with Aiperf(argv, staging / "aiperf.log") as aiperf:
+        with Aiperf(argv, staging / "aiperf.log", on_start) as aiperf:
             while (exit_code := aiperf.poll()) is None:
                 watch.look()
                 still_serving()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from trtx.experiment.environment import environment
 from trtx.experiment.spec import Attach, ExperimentSpec
 from trtx.experiment.verdict import verdict
 from trtx.launch import Event, prepare, serve
+from trtx.launch.guardian import Guardian
 from trtx.launch.interruption import Interruption, catch_signals
 from trtx.launch.machine import probe
 from trtx.report import render
@@ -98,7 +99,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     with catch_signals(state.interruption), _rendered_whatever_happens(state):
         if spec.attach is not None:
             listener.on_mode(ATTACHED)
-            sweep(target, spec.load, run_dir, listener.on_progress, state.interruption.check)
+            _sweep(state, target, state.interruption.check)
         else:
             for mode, plan in state.plans.items():
                 _measure(state, mode, plan)
@@ -197,10 +198,22 @@ def _measure(state: _Run, mode: str, plan: Plan) -> None:
         )
         target = Target(served.url, served.model, plan.model_path, mode, served.gpu_count, served.worker_count)
         try:
-            sweep(target, state.spec.load, state.run_dir, state.listener.on_progress, served.check)
+            _sweep(state, target, served.check)
         finally:
             restarts = [{"name": restart.name, "at": restart.at, "exit": restart.exit} for restart in served.restarts]
             state.journal.note("topology_stopping", mode=mode, restarts=restarts)
+
+
+def _sweep(state: _Run, target: Target, still_serving: Callable[[], None]) -> None:
+    """Sweeps under a guardian of its own: if this process is killed, the load ends too."""
+    with ExitStack() as cleanup:
+
+        def guard(session: int, scratch: Path) -> None:
+            guardian = Guardian(f"TRTX_LOAD={session}", scratch)
+            cleanup.callback(guardian.goodbye)
+            guardian.watch(session)
+
+        sweep(target, state.spec.load, state.run_dir, state.listener.on_progress, still_serving, guard)
 
 
 @contextmanager
