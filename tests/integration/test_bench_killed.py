@@ -1,0 +1,60 @@
+"""``kill -9`` of ``trtx bench`` while it measures something that it does not serve: the load ends with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from topology_clients import PACED, trtx_serve, wait_until
+
+
+def load_of(bench: int) -> int | None:
+    """The pid of aiperf, once its own processes run."""
+    for child in psutil.Process(bench).children():
+        if "aiperf" in " ".join(child.cmdline()) and child.children():
+            return child.pid
+    return None
+
+
+def lives(session: int) -> bool:
+    return any(process.status() != psutil.STATUS_ZOMBIE for process in session_members(session))
+
+
+def session_members(session: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session:
+                found.append(process)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def test_a_killed_bench_leaves_no_load_and_no_scratch_behind(tmp_path: Path) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    with trtx_serve(*PACED, "--model", "synthetic:tiny") as serve:
+        plan = serve.wait_ready()
+        command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "bench", "--url", plan.url]
+        load = ["--concurrency", "2", "--request-count", "20000", "--isl", "32", "--osl", "32"]
+        bench = subprocess.Popen(
+            [*command, *load, "-o", str(tmp_path / "runs")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"TMPDIR": str(scratch)},
+        )
+        try:
+            wait_until(lambda: load_of(bench.pid) is not None, 60, "aiperf and its processes started")
+            aiperf = load_of(bench.pid)
+            assert aiperf is not None
+        finally:
+            bench.send_signal(signal.SIGKILL)
+            bench.wait()
+        wait_until(lambda: not lives(aiperf), 15, "aiperf ended")
+        wait_until(lambda: not any(scratch.iterdir()), 15, "its scratch directory is gone")
