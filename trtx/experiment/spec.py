@@ -92,7 +92,9 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
         if not isinstance(document, dict):
             raise UsageError(f"sweep file {path} holds {type(document).__name__}; expected keys such as modes and load")
     document = _laid_over(document, overrides)
-    document["topology"] = {"port": 0, **(document.get("topology") or {})}
+    topology = document.get("topology") or {}
+    if isinstance(topology, dict):  # else the model refuses it
+        document["topology"] = {"port": 0, **topology}
     try:
         return ExperimentSpec.model_validate(document)
     except ValidationError as error:
@@ -118,7 +120,7 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
     reason = first["msg"].removeprefix("Value error, ")
     if not where or first["type"] == "value_error":
         return f"{source}{reason}"
-    expected = reason.removeprefix("Input should be ")
+    expected = reason.removeprefix("Input should be ").replace("valid tuple", "list").replace("valid dictionary", "map")
     return f"{source}{where} is {json.dumps(first['input'], default=str)}; expected {expected}"
 
 

@@ -40,6 +40,8 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("modes: [agg, disagg]\ntopology: {port: 8001}", ["port 8001", "agg and disagg"]),
         ("attach: {url: localhost}", ["'localhost'", "http://"]),
         ("- agg", ["list", "modes"]),
+        ("modes: agg", ['"agg"', "expected a list"]),
+        ("topology: 3", ["topology is 3", "expected a map"]),
         ("load: [", ["not YAML"]),
     ],
 )
