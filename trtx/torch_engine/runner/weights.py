@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trtx.errors import UsageError
-from trtx.torch_engine.runner.model_config import ModelConfig
+from trtx.torch_engine.runner.model_config import ModelConfig, read_model_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,41 @@ class DecoderWeights:
     head: Tensor  # [vocab, hidden]; the embedding itself when tied
 
 
+def named_tensors(model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter under its Hugging Face name, one at a time, on ``device`` in ``dtype``; a tied head has none.
+
+    A synthetic checkpoint without stored weights is drawn: the same values wherever this is called for the same kind of
+    device and dtype. Raises UsageError for a missing, misshapen or unreadable tensor.
+    """
+    config = read_model_config(model_dir)
+    _, expected = _allocate(config, torch.device("meta"), dtype)
+    shapes = {name: target.shape for name, target in expected.items()}
+    for name, value in _values(model_dir, config, shapes, device, dtype):
+        yield name, value.to(device, dtype)
+
+
 def load_weights(model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> DecoderWeights:
     """Every parameter on ``device`` in ``dtype``. Raises UsageError for a missing, misshapen or unreadable tensor."""
+    weights, targets = _allocate(config, device, dtype)
+    shapes = {name: target.shape for name, target in targets.items()}
+    for name, value in _values(model_dir, config, shapes, device, dtype):
+        targets[name].copy_(value)
+    return weights
+
+
+def _values(
+    model_dir: Path, config: ModelConfig, shapes: Mapping[str, torch.Size], device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """From files as they are stored, or drawn on ``device`` in ``dtype``."""
     files = _weight_files(model_dir)
-    if not files and config.synthetic_seed is None:
+    if files:
+        return _stored(files, shapes, config, model_dir)
+    if config.synthetic_seed is None:
         raise UsageError(
             f"model directory {model_dir} has no safetensors weights; expected model.safetensors or "
             "model.safetensors.index.json: download the checkpoint whole, or use synthetic:<shape>"
         )
-    weights, targets = _allocate(config, device, dtype)
-    if files:
-        _fill_from_files(files, targets, config, model_dir)
-    else:
-        _draw(targets, config, device)
-    return weights
+    return _drawn(shapes, config, device, dtype)
 
 
 def _allocate(
@@ -131,11 +152,12 @@ def _read(files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
             raise UsageError(f"{path} cannot be read as safetensors ({error}); download it again") from error
 
 
-def _fill_from_files(files: list[Path], targets: dict[str, Tensor], config: ModelConfig, model_dir: Path) -> None:
-    missing = set(targets)
+def _stored(
+    files: list[Path], shapes: Mapping[str, torch.Size], config: ModelConfig, model_dir: Path
+) -> Iterator[tuple[str, Tensor]]:
+    missing = set(shapes)
     for name, read in _read(files):
-        target = targets.get(name)
-        if target is None:
+        if name not in shapes:
             # A tied checkpoint may repeat its head; old ones carry rotary buffers, which are computed here.
             if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_head):
                 continue
@@ -144,12 +166,12 @@ def _fill_from_files(files: list[Path], targets: dict[str, Tensor], config: Mode
                 "has no place for; expected a dense, unquantized checkpoint"
             )
         value = read()
-        if value.shape != target.shape:
+        if value.shape != shapes[name]:
             raise UsageError(
-                f"{model_dir}: tensor {name} has shape {list(value.shape)}, its config.json says {list(target.shape)}"
+                f"{model_dir}: tensor {name} has shape {list(value.shape)}, its config.json says {list(shapes[name])}"
             )
-        target.copy_(value)
         missing.discard(name)
+        yield name, value
     if missing:
         raise UsageError(
             f"{model_dir} lacks {len(missing)} tensors of {config.architecture}, first {min(missing)}; "
@@ -157,12 +179,15 @@ def _fill_from_files(files: list[Path], targets: dict[str, Tensor], config: Mode
         )
 
 
-def _draw(targets: dict[str, Tensor], config: ModelConfig, device: torch.device) -> None:
+def _drawn(
+    shapes: Mapping[str, torch.Size], config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
     """The same seed gives the same weights on the same kind of device (torch's CPU and CUDA generators differ)."""
     assert config.synthetic_seed is not None
     generator = torch.Generator(device).manual_seed(config.synthetic_seed)
-    for name, target in targets.items():
+    for name, shape in shapes.items():
+        value = torch.empty(shape, device=device, dtype=dtype)
         if "norm" in name:
-            target.fill_(1.0)
+            yield name, value.fill_(1.0)
         else:
-            target.normal_(0.0, config.synthetic_std, generator=generator)
+            yield name, value.normal_(0.0, config.synthetic_std, generator=generator)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from trtx.errors import UsageError
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.model_config import read_model_config
+from trtx.torch_engine.runner.weights import named_tensors
 
 
 def args(directory: Path, **changes: Any) -> RunnerArgs:
@@ -187,3 +188,18 @@ def test_sizes_that_cannot_work_are_refused_with_their_value(
 def test_an_unknown_device_is_refused(directory: Path) -> None:
     with pytest.raises(UsageError, match="device 'abacus' is not known"):
         create_runner(RunnerArgs(model_dir=directory, device="abacus"))
+
+
+def test_named_tensors_are_the_files_own_or_what_a_runner_draws(directory: Path) -> None:
+    cpu = torch.device("cpu")
+    stored = load_file(directory / "model.safetensors")
+    named = dict(named_tensors(directory, device=cpu, dtype=torch.float32))
+    assert named.keys() == stored.keys()
+    assert all(torch.equal(named[name], stored[name]) for name in stored)
+
+    (directory / "model.safetensors").unlink()
+    edit_config(directory, trtx_synthetic={"seed": 1, "init_std": 0.3})
+    prompt = random_prompt(20, 0)
+    drawn = greedy(directory, prompt)
+    save_file(dict(named_tensors(directory, device=cpu, dtype=torch.float32)), directory / "model.safetensors")
+    assert greedy(directory, prompt) == drawn
