@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Mode = Literal["agg", "disagg"]
-Role = Literal["agg", "prefill", "decode"]
+Role = Literal["agg", "prefill", "decode", "encode"]
 RouterMode = Literal["round-robin", "random", "least-loaded", "kv"]
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trtx.config import Mode
+from trtx.config import Mode, Role
 
 SCHEMA_VERSION = 1
 TOPOLOGY_VARIABLE = "TRTX_TOPOLOGY"
 
-ProcessRole = Literal["frontend", "agg", "prefill", "decode"]
+ProcessRole = Role | Literal["frontend"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ _MODES = {
     "agg": DisaggregationMode.AGGREGATED,
     "prefill": DisaggregationMode.PREFILL,
     "decode": DisaggregationMode.DECODE,
+    "encode": DisaggregationMode.ENCODE,
 }
 
 
