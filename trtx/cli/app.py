@@ -15,6 +15,7 @@ from trtx.errors import TrtxError
 # verb -> (module with a Typer app named ``app``, the line that `trtx --help` shows)
 VERBS = {
     "serve": ("trtx.cli.serve", "Serve a model: a frontend and the workers of a topology."),
+    "build": ("trtx.cli.build", "Build a model: quantize it, resolve and check its engine configs, prove it."),
     "bench": ("trtx.cli.bench", "Sweep a served topology with aiperf and render a report."),
 }
 
