@@ -1,0 +1,13 @@
+"""What a worker needs of its GPU's memory, before anything starts: weights, reserves, KV pool, and whether it fits.
+
+Owns the arithmetic, the facts of models (from ``config.json`` and safetensors headers) and the table of known GPUs.
+Does not probe a machine (``launch`` does) and starts nothing; ``trtx.torch_engine`` sizes its own pool, by the same
+formulas, which a test compares.
+Enter through :func:`plan_memory`. A plan that is returned fits; what can't fit raises UsageError with the numbers.
+"""
+
+from trtx.memory.gpus import Device, device_named
+from trtx.memory.plan import MemoryPlan, plan_memory
+from trtx.memory.shapes import UnknownShapeError
+
+__all__ = ["Device", "MemoryPlan", "UnknownShapeError", "device_named", "plan_memory"]

@@ -1,0 +1,111 @@
+"""What is left for KV on each GPU of a worker, and the largest value of a field that would still fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trtx.memory import reserves
+from trtx.memory.gpus import Device
+from trtx.memory.limits import Limits
+from trtx.memory.shapes import ModelShape
+from trtx.memory.sizing import RankShare, Weights, rank_shares
+
+# trtx.torch_engine.runner.kv_sizing, on a CPU: room for 16 sequences of 4,096 tokens, at most 1 GiB.
+_CPU_TOKENS = 65536
+_CPU_BYTES = 1 << 30
+# A host swaps and other processes give memory back, so only what is far beyond it is refused.
+CPU_MARGIN = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A checkpoint as one engine holds it. ``kv_width``: bytes of a KV element, ``width`` of an activation."""
+
+    shape: ModelShape
+    weights: Weights
+    width: float
+    kv_width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """One GPU of one pipeline rank; bytes. ``pool`` is what ``max_tokens`` left unsaid would give."""
+
+    share: RankShare
+    others: int
+    context: int
+    activations: int
+    graphs: int
+    transfers: int
+    left: int
+    pool: int
+
+    def holds(self, limits: Limits) -> bool:
+        """Whether what was asked for in so many words fits: max_seq_len, max_tokens, else one block."""
+        needed = max(1, limits.tokens_per_block, limits.max_seq_len or 0)
+        pool = self.pool
+        if limits.max_tokens is not None:
+            asked = int(limits.max_tokens * self.share.kv_bytes_per_token)
+            if asked > pool and not self.share.has_windows:
+                return False
+            pool = min(pool, asked)
+        return self.left >= 0 and self.share.sequence_bytes(needed) <= pool
+
+
+def budgets(model: Model, limits: Limits, device: Device) -> list[Budget]:
+    """One a pipeline rank."""
+    shares = rank_shares(model.shape, model.weights, limits, model.kv_width)
+    return [_budget(model, limits, device, share) for share in shares]
+
+
+def tightest(model: Model, limits: Limits, device: Device) -> Budget:
+    """The rank that holds the fewest tokens: all others follow it."""
+    ranks = budgets(model, limits, device)
+    return min(ranks, key=lambda budget: budget.pool / max(1.0, budget.share.kv_bytes_per_token))
+
+
+def fits(model: Model, limits: Limits, device: Device) -> bool:
+    return all(budget.holds(limits) for budget in budgets(model, limits, device))
+
+
+def largest(model: Model, device: Device, changed: Callable[[int], Limits], *, below: int, step: int = 1) -> int | None:
+    """The largest multiple of ``step`` below ``below`` for which ``changed`` gives limits that fit; None for none."""
+    found = _last_true(lambda count: fits(model, changed(count * step), device), (below - 1) // step)
+    return found * step or None
+
+
+def _last_true(works: Callable[[int], bool], high: int) -> int:
+    """The largest n of 1..high with ``works(n)``, which holds up to some n and for none beyond; 0 for none."""
+    low = 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if works(middle) else (low, middle - 1)
+    return low
+
+
+def _budget(model: Model, limits: Limits, device: Device, share: RankShare) -> Budget:
+    activations = reserves.activation_bytes(model.shape, limits, int(model.width))
+    graphs = reserves.graph_bytes(model.shape, limits, device)
+    transfers = reserves.transfer_bytes(limits, share.kv_bytes_per_token)
+    context = reserves.context_bytes(device, limits)
+    hidden = reserves.hidden_bytes(device)
+    free = device.total_bytes - hidden if device.free_bytes is None else device.free_bytes
+    others = max(0, device.total_bytes - hidden - free)
+    left = device.total_bytes - others - context - share.weight_bytes - activations - graphs - transfers
+    if device.is_gpu:
+        pool = int(max(0, left) * limits.fraction)
+        if limits.max_gpu_total_bytes and limits.engine != "torch":
+            pool = min(pool, limits.max_gpu_total_bytes)
+    else:
+        pool, left = _cpu_pool(limits, share, int(free * CPU_MARGIN) - share.weight_bytes - activations)
+    return Budget(share, others, context, activations, graphs, transfers, left, pool)
+
+
+def _cpu_pool(limits: Limits, share: RankShare, room: int) -> tuple[int, int]:
+    """(pool, what is left of the host after it); ``max_tokens`` is the pool's size there, not a bound."""
+    if limits.max_tokens is not None:
+        pool = int(limits.max_tokens * share.kv_bytes_per_token)
+    else:
+        pool = min(share.sequence_bytes(_CPU_TOKENS), _CPU_BYTES)
+    return pool, room - pool

@@ -1,0 +1,82 @@
+"""GPUs by name: memory and compute capability, for planning on a machine that has none of them."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from trtx.errors import UsageError
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a worker's memory is planned against: one GPU, or a CPU worker's share of the host.
+
+    ``free_bytes`` None: not known, so nothing else is taken to run there. ``capability`` None: not known, or a CPU.
+    """
+
+    name: str
+    total_bytes: int
+    free_bytes: int | None = None
+    is_gpu: bool = True
+    capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    name: str  # begins NVML's own name, without "NVIDIA "
+    aliases: tuple[str, ...]
+    mib: int  # NVML's total
+    capability: tuple[int, int]
+    seen: bool = True  # False: the maker's nominal figure, which NVML's is some percent below
+
+
+# Totals as nvidia-smi shows them (memory.total, MiB) in public logs, but for the nominal ones. Longer names first.
+_KNOWN = (
+    _Known("A100-SXM4-40GB", ("A100-40GB", "A100-40"), 40960, (8, 0)),
+    _Known("A100-SXM4-80GB", ("A100", "A100-80GB", "A100-80", "A100 80GB PCIe"), 81920, (8, 0)),
+    _Known("L40S", (), 46068, (8, 9)),
+    _Known("L4", (), 23034, (8, 9)),
+    _Known("H100 NVL", ("H100-NVL",), 95830, (9, 0)),
+    _Known("H100 80GB HBM3", ("H100", "H100-80GB", "H100 PCIe"), 81559, (9, 0)),
+    _Known("H200", ("H200 NVL",), 143771, (9, 0)),
+    _Known("GH200 480GB", ("GH200",), 97871, (9, 0)),
+    _Known("GB200", (), 189471, (10, 0)),
+    _Known("B200", (), 183359, (10, 0)),
+    _Known("GB300", (), 288_000_000_000 // MIB, (10, 3), seen=False),
+    _Known("B300", (), 288_000_000_000 // MIB, (10, 3), seen=False),
+    _Known("GeForce RTX 4090", ("RTX 4090", "RTX4090"), 24564, (8, 9)),
+    _Known("GeForce RTX 5090", ("RTX 5090", "RTX5090"), 32607, (12, 0)),
+)
+
+
+def known_gpus() -> tuple[str, ...]:
+    """The names that :func:`device_named` lists."""
+    return tuple(known.aliases[0] if known.aliases else known.name for known in _KNOWN)
+
+
+def device_named(name: str) -> Device:
+    """A GPU that isn't here, such as ``H200``, with all of its memory free. Raises UsageError for an unknown name."""
+    wanted = _plain(name)
+    for known in _KNOWN:
+        if wanted in map(_plain, (known.name, *known.aliases)):
+            label = known.name if known.seen else f"{known.name}, nominal memory"
+            return Device(label, known.mib * MIB, capability=known.capability)
+    near = difflib.get_close_matches(name.upper(), known_gpus(), n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"GPU {name!r} is not in trtx's table; {hint}Known: {', '.join(known_gpus())}")
+
+
+def capability_of(name: str) -> tuple[int, int] | None:
+    """Compute capability by NVML's name (``NVIDIA H100 80GB HBM3``); None for a GPU that the table lacks."""
+    seen = _plain(name)
+    for known in _KNOWN:
+        if any(_plain(candidate) in seen for candidate in (known.name, *known.aliases)):
+            return known.capability
+    return None
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower().removeprefix("nvidia ") if character.isalnum())

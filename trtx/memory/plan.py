@@ -1,0 +1,165 @@
+"""``plan_memory``: the memory of one worker's tightest GPU, or a refusal with the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtx.checkpoint.facts import read_config
+from trtx.memory.budget import Budget, Model, fits, tightest
+from trtx.memory.gpus import Device
+from trtx.memory.limits import Limits, limits_of
+from trtx.memory.quantization import Quantization, read_quantization
+from trtx.memory.refusal import refuse
+from trtx.memory.reserves import UNCERTAINTY
+from trtx.memory.shapes import ModelShape, model_shape
+from trtx.memory.sizing import WIDTHS, layer_kv_elements
+from trtx.memory.weights import full_width, model_weights
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """One role's worker, on the GPU of it that holds the fewest tokens. Bytes are of that GPU.
+
+    ``pool_bytes`` = ``free_gpu_memory_fraction`` x (total - others - context - weights - activations - graphs -
+    transfers), or what ``max_tokens`` asks for if that is less. ``capacity_tokens``: in sequences of ``max_seq_len``
+    where layers have windows. ``uncertainty_bytes``: by how much the reserves may be off, either way.
+    """
+
+    role: str
+    device: str
+    is_gpu: bool
+    gpus: int
+    total_bytes: int
+    others_bytes: int
+    context_bytes: int
+    weight_bytes: int
+    weight_source: str
+    activation_bytes: int
+    graph_bytes: int
+    transfer_bytes: int
+    kv_bytes_per_token: float
+    kv_formula: str
+    fraction: float
+    pool_bytes: int
+    tokens_per_block: int
+    capacity_blocks: int
+    capacity_tokens: int
+    max_seq_len: int
+    sequence_bytes: int
+    max_batch_size: int
+    uncertainty_bytes: int
+    notes: tuple[str, ...]
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of ``max_seq_len`` that the pool holds at once."""
+        return self.pool_bytes // self.sequence_bytes
+
+    def sequences_of(self, tokens: int) -> int:
+        """Sequences of ``tokens`` (prompt and output) at once, where no layer has a window; a lower bound otherwise."""
+        return self.capacity_blocks // -(-tokens // self.tokens_per_block)
+
+
+def plan_memory(checkpoint: Path, role: str, values: Mapping[str, Any], *, engine: str, device: Device) -> MemoryPlan:
+    """Reads ``config.json`` and, for TensorRT-LLM, the headers of the weights' files; touches no device.
+
+    ``values``: the resolved engine config of ``role``. Raises UsageError for what can't fit, with the numbers and the
+    largest values that would; UnknownShapeError for a model that this arithmetic does not cover.
+    """
+    config = read_config(checkpoint)
+    shape, quantization = model_shape(config), read_quantization(checkpoint, config)
+    limits = limits_of(values, engine=engine)
+    width = full_width(shape, limits, device)
+    model = Model(
+        shape,
+        model_weights(checkpoint, shape, quantization, limits, device),
+        width,
+        _kv_width(limits, quantization, width),
+    )
+    if not fits(model, limits, device):
+        raise refuse(role, model, limits, device)
+    return _plan(role, model, limits, device, tightest(model, limits, device))
+
+
+def _kv_width(limits: Limits, quantization: Quantization, width: float) -> float:
+    """``auto``: the checkpoint's own KV format where it was calibrated with one, else the activations' dtype."""
+    name = limits.kv_dtype if limits.kv_dtype != "auto" else quantization.kv_algorithm
+    return width if name is None else WIDTHS.get(name, width)
+
+
+def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budget) -> MemoryPlan:
+    share, pool = budget.share, budget.pool
+    if limits.max_tokens is not None:
+        # TensorRT-LLM rounds max_tokens up to whole blocks, the torch engine down.
+        blocks = limits.max_tokens // limits.tokens_per_block
+        if limits.engine != "torch":
+            blocks = -(-limits.max_tokens // limits.tokens_per_block)
+        pool = min(pool, blocks * share.sequence_bytes(limits.tokens_per_block)) if not share.has_windows else pool
+    context = model.shape.context_length
+    longest = min(limits.max_seq_len or context, context)
+    sequence = share.sequence_bytes(longest)
+    blocks = pool // share.sequence_bytes(limits.tokens_per_block)
+    tokens = int(pool / sequence * longest) if share.has_windows else blocks * limits.tokens_per_block
+    reserved = budget.context + (budget.activations + budget.graphs if limits.engine != "torch" else 0)
+    return MemoryPlan(
+        role=role,
+        device=device.name,
+        is_gpu=device.is_gpu,
+        gpus=limits.world,
+        total_bytes=device.total_bytes,
+        others_bytes=budget.others,
+        context_bytes=budget.context,
+        weight_bytes=share.weight_bytes,
+        weight_source=model.weights.source,
+        activation_bytes=budget.activations,
+        graph_bytes=budget.graphs,
+        transfer_bytes=budget.transfers,
+        kv_bytes_per_token=share.kv_bytes_per_token,
+        kv_formula=_formula(model, limits, budget),
+        fraction=limits.fraction,
+        pool_bytes=pool,
+        tokens_per_block=limits.tokens_per_block,
+        capacity_blocks=blocks,
+        capacity_tokens=tokens,
+        max_seq_len=longest,
+        sequence_bytes=sequence,
+        max_batch_size=limits.max_batch_size,
+        uncertainty_bytes=int(reserved * UNCERTAINTY) if device.is_gpu else 0,
+        notes=tuple(_notes(model.shape, limits, tokens, longest, pool // sequence)),
+    )
+
+
+def _formula(model: Model, limits: Limits, budget: Budget) -> str:
+    """Per layer elements by heads or latent, times layers on the GPU, times bytes."""
+    shape, layers = model.shape, len(budget.share.kv)
+    elements = layer_kv_elements(shape, limits)
+    per_layer = f"{elements}" if shape.latent else f"2 x {elements // 2 // shape.head_dim} KV heads x {shape.head_dim}"
+    spread = f" / {limits.cp}" if limits.cp > 1 else ""
+    return f"{layers} layers x {per_layer} x {model.kv_width:g} B{spread}"
+
+
+def _notes(shape: ModelShape, limits: Limits, tokens: int, longest: int, sequences: int) -> list[str]:
+    notes = []
+    if limits.max_seq_len is not None and limits.max_seq_len > shape.context_length:
+        notes.append(f"max_seq_len {limits.max_seq_len} is lowered to the model's {shape.context_length} positions")
+    if sequences == 0:
+        notes.append(
+            f"the pool bounds a sequence to {tokens} tokens, below the model's {longest}: the engine lowers max_seq_len"
+        )
+    elif sequences < limits.max_batch_size:
+        notes.append(
+            f"{sequences} sequence{'s' * (sequences != 1)} of {longest} tokens fit at once, max_batch_size is "
+            f"{limits.max_batch_size}: longer ones wait or are preempted"
+        )
+    if any(shape.windows) and not limits.windows and limits.engine != "torch":
+        layers = sum(window is not None for window in shape.windows)
+        notes.append(
+            f"{layers} of {len(shape.windows)} layers attend to a window, but hold all tokens unless "
+            "kv_cache_config.max_attention_window lists it"
+        )
+    if limits.speculation and limits.speculation != "MTP" and limits.draft_model:
+        notes.append(f"the draft model {limits.draft_model} is not in these figures")
+    return notes

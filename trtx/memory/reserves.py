@@ -1,0 +1,79 @@
+"""What a GPU holds beside weights and KV: activations, CUDA graphs, the CUDA context, NCCL, transfer buffers.
+
+The torch engine's figures are its own formulas (``trtx/torch_engine/runner/kv_sizing.py``), compared in a test.
+TensorRT-LLM measures the same with a forward pass of max_num_tokens tokens before it sizes its pool
+(``_torch/pyexecutor/_util.py``: (total - peak + temporary KV) x fraction); what stands here for it is an estimate.
+"""
+
+from __future__ import annotations
+
+from trtx.memory.gpus import GIB, MIB, Device
+from trtx.memory.limits import Limits
+from trtx.memory.shapes import ModelShape
+
+# CUDA sees less than NVML: 79.22 of 79.65 GiB on an H100 (vLLM #10511), 139.81 of 140.40 on an H200 (TensorRT-LLM's
+# "device total memory"), 178.35 of 179.06 on a B200.
+_HIDDEN_SHARE = 0.0045
+# Context, modules and cuBLAS of one process: 590 MiB in nvidia-smi (TensorRT-LLM #3058).
+_CONTEXT_BYTES = 590 * MIB
+# NCCL and all-reduce workspaces: non-torch memory of 1.79 GiB at tp 1 became 3.58 GiB at tp 2 (vLLM #10511, H100).
+_NCCL_BYTES = int(1.8 * GIB)
+# 0.617 GB for 35 sizes of an 80-layer Llama-3-70B (vLLM #5515).
+_GRAPH_BYTES_PER_LAYER = 0.617e9 / 35 / 80
+# TRTLLM_KVCACHE_TRANSFER_BUFFER_SIZE's default, once to send and once to receive (cacheTransBuffer.cpp).
+_TRANSFER_BUFFER_BYTES = 512 * MIB
+# trtx.torch_engine.runner.kv_sizing: cuBLAS workspaces, CUDA graphs, the allocator's fragments.
+_TORCH_RESERVE_BYTES = 1 * GIB
+# One published profile to hold the activation formula against: gpt-oss-120b, 8,192 tokens, one GPU, 0.85 GiB measured
+# where it gives 0.82; half as much either way is what it may be off.
+UNCERTAINTY = 0.5
+
+
+def hidden_bytes(device: Device) -> int:
+    """What the driver keeps of a GPU, used or not."""
+    return int(device.total_bytes * _HIDDEN_SHARE) if device.is_gpu else 0
+
+
+def context_bytes(device: Device, limits: Limits) -> int:
+    """Of the driver, the CUDA context and, beyond one GPU, NCCL. 0 on a CPU."""
+    if not device.is_gpu:
+        return 0
+    return hidden_bytes(device) + _CONTEXT_BYTES + (_NCCL_BYTES if limits.world > 1 else 0)
+
+
+def activation_bytes(shape: ModelShape, limits: Limits, element_bytes: int) -> int:
+    """Peak of one pass over ``max_num_tokens``, with the logits of its batch."""
+    if limits.engine == "torch":
+        return _torch_activation_bytes(shape, limits, element_bytes)
+    tp = 1 if limits.attention_dp else limits.tp
+    # A rank under attention-DP sees the routed tokens of all ranks, over experts that are split among as many.
+    gathered = limits.tp * shape.hidden if limits.attention_dp and shape.experts else 0
+    experts = shape.expert_width if limits.attention_dp else shape.expert_width // limits.tp
+    token = 2 * shape.hidden + max(shape.mlp_width // tp, shape.attention_width // tp, experts + gathered)
+    logits = limits.max_batch_size * (1 + limits.draft_tokens) * shape.vocab * (element_bytes + 4) // tp
+    return limits.max_num_tokens * token * element_bytes + logits
+
+
+def _torch_activation_bytes(shape: ModelShape, limits: Limits, element_bytes: int) -> int:
+    token = 2 * shape.hidden + max(shape.mlp_width, shape.attention_width)
+    logits = limits.max_batch_size * shape.vocab * (2 * element_bytes + 4)
+    sampler = 5 * 64 * shape.vocab * 8
+    return limits.max_num_tokens * token * element_bytes + logits + sampler
+
+
+def graph_bytes(shape: ModelShape, limits: Limits, device: Device) -> int:
+    """CUDA graphs and workspaces. The torch engine reserves a fixed amount, graphs or not."""
+    if not device.is_gpu:
+        return 0
+    if limits.engine == "torch":
+        return _TORCH_RESERVE_BYTES
+    return int(len(limits.graph_sizes) * (len(shape.layers) / limits.pp) * _GRAPH_BYTES_PER_LAYER)
+
+
+def transfer_bytes(limits: Limits, kv_bytes_per_token: float) -> int:
+    """TensorRT-LLM's buffers for KV transfer. The torch engine moves blocks from pool to pool."""
+    if not limits.transfers or limits.engine == "torch":
+        return 0
+    if limits.transfer_tokens is None:
+        return 2 * _TRANSFER_BUFFER_BYTES
+    return int(2 * limits.transfer_tokens * kv_bytes_per_token)

@@ -1,0 +1,78 @@
+"""Exact sizes of a checkpoint's weights from the headers of its safetensors files; no tensor is read."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtx.errors import UsageError
+
+_MAX_HEADER = 256 << 20  # the format allows 100 MB; anything longer is no header
+_LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d+)\.")
+_VISION = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model|multi_modal_projector|mm_projector)\b")
+# First match wins. What is left over (norms, routers, scales of inputs) is on every GPU whole.
+_SPLITS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"norm|router|mlp\.gate\.|input_scale|shared_expert_gate"), "whole"),
+    (re.compile(r"q_a_proj|kv_a_proj"), "latent"),
+    (re.compile(r"attn\.(?:k_proj|v_proj)"), "kv_heads"),
+    (re.compile(r"attn"), "heads"),
+    (re.compile(r"(?<!shared_)experts\."), "experts"),
+    (re.compile(r"mlp|feed_forward|shared_expert"), "mlp"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """Bytes by how they are split. ``layers`` beyond the decoder's own are draft layers (DeepSeek's MTP)."""
+
+    layers: dict[int, Counter[str]]
+    embedding: int
+    head: int
+    vision: int
+    other: int  # outside any layer: the final norm
+    files: int
+
+
+def stored_weights(directory: Path) -> StoredWeights | None:
+    """None where the directory holds no safetensors. Raises UsageError for a file that is none."""
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        return None
+    layers: dict[int, Counter[str]] = {}
+    outside: Counter[str] = Counter()
+    for path in files:
+        for name, size in _sizes(path):
+            if _VISION.search(name):
+                outside["vision"] += size
+            elif found := _LAYER.search(name):
+                layers.setdefault(int(found.group(1)), Counter())[_split(name)] += size
+            else:
+                outside["head" if "lm_head" in name else "embedding" if "embed" in name else "other"] += size
+    return StoredWeights(
+        layers, outside["embedding"], outside["head"], outside["vision"], outside["other"], files=len(files)
+    )
+
+
+def _split(name: str) -> str:
+    return next((split for pattern, split in _SPLITS if pattern.search(name)), "whole")
+
+
+def _sizes(path: Path) -> list[tuple[str, int]]:
+    """(tensor name, bytes). The file begins with the header's length, 8 bytes little-endian, then JSON."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > _MAX_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(file.read(length))
+        return [
+            (name, entry["data_offsets"][1] - entry["data_offsets"][0])
+            for name, entry in header.items()
+            if name != "__metadata__"
+        ]
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} can't be read as safetensors ({error}); download it again") from error
