@@ -1,0 +1,260 @@
+"""Arguments of ``LLM`` as pydantic models, made from ``trtx/config/llm_args.json`` for the version under test.
+
+Like the real ones they refuse unknown names, hold defaults, and nest. Types the facts give only in words are ``Any``.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from trtx.config import schema
+
+from tensorrt_llm._facts import enumeration
+from tensorrt_llm._standin import VERSION, absent
+
+# llm_args.json has no column for 1.3.0rc22; this is the text nearest to it.
+COLUMN = {"1.3.0rc22": "main-2026-07"}.get(VERSION, VERSION)
+HOME = "tensorrt_llm.llmapi.llm_args"
+AUTODEPLOY_HOME = "tensorrt_llm._torch.auto_deploy.llm_args"
+_OBJECT = "<constructed default object>"
+TOKENIZER_ALIASES = {
+    "deepseek_v32": "tensorrt_llm.tokenizer.deepseek_v32.DeepseekV32Tokenizer",
+    "deepseek_v4": "tensorrt_llm.tokenizer.deepseek_v4.DeepseekV4Tokenizer",
+}
+
+CapacitySchedulerPolicy = enumeration("CapacitySchedulerPolicy")
+ContextChunkingPolicy = enumeration("ContextChunkingPolicy")
+LoadFormat = enumeration("LoadFormat")
+_ENUMS: dict[str, Any] = {
+    "capacity_scheduler_policy": CapacitySchedulerPolicy,
+    "context_chunking_policy": ContextChunkingPolicy,
+}
+
+
+def _load_format(value: Any) -> Any:
+    return LoadFormat[value.upper()] if isinstance(value, str) else value
+
+
+class StrictBaseModel(BaseModel):
+    """Unknown names are refused, by construction and by assignment."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True)
+
+
+@cache
+def _facts() -> dict[str, Any]:
+    path = Path(schema.__file__).with_name("llm_args.json")
+    read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return read
+
+
+@cache
+def model(name: str) -> type[BaseModel]:
+    """``KvCacheConfig``, ``TorchLlmArgs``, …; AttributeError where the version has none."""
+    facts = _facts()
+    if name == "AutoDeployLlmArgs":
+        rows, base, shown, home = facts["autodeploy"]["fields"], model("TorchLlmArgs"), "LlmArgs", AUTODEPLOY_HOME
+    else:
+        body = facts["models"].get(name)
+        if body is None or body.get("in", {}).get(COLUMN) is False:
+            raise AttributeError(f"module {HOME!r} has no attribute {name!r}")
+        rows, shown, home = body["fields"], name, HOME
+        base = model("BaseLlmArgs") if name == "TorchLlmArgs" else StrictBaseModel
+    allowed_in = facts["models"].get(name, {}).get("allowed_in", {})  # by field, where a model lists them by version
+    rows = [row | {"allowed_in": allowed_in[row["name"]]} if row["name"] in allowed_in else row for row in rows]
+    fields: Any = {row["name"]: _field(row) for row in rows if row["in"].get(COLUMN) is not False}
+    made = pydantic.create_model(shown, __base__=base, __module__=home, **fields)
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return model(name)
+
+
+def _field(row: dict[str, Any]) -> tuple[Any, Any]:
+    kind = _type(row)
+    default = row.get("default_in", {}).get(COLUMN, row.get("default"))
+    if row.get("required"):
+        return kind, Field()
+    if default == _OBJECT:
+        nested = [part for part in _parts(row) if part in _facts()["models"]]
+        return kind, Field(default_factory=partial(_construct, nested[0]) if nested else None)
+    if isinstance(default, (list, dict)):
+        return kind, Field(default_factory=partial(json.loads, json.dumps(default)))
+    if isinstance(default, str) and default.startswith("<"):
+        default = None
+    return kind, Field(default=default, validate_default=row["name"] in ("load_format", *_ENUMS))
+
+
+def _construct(name: str) -> BaseModel:
+    return model(name)()
+
+
+def _parts(row: dict[str, Any]) -> list[str]:
+    return [part.strip() for part in row["type"].split("|")]
+
+
+def _type(row: dict[str, Any]) -> Any:
+    name, parts = row["name"], _parts(row)
+    allowed = row.get("allowed_in", {}).get(COLUMN, row.get("allowed"))
+    if name == "load_format":
+        return Annotated[LoadFormat, BeforeValidator(_load_format)]
+    kinds: list[Any] = []
+    for part in parts:
+        if part == "None":
+            kinds.append(None)
+        elif part == "str" and name in _ENUMS:
+            kinds.append(_ENUMS[name])
+        elif part == "str" and isinstance(allowed, list):
+            kinds.append(Literal[tuple(allowed)])
+        elif part in ("int", "float"):
+            kinds.append(Annotated[{"int": int, "float": float}[part], _range(allowed)])
+        elif part in ("bool", "str"):
+            kinds.append({"bool": bool, "str": str}[part])
+        elif part.startswith("list["):
+            kinds.append(list)
+        elif part in ("dict", "list") or part.startswith("dict["):
+            kinds.append({"d": dict, "l": list}[part[0]])
+        elif part in _facts()["models"] and _is_here(part):
+            kinds.append(model(part))
+        else:
+            return Any
+    if row.get("default", ...) is None and None not in kinds:
+        kinds.append(None)
+    union = kinds[0]
+    for kind in kinds[1:]:
+        union = union | kind if union is not None else kind | None
+    return union
+
+
+def _is_here(name: str) -> bool:
+    return _facts()["models"][name].get("in", {}).get(COLUMN) is not False
+
+
+def _range(allowed: Any) -> Any:
+    if not isinstance(allowed, str):
+        return Field()
+    for sign, bound in ((">=", "ge"), (">", "gt")):
+        if allowed.startswith(sign):
+            return Field(**{bound: float(allowed.removeprefix(sign))})
+    low, dots, high = allowed.partition("..")
+    return Field(ge=float(low), le=float(high)) if dots else Field()
+
+
+# --- what an LLM does with its arguments ---
+
+
+def resolve(class_name: str, backend: str, given: dict[str, Any]) -> Any:
+    """The args object of an LLM. ValueError for names and values that the real one refuses."""
+    if backend not in ("pytorch", "_autodeploy"):
+        raise ValueError(f"Unsupported backend {backend!r}: the TensorRT backend is gone; expected pytorch")
+    is_autodeploy = backend == "_autodeploy"
+    kind = model("AutoDeployLlmArgs" if is_autodeploy else "TorchLlmArgs")
+    for name in given:
+        if name not in kind.model_fields and name != "_mpi_session":
+            raise ValueError(f"{class_name} got invalid argument: {name}")
+    given = {name: value for name, value in given.items() if name != "_mpi_session"}
+    args = kind(**given, backend=backend)
+    if is_autodeploy:
+        for name in _facts()["autodeploy"]["refused_unless_default"]:
+            if name in given and name in kind.model_fields and given[name] != _default(kind, name):
+                raise ValueError(f"{name} is not supported by the AutoDeploy backend; expected it to be left out")
+    _refuse_what_only_the_real_one_does(args)
+    return args
+
+
+def _default(kind: type[BaseModel], name: str) -> Any:
+    return kind.model_fields[name].get_default(call_default_factory=True)
+
+
+def _refuse_what_only_the_real_one_does(args: Any) -> None:
+    for name in (
+        "enable_lora",
+        "lora_config",
+        "speculative_config",
+        "sparse_attention_config",
+        "kv_connector_config",
+        "kv_cache_compression_config",
+        "encode_only",
+        "orchestrator_type",
+        "batched_logits_processor",
+        "sleep_config",
+        "post_processor_hook",
+        "custom_tokenizer",
+    ):
+        if getattr(args, name, None):
+            raise absent(name)
+    if (args.max_beam_width or 1) > 1:
+        raise absent("max_beam_width above 1")
+
+
+_HANDED_ON = (
+    "skip_tokenizer_init trust_remote_code dtype max_batch_size max_num_tokens max_seq_len enable_chunked_prefill "
+    "enable_iter_perf_stats max_stats_len return_perf_metrics"
+).split()
+_HANDED_ON_NESTED = {
+    "kv_cache_config": "tokens_per_block free_gpu_memory_fraction max_tokens enable_block_reuse dtype "
+    "event_buffer_max_size".split(),
+    "cuda_graph_config": ["batch_sizes"],
+    "scheduler_config": ["waiting_queue_policy"],
+    "cache_transceiver_config": ["backend", "kv_transfer_timeout_ms"],
+}
+
+
+def for_torch_engine(args: Any) -> dict[str, Any]:
+    """Of the given arguments those that the torch engine acts on. The others change speed or hardware, not tokens."""
+    given = {name: getattr(args, name) for name in _HANDED_ON if name in args.model_fields_set}
+    for name, known in _HANDED_ON_NESTED.items():
+        value = getattr(args, name)
+        if value is None:
+            if name == "cuda_graph_config":
+                given[name] = None
+            continue
+        nested = {key: getattr(value, key) for key in known if key in value.model_fields_set}
+        if nested:
+            given[name] = {key: v for key, v in nested.items() if v is not None}
+    return {name: value for name, value in given.items() if value is not None or name == "cuda_graph_config"}
+
+
+def update_llm_args_with_extra_options(llm_args: dict[str, Any], extra_llm_api_options: str) -> dict[str, Any]:
+    """``llm_args`` with a YAML file laid over it."""
+    import yaml
+
+    if not extra_llm_api_options:
+        return llm_args
+    options = yaml.safe_load(Path(extra_llm_api_options).read_text(encoding="utf-8")) or {}
+    return update_llm_args_with_extra_dict(llm_args, options, extra_llm_api_options)
+
+
+def update_llm_args_with_extra_dict(
+    llm_args: dict[str, Any], llm_args_dict: dict[str, Any], extra_llm_api_options: str | None = None
+) -> dict[str, Any]:
+    """Shallow: a section of the second replaces the first's, but for the three that merge field by field."""
+    merge = _facts()["yaml_merge"]
+    renamed = {merge["renames"].get(name, name): value for name, value in llm_args_dict.items()}
+    merged = llm_args | renamed
+    for name in ("kv_cache_config", "telemetry_config", "multimodal_config"):
+        before, after = llm_args.get(name), renamed.get(name)
+        if before is not None and isinstance(after, dict):
+            merged[name] = _set_fields(before) | after
+    for name in merge["dict_coercion"]:
+        kind = "".join(part.capitalize() for part in name.split("_"))
+        value = merged.get(name)
+        if isinstance(value, dict) and kind in _facts()["models"] and _is_here(kind):
+            merged[name] = model(kind)(**value)
+    return merged
+
+
+def _set_fields(value: Any) -> dict[str, Any]:
+    return value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else dict(value)
+
+
+for function in (update_llm_args_with_extra_options, update_llm_args_with_extra_dict):
+    function.__module__ = HOME

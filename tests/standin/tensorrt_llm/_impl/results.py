@@ -1,0 +1,218 @@
+"""``RequestOutput``: the real one's surface over the torch engine's, with the real one's way with stop strings.
+
+The real LLM matches stop strings in two places, and so does this: as a sequence of token ids (which then leave
+``token_ids``, that grew before), and as text while detokenizing (which then leaves ``text`` alone). Nothing is held
+back. (tensorrt_llm/executor/result.py, ``_handle_sequence`` and ``DetokenizedGenerationResultBase._handle_response``.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass as plain_dataclass
+from typing import Any
+
+from tensorrt_llm._facts import dataclass, public
+from tensorrt_llm._impl.disagg import DisaggregatedParams
+from tensorrt_llm._impl.sampling import stop_strings
+
+Logprob = dataclass("Logprob")
+CompletionOutput = dataclass(
+    "CompletionOutput",
+    {
+        "length": property(lambda self: len(self.token_ids)),
+        "text_diff": property(lambda self: self.text[self._last_text_len :]),
+        "token_ids_diff": property(lambda self: self.token_ids[self._last_token_ids_len :]),
+        "logprobs_diff": property(lambda self: self.logprobs[self._last_logprobs_len :]),
+    },
+)
+
+
+@plain_dataclass(slots=True)
+class Feed:
+    """Where a result's tokens come from, and what is asked of them. ``inner`` is the torch engine's output."""
+
+    inner: Any
+    sampling: Any
+    streaming: bool
+    prompt: str | None
+    disaggregated_params: Any
+    stop_words: list[tuple[str, list[int]]]
+    decode: Callable[[list[int]], str] | None  # None: no text was asked for
+    fail: Callable[[BaseException], BaseException]  # what an error of the torch engine is here
+    seen: Callable[[], None]  # called at every step
+
+
+@public
+class GenerationResult:
+    """A request under way. Users never make one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(f"{type(self).__name__} is made by LLM.generate_async; users are not expected to create it")
+
+    @property
+    def request_id(self) -> int:
+        return self._feed.inner.request_id
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self._feed.inner.prompt_token_ids
+
+    @property
+    def outputs(self) -> list[Any]:
+        return self._outputs
+
+    @property
+    def context_logits(self) -> None:
+        return None
+
+    @property
+    def finished(self) -> bool:
+        return self._done
+
+    def abort(self) -> None:
+        self._aborted = True
+        self._feed.inner.abort()
+
+    def aborted(self) -> bool:
+        return self._aborted
+
+    def result(self, timeout: float | None) -> Any:
+        while not self._done:
+            try:
+                self._feed.inner.result(timeout)
+            except (RuntimeError, ValueError) as error:
+                raise self._feed.fail(error) from error
+            self._step()
+        return self
+
+    async def aresult(self) -> Any:
+        while not self._done:
+            await self.__anext__()
+        return self
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.aresult().__await__()
+
+    def __aiter__(self) -> Any:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._done:
+            raise StopAsyncIteration
+        try:
+            await self._feed.inner.__anext__()
+        except (RuntimeError, ValueError) as error:
+            raise self._feed.fail(error) from error
+        self._step()
+        return self
+
+    def __repr__(self) -> str:
+        shown = ("request_id", "prompt_token_ids", "outputs", "finished")
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    # --- one response of the engine ---
+
+    def _step(self) -> None:
+        feed = self._feed
+        feed.seen()
+        self._done = feed.inner.finished
+        for output, given in zip(self._outputs, feed.inner.outputs, strict=True):
+            if output.finish_reason is None:
+                self._take(output, given)
+        self._done = self._done or all(output.finish_reason is not None for output in self._outputs)
+
+    def _take(self, output: Any, given: Any) -> None:
+        feed = self._feed
+        output._last_token_ids_len, output._last_text_len = len(output.token_ids), len(output.text)
+        output._last_logprobs_len = len(output.logprobs)
+        new = given.token_ids[len(output.token_ids) :]
+        output.logprobs += [_logprobs(position) for position in given.logprobs[len(output.logprobs) :]]
+        if given.prompt_logprobs and not output.prompt_logprobs:
+            output.prompt_logprobs = [_logprobs(position) for position in given.prompt_logprobs]
+        output.cumulative_logprob = given.cumulative_logprob
+        if feed.sampling.return_perf_metrics and given.request_perf_metrics is not None:
+            output.request_perf_metrics = given.request_perf_metrics
+        self._hand_over(output, given)
+        output.finish_reason, output.stop_reason = self._reason(given), given.stop_reason
+        for token_id in new:
+            output.token_ids.append(token_id)
+            if self._ends_with_stop_word(output):
+                break
+        if feed.decode is not None:
+            is_whole = len(output.token_ids) == len(given.token_ids)
+            output.text = given.text if is_whole else feed.decode(output.token_ids)
+            self._cut_text(output)
+
+    def _ends_with_stop_word(self, output: Any) -> bool:
+        for stop, token_ids in self._feed.stop_words:
+            if output.token_ids[-len(token_ids) :] == token_ids:
+                output.finish_reason, output.stop_reason = "stop", stop
+                if not self._feed.sampling.include_stop_str_in_output:
+                    del output.token_ids[-len(token_ids) :]
+                output.logprobs = output.logprobs[: len(output.token_ids)]
+                self._end_inner()
+                return True
+        return False
+
+    def _cut_text(self, output: Any) -> None:
+        for stop in stop_strings(self._feed.sampling):
+            position = output.text.find(stop)
+            if position >= 0 and output.finish_reason in (None, "stop", "length"):
+                end = position + len(stop) if self._feed.sampling.include_stop_str_in_output else position
+                output.text = output.text[:end]
+                output.finish_reason, output.stop_reason = "stop", stop
+                self._end_inner()
+                return
+
+    def _end_inner(self) -> None:
+        if len(self._outputs) == 1 and not self._feed.inner.finished:
+            self._feed.inner.abort()
+
+    def _reason(self, given: Any) -> str | None:
+        """The real executor calls the one token of a context_only request neither an end nor the length."""
+        params = self._feed.disaggregated_params
+        if given.finish_reason == "length" and params is not None and params.request_type == "context_only":
+            return "not_finished"
+        return given.finish_reason
+
+    def _hand_over(self, output: Any, given: Any) -> None:
+        asked, made = self._feed.disaggregated_params, given.disaggregated_params
+        if made is not None:
+            self.disaggregated_params = DisaggregatedParams(
+                request_type=made.request_type,
+                first_gen_tokens=made.first_gen_tokens,
+                first_gen_log_probs=[_logprobs(position) for position in made.first_gen_log_probs]
+                if made.first_gen_log_probs
+                else None,
+                ctx_request_id=made.ctx_request_id,
+                opaque_state=made.opaque_state,
+                **{
+                    name: getattr(asked, name)
+                    for name in ("disagg_request_id", "ctx_dp_rank", "ctx_info_endpoint", "schedule_style")
+                    if hasattr(asked, name)
+                },
+            )
+        output.disaggregated_params = self.disaggregated_params
+
+
+@public
+class RequestOutput(GenerationResult):
+    """What ``LLM.generate_async`` returns."""
+
+    @property
+    def prompt(self) -> str | None:
+        return self._feed.prompt
+
+
+def request_output(feed: Feed) -> RequestOutput:
+    made = RequestOutput.__new__(RequestOutput)
+    made._feed = feed
+    made._outputs = [CompletionOutput(index) for index in range(feed.sampling.n)]
+    made._done = made._aborted = False
+    made.disaggregated_params = feed.disaggregated_params
+    made.metrics_dict = {}
+    return made
+
+
+def _logprobs(position: dict[int, Any]) -> dict[int, Any]:
+    return {token_id: Logprob(logprob, rank) for token_id, (logprob, rank) in position.items()}

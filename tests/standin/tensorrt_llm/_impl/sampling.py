@@ -1,0 +1,99 @@
+"""``SamplingParams`` and its kin: the checks of the real classes, and what of them the torch engine is asked for."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import fields, replace
+from typing import Any
+
+from tensorrt_llm._facts import dataclass, enumeration
+from tensorrt_llm._standin import absent
+
+LogprobMode = enumeration("LogprobMode")
+
+# What the torch engine honours; everything else must be left at its default.
+_SERVED = (
+    "end_id pad_id max_tokens min_tokens stop stop_token_ids include_stop_str_in_output ignore_eos "
+    "truncate_prompt_tokens temperature top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty "
+    "n best_of logprobs prompt_logprobs return_perf_metrics detokenize add_special_tokens skip_special_tokens "
+    "spaces_between_special_tokens length_penalty early_stopping"
+).split()
+# Handled by the stand-in itself, as the real LLM handles them outside its engine.
+_NOT_HANDED_ON = ("stop", "best_of", "pad_id")
+
+
+def _check_guide(self: Any) -> None:
+    guides = [field.name for field in fields(self) if getattr(self, field.name)]
+    if len(guides) > 1:
+        raise ValueError(f"Only one guide can be used for a request, but got {len(guides)}.")
+
+
+GuidedDecodingParams = dataclass("GuidedDecodingParams", {"_validate": _check_guide})
+
+
+def _prepare(self: Any) -> None:
+    if self.pad_id is None:
+        self.pad_id = self.end_id
+    self.best_of = self.best_of or self.n
+    if self.top_p is not None and not 0 <= self.top_p <= 1:
+        raise ValueError(f"require 0 <= top_p <= 1, got top_p={self.top_p}")
+    if self.top_k is not None and self.top_k < 0:
+        raise ValueError(f"require top_k >= 0, got top_k={self.top_k}")
+    if self.temperature is not None and self.temperature < 0:
+        raise ValueError(f"require temperature >= 0, got temperature={self.temperature}")
+    if self.best_of < self.n:
+        raise ValueError(f"best_of ({self.best_of}) cannot be less than n ({self.n})")
+    if self.best_of > 1 and _is_greedy(self) and not os.environ.get("TLLM_ALLOW_N_GREEDY_DECODING"):
+        raise ValueError(f"Greedy decoding in the LLM API does not allow multiple returns, got best_of={self.best_of}")
+    if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
+        raise ValueError(f"truncate_prompt_tokens must be >= 1, got {self.truncate_prompt_tokens}")
+    if self.guided_decoding is not None:
+        self.guided_decoding._validate()
+
+
+def _is_greedy(params: Any) -> bool:
+    if params.use_beam_search:
+        return False
+    nothing_set = params.temperature is None and params.top_p is None and params.top_k is None
+    return nothing_set or params.top_k == 1 or params.top_p == 0 or params.temperature == 0
+
+
+SamplingParams = dataclass("SamplingParams", {"__post_init__": _prepare})
+
+
+class LogitsProcessor(ABC):
+    """Called for each step of a request that carries it. The torch engine has no such hook."""
+
+    @abstractmethod
+    def __call__(self, req_id: int, logits: Any, token_ids: list[list[int]], stream_ptr: Any, client_id: Any) -> None:
+        """``logits`` is edited in place."""
+
+
+LogitsProcessor.__module__ = "tensorrt_llm.sampling_params"
+
+
+def stop_strings(params: Any) -> list[str]:
+    return [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
+
+
+def for_torch_engine(params: Any, *, max_tokens: int) -> Any:
+    """The torch engine's ``SamplingParams`` for one request; NotImplementedError for what it would not honour."""
+    from trtx.torch_engine import SamplingParams as TorchSamplingParams
+
+    asked = {f.name: getattr(params, f.name) for f in fields(params) if getattr(params, f.name) != f.default}
+    not_served = [name for name in asked if name not in _SERVED and not name.startswith("_")]
+    if not_served:
+        raise absent(f"SamplingParams.{not_served[0]}")
+    if params.best_of != params.n:
+        raise absent(f"SamplingParams.best_of = {params.best_of} with n = {params.n}")
+    asked = {name: value for name, value in asked.items() if name in _SERVED and name not in _NOT_HANDED_ON}
+    asked["max_tokens"] = max_tokens
+    if params.ignore_eos:
+        asked.pop("stop_token_ids", None)  # the real engine is given no stop words at all then
+    if params.min_tokens is not None:
+        asked["min_tokens"] = min(params.min_tokens, max_tokens)
+    return TorchSamplingParams(**asked)
+
+
+__all__ = ["GuidedDecodingParams", "LogitsProcessor", "LogprobMode", "SamplingParams", "replace"]
