@@ -44,6 +44,8 @@ class BaseLLM:
         self.args = llm_args.resolve(type(self).__name__, backend, {"model": model, "tokenizer": tokenizer, **changed})
         for name, value in (getattr(self.args, "env_overrides", None) or {}).items():
             os.environ[name] = str(value)
+        if not Path(model).is_dir():
+            raise absent(f"download of {model!r}")
         refuse_launcher_variables(os.environ)
         self._build_model()
         atexit.register(_shut_down, weakref.ref(self))
