@@ -25,8 +25,20 @@ ALLOWED: dict[str, set[str]] = {
     "worker": {"engine", "torch_engine", "config", "errors"},
     "bench": {"errors"},
     "report": {"bench", "errors"},
+    "doctor": {"launch", "topology", "engine", "config", "checkpoint", "errors"},
     "experiment": {"launch", "topology", "config", "checkpoint", "bench", "report", "errors"},
-    "cli": {"experiment", "launch", "topology", "config", "checkpoint", "bench", "report", "engine", "errors"},
+    "cli": {
+        "experiment",
+        "launch",
+        "topology",
+        "config",
+        "checkpoint",
+        "bench",
+        "report",
+        "engine",
+        "errors",
+        "doctor",
+    },
 }
 
 

@@ -17,6 +17,7 @@ VERBS = {
     "serve": ("trtx.cli.serve", "Serve a model: a frontend and the workers of a topology."),
     "build": ("trtx.cli.build", "Build a model: quantize it, resolve and check its engine configs, prove it."),
     "bench": ("trtx.cli.bench", "Sweep a served topology with aiperf and render a report."),
+    "doctor": ("trtx.cli.doctor", "Check this machine: driver, GPUs, packages, limits, leftovers."),
 }
 
 

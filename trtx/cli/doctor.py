@@ -1,0 +1,100 @@
+"""``trtx doctor``: what of this machine would break or slow down serving, and how to put it right."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from trtx.errors import LaunchError
+
+if TYPE_CHECKING:
+    from trtx.doctor import Check
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+SCHEMA_VERSION = 1
+_MARKS = {
+    "ok": ("✓ ok", "green"),
+    "absent": ("– n/a", None),
+    "warning": ("! warning", "yellow"),
+    "failed": ("✗ failed", "red"),
+}
+_STATUS_WIDTH, _NAME_WIDTH = 11, 20
+
+
+@app.command(
+    no_args_is_help=False,
+    epilog="Exit codes: 0 nothing failed (warnings are no failure); 2 usage; 4 something failed.",
+)
+def doctor(
+    engine: Annotated[
+        Literal["auto", "torch", "tensorrt-llm"],
+        typer.Option("--engine", help="Engine that shall serve here. auto: as trtx serve chooses."),
+    ] = "auto",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="HTTP port that shall be free.")] = 8000,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Parent of run directories, as for serve and bench.")
+    ] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON document on stdout.")] = False,
+) -> None:
+    """Check this machine: driver, GPUs, packages, limits, leftovers.
+
+    Changes nothing. Every row that is not fine names its fix.
+
+    \b
+    Examples:
+      trtx doctor
+      trtx doctor --engine tensorrt-llm --port 8001
+      trtx doctor --json
+    """
+    from trtx.doctor import Wanted, examine
+
+    checks = examine(Wanted(engine, port, output))
+    broken = [check for check in checks if check.status == "failed"]
+    warnings = [check for check in checks if check.status == "warning"]
+    if as_json:
+        rows = [asdict(check) for check in checks]
+        typer.echo(
+            json.dumps(
+                {"schema_version": SCHEMA_VERSION, "failed": len(broken), "warnings": len(warnings), "checks": rows},
+                indent=2,
+                ensure_ascii=False,
+            )
+        )
+    else:
+        _print_table(checks)
+        typer.echo(f"\n{len(checks)} checks: {len(broken)} failed, {len(warnings)} warnings")
+    if broken:
+        raise LaunchError(
+            f"{len(broken)} of {len(checks)} checks failed ({', '.join(check.name for check in broken)}); "
+            "their fixes stand beside them"
+        )
+
+
+def _print_table(checks: Sequence[Check]) -> None:
+    width = max(60, shutil.get_terminal_size().columns)
+    for check in checks:
+        mark, color = _MARKS[check.status]
+        needs_fix = check.status in ("warning", "failed")
+        seen = check.seen + (f" (expected: {check.expected})" if needs_fix and check.expected else "")
+        first, *rest = _wrapped(seen, width - _STATUS_WIDTH - _NAME_WIDTH) or [""]
+        typer.echo(f"{typer.style(mark.ljust(_STATUS_WIDTH), fg=color)}{check.name:<{_NAME_WIDTH}}{first}")
+        indent = " " * (_STATUS_WIDTH + _NAME_WIDTH)
+        for line in rest:
+            typer.echo(indent + line)
+        if needs_fix:
+            lines = _wrapped(check.fix, width - len(indent) - 2)
+            for number, line in enumerate(lines):
+                typer.echo(indent + ("  " if number else "→ ") + line)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Commands stay in one piece where they can: no word is broken, and no hyphen is a place to break."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,12 @@
+"""Looks at this machine and says what would break or slow down serving, and how to put it right.
+
+Owns the checks of ``trtx doctor``: facts are gathered (``gather``), then judged by pure functions (``judge``).
+Does not start, stop, change or delete anything, and does not print (``cli`` does).
+Enter through :func:`examine` with a :class:`Wanted`.
+Always holds: no torch is imported, and every row that is not fine names its fix.
+"""
+
+from trtx.doctor.check import Check
+from trtx.doctor.examination import Wanted, examine
+
+__all__ = ["Check", "Wanted", "examine"]

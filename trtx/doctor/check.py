@@ -1,0 +1,36 @@
+"""One row of the doctor's table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# absent: there is nothing to judge here, and nothing that serving needs. warning: serves, but slower or at a risk.
+Status = Literal["ok", "absent", "warning", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was looked at and how it is. ``fix`` is there whenever the status is warning or failed."""
+
+    name: str
+    status: Status
+    seen: str
+    expected: str = ""
+    fix: str = ""
+
+
+def ok(name: str, seen: str, expected: str = "") -> Check:
+    return Check(name, "ok", seen, expected)
+
+
+def absent(name: str, seen: str) -> Check:
+    return Check(name, "absent", seen)
+
+
+def warning(name: str, seen: str, expected: str, fix: str) -> Check:
+    return Check(name, "warning", seen, expected, fix)
+
+
+def failed(name: str, seen: str, expected: str, fix: str) -> Check:
+    return Check(name, "failed", seen, expected, fix)

@@ -1,0 +1,212 @@
+"""The driver and the visible GPUs, as NVML tells them."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pynvml
+
+from trtx.doctor.facts import ClockReason, ComputeMode, Gpu, GpuProcess, Gpus, Mig, Pair
+from trtx.launch.machine import probe
+from trtx.topology import Machine
+from trtx.topology.plan import TOPOLOGY_VARIABLE
+
+T = TypeVar("T")
+
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_NVIDIA_VENDOR = "0x10de"
+_DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers
+_CLOCK_REASONS: dict[int, ClockReason] = {
+    pynvml.nvmlClocksEventReasonGpuIdle: "idle",
+    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "application clocks",
+    pynvml.nvmlClocksEventReasonSwPowerCap: "power limit",
+    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync boost",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "thermal, by software",
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "thermal, by hardware",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
+    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clocks",
+}
+_RECOVERIES = {
+    pynvml.NVML_GPU_RECOVERY_ACTION_NONE: "none",
+    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "a reset of the GPU",
+    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "a reboot of the machine",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "an end of all peer traffic",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: "an end of all work and a reset of the GPU",
+}
+_COMPUTE_MODES: dict[int, ComputeMode] = {
+    pynvml.NVML_COMPUTEMODE_DEFAULT: "default",
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive process",
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+}
+_PATHS = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "PIX",
+    pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
+    pynvml.NVML_TOPOLOGY_NODE: "NODE",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
+}
+_P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py 13 defines as a tuple by a stray comma
+
+
+def gather_gpus() -> Gpus:
+    """The driver, the GPUs within ``CUDA_VISIBLE_DEVICES`` in its order, and how each pair is joined."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Gpus(problem=str(error), installed=_nvidia_devices_on_the_bus())
+    try:
+        return _gpus(probe())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpus(machine: Machine) -> Gpus:
+    handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in machine.gpus]
+    cuda = _ask(pynvml.nvmlSystemGetCudaDriverVersion)
+    return Gpus(
+        driver=_ask(lambda: str(pynvml.nvmlSystemGetDriverVersion())),
+        cuda=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
+        installed=_ask(pynvml.nvmlDeviceGetCount) or 0,
+        visible=tuple(_gpu(gpu.index, gpu.name, handle) for gpu, handle in zip(machine.gpus, handles, strict=True)),
+        pairs=tuple(
+            Pair(
+                first,
+                second,
+                nvlink=second in machine.gpus[first].nvlink_peers,
+                peer_access=_peer_access(handles[first], handles[second]),
+                path=_path(handles[first], handles[second]),
+            )
+            for first, second in itertools.combinations(range(len(handles)), 2)
+        ),
+    )
+
+
+def _gpu(index: int, name: str, handle: Any) -> Gpu:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    reasons = _ask(lambda: int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))) or 0
+    remapped = _ask(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
+    return Gpu(
+        index=index,
+        name=name,
+        memory_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+        compute_capability=_ask(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        processes=_processes(handle),
+        sm_clock_mhz=_ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        max_sm_clock_mhz=_ask(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        clock_reasons=tuple(word for bit, word in _CLOCK_REASONS.items() if reasons & bit),
+        power_limit_w=_watts(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
+        default_power_limit_w=_watts(lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)),
+        uncorrected_ecc_errors=_ask(
+            lambda: pynvml.nvmlDeviceGetTotalEccErrors(
+                handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+            )
+        ),
+        remap_pending=None if remapped is None else bool(remapped[2]),
+        remap_failed=None if remapped is None else bool(remapped[3]),
+        recovery=_recovery(handle),
+        persistence=_ask(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle))),
+        compute_mode=_compute_mode(handle),
+        mig=_mig(handle),
+        nvlinks_up=_nvlinks_up(handle),
+        fabric_ready=_fabric_ready(handle),
+    )
+
+
+def _ask(question: Callable[[], T]) -> T | None:
+    """None where this GPU, driver or permission has no answer."""
+    try:
+        return question()
+    except pynvml.NVMLError:
+        return None
+
+
+def _watts(question: Callable[[], int]) -> float | None:
+    milliwatts = _ask(question)
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _processes(handle: Any) -> tuple[GpuProcess, ...]:
+    found = _ask(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
+    return tuple(_process(entry.pid, entry.usedGpuMemory) for entry in found)
+
+
+def _process(pid: int, memory_bytes: int | None) -> GpuProcess:
+    try:
+        process = psutil.Process(pid)
+        name: str | None = process.name()
+    except psutil.Error:
+        return GpuProcess(pid, None, memory_bytes)
+    try:
+        is_ours = TOPOLOGY_VARIABLE in process.environ()
+    except psutil.Error:
+        is_ours = False
+    return GpuProcess(pid, name, memory_bytes, is_ours)
+
+
+def _recovery(handle: Any) -> str | None:
+    values = _ask(lambda: pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]))
+    if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    return _RECOVERIES.get(values[0].value.uiVal, "a recovery that `nvidia-smi -q` names")
+
+
+def _compute_mode(handle: Any) -> ComputeMode | None:
+    mode = _ask(lambda: int(pynvml.nvmlDeviceGetComputeMode(handle)))
+    return None if mode is None else _COMPUTE_MODES.get(mode)
+
+
+def _mig(handle: Any) -> Mig:
+    if _ask(lambda: bool(pynvml.nvmlDeviceIsMigDeviceHandle(handle))):
+        return "slice"
+    modes = _ask(lambda: pynvml.nvmlDeviceGetMigMode(handle))
+    return "on" if modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE else "off"
+
+
+def _nvlinks_up(handle: Any) -> int:
+    def state(link: int) -> int | None:
+        return _ask(lambda: pynvml.nvmlDeviceGetNvLinkState(handle, link))
+
+    return sum(state(link) == pynvml.NVML_FEATURE_ENABLED for link in range(pynvml.NVML_NVLINK_MAX_LINKS))
+
+
+def _fabric_ready(handle: Any) -> bool | None:
+    info = pynvml.c_nvmlGpuFabricInfo_t()
+    if _ask(lambda: pynvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))) is None:
+        return None
+    if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+        return None
+    return bool(info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED)
+
+
+def _peer_access(first: Any, second: Any) -> bool | None:
+    status = _ask(lambda: pynvml.nvmlDeviceGetP2PStatus(first, second, _P2P_READ))
+    return None if status is None else bool(status == pynvml.NVML_P2P_STATUS_OK)
+
+
+def _path(first: Any, second: Any) -> str:
+    level = _ask(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(first, second))
+    return _PATHS.get(level, "PCIe") if level is not None else "PCIe"
+
+
+def _nvidia_devices_on_the_bus() -> int:
+    """NVIDIA GPUs that PCI shows, for when no driver answers. A container may see GPUs that were not given to it."""
+
+    def read(device: Path, name: str) -> str:
+        try:
+            return (device / name).read_text().strip()
+        except OSError:
+            return ""
+
+    devices = sorted(_PCI_DEVICES.iterdir()) if _PCI_DEVICES.is_dir() else []
+    return sum(
+        read(device, "vendor") == _NVIDIA_VENDOR and read(device, "class").startswith(_DISPLAY_CLASSES)
+        for device in devices
+    )

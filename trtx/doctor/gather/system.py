@@ -1,0 +1,106 @@
+"""Cores, memory, limits, ports and directories, from the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from trtx.checkpoint.synthetic import default_cache_dir
+from trtx.doctor.facts import Directory, System
+from trtx.errors import UsageError
+from trtx.launch.machine import probe
+from trtx.launch.ports import PortHolder
+
+_LOOPBACK = "127.0.0.1"
+_SHM = Path("/dev/shm")
+_INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_PROBE_BYTES = 65_536
+
+
+def gather_system(port: int, runs: Path) -> System:
+    open_files, open_files_hard = (
+        sys.maxsize if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return System(
+        cpu_cores=probe().cpu_cores,
+        load_average=os.getloadavg()[0],
+        memory_available_bytes=psutil.virtual_memory().available,
+        open_files=open_files,
+        open_files_hard=open_files_hard,
+        inotify_used=_inotify_instances(),
+        inotify_limit=_first_number(_INOTIFY_LIMIT),
+        shm_bytes=shutil.disk_usage(_SHM).total if _SHM.is_dir() else None,
+        port=port,
+        port_problem=_port_problem(port),
+        ephemeral_first=_first_number(_EPHEMERAL),
+        directories=(
+            _directory("run directories", runs.absolute()),
+            _directory("checkpoint cache", default_cache_dir()),
+            _directory("discovery directory", Path(tempfile.gettempdir())),
+        ),
+    )
+
+
+def _port_problem(port: int) -> str | None:
+    holder = PortHolder()
+    try:
+        held = holder.hold(_LOOPBACK, port)
+    except UsageError as error:
+        return str(error)
+    holder.release([held])
+    return None
+
+
+def _directory(name: str, path: Path) -> Directory:
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return Directory(name, path, shutil.disk_usage(path).free, _write_problem(path))
+
+
+def _write_problem(directory: Path) -> str | None:
+    """Writes and deletes a file: the only way to see a read-only mount, a quota or a full disk."""
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".trtx-doctor-", dir=directory) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _first_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _inotify_instances() -> int:
+    """Held by processes of this user. Dynamo's frontend takes four (seen in 1.4.2)."""
+    return sum(
+        _is_inotify(descriptor) for descriptors in Path("/proc").glob("[0-9]*/fd") for descriptor in _own(descriptors)
+    )
+
+
+def _own(descriptors: Path) -> list[Path]:
+    """Another user's, and those of a process that ended meanwhile, are none."""
+    with contextlib.suppress(OSError):
+        if descriptors.stat().st_uid == os.getuid():
+            return list(descriptors.iterdir())
+    return []
+
+
+def _is_inotify(descriptor: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return str(descriptor.readlink()) == "anon_inode:inotify"
+    return False

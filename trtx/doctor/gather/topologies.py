@@ -1,0 +1,66 @@
+"""What trtx itself runs here, or left behind: its processes by their environment, its files by their names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from trtx.doctor.facts import Topology
+from trtx.topology.plan import TOPOLOGY_VARIABLE
+
+_SCRATCH = re.compile(r"trtx-(?:[0-9a-f]{8}|aiperf-\w+)")
+_SETTLED_S = 60.0  # a launcher makes its scratch directory a moment before its guardian
+_GUARDIAN = b"trtx.launch.guardian"
+
+
+def gather_topologies(proc: Path = Path("/proc"), temporary: Path | None = None) -> tuple[Topology, ...]:
+    """Every topology and load of this user, running or left behind."""
+    pids: dict[str, list[int]] = defaultdict(list)
+    guarded: set[str] = set()
+    for process in proc.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # another user's, or gone
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if _GUARDIAN in command:
+                guarded.add(_after(command, b"--scratch"))
+            elif name := _name(_environment(process)):
+                pids[name].append(int(process.name))
+    scratches = {path.name: path for path in _scratches(temporary or Path(tempfile.gettempdir()))}
+    return tuple(
+        Topology(name, tuple(sorted(pids.get(name, ()))), name in guarded, scratches.get(name))
+        for name in sorted(pids.keys() | scratches.keys())
+    )
+
+
+def _environment(process: Path) -> dict[str, str]:
+    entries = (process / "environ").read_bytes().decode(errors="replace").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def _name(environment: dict[str, str]) -> str | None:
+    """The topology of a process of one; the load of one of aiperf's, which carry its directory as theirs."""
+    own = environment.get(TOPOLOGY_VARIABLE) or Path(environment.get("TMPDIR", "")).name
+    return own if _SCRATCH.fullmatch(own) else None
+
+
+def _after(command: list[bytes], option: bytes) -> str:
+    return Path(os.fsdecode(command[command.index(option) + 1])).name if option in command[:-1] else ""
+
+
+def _scratches(temporary: Path) -> list[Path]:
+    found = []
+    with contextlib.suppress(OSError):
+        for path in temporary.glob("trtx-*"):
+            status = path.stat()
+            if (
+                path.is_dir()
+                and _SCRATCH.fullmatch(path.name)
+                and status.st_uid == os.getuid()
+                and time.time() - status.st_mtime > _SETTLED_S
+            ):
+                found.append(path)
+    return found

@@ -1,0 +1,23 @@
+"""Facts in, rows out. Pure: the same facts give the same rows, on any machine."""
+
+from __future__ import annotations
+
+from trtx.doctor.check import Check
+from trtx.doctor.facts import Facts
+from trtx.doctor.judge.gpus import judge_gpus
+from trtx.doctor.judge.software import judge_software
+from trtx.doctor.judge.system import judge_system
+from trtx.doctor.judge.topologies import judge_environment, judge_topologies
+
+__all__ = ["judge"]
+
+
+def judge(facts: Facts) -> tuple[Check, ...]:
+    """Every row, in the order in which a person would look."""
+    return (
+        *judge_software(facts),
+        *judge_gpus(facts),
+        *judge_system(facts),
+        *judge_environment(facts),
+        *judge_topologies(facts),
+    )

@@ -1,0 +1,57 @@
+"""Which requirements of which packages are not met: pip's own metadata, so that there is no second list of versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from trtx.doctor.facts import Package
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """``by`` requires something that is another version, or is not there (``found`` None)."""
+
+    by: str
+    name: str  # normalized
+    specifier: str  # such as <6,>=5.10; empty: any version
+    found: str | None
+
+    @property
+    def wanted(self) -> str:
+        """As pip takes it."""
+        return self.name + self.specifier
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.found or 'not installed'}, and {self.by} wants {self.specifier or 'it'}"
+
+
+def requirements(packages: Mapping[str, Package], by: str, extra: str = "") -> Iterator[Requirement]:
+    """What ``by`` requires here; with ``extra``, what that extra adds. None when ``by`` is not installed."""
+    for text in packages[by].requires if by in packages else ():
+        requirement = Requirement(text)
+        if _applies(requirement, extra) and not (extra and _applies(requirement, "")):
+            yield requirement
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def unmet(packages: Mapping[str, Package], by: str) -> Iterator[Unmet]:
+    """The requirements of an installed package that do not hold."""
+    for requirement in requirements(packages, by):
+        if not is_met(packages, requirement):
+            found = packages.get(canonicalize_name(requirement.name))
+            yield Unmet(
+                by, canonicalize_name(requirement.name), str(requirement.specifier), found.version if found else None
+            )
+
+
+def is_met(packages: Mapping[str, Package], requirement: Requirement) -> bool:
+    """Pre-releases count: TensorRT-LLM's usual releases are ones."""
+    found = packages.get(canonicalize_name(requirement.name))
+    return found is not None and requirement.specifier.contains(found.version, prereleases=True)

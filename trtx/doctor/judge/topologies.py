@@ -1,0 +1,67 @@
+"""What runs already, what earlier runs left behind, and what the environment hands to workers."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from trtx.doctor.check import Check, failed, ok, warning
+from trtx.doctor.facts import Facts
+from trtx.launch.environment import child_environment
+
+_RANK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
+_MPI_PREFIXES = ("SLURM_", "PMI", "OMPI_", "ORTE_", "PRTE_", "MPI_", "MV2_", "I_MPI_")
+
+
+def judge_topologies(facts: Facts) -> Iterator[Check]:
+    running = [topology for topology in facts.topologies if topology.is_guarded]
+    orphans = [topology for topology in facts.topologies if not topology.is_guarded and topology.pids]
+    scratches = [topology.scratch for topology in facts.topologies if not topology.is_guarded and topology.scratch]
+    if running:
+        names = ", ".join(f"{topology.name} ({len(topology.pids)} processes)" for topology in running)
+        yield ok("running topologies", names)
+    if orphans:
+        pids = [pid for topology in orphans for pid in topology.pids]
+        yield failed(
+            "leftover processes",
+            f"{len(pids)} of {', '.join(topology.name for topology in orphans)}, whose launcher is gone",
+            "none: they hold ports and memory",
+            f"kill -9 {' '.join(map(str, pids))}",
+        )
+    if scratches:
+        yield warning(
+            "leftover files",
+            f"{len(scratches)} directories of topologies that have ended",
+            "none",
+            f"rm -r {' '.join(shlex.quote(str(path)) for path in scratches)}",
+        )
+    if not running and not orphans and not scratches:
+        yield ok("leftovers", "none of an earlier run")
+
+
+def judge_environment(facts: Facts) -> Iterator[Check]:
+    """Engines that find variables of an MPI job join it (TensorRT-LLM #5495, ai-dynamo #808): trtx takes them away."""
+    environment = facts.environment
+    ranks = [
+        name for name in _RANK_COUNTS if environment.get(name, "1").isdigit() and int(environment.get(name, 1)) > 1
+    ]
+    if ranks:
+        yield failed(
+            "MPI variables",
+            f"{ranks[0]}={environment[ranks[0]]}: one trtx for each rank would start a topology of its own",
+            "one process: trtx starts the ranks of its engines",
+            "start trtx without mpirun, or with srun --ntasks=1",
+        )
+        return
+    found = sorted(name for name in environment if name.startswith(_MPI_PREFIXES))
+    if not found:
+        return
+    kept = [name for name in found if name in child_environment(environment, {})]
+    if kept:
+        yield warning("MPI variables", f"{_few(kept)} reach the engines", "none", f"unset {' '.join(kept)}")
+    else:
+        yield ok("MPI variables", f"{_few(found)}: kept from the engines")
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if names[4:] else "")
