@@ -60,7 +60,7 @@ def model(name: str) -> type[BaseModel]:
     if name == "AutoDeployLlmArgs":
         rows, base, shown, home = facts["autodeploy"]["fields"], model("TorchLlmArgs"), "LlmArgs", AUTODEPLOY_HOME
     else:
-        body = facts["models"].get(name)
+        body = facts["legacy_tensorrt"][name] if name == "BuildConfig" else facts["models"].get(name)
         if body is None or body.get("in", {}).get(COLUMN) is False:
             raise AttributeError(f"module {HOME!r} has no attribute {name!r}")
         rows, shown, home = body["fields"], name, HOME

@@ -60,7 +60,7 @@ class GenerationExecutor:
         return not self._is_shutdown and self._fatal_error is None and self._engine._check_health()
 
     def is_shutdown(self) -> bool:
-        return self._is_shutdown
+        return self._is_shutdown or self._fatal_error is not None
 
     def get_kv_cache_capacity(self) -> dict[str, int]:
         return self._engine.get_kv_cache_capacity()
@@ -93,12 +93,13 @@ class GenerationExecutor:
         number = next(self._requests)
         if number >= FAULTS.get("request-error-after", number + 1):
             raise RequestError(f"request {number} is refused: STANDIN_TRTLLM_FAULT asks for it")
-        if number >= FAULTS.get("fatal-after", number + 1):
-            self._fail(RuntimeError(f"CUDA error: an illegal memory access was encountered (request {number})"))
         try:
-            return self._engine.generate_async(prompt_token_ids, sampling, **options)
+            submitted = self._engine.generate_async(prompt_token_ids, sampling, **options)
         except (RuntimeError, ValueError) as error:
             raise self._error(error) from error
+        if number >= FAULTS.get("fatal-after", number + 1):
+            self._fail(RuntimeError(f"CUDA error: an illegal memory access was encountered (request {number})"))
+        return submitted
 
     def _fail(self, error: BaseException) -> None:
         """The engine is dead for everybody."""

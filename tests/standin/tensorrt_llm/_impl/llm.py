@@ -148,9 +148,7 @@ class BaseLLM:
     def _prepare_sampling_params(self, sampling_params: Any) -> Any:
         sampling = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(sampling, SamplingParams):
-            raise TypeError(
-                f"The sampling_params must be type SamplingParams or None, but got {type(sampling_params)}"
-            )
+            raise TypeError(f"The sampling_params must be type SamplingParams or None, but got {type(sampling_params)}")
         if sampling.end_id is None:
             if self.args.skip_tokenizer_init:
                 raise ValueError(
@@ -187,9 +185,7 @@ class BaseLLM:
         if self.args.skip_tokenizer_init:
             raise ValueError("tokenizer is required to tokenize string prompt")
         prompt = inputs["prompt"]
-        token_ids = list(
-            self._fast_tokenizer().encode(prompt, add_special_tokens=sampling.add_special_tokens).ids
-        )
+        token_ids = list(self._fast_tokenizer().encode(prompt, add_special_tokens=sampling.add_special_tokens).ids)
         if sampling.truncate_prompt_tokens is not None:
             token_ids = token_ids[-sampling.truncate_prompt_tokens :]
         return prompt, token_ids

@@ -1,0 +1,75 @@
+"""Names that trtx or Dynamo import and of which the stand-in needs no more than their shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tensorrt_llm._facts import dataclass
+from tensorrt_llm._standin import absent
+
+SchedulingParams = dataclass("SchedulingParams")
+
+
+def _check_conversation(self: Any) -> None:
+    if not self.conversation_id.strip():
+        raise ValueError("conversation_id must be non-empty")
+
+
+ConversationParams = dataclass("ConversationParams", {"__post_init__": _check_conversation})
+
+
+class KvCacheRetentionConfig:
+    """Retention priorities of token ranges: a hint the torch engine does not take."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise absent("KvCacheRetentionConfig")
+
+
+class MetricsCollector:
+    """TensorRT-LLM's own Prometheus families; trtx has its own."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        raise absent("MetricsCollector")
+
+
+class VideoData:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise absent("video input")
+
+
+async def async_load_video(*args: Any, **kwargs: Any) -> Any:
+    raise absent("video input")
+
+
+class _TextProcessor:
+    """The input processor of a model without images."""
+
+    support_mm_disagg = False
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def get_mm_token_ids(self) -> None:
+        return None
+
+    def get_num_tokens_per_image(self, *, image: Any) -> int:
+        raise absent("multimodal input processor")
+
+
+def create_input_processor(model_path_or_dir: str, tokenizer: Any, *args: Any, **kwargs: Any) -> _TextProcessor:
+    return _TextProcessor(tokenizer)
+
+
+def tokenizer_factory(obj: Any, **kwargs: Any) -> Any:
+    """The transformers tokenizer of a directory; anything else is one already, or None."""
+    if not isinstance(obj, (str, Path)):
+        return obj
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(obj), **kwargs)
+
+
+KvCacheRetentionConfig.__module__ = "tensorrt_llm.bindings.executor"
+MetricsCollector.__module__ = "tensorrt_llm.metrics.collector"
+VideoData.__module__ = "tensorrt_llm.inputs.multimodal_data"
