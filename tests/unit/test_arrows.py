@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "torch_engine": {"config", "checkpoint", "errors"},
     "engine": {"torch_engine", "errors"},
     "worker": {"engine", "torch_engine", "config", "errors"},
+    "build": {"engine", "torch_engine", "memory", "config", "checkpoint", "errors"},
     "bench": {"errors"},
     "report": {"bench", "errors"},
     "doctor": {"launch", "topology", "engine", "config", "checkpoint", "errors"},
@@ -38,6 +39,8 @@ ALLOWED: dict[str, set[str]] = {
         "engine",
         "errors",
         "doctor",
+        "build",
+        "memory",
     },
 }
 

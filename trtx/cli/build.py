@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.config import Mode
-from trtx.errors import UsageError
+from trtx.cli.console import ProgressConsole
+from trtx.config import Mode, Role
+from trtx.errors import GateError, Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from trtx.build import BuildRequest
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -104,4 +112,102 @@ def build(
       trtx build Qwen/Qwen3-8B --quant int4_awq --max-ppl-increase 2
       trtx build --check synthetic:qwen3-8b --mode disagg
     """
-    raise UsageError("trtx build is not there yet; expected soon")
+    if check:
+        raise UsageError("trtx build --check is not there yet")
+    request = _request(
+        model=model,
+        quant=quant,
+        kv_dtype=kv_dtype,
+        calib=calib,
+        calib_size=calib_size,
+        roles=role,
+        config=config,
+        overrides=overrides,
+        max_ppl_increase=max_ppl_increase,
+        output=output,
+        gpu=gpu,
+    )
+    _run(request)
+
+
+def _request(
+    *,
+    model: str | None,
+    quant: Quant | None,
+    kv_dtype: str,
+    calib: Path | None,
+    calib_size: int,
+    roles: list[str] | None,
+    config: list[str] | None,
+    overrides: list[str] | None,
+    max_ppl_increase: float | None,
+    output: Path,
+    gpu: str | None,
+) -> BuildRequest:
+    """What was typed, checked. Raises UsageError naming the option."""
+    from trtx.build import BuildRequest
+    from trtx.launch.machine import probe
+    from trtx.memory import Device, device_named
+    from trtx.memory.gpus import capability_of
+
+    if not model:
+        raise UsageError("no model is named; expected such as trtx build synthetic:tiny-trained --quant fp8")
+    if quant is None:
+        raise UsageError(f"--quant is missing; expected one of {', '.join(get_args(Quant))}")
+    asked = set(roles or ("agg", "prefill", "decode"))
+    chosen: tuple[Role, ...] = tuple(name for name in get_args(Role) if name in asked)
+    for name in asked - set(chosen):
+        raise UsageError(f"--role {name!r} is no role; expected one of {', '.join(get_args(Role))}")
+    files = dict(options._role_file(entry) for entry in config or ())
+    for name in files.keys() - asked:
+        raise UsageError(f"--config {name}=… is for a role that is not built; add --role {name}, or leave it out")
+    found = probe().gpus
+    here = Device(found[0].name, found[0].memory_bytes, capability=capability_of(found[0].name)) if found else None
+    return BuildRequest(
+        model=model,
+        form=quant,
+        output=output,
+        kv_dtype=kv_dtype,
+        calibration=calib,
+        calibration_size=calib_size,
+        roles=chosen,
+        engine_configs={name: files[name] for name in chosen if name in files},
+        overrides=tuple(overrides or ()),
+        max_ppl_increase=max_ppl_increase,
+        here=here,
+        target=device_named(gpu) if gpu else here,
+    )
+
+
+def _run(request: BuildRequest) -> None:
+    from trtx.build import build as make
+    from trtx.cli.build_view import BuildView, proof_table
+
+    with _sigterm_raises(), BuildView() as view:
+        made = make(request, on_progress=view)
+    manifest = made.manifest
+    console = ProgressConsole()
+    console.print(proof_table(manifest))
+    took = f"built in {sum(manifest.seconds.values()):.0f} s" if made.is_new else f"found, built {manifest.created}"
+    console.print(f"\n{made.directory} ({took})\n", soft_wrap=True)
+    if manifest.gate and not manifest.gate["passed"]:
+        assert manifest.proof is not None
+        raise GateError(
+            f"perplexity rose by {manifest.proof.increase_pct:.2f} %, past --max-ppl-increase "
+            f"{manifest.gate['max_ppl_increase_pct']:g}; the build is kept in {made.directory}, marked as failed"
+        )
+    console.print(f"trtx serve --model {made.directory}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM as an exception, as SIGINT is one: on its way up it ends the child and removes the half build."""
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        raise Interrupted(signal_number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

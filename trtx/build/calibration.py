@@ -1,0 +1,99 @@
+"""Calibration text: what the quantizer runs through the model to see the sizes of its activations."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtx.checkpoint.tasks import TASKS, samples
+from trtx.checkpoint.text import sentences
+from trtx.errors import UsageError
+
+MAX_TOKENS = 512
+"""Of one text, as in ModelOpt's own examples (llm_ptq, calib_seq); the rest is cut off."""
+
+_EXPECTED = 'expected a JSON object with "text", "prompt" or "messages", such as {"text": "Once upon a time"}'
+_SEED = 2_000_003  # neither training nor the held-out text draws from it
+_SENTENCES = 12  # a text, some 250 tokens
+
+# A text, or a conversation: the model's own chat template makes text of it.
+Entry = str | list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """``source``: a file's name, or what the built-in set is called."""
+
+    source: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the entries: the same text is the same build, whatever the file is called."""
+        return hashlib.sha256(json.dumps(self.entries, ensure_ascii=False).encode()).hexdigest()
+
+
+def built_in(size: int) -> Calibration:
+    """``size`` generated entries: prose, and short conversations. Disjoint from the text that builds are proved on."""
+    prose = sentences(_SEED, 10**9)
+    tasks = {task: samples(task, "train", _SEED) for task in TASKS}
+    names = itertools.cycle(TASKS)
+    entries: list[Entry] = []
+    while len(entries) < size:
+        entries.append("".join(itertools.islice(prose, _SENTENCES)))
+        sample = next(tasks[next(names)])
+        entries.append([{"role": "user", "content": sample.prompt}, {"role": "assistant", "content": sample.answer}])
+    return Calibration("built-in", tuple(entries[:size]))
+
+
+def read_calibration(path: Path, size: int) -> Calibration:
+    """The first ``size`` entries of a JSONL file; all of them where it has fewer. Raises UsageError naming the line."""
+    entries: list[Entry] = []
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    entries.append(_entry(line, f"calibration file {path}, line {number}"))
+                if len(entries) == size:
+                    break
+    except OSError as error:
+        raise UsageError(
+            f"calibration file {path} can't be read ({error.strerror}); {_EXPECTED} on each line"
+        ) from error
+    if not entries:
+        raise UsageError(f"calibration file {path} is empty; {_EXPECTED} on each line")
+    return Calibration(path.name, tuple(entries))
+
+
+def _entry(line: bytes, where: str) -> Entry:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where} is not text (byte {error.start} is no UTF-8); {_EXPECTED}") from error
+    except ValueError as error:
+        raise UsageError(f"{where} is no JSON ({error}); {_EXPECTED}") from error
+    if not isinstance(row, dict):
+        raise UsageError(f"{where} holds a {type(row).__name__}; {_EXPECTED}")
+    if "messages" in row:
+        return _conversation(row["messages"], where)
+    text = row.get("text", row.get("prompt"))
+    if text is None:
+        raise UsageError(f"{where} has the fields {', '.join(row) or '(none)'}; {_EXPECTED}")
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError(f"{where} has {json.dumps(text)[:40]} as its text; expected text that is not empty")
+    return text
+
+
+def _conversation(messages: Any, where: str) -> Entry:
+    expected = 'expected "messages" to be a list of {"role": "user", "content": "text"}'
+    if not isinstance(messages, list) or not messages:
+        raise UsageError(f"{where}: messages is {json.dumps(messages)[:40]}; {expected}")
+    for message in messages:
+        fields = message if isinstance(message, dict) else {}
+        if not all(isinstance(fields.get(key), str) and fields[key] for key in ("role", "content")):
+            raise UsageError(f"{where}: messages has {json.dumps(message)[:60]}; {expected}")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]

@@ -1,0 +1,66 @@
+"""Runs a child of the build to its end: its progress is passed on, its output goes to a log, its end is a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from trtx.build.progress import Listener, Progress
+from trtx.errors import LaunchError, UsageError
+
+
+class DiskFullError(Exception):
+    """The child met a full disk."""
+
+
+def run_child(module: str, job: str, *, log: Path, lock_fd: int, on_progress: Listener) -> None:
+    """``python -m module <fd>`` with ``job`` on stdin, until it ends. ``lock_fd`` stays locked as long as it lives.
+
+    Raises UsageError with the child's own sentence, DiskFullError, or LaunchError naming ``log`` for a crash. However
+    it is left, the child is gone.
+    """
+    events, theirs = os.pipe()
+    root = str(Path(__file__).resolve().parents[2])
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", module, str(theirs)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(theirs, lock_fd),
+            start_new_session=True,  # Ctrl-C is for the parent, which ends the child
+            env=environment,
+        )
+    os.close(theirs)
+    failure: dict[str, str] = {}
+    try:
+        assert child.stdin is not None
+        with os.fdopen(events) as lines:
+            try:
+                child.stdin.write(job.encode())
+                child.stdin.close()
+            except BrokenPipeError:
+                pass  # dead already: its log says why
+            for line in lines:
+                event = json.loads(line)
+                if "error" in event:
+                    failure = event
+                else:
+                    on_progress(Progress(**event))
+        code = child.wait()
+    finally:
+        child.kill()
+        child.wait()
+    if code == 0:
+        return
+    if failure.get("error") == "usage":
+        raise UsageError(failure["text"])
+    if failure.get("error") == "disk-full":
+        raise DiskFullError
+    ended = f"ended with signal {-code}" if code < 0 else f"failed ({failure.get('text', f'exit code {code}')})"
+    raise LaunchError(f"{module} {ended}; its output is in {log}")

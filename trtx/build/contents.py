@@ -1,0 +1,81 @@
+"""What a build's directory holds beside the quantized weights: the model's own files, and engine configs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from trtx.build.formats import FORMATS, NO_FORMAT
+from trtx.build.source import Source, weight_files
+from trtx.build.store import check_space
+from trtx.checkpoint.facts import DRAWN_WEIGHTS
+from trtx.config import ResolvedEngineConfig
+
+ENGINE_CONFIGS = "engine_configs"
+_SPARE_BYTES = 16 << 20  # configs, tokenizer, manifest, log
+_CONFIG = "config.json"
+_OF_THE_EXPORT = (_CONFIG, "hf_quant_config.json")
+
+
+def bytes_needed(source: Source, form: str) -> int:
+    """About what a build takes on the disk. Weights that are not quantized are linked where the file system can."""
+    if form == NO_FORMAT:
+        return _SPARE_BYTES
+    facts = source.checkpoint
+    width = facts.weight_bytes / facts.parameter_count
+    heads = 1 if source.config.get("tie_word_embeddings") else 2
+    kept = min(facts.parameter_count, heads * facts.vocab_size * int(source.config["hidden_size"]))
+    return int((facts.parameter_count - kept) * FORMATS[form].bits / 8 + kept * width) + _SPARE_BYTES
+
+
+def complete_export(source: Source, directory: Path) -> None:
+    """Puts the source's own configuration and tokenizer beside an export's weights.
+
+    ModelOpt writes config.json as the transformers here would (seen: 0.47 with transformers 5, ``rope_parameters``);
+    an older one that TensorRT-LLM brings would read other values from it, or none. So it is the source's, with the
+    export's ``quantization_config``.
+    """
+    quantization = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))["quantization_config"]
+    config = {key: value for key, value in source.config.items() if key != DRAWN_WEIGHTS}
+    (directory / _CONFIG).write_text(json.dumps(config | {"quantization_config": quantization}, indent=2) + "\n")
+    for file in source.other_files:
+        if file.name not in _OF_THE_EXPORT:
+            shutil.copyfile(file, directory / file.name)
+    for file in directory.glob("*.safetensors"):
+        file.chmod(0o644)  # safetensors writes 0600
+
+
+def take_over(source: Source, directory: Path) -> None:
+    """The whole checkpoint as it is: weights as hard links, or copies where there can be none."""
+    for file in source.other_files:
+        shutil.copyfile(file, directory / file.name)
+    for file in weight_files(source.path):
+        blob = file.resolve()
+        try:
+            os.link(blob, directory / file.name)
+        except OSError:
+            check_space(directory, blob.stat().st_size)
+            shutil.copyfile(blob, directory / file.name)
+    index = source.path / "model.safetensors.index.json"
+    if index.is_file():
+        shutil.copyfile(index, directory / index.name)
+
+
+def write_engine_configs(configs: Iterable[ResolvedEngineConfig], directory: Path, *, built_for: str) -> None:
+    """``engine_configs/<role>.yaml``, with where each came from in its first lines."""
+    folder = directory / ENGINE_CONFIGS
+    folder.mkdir()
+    for config in configs:
+        lines = [f"# Resolved by trtx build, for {built_for}.", *(f"# {reason}" for reason in config.reasons)]
+        text = yaml.safe_dump(config.values, sort_keys=False)
+        (folder / f"{config.role}.yaml").write_text("\n".join([*lines, text]), encoding="utf-8")
+
+
+def weight_bytes(source: Source, directory: Path) -> int:
+    """Of the weight files there; where the weights are drawn, of what the engine draws."""
+    return sum(file.stat().st_size for file in weight_files(directory)) or source.checkpoint.weight_bytes

@@ -1,0 +1,84 @@
+"""What ``trtx build`` shows: a bar while it works (lines where there is no terminal), on stderr; then the proof."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from trtx.cli.console import ProgressConsole
+
+if TYPE_CHECKING:
+    from trtx.build import Manifest
+    from trtx.build import Progress as Built
+
+_SAYS = {
+    "waiting": "waiting for another build of the same",
+    "starting": "starting ModelOpt",
+    "loading": "loading the model",
+    "calibrating": "calibrating",
+    "exporting": "exporting",
+    "proving": "proving it against the source",
+}
+
+
+class BuildView:
+    """Follows one build. A context manager; call it with each step of progress."""
+
+    def __init__(self) -> None:
+        self._console = ProgressConsole(stderr=True)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+        )
+        self._bar = self._bars.add_task("", total=None)
+        self._phase = ""
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._bars.stop()
+
+    def __call__(self, now: Built) -> None:
+        if now.phase != self._phase:
+            self._phase = now.phase
+            self._bars.console.print(_SAYS[now.phase])
+        self._bars.update(self._bar, description=_SAYS[now.phase], completed=now.done, total=now.total or None)
+
+
+def proof_table(manifest: Manifest) -> Table:
+    """The proof and the sizes, source beside result. Fits 80 columns."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"{manifest.source['name']}, {manifest.inputs['format']}")
+    for title in ("source", "result", "change"):
+        table.add_column(title, justify="right")
+    proof, size = manifest.proof, manifest.weight_bytes
+    if proof is not None:
+        table.add_row(
+            f"perplexity ({proof.tokens:,} held-out tokens)",
+            f"{proof.source_perplexity:.4g}",
+            f"{proof.perplexity:.4g}",
+            f"{proof.increase_pct:+.2f} ±{proof.standard_error_pct:.2f} %",
+        )
+        table.add_row("greedy tokens equal up to a difference", "", f"{100 * proof.greedy_agreement:.1f} %", "")
+        table.add_row("equal greedy continuations", "", f"{proof.identical} of {proof.prompts}", "")
+    table.add_row(
+        "weights, MiB",
+        f"{size['source'] / 2**20:,.1f}",
+        f"{size['result'] / 2**20:,.1f}",
+        f"{100 * (size['result'] / size['source'] - 1):+.0f} %",
+    )
+    return table
