@@ -1,21 +1,32 @@
 """Where text from outside becomes a checked value: engine configs, overrides, topology specs.
 
-Owns the schema of TensorRT-LLM's arguments (``llm_args.json``, facts per version) and the rules for reading files.
-Does not decide placement (``topology``) and starts nothing (``launch``).
-Enter through :func:`resolve_engine_config` and :class:`TopologySpec`.
+Owns the schema of TensorRT-LLM's arguments (``llm_args.json``, facts per version), the rules that published configs
+follow (``rules``), and how files are read. Does not decide placement (``topology``) and starts nothing (``launch``).
+Enter through :func:`load_engine_config`, :func:`check_engine_configs` and :class:`TopologySpec`.
 Always holds: an unknown name never passes silently, and every resolved value can say where it came from.
 """
 
-from trtx.config.engine_config import ResolvedEngineConfig, check_pair, config_family, resolve_engine_config
+from trtx.config.check import check_engine_configs, check_pair, resolve_engine_config
+from trtx.config.engine_config import ResolvedEngineConfig, load_engine_config
+from trtx.config.families import config_family, recipe_files, recipe_names
+from trtx.config.findings import Finding, refuse_errors
+from trtx.config.rules import ModelFacts
 from trtx.config.topology import Mode, Role, RouterMode, TopologySpec
 
 __all__ = [
+    "Finding",
     "Mode",
+    "ModelFacts",
     "ResolvedEngineConfig",
     "Role",
     "RouterMode",
     "TopologySpec",
+    "check_engine_configs",
     "check_pair",
     "config_family",
+    "load_engine_config",
+    "recipe_files",
+    "recipe_names",
+    "refuse_errors",
     "resolve_engine_config",
 ]

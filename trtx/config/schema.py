@@ -1,83 +1,152 @@
-"""The names, types and ranges of ``tensorrt_llm.LLM``'s arguments, as facts per version.
+"""The names, types, ranges and defaults of ``tensorrt_llm.LLM``'s arguments, as facts per version.
 
-``llm_args.json`` beside this file holds 425 fields over four versions with their provenance. This module answers
-two questions with it: is this field known, and is this value one that the field takes.
+``llm_args.json`` beside this file holds the fields over four versions with their provenance. This module answers
+three questions with it: is this field known, is this value one that the field takes, and what holds where none is set.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-# Dynamo 1.4.2 is built against TensorRT-LLM 1.3.0rc22; main-2026-07 is the nearest text that was read.
-DEFAULT_VERSION = "main-2026-07"
+from trtx.config.value_types import model_of, range_problem, type_problem
+from trtx.config.versions import COLUMNS, DEFAULT_VERSION, SchemaVersion, is_newer, schema_version
+
+Kind = Literal["unknown-field", "other-version", "missing-field", "wrong-type", "wrong-value"]
+
+_CONSTRUCTED = "<constructed default object>"
+# TensorRT-LLM checks these when it builds its engine, minutes later; the facts state no bound for them.
+_AT_LEAST_ONE = frozenset(
+    {
+        "max_batch_size",
+        "max_num_tokens",
+        "max_seq_len",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "context_parallel_size",
+        "kv_cache_config.tokens_per_block",
+    }
+)
+# Where a name moved from one version to another (both ways: an older engine wants the older name).
+_MOVED = (
+    ("enable_sleep", "sleep_config"),
+    ("kv_cache_config.block_reuse_policy", "kv_cache_config.block_reuse_config"),
+    ("speculative_config.speculative_model_dir", "speculative_config.speculative_model"),
+    ("speculative_config.acceptance_window", "speculative_config.acceptance_rate_window_size"),
+    ("speculative_config.acceptance_length_threshold", "speculative_config.acceptance_rate_threshold"),
+)
+_OTHER_NAME = dict(_MOVED) | {new: old for old, new in _MOVED}
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One argument. ``allowed`` is a tuple of values, a range such as ``"0..1"`` or ``">= 0"``, or None."""
+    """One argument. ``known_in`` maps a column to True, False or None (not checkable). ``allowed`` is a tuple of
+    values, a range such as ``"0..1"`` or ``">= 0"``, or None; ``allowed_in`` holds what differs at a column."""
 
     name: str
     type: str
+    known_in: Mapping[str, bool | None]
+    required: bool
+    default: object
+    default_in: Mapping[str, object]
     allowed: tuple[object, ...] | str | None
-    versions: tuple[str, ...]
+    allowed_in: Mapping[str, tuple[object, ...] | None]
 
-    @property
-    def model(self) -> str | None:
-        """The nested model that this field holds, if any: ``KvCacheConfig`` of ``KvCacheConfig | None``."""
-        found = re.search(r"\b([A-Z]\w*Config)\b", self.type)
-        return found.group(1) if found else None
+    def allowed_at(self, column: str) -> tuple[object, ...] | str | None:
+        return self.allowed_in.get(column, self.allowed)
+
+    def default_at(self, version: SchemaVersion) -> object:
+        """An older default holds up to the version that it is stated for, a newer one from there on."""
+        default = self.default
+        for stated, other in self.default_in.items():
+            holds = not version.is_before(stated) if is_newer(stated) else not version.is_after(stated)
+            default = other if holds else default
+        return default
+
+
+Fields = dict[str, Field]  # by name
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing wrong with a config: the path of the field and a sentence."""
+class SchemaFinding:
+    """One thing wrong with a config: the path of the field, a sentence, what to do, and what kind of thing it is."""
 
     path: str
     message: str
+    fix: str
+    kind: Kind = "wrong-value"
 
 
 @cache
-def _models() -> dict[str, dict[str, Field]]:
+def _models() -> dict[str, Fields]:
     facts = json.loads((Path(__file__).parent / "llm_args.json").read_text(encoding="utf-8"))
-    models = {name: _fields(body["fields"]) for name, body in facts["models"].items()}
-    # TorchLlmArgs extends BaseLlmArgs; the unions on decoding_type and algorithm are checked as one set of names.
+    models: dict[str, Fields] = {name: _fields(body) for name, body in facts["models"].items()}
+    # TorchLlmArgs extends BaseLlmArgs, AutoDeploy's arguments extend both.
     models["LlmArgs"] = models["BaseLlmArgs"] | models["TorchLlmArgs"]
-    speculative = _anything("decoding_type")
-    for body in facts["speculative_config"]["types"].values():
-        speculative |= _fields(body["fields"])
-    models["SpeculativeConfig"] = speculative
-    sparse = _anything("algorithm") | _fields(facts["sparse_attention_config"]["base_fields"])
-    for body in facts["sparse_attention_config"]["algorithms"].values():
-        sparse |= _fields(body["fields"])
-    models["SparseAttentionConfig"] = sparse
+    models["AutoDeployLlmArgs"] = models["LlmArgs"] | _fields(facts["autodeploy"])
+    types, algorithms = facts["speculative_config"], facts["sparse_attention_config"]
+    models |= _union("SpeculativeConfig", "decoding_type", types["types"], types["types_in"], ["DecodingBaseConfig"])
+    models |= _union("SparseAttentionConfig", "algorithm", algorithms["algorithms"], {}, [])
+    base = _fields({"fields": algorithms["base_fields"]})
+    models |= {name: {**fields, **base} for name, fields in models.items() if name.startswith("SparseAttentionConfig")}
+    dsa = models["SparseAttentionConfig:dsa"]
+    models["SparseAttentionConfig:deepseek_v4"] = {**dsa, **models["SparseAttentionConfig:deepseek_v4"]}
+    models["SpeculativeConfig:Eagle"] = models["SpeculativeConfig:Eagle3"]  # turned into Eagle3, with a warning
     return models
 
 
-def _anything(name: str) -> dict[str, Field]:
-    return {name: Field(name=name, type="str", allowed=None, versions=())}
+def _union(
+    model: str, discriminator: str, types: Mapping[str, Any], types_in: Mapping[str, Any], shared: list[str]
+) -> dict[str, Fields]:
+    """``model`` with every type's fields, and ``model:<type>`` with those of one, each under ``discriminator``."""
+    named = [name for name in types if name not in shared]
+    in_some = [*named, *(name for names in types_in.values() for name in names if name not in types)]
+    chooser = {
+        "name": discriminator,
+        "type": "str",
+        "required": True,
+        "allowed": list(dict.fromkeys(in_some)),
+        "allowed_in": types_in,
+    }
+    common = _fields({"fields": [chooser, *(row for name in shared for row in types[name]["fields"])]})
+    own = {name: common | _fields(types[name]) for name in named}
+    everything = {name: field for fields in own.values() for name, field in fields.items()}
+    return {model: common | everything} | {f"{model}:{name}": fields for name, fields in own.items()}
 
 
-def _fields(rows: list[Any]) -> dict[str, Field]:
+def _fields(body: Mapping[str, Any]) -> dict[str, Field]:
     fields: dict[str, Field] = {}
-    for row in rows:
-        if isinstance(row, str):
-            fields |= _anything(row)
-            continue
+    for row in body["fields"]:
         allowed = row.get("allowed")
+        allowed_in = row.get("allowed_in") or body.get("allowed_in", {}).get(row["name"], {})
         fields[row["name"]] = Field(
             name=row["name"],
-            type=row.get("type", "object"),
+            type=row["type"],
+            known_in=row.get("in", {}),
+            required=bool(row.get("required")),
+            default=row.get("default"),
+            default_in=row.get("default_in", {}),
             allowed=tuple(allowed) if isinstance(allowed, list) else allowed,
-            versions=tuple(version for version, known in row.get("in", {}).items() if known),
+            allowed_in={at: None if values is None else tuple(values) for at, values in allowed_in.items()},
         )
     return fields
+
+
+def _fields_of(model: str, values: Mapping[str, object]) -> Fields:
+    """The fields of one object: the unions are told apart by what the object says of itself."""
+    if model == "LlmArgs" and values.get("backend") == "_autodeploy":
+        model = "AutoDeployLlmArgs"
+    elif model == "CudaGraphConfig" and {"num_tokens", "max_num_token", "seq_lens", "max_seq_len"} & values.keys():
+        model = "EncodeCudaGraphConfig"
+    elif model in ("SpeculativeConfig", "SparseAttentionConfig"):
+        chosen = values.get("decoding_type" if model == "SpeculativeConfig" else "algorithm")
+        model = f"{model}:{chosen}" if f"{model}:{chosen}" in _models() else model
+    return _models()[model]
 
 
 def known_fields(model: str = "LlmArgs") -> frozenset[str]:
@@ -85,72 +154,101 @@ def known_fields(model: str = "LlmArgs") -> frozenset[str]:
     return frozenset(_models()[model])
 
 
-def findings(values: Mapping[str, object], version: str = DEFAULT_VERSION) -> list[Finding]:
-    """Everything wrong with a mapping of LLM arguments, in file order."""
-    return list(_walk(values, "LlmArgs", "", version))
+def default(path: str, version: SchemaVersion, *, given: int = 0) -> object:
+    """What holds for ``kv_cache_config.dtype`` where nothing sets it; None where the default is None or not known.
+
+    ``given``: how many leading parts of ``path`` the config does set. Below a section that is neither set nor
+    constructed by TensorRT-LLM nothing holds: None.
+    """
+    fields: Fields = _models()["LlmArgs"]
+    value: object = None
+    for depth, part in enumerate(parts := path.split("."), start=1):
+        field = fields.get(part)
+        value = None if field is None else field.default_at(version)
+        if field is None or (given < depth < len(parts) and value != _CONSTRUCTED):
+            return None
+        fields = _models().get(model_of(field.type) or "", {})
+    return None if value == _CONSTRUCTED else value
 
 
-def _walk(values: Mapping[str, object], model: str, prefix: str, version: str) -> Iterator[Finding]:
-    fields = _models()[model]
+def findings(values: Mapping[str, object], version: str = DEFAULT_VERSION) -> list[SchemaFinding]:
+    """Everything wrong with a mapping of LLM arguments, in file order, by one column of facts or for a version.
+
+    For a version that lies between two columns: only what both of them object to.
+    """
+    certain, _ = findings_for(values, schema_version(version))
+    return certain
+
+
+def findings_for(
+    values: Mapping[str, object], version: SchemaVersion
+) -> tuple[list[SchemaFinding], list[SchemaFinding]]:
+    """What is wrong for certain, and what is wrong by only one of the two columns that ``version`` lies between."""
+    by_column = [list(_walk(values, "LlmArgs", "", column)) for column in version.columns]
+    keys = [{(found.path, found.kind) for found in column} for column in by_column]
+    certain = [found for found in by_column[0] if all((found.path, found.kind) in column for column in keys)]
+    taken = {found.path for found in certain}
+    doubtful = {found.path: found for column in by_column for found in column if found.path not in taken}
+    return certain, list(doubtful.values())
+
+
+def _walk(values: Mapping[str, object], model: str, prefix: str, column: str) -> Iterator[SchemaFinding]:
+    fields = _fields_of(model, values)
+    if prefix and all(field.known_in.get(column) is False for field in fields.values()):
+        return  # the field is known, its model came later: a plain mapping, as cp_config was in 1.2.1
     for name, value in values.items():
         path = f"{prefix}{name}"
         field = fields.get(str(name))
         if field is None:
-            yield Finding(path, f"unknown field {path}; {_nearest(str(name), fields, prefix)}")
-        elif field.versions and version not in field.versions:
-            yield Finding(path, f"{path} is not known to {version}; it is to {', '.join(field.versions)}")
-        elif isinstance(value, Mapping) and field.model in _models():
-            yield from _walk(value, field.model, f"{path}.", version)
-        elif problem := _type_problem(field, value) or _range_problem(field, value):
-            yield Finding(path, f"{path} is {value!r}; expected {problem}")
+            yield _unknown(path, str(name), fields, prefix)
+        elif field.known_in.get(column) is False:
+            yield _elsewhere(path, field, column)
+        elif isinstance(value, Mapping) and model_of(field.type) in _models():
+            yield from _walk(value, model_of(field.type) or "", f"{path}.", column)
+        elif expected := type_problem(field.type, value):
+            yield SchemaFinding(path, f"{path} is {value!r}; expected {expected}", f"make it {expected}", "wrong-type")
+        elif found := _value_finding(path, field, value, column):
+            yield found
+    if prefix:
+        for name, field in fields.items():
+            if field.required and name not in values:
+                path, expected = f"{prefix}{name}", _text(field.allowed_at(column)) or field.type
+                message = f"{path} is missing; expected {expected}"
+                yield SchemaFinding(path, message, f"add it: {expected}", "missing-field")
 
 
-def _nearest(name: str, fields: Mapping[str, Field], prefix: str) -> str:
+def _value_finding(path: str, field: Field, value: object, column: str) -> SchemaFinding | None:
+    if path in _AT_LEAST_ONE and isinstance(value, int) and value < 1:
+        return SchemaFinding(path, f"{path} is {value}; expected at least 1", "make it 1 or more")
+    allowed, ignore_case = field.allowed_at(column), field.name == "load_format"
+    expected = range_problem(allowed, value, ignore_case=ignore_case)
+    if expected is None:
+        return None
+    known_to = [other for other in field.known_in if not range_problem(field.allowed_at(other), value)]
+    if isinstance(allowed, tuple) and known_to:
+        message = f"{path} {value!r} is not known to {column}; it is to {', '.join(known_to)}; expected {expected}"
+        return SchemaFinding(path, message, f"make it {expected}", "other-version")
+    return SchemaFinding(path, f"{path} is {value!r}; expected {expected}", f"make it {expected}")
+
+
+def _elsewhere(path: str, field: Field, column: str) -> SchemaFinding:
+    known_to = [other for other, known in field.known_in.items() if known]
+    message = f"{path} is not known to {column}; it is to {', '.join(known_to) or 'none that was read'}"
+    if path in _OTHER_NAME:
+        return SchemaFinding(path, f"{message}; {column} has {_OTHER_NAME[path]}", "rename it", "other-version")
+    came_later = known_to and COLUMNS.index(known_to[0]) > COLUMNS.index(column)
+    fix = f"leave it out, or use TensorRT-LLM {known_to[0]} or later" if came_later else "leave it out: it is gone"
+    return SchemaFinding(path, message, fix, "other-version")
+
+
+def _unknown(path: str, name: str, fields: Fields, prefix: str) -> SchemaFinding:
     close = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
     if close:
-        return f"did you mean {prefix}{close[0]}?"
-    shown = ", ".join(sorted(fields)[:8])
-    return f"known here: {shown}{', …' if len(fields) > 8 else ''}"
+        near = f"{prefix}{close[0]}"
+        return SchemaFinding(path, f"unknown field {path}; did you mean {near}?", f"rename it {near}", "unknown-field")
+    shown = ", ".join(sorted(fields)[:8]) + (", …" if len(fields) > 8 else "")
+    return SchemaFinding(path, f"unknown field {path}; known here: {shown}", "leave it out", "unknown-field")
 
 
-_PYTHON_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
-
-
-def _type_problem(field: Field, value: object) -> str | None:
-    alternatives = [part.strip() for part in field.type.split("|")]
-    if value is None:
-        return None if "None" in alternatives or "object" in field.type else field.type
-    scalars = [part for part in alternatives if part in _PYTHON_TYPES]
-    others = [part for part in alternatives if part not in _PYTHON_TYPES and part != "None"]
-    if isinstance(value, Mapping):
-        return (
-            None
-            if any(part.startswith(("dict", "object")) or part.endswith("Config") for part in others)
-            else field.type
-        )
-    if isinstance(value, list):
-        return None if any(part.startswith(("list", "object")) for part in others) else field.type
-    if others and not all(part.endswith("Config") or part.startswith(("list", "dict")) for part in others):
-        return None
-    accepted = tuple(kind for part in scalars for kind in _PYTHON_TYPES[part])
-    if isinstance(value, bool) and bool not in accepted:
-        return field.type
-    return None if isinstance(value, accepted) else field.type
-
-
-def _range_problem(field: Field, value: object) -> str | None:
-    allowed = field.allowed
-    if value is None or allowed is None or isinstance(value, (Mapping, list)):
-        return None
-    if isinstance(allowed, tuple):
-        return None if value in allowed else "one of " + ", ".join(map(str, allowed))
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    if bounds := re.fullmatch(r"(-?[\d.]+)\.\.(-?[\d.]+)", allowed):
-        low, high = map(float, bounds.groups())
-        return None if low <= value <= high else f"{allowed}"
-    if bound := re.fullmatch(r"(>=|>)\s*(-?[\d.]+)", allowed):
-        limit = float(bound.group(2))
-        fits = value >= limit if bound.group(1) == ">=" else value > limit
-        return None if fits else allowed
-    return None
+def _text(allowed: tuple[object, ...] | str | None) -> str | None:
+    return "one of " + ", ".join(map(str, allowed)) if isinstance(allowed, tuple) else allowed

@@ -75,7 +75,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_prefill_and_decode_must_agree_on_what_a_block_is() -> None:
     prefill = resolve("prefill", "kv_cache_config.tokens_per_block=16")
     check_pair(prefill, resolve("decode", "kv_cache_config.tokens_per_block=16"))
-    with pytest.raises(UsageError, match="16 for prefill .* 32 for decode"):
+    with pytest.raises(UsageError, match=r"tokens_per_block 16 \(prefill, --set\) but 32 \(decode, default\)"):
         check_pair(prefill, resolve("decode"))
 
 

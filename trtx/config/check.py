@@ -1,0 +1,158 @@
+"""Everything there is to say about the engine configs of one topology, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trtx.config import schema
+from trtx.config.engine_config import OWN_FIELDS, ResolvedEngineConfig, load_engine_config
+from trtx.config.findings import SEVERITIES, Finding, Severity, refuse_errors
+from trtx.config.rules import ModelFacts, Subject, findings_of
+from trtx.config.topology import Role
+from trtx.config.versions import DEFAULT_VERSION, SchemaVersion, schema_version
+
+
+def checked_version(configs: Mapping[Role, ResolvedEngineConfig], stated: str | None) -> SchemaVersion:
+    """``stated`` (asked for, or installed), else what the headers of the configs say, else trtx's default.
+
+    Headers that disagree: the newest of them.
+    """
+    if stated is not None:
+        return schema_version(stated)
+    written = [schema_version(config.header.tensorrt_llm) for config in configs.values() if config.header]
+    return max(written, key=lambda version: version.key, default=schema_version(DEFAULT_VERSION))
+
+
+def check_engine_configs(
+    configs: Mapping[Role, ResolvedEngineConfig],
+    *,
+    engine: str = "tensorrt-llm",
+    version: str | None = None,
+    model: ModelFacts | None = None,
+    gpus: tuple[str, ...] = (),
+) -> tuple[Finding, ...]:
+    """Schema, rules and headers, errors first. ``gpus``: names of this machine's; none: those of the headers.
+
+    On an ``engine`` other than tensorrt-llm, what binds TensorRT-LLM alone is a note, headers are not compared.
+    """
+    at = checked_version(configs, version)
+    found = [finding for config in configs.values() for finding in _schema_findings(config, at, engine)]
+    refused = {(item.roles[0], item.path.partition(".")[0]) for item in found if item.severity == "error"}
+    subjects: dict[Role, Subject] = {}
+    for role, config in configs.items():
+        # A rule could not calculate with what the schema refused.
+        values = {name: value for name, value in config.values.items() if (role, name) not in refused}
+        subjects[role] = _subject(config, values, at, model, gpus)
+    found += findings_of(subjects, engine=engine)
+    if engine == "tensorrt-llm":
+        found += [note for role, config in configs.items() for note in _header_notes(config, subjects[role])]
+    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+def resolve_engine_config(
+    role: Role,
+    *,
+    family: str,
+    path: Path | None,
+    overrides: tuple[str, ...],
+    engine: str,
+    version: str | None = None,
+) -> ResolvedEngineConfig:
+    """Loads, overlays and checks the config of one role by itself; raises UsageError with every error."""
+    config = load_engine_config(role, family=family, path=path, overrides=overrides, engine=engine)
+    refuse_errors(check_engine_configs({role: config}, engine=engine, version=version))
+    return config
+
+
+def check_pair(prefill: ResolvedEngineConfig, decode: ResolvedEngineConfig) -> None:
+    refuse_errors(check_engine_configs({"prefill": prefill, "decode": decode}, engine="torch"))
+
+
+def _subject(
+    config: ResolvedEngineConfig,
+    values: Mapping[str, Any],
+    at: SchemaVersion,
+    model: ModelFacts | None,
+    gpus: tuple[str, ...],
+) -> Subject:
+    header = config.header
+    if model is None and header is not None and header.architecture is not None:
+        model = ModelFacts(header.architecture)
+    return Subject(
+        role=config.role,
+        values=values,
+        source=config.source,
+        version=at,
+        model=model,
+        gpus=gpus or (header.gpu if header else ()),
+        overridden=config.overridden,
+    )
+
+
+def _schema_findings(config: ResolvedEngineConfig, at: SchemaVersion, engine: str) -> Iterator[Finding]:
+    own = OWN_FIELDS.get(engine, frozenset())
+    certain, doubtful = schema.findings_for({k: v for k, v in config.values.items() if k not in own}, at)
+    for found in certain:
+        bound = engine == "tensorrt-llm" or found.kind != "other-version"
+        yield _finding(config, found, "error" if bound else "note", at)
+    for found in doubtful:
+        yield _finding(config, found, "warning" if engine == "tensorrt-llm" else "note", at)
+    for name in sorted({"model", "tokenizer"} & config.values.keys()):
+        yield Finding(
+            severity="error",
+            rule="one-model",
+            roles=(config.role,),
+            path=name,
+            message=f"{name} is set ({config.role}, {config.source})",
+            reason="all workers of a topology serve one model, which --model names",
+            evidence="trtx",
+            fix="leave it out and give --model",
+        )
+
+
+_REASONS: dict[schema.Kind, str] = {
+    "unknown-field": "TensorRT-LLM refuses every key that it does not know",
+    "other-version": "names and values move between releases",
+    "missing-field": "TensorRT-LLM does not build the section without it",
+    "wrong-type": "TensorRT-LLM refuses values of another type",
+    "wrong-value": "TensorRT-LLM refuses values outside of the range",
+}
+
+
+def _finding(
+    config: ResolvedEngineConfig, found: schema.SchemaFinding, severity: Severity, at: SchemaVersion
+) -> Finding:
+    origin = "--set" if found.path in config.overridden else config.source
+    return Finding(
+        severity=severity,
+        rule=found.kind,
+        roles=(config.role,),
+        path=found.path,
+        message=f"{found.message} ({config.role}, {origin})",
+        reason=_REASONS[found.kind],
+        evidence=f"llm_args.json; TensorRT-LLM {at.how_sure}",
+        fix=found.fix,
+    )
+
+
+def _header_notes(config: ResolvedEngineConfig, subject: Subject) -> Iterator[Finding]:
+    header, at = config.header, subject.version
+    if header is None:
+        return
+    differences = []
+    if schema_version(header.tensorrt_llm).key != at.key:
+        differences.append(f"for TensorRT-LLM {header.tensorrt_llm}, checked for {at.how_sure}")
+    if header.gpus != subject.world_size:
+        differences.append(f"for {header.gpus} GPUs a worker, resolved to {subject.world_size}")
+    for difference in differences:
+        yield Finding(
+            severity="note",
+            rule="written-for",
+            roles=(config.role,),
+            path="",
+            message=f"{config.source} is written {difference}",
+            reason="it passes, but nobody tuned it for that",
+            evidence="the header of the file",
+        )

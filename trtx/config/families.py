@@ -1,0 +1,90 @@
+"""The shipped engine configs: which folder serves which architecture, and what each file says it is made for."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trtx.config.topology import Role
+from trtx.errors import UsageError
+
+CONFIG_ROOT = Path(__file__).resolve().parents[2] / "engine_configs"
+
+_FAMILIES = {
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen2ForCausalLM": "qwen2.5",
+    "LlamaForCausalLM": "llama3",
+    "Qwen3MoeForCausalLM": "qwen3-30b-a3b",
+    "Llama4ForConditionalGeneration": "llama4",
+    "DeepseekV3ForCausalLM": "deepseek-r1",
+    "GptOssForCausalLM": "gpt-oss-120b",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3-27b",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2.5-vl",
+    "Qwen3VLForConditionalGeneration": "qwen3-vl",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3-vl-30b-a3b",
+}
+
+
+class ConfigHeader(BaseModel):
+    """The line ``# trtx: {tensorrt_llm: 1.3.0rc22, gpus: 8, gpu: [H200], model: …}`` of a config.
+
+    A comment, since TensorRT-LLM refuses keys that it does not know. ``gpus``: of one worker.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tensorrt_llm: str
+    gpus: int
+    gpu: tuple[str, ...]
+    model: str
+    architecture: str | None = None
+
+
+def config_family(architecture: str, *, on_gpu: bool) -> str:
+    """The folder of ``engine_configs`` for a model: ``tiny`` wherever there is no GPU."""
+    return _FAMILIES.get(architecture, architecture.lower()) if on_gpu else "tiny"
+
+
+def is_multimodal(architecture: str) -> bool:
+    """Whether prompts of this architecture may hold images."""
+    return architecture.endswith("ForConditionalGeneration")
+
+
+def recipe_names() -> tuple[str, ...]:
+    """The folders of ``engine_configs``."""
+    return tuple(sorted(folder.name for folder in CONFIG_ROOT.iterdir() if folder.is_dir()))
+
+
+def recipe_files(name: str) -> dict[Role, Path]:
+    """The config of each role in a folder of ``engine_configs``. Raises UsageError for a name that is none."""
+    if name not in recipe_names():
+        close = difflib.get_close_matches(name, recipe_names(), n=1)
+        nearest = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(recipe_names())}"
+        raise UsageError(f"--recipe {name!r} is no folder of engine_configs; {nearest}")
+    folder = CONFIG_ROOT / name
+    return {role: folder / f"{role}.yaml" for role in get_args(Role) if (folder / f"{role}.yaml").is_file()}
+
+
+def shown_path(path: Path) -> str:
+    """``engine_configs/qwen3/agg.yaml`` for what trtx ships, else the path as it was given."""
+    return str(path.relative_to(CONFIG_ROOT.parent)) if path.is_relative_to(CONFIG_ROOT) else str(path)
+
+
+def read_header(text: str, source: str) -> ConfigHeader | None:
+    """The header of a config file's text; None where it has none. Raises UsageError for a garbled one."""
+    found = re.search(r"^#\s*trtx:\s*(.*)$", text, re.MULTILINE)
+    if found is None:
+        return None
+    try:
+        return ConfigHeader.model_validate(yaml.safe_load(found.group(1)))
+    except (yaml.YAMLError, ValidationError) as error:
+        raise UsageError(
+            f"{source}: the line {found.group(0)!r} is no header; expected "
+            "# trtx: {tensorrt_llm: 1.3.0rc22, gpus: 1, gpu: [H100], model: NAME}"
+        ) from error

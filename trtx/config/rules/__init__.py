@@ -1,0 +1,53 @@
+"""What a schema can't say of an engine config: how its values must fit one another, and the other side's.
+
+Owns the rules, one record each with its reason and its evidence. Reads no file and raises nothing: a rule turns a
+:class:`Subject` (or the two sides of a pair) into :class:`Breach` values. Enter through :func:`findings_of`.
+Always holds: no rule without public evidence, and every fix is a ``--set`` that ends the finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from trtx.config.findings import Finding
+from trtx.config.rules.batching import BATCHING_RULES
+from trtx.config.rules.features import FEATURE_RULES
+from trtx.config.rules.memory import MEMORY_RULES
+from trtx.config.rules.pairs import PAIR_RULES
+from trtx.config.rules.parallel import PARALLEL_RULES
+from trtx.config.rules.rule import Breach, ModelFacts, PairRule, RoleRule, Rule, Subject
+from trtx.config.rules.transfer import TRANSFER_RULES
+from trtx.config.topology import Role
+
+__all__ = ["RULES", "ModelFacts", "PairRule", "RoleRule", "Rule", "Subject", "findings_of"]
+
+_ROLE_RULES = (*TRANSFER_RULES, *BATCHING_RULES, *MEMORY_RULES, *PARALLEL_RULES, *FEATURE_RULES)
+RULES: tuple[Rule, ...] = (*PAIR_RULES, *_ROLE_RULES)
+
+
+def findings_of(subjects: Mapping[Role, Subject], *, engine: str) -> Iterator[Finding]:
+    """Every breach of every rule, pairs first. What binds TensorRT-LLM alone is a note on another ``engine``."""
+    for pair in PAIR_RULES:
+        for first, second in pair.pairs:
+            if first in subjects and second in subjects:
+                for breach in pair.check(subjects[first], subjects[second]):
+                    yield _finding(pair, (first, second), breach, engine)
+    for rule in _ROLE_RULES:
+        for role in rule.roles:
+            if role in subjects:
+                for breach in rule.check(subjects[role]):
+                    yield _finding(rule, (role,), breach, engine)
+
+
+def _finding(rule: Rule, roles: tuple[Role, ...], breach: Breach, engine: str) -> Finding:
+    binding = rule.every_engine or engine == "tensorrt-llm"
+    return Finding(
+        severity=(breach.severity or rule.severity) if binding else "note",
+        rule=rule.id,
+        roles=roles,
+        path=breach.path,
+        message=breach.message,
+        reason=rule.reason,
+        evidence=rule.evidence,
+        fix=breach.fix,
+    )

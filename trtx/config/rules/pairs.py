@@ -1,0 +1,121 @@
+"""Rules between the workers of one topology: a prefill worker hands its KV blocks over as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from trtx.config.findings import Severity
+from trtx.config.rules.rule import RECIPES, Breach, PairRule, Subject, assignment
+
+_KV, _TRANSCEIVER = "kv_cache_config", "cache_transceiver_config"
+_AS_THEY_LIE = "KV blocks move as they lie, so both sides must agree on what a block looks like"
+
+
+def _equal(path: str) -> Callable[[Subject, Subject], Iterator[Breach]]:
+    """Both sides hold the same value. The fix takes the one that somebody wrote down, decode's if both did."""
+
+    def check(prefill: Subject, decode: Subject) -> Iterator[Breach]:
+        if prefill.get(path) != decode.get(path):
+            chosen = prefill if prefill.has(path) and not decode.has(path) else decode
+            message = f"{prefill.says(path)} but {decode.value_of(path)}"
+            yield Breach(path, message, assignment(path, chosen.get(path)))
+
+    return check
+
+
+def _same_runtime(prefill: Subject, decode: Subject) -> Iterator[Breach]:
+    if prefill.transceiver_runtime != decode.transceiver_runtime:  # unset is one of them
+        yield from _equal(f"{_TRANSCEIVER}.transceiver_runtime")(prefill, decode)
+
+
+def _same_buffer(prefill: Subject, decode: Subject) -> Iterator[Breach]:
+    path = f"{_TRANSCEIVER}.max_tokens_in_buffer"
+    sizes = [prefill.get(path), decode.get(path)]
+    if sizes[0] != sizes[1]:
+        softer: Severity | None = "note" if decode.transceiver_runtime == "PYTHON" else None
+        known = max(size for size in sizes if size is not None)
+        yield Breach(path, f"{prefill.says(path)} but {decode.value_of(path)}", assignment(path, known), softer)
+
+
+def _decode_holds_prefill(prefill: Subject, decode: Subject) -> Iterator[Breach]:
+    path = "max_seq_len"
+    prompt, total = prefill.longest_sequence, decode.longest_sequence
+    if prompt is not None and total is not None and total < prompt:
+        message = f"{decode.says(path)} is below {prefill.says(path)}"
+        yield Breach(path, message, decode.set(path, prompt))
+
+
+def _both_speculate(prefill: Subject, decode: Subject) -> Iterator[Breach]:
+    path = "speculative_config"
+    if prefill.speculates and decode.speculates:
+        yield from _equal(f"{path}.decoding_type")(prefill, decode)
+    elif prefill.speculates != decode.speculates:
+        with_it, without = (prefill, decode) if prefill.speculates else (decode, prefill)
+        python = decode.transceiver_runtime == "PYTHON" and decode.speculates
+        kind = with_it.get(f"{path}.decoding_type")
+        message = f"{with_it.role} speculates ({kind}, {with_it.source}) and {without.role} does not ({without.source})"
+        yield Breach(path, message, without.set(path, with_it.get(path)), "note" if python else None)
+
+
+def _encoder_shares_gpu(encode: Subject, consumer: Subject) -> Iterator[Breach]:
+    path = f"{_KV}.free_gpu_memory_fraction"
+    if consumer.get(f"{_KV}.max_tokens") is None and not consumer.get(f"{_KV}.max_gpu_total_bytes"):
+        yield Breach(path, f"{consumer.says(path)} is of what the encoder on the same GPU leaves")
+
+
+PAIR_RULES = (
+    PairRule(
+        id="kv-dtype-equal",
+        reason=_AS_THEY_LIE,
+        evidence=f"423 of 423 published pairs, {RECIPES}",
+        check=_equal(f"{_KV}.dtype"),
+        every_engine=True,
+    ),
+    PairRule(
+        id="tokens-per-block-equal",
+        reason=_AS_THEY_LIE,
+        evidence=f"423 of 423 published pairs, {RECIPES}",
+        check=_equal(f"{_KV}.tokens_per_block"),
+        every_engine=True,
+    ),
+    PairRule(
+        id="transceiver-backend-equal",
+        reason="the two ends of a transfer speak one protocol",
+        evidence=f"423 of 423 published pairs (UCX 374, DEFAULT 31, NIXL 18), {RECIPES}",
+        check=_equal(f"{_TRANSCEIVER}.backend"),
+    ),
+    PairRule(
+        id="transceiver-runtime-equal",
+        reason="the C++ and the Python transceiver do not speak to each other",
+        evidence=f"423 of 423 published pairs, {RECIPES}",
+        check=_same_runtime,
+    ),
+    PairRule(
+        id="transfer-buffer-equal",
+        reason="a prompt that fits one side's transfer buffer must fit the other's",
+        evidence=f"405 of 405 published pairs with the C++ transceiver, {RECIPES}",
+        check=_same_buffer,
+    ),
+    PairRule(
+        id="decode-holds-prefill",
+        reason="decode goes on with every sequence that prefill took",
+        evidence=f"423 of 423 published pairs, {RECIPES}",
+        check=_decode_holds_prefill,
+    ),
+    PairRule(
+        id="speculation-on-both",
+        reason="draft layers are part of the KV layout, so a C++ transfer needs them on both sides",
+        evidence=f"417 of 423 published pairs, the 6 others decode only with the Python transceiver, {RECIPES}; "
+        "aiconfigurator",
+        check=_both_speculate,
+    ),
+    PairRule(
+        id="encoder-shares-gpu",
+        pairs=(("encode", "agg"), ("encode", "prefill")),
+        severity="note",
+        reason="image handles travel by CUDA IPC, so an encoder shares the GPU of the worker that takes them: "
+        "start it first, or bound the other by kv_cache_config.max_tokens",
+        evidence="aiconfigurator's launcher; TensorRT-LLM #2773",
+        check=_encoder_shares_gpu,
+    ),
+)
