@@ -54,7 +54,7 @@ def signature(name: str, *, bound: bool = False) -> inspect.Signature:
     parameters = [kinds("self", kinds.POSITIONAL_OR_KEYWORD)] if "." in name and not bound else []
     for entry in entries:
         kind = {"keyword": kinds.KEYWORD_ONLY, "rest": kinds.VAR_KEYWORD}.get(entry.get("kind"))
-        default = entry["default"] if "default" in entry else kinds.empty
+        default = entry.get("default", kinds.empty)
         parameters.append(kinds(entry["name"], kind or kinds.POSITIONAL_OR_KEYWORD, default=default))
     return inspect.Signature(parameters)
 

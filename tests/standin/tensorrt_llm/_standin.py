@@ -1,13 +1,17 @@
 """What only the stand-in has: switches for tests, read from the environment when the package is imported.
 
-``STANDIN_TRTLLM_VERSION``  whose facts hold: ``1.2.1``, ``1.3.0rc7`` or ``1.3.0rc22`` (the default). Names, parameters,
-    fields and arguments that came later are not there. ``version.py`` stays as it is: read ``tensorrt_llm.__version__``.
-``STANDIN_TRTLLM_FAULT``    one fault, or several joined by commas:
-    ``fatal-after:N``          request N and every later one meets a dead engine: RuntimeError, ``_check_health()`` False
-    ``request-error-after:N``  request N and every later one is refused with RequestError; the engine stays healthy
-    ``hang-on-shutdown``       ``shutdown()`` never returns, as with dead ranks before TensorRT-LLM PR #16312
-    ``drop-events``            every fifth KV event is lost, so the ids have gaps
-    ``leave-rank``             one more rank process is started that outlives ``shutdown()`` and its parent
+``STANDIN_TRTLLM_VERSION``: whose facts hold, ``1.2.1``, ``1.3.0rc7`` or ``1.3.0rc22`` (the default). Names, parameters,
+fields and arguments that came later are not there. ``version.py`` stays as it is; ``tensorrt_llm.__version__`` tells.
+
+``STANDIN_TRTLLM_FAULT``: one fault, or several joined by commas:
+
+- ``fatal-after:N``: request N meets an engine that dies: RuntimeError where it is read, ``_check_health()`` False, and
+  every later request is refused with RuntimeError "shutting down";
+- ``request-error-after:N``: request N and every later one is refused with RequestError; the engine stays healthy;
+- ``hang-on-shutdown``: ``shutdown()`` never returns, as with dead ranks before TensorRT-LLM PR #16312;
+- ``drop-events``: every fifth KV event is lost, so the ids have gaps;
+- ``leave-rank``: one more rank process is started, that outlives ``shutdown()`` and its parent.
+
 Requests are counted from 1 in each process.
 """
 

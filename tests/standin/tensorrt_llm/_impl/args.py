@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from trtx.config import schema
 
 from tensorrt_llm._facts import enumeration
 from tensorrt_llm._standin import VERSION, absent
+from trtx.config import schema
 
 # llm_args.json has no column for 1.3.0rc22; this is the text nearest to it.
 COLUMN = {"1.3.0rc22": "main-2026-07"}.get(VERSION, VERSION)
@@ -68,8 +68,7 @@ def model(name: str) -> type[BaseModel]:
     allowed_in = facts["models"].get(name, {}).get("allowed_in", {})  # by field, where a model lists them by version
     rows = [row | {"allowed_in": allowed_in[row["name"]]} if row["name"] in allowed_in else row for row in rows]
     fields: Any = {row["name"]: _field(row) for row in rows if row["in"].get(COLUMN) is not False}
-    made = pydantic.create_model(shown, __base__=base, __module__=home, **fields)
-    return made
+    return pydantic.create_model(shown, __base__=base, __module__=home, **fields)
 
 
 def __getattr__(name: str) -> Any:
@@ -196,15 +195,29 @@ def _refuse_what_only_the_real_one_does(args: Any) -> None:
 
 
 _HANDED_ON = (
-    "skip_tokenizer_init trust_remote_code dtype max_batch_size max_num_tokens max_seq_len enable_chunked_prefill "
-    "enable_iter_perf_stats max_stats_len return_perf_metrics"
-).split()
+    "skip_tokenizer_init",
+    "trust_remote_code",
+    "dtype",
+    "max_batch_size",
+    "max_num_tokens",
+    "max_seq_len",
+    "enable_chunked_prefill",
+    "enable_iter_perf_stats",
+    "max_stats_len",
+    "return_perf_metrics",
+)
 _HANDED_ON_NESTED = {
-    "kv_cache_config": "tokens_per_block free_gpu_memory_fraction max_tokens enable_block_reuse dtype "
-    "event_buffer_max_size".split(),
-    "cuda_graph_config": ["batch_sizes"],
-    "scheduler_config": ["waiting_queue_policy"],
-    "cache_transceiver_config": ["backend", "kv_transfer_timeout_ms"],
+    "kv_cache_config": (
+        "tokens_per_block",
+        "free_gpu_memory_fraction",
+        "max_tokens",
+        "enable_block_reuse",
+        "dtype",
+        "event_buffer_max_size",
+    ),
+    "cuda_graph_config": ("batch_sizes",),
+    "scheduler_config": ("waiting_queue_policy",),
+    "cache_transceiver_config": ("backend", "kv_transfer_timeout_ms"),
 }
 
 

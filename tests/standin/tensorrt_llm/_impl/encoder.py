@@ -80,7 +80,13 @@ class SharedTensorContainer:
 
 
 _HANDLE_FIELDS = (
-    "tensor_storage_offset tensor_size tensor_stride manager_handle storage_handle storage_size storage_dtype".split()
+    "tensor_storage_offset",
+    "tensor_size",
+    "tensor_stride",
+    "manager_handle",
+    "storage_handle",
+    "storage_size",
+    "storage_dtype",
 )
 
 

@@ -16,7 +16,7 @@ _POLL_SECONDS = 0.005
 
 @public
 class IterationResult:
-    """Rows that come until none has come for ``timeout`` seconds. Iterating needs an event loop, as the real one does."""
+    """Rows that come until none has come for ``timeout`` seconds. Iterating needs an event loop."""
 
     def __init__(self, rows: Any, timeout: float | None) -> None:
         self._rows = rows

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorrt_llm._facts import dataclass, follows, public
+from tensorrt_llm._facts import dataclass, follows, public, signature
 from tensorrt_llm._impl import args as llm_args
 from tensorrt_llm._impl.executor import GenerationExecutor, RequestError
 from tensorrt_llm._impl.ranks import refuse_launcher_variables
@@ -36,9 +36,8 @@ class BaseLLM:
     @follows("BaseLLM.__init__")
     def __init__(self, model: Any, tokenizer: Any, **given: Any) -> None:
         backend = given.pop("backend", self._backend)
-        defaults = dict(tokenizer_mode="auto", skip_tokenizer_init=False, trust_remote_code=False, dtype="auto")
-        defaults |= dict(tensor_parallel_size=1, revision=None, tokenizer_revision=None)
-        changed = {name: value for name, value in given.items() if name not in defaults or value != defaults[name]}
+        named = signature("BaseLLM.__init__").parameters
+        changed = {name: value for name, value in given.items() if name not in named or value != named[name].default}
         self._executor: GenerationExecutor | None = None
         self._llm_id: str | None = None
         self.args = llm_args.resolve(type(self).__name__, backend, {"model": model, "tokenizer": tokenizer, **changed})

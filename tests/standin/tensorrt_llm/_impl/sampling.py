@@ -12,13 +12,32 @@ from tensorrt_llm._standin import absent
 
 LogprobMode = enumeration("LogprobMode")
 
-# What the torch engine honours; everything else must be left at its default.
-_SERVED = (
-    "end_id pad_id max_tokens min_tokens stop stop_token_ids include_stop_str_in_output ignore_eos "
-    "truncate_prompt_tokens temperature top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty "
-    "n best_of logprobs prompt_logprobs return_perf_metrics detokenize add_special_tokens skip_special_tokens "
-    "spaces_between_special_tokens length_penalty early_stopping"
-).split()
+# What the torch engine can't do; these must be left at their defaults.
+_NOT_SERVED = (
+    "bad",
+    "bad_token_ids",
+    "embedding_bias",
+    "logits_processor",
+    "apply_batched_logits_processor",
+    "use_beam_search",
+    "beam_search_diversity_rate",
+    "beam_width_array",
+    "top_p_min",
+    "top_p_reset_ids",
+    "top_p_decay",
+    "no_repeat_ngram_size",
+    "prompt_ignore_length",
+    "return_context_logits",
+    "return_generation_logits",
+    "return_encoder_output",
+    "exclude_input_from_output",
+    "additional_model_outputs",
+    "lookahead_config",
+    "guided_decoding",
+    "logprobs_mode",
+    "logprobs_simple_format",
+    "prompt_logprobs_simple_format",
+)
 # Handled by the stand-in itself, as the real LLM handles them outside its engine.
 _NOT_HANDED_ON = ("stop", "best_of", "pad_id")
 
@@ -82,12 +101,12 @@ def for_torch_engine(params: Any, *, max_tokens: int) -> Any:
     from trtx.torch_engine import SamplingParams as TorchSamplingParams
 
     asked = {f.name: getattr(params, f.name) for f in fields(params) if getattr(params, f.name) != f.default}
-    not_served = [name for name in asked if name not in _SERVED and not name.startswith("_")]
-    if not_served:
-        raise absent(f"SamplingParams.{not_served[0]}")
+    for name in _NOT_SERVED:
+        if name in asked:
+            raise absent(f"SamplingParams.{name}")
     if params.best_of != params.n:
         raise absent(f"SamplingParams.best_of = {params.best_of} with n = {params.n}")
-    asked = {name: value for name, value in asked.items() if name in _SERVED and name not in _NOT_HANDED_ON}
+    asked = {name: value for name, value in asked.items() if not name.startswith("_") and name not in _NOT_HANDED_ON}
     asked["max_tokens"] = max_tokens
     if params.ignore_eos:
         asked.pop("stop_token_ids", None)  # the real engine is given no stop words at all then
