@@ -5,10 +5,22 @@ from __future__ import annotations
 import importlib.util
 import secrets
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from trtx.checkpoint import resolve_checkpoint
-from trtx.config import ResolvedEngineConfig, Role, TopologySpec, check_pair, config_family, resolve_engine_config
+from trtx.checkpoint import Checkpoint, resolve_checkpoint
+from trtx.config import (
+    Finding,
+    ModelFacts,
+    ResolvedEngineConfig,
+    Role,
+    TopologySpec,
+    check_engine_configs,
+    config_family,
+    load_engine_config,
+    refuse_errors,
+)
 from trtx.engine import resolve_kind
 from trtx.errors import UsageError
 from trtx.launch.machine import probe
@@ -28,20 +40,24 @@ def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
     checkpoint = resolve_checkpoint(spec.model or _default_model(engine), on_gpu=on_gpu)
     family = config_family(checkpoint.architecture, on_gpu=on_gpu)
     configs: dict[Role, ResolvedEngineConfig] = {
-        role: resolve_engine_config(
-            role, family=family, path=spec.engine_configs.get(role), overrides=spec.overrides, engine=engine
+        role: load_engine_config(
+            role,
+            family=family,
+            path=spec.engine_configs.get(role),
+            overrides=spec.overrides,
+            engine=engine,
+            model_dir=checkpoint.path,
         )
         for role in spec.roles
     }
-    if spec.mode == "disagg":
-        check_pair(configs["prefill"], configs["decode"])
+    findings = _check(spec, configs, engine, checkpoint, machine)
     run_dir = run_dir.absolute()
     namespace = f"trtx-{secrets.token_hex(4)}"
     http = HOLDER.hold(spec.host, spec.port)
     xsub, xpub, *system = HOLDER.hold_internal(2 + sum(spec.roles.values()))
     ports = Ports(http=http, broker_xsub=xsub, broker_xpub=xpub, system=tuple(system))
     try:
-        return plan(
+        planned = plan(
             spec,
             machine,
             checkpoint=checkpoint,
@@ -55,6 +71,26 @@ def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
     except UsageError:
         HOLDER.release((http, xsub, xpub, *system))
         raise
+    return replace(planned, findings=findings)
+
+
+def _check(
+    spec: TopologySpec,
+    configs: Mapping[Role, ResolvedEngineConfig],
+    engine: str,
+    checkpoint: Checkpoint,
+    machine: Machine,
+) -> tuple[Finding, ...]:
+    """What is worth telling of the configs as they will run, ``--tp`` included. Raises UsageError for any error."""
+    tp = {"tensor_parallel_size": spec.tp} if spec.tp > 1 else {}
+    findings = check_engine_configs(
+        {role: replace(config, values=config.values | tp) for role, config in configs.items()},
+        engine=engine,
+        model=ModelFacts(checkpoint.architecture, checkpoint.context_length),
+        gpus=tuple(gpu.name for gpu in machine.gpus),
+    )
+    refuse_errors(findings)
+    return findings
 
 
 def _default_model(engine: str) -> str:

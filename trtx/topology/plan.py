@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trtx.config import Mode, Role
+from trtx.config import Finding, Mode, Role
 
 SCHEMA_VERSION = 1
 TOPOLOGY_VARIABLE = "TRTX_TOPOLOGY"
@@ -47,6 +47,7 @@ class Plan:
     engine_configs: dict[str, dict[str, Any]]  # role -> the LLM's keyword arguments
     gpu_names: tuple[str, ...]  # one entry a GPU in use
     reasons: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()  # of the engine configs; none of them an error
 
     @property
     def url(self) -> str:
@@ -105,6 +106,7 @@ class Plan:
             fields[name] = Path(fields[name])
         for name in ("internal_ports", "gpu_names", "reasons"):
             fields[name] = tuple(fields[name])
+        fields["findings"] = tuple(Finding.from_json(entry) for entry in fields.get("findings", ()))
         fields["processes"] = tuple(_process(entry) for entry in fields["processes"])
         return cls(**fields)
 
