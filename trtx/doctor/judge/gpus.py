@@ -165,10 +165,11 @@ def _clocks(name: str, gpu: Gpu) -> Iterator[Check]:
             "its default: a lower limit lowers the clocks under load",
             f"sudo nvidia-smi -i {gpu.index} -pl {usual:.0f}",
         )
-    for reason in gpu.clock_reasons:
-        if reason in _SLOW:
-            now = f"{gpu.sm_clock_mhz} of {gpu.max_sm_clock_mhz} MHz now: " if gpu.max_sm_clock_mhz else ""
-            yield warning(f"{name} clocks", f"{now}{reason}", "full clocks: figures are lower now", _SLOW[reason])
+    slow = [reason for reason in gpu.clock_reasons if reason in _SLOW]
+    if slow:
+        now = f"{gpu.sm_clock_mhz} of {gpu.max_sm_clock_mhz} MHz now: " if gpu.max_sm_clock_mhz else ""
+        fixes = "; ".join(dict.fromkeys(_SLOW[reason] for reason in slow))
+        yield warning(f"{name} clocks", now + " and ".join(slow), "full clocks: figures are lower now", fixes)
 
 
 def _health(name: str, gpu: Gpu) -> Iterator[Check]:

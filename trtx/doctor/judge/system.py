@@ -68,7 +68,7 @@ def _memory(system: System) -> Check:
 def _port(system: System) -> Check:
     name = f"port {system.port}"
     if system.port_problem is None:
-        return ok(name, "free on 127.0.0.1")
+        return ok(name, "any free one" if system.port == 0 else "free on 127.0.0.1")
     problem, _, fix = system.port_problem.rpartition("; ")
     return failed(name, problem or fix, "free", fix)
 
@@ -115,7 +115,7 @@ def _shared_memory(facts: Facts) -> Iterator[Check]:
         return
     row = failed if facts.engine == "tensorrt-llm" and len(facts.gpus.visible) > 1 else warning
     fix = "docker run --shm-size=1g (or --ipc=host), or: sudo mount -o remount,size=1g /dev/shm"
-    yield row("/dev/shm", seen, "1 GiB: NCCL joins the ranks of a worker through it", fix)
+    yield row("/dev/shm", seen, "1 GiB: NCCL and UCX pass data between processes through it", fix)
 
 
 def _directory(directory: Directory) -> Check:

@@ -1,0 +1,205 @@
+"""The doctor's questions: to NVML as a script answers it, and to this machine's own kernel and packages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from topology_clients import wait_until
+
+from trtx.doctor.facts import Topology
+from trtx.doctor.gather import gather_gpus, gather_software, gather_system, gather_topologies
+from trtx.launch.guardian import Guardian
+
+GIB = 2**30
+H100S = ("GPU-aaaa", "GPU-bbbb")
+
+
+def refuses(*_: Any) -> Any:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An NVML with two H100s on one NVLink; the first runs this process, hot. A handle is the UUID."""
+
+    def answers(**script: Any) -> None:
+        for name, answer in script.items():
+            monkeypatch.setattr(pynvml, f"nvml{name}", answer if callable(answer) else lambda *_, a=answer: a)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    answers(
+        Init=None,
+        Shutdown=None,
+        SystemGetDriverVersion="580.95.05",
+        SystemGetCudaDriverVersion=13000,
+        DeviceGetCount=2,
+        DeviceGetHandleByIndex=lambda index: H100S[index],
+        DeviceGetHandleByUUID=lambda uuid: uuid,
+        DeviceGetUUID=lambda handle: handle,
+        DeviceGetName="NVIDIA H100 80GB HBM3",
+        DeviceGetMemoryInfo=SimpleNamespace(total=80 * GIB, free=79 * GIB),
+        DeviceGetCudaComputeCapability=(9, 0),
+        DeviceGetComputeRunningProcesses=lambda handle: (
+            [SimpleNamespace(pid=os.getpid(), usedGpuMemory=GIB)] if handle == H100S[0] else []
+        ),
+        DeviceGetClockInfo=1200,
+        DeviceGetMaxClockInfo=1980,
+        DeviceGetCurrentClocksEventReasons=lambda handle: 0x24 if handle == H100S[0] else 0x1,
+        DeviceGetEnforcedPowerLimit=350_000,
+        DeviceGetPowerManagementDefaultLimit=700_000,
+        DeviceGetTotalEccErrors=2,
+        DeviceGetRemappedRows=(0, 1, 1, 0),
+        DeviceGetFieldValues=[SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=1))],
+        DeviceGetPersistenceMode=0,
+        DeviceGetComputeMode=pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
+        DeviceIsMigDeviceHandle=0,
+        DeviceGetMigMode=[0, 0],
+        DeviceGetNvLinkState=lambda handle, link: 1 if link < 18 else refuses(),
+        DeviceGetGpuFabricInfo=refuses,
+        DeviceGetP2PStatus=pynvml.NVML_P2P_STATUS_OK,
+        DeviceGetTopologyCommonAncestor=pynvml.NVML_TOPOLOGY_SYSTEM,
+    )
+    return monkeypatch
+
+
+def test_gpus_are_told_as_nvml_tells_them(two_gpus: pytest.MonkeyPatch) -> None:
+    gpus = gather_gpus()
+    assert (gpus.problem, gpus.driver, gpus.cuda, gpus.installed) == (None, "580.95.05", (13, 0), 2)
+    first, second = gpus.visible
+    assert (first.name, first.memory_bytes, first.free_bytes) == ("NVIDIA H100 80GB HBM3", 80 * GIB, 79 * GIB)
+    assert (first.compute_capability, first.sm_clock_mhz, first.max_sm_clock_mhz) == ((9, 0), 1200, 1980)
+    assert first.clock_reasons == ("power limit", "thermal, by software")
+    assert second.clock_reasons == ("idle",)
+    assert (first.power_limit_w, first.default_power_limit_w) == (350, 700)
+    assert (first.uncorrected_ecc_errors, first.remap_pending, first.remap_failed) == (2, True, False)
+    assert (first.recovery, first.persistence) == ("a reset of the GPU", False)
+    assert (first.compute_mode, first.mig, first.nvlinks_up, first.fabric_ready) == (
+        "exclusive process",
+        "off",
+        18,
+        None,
+    )
+    (process,) = first.processes
+    assert (process.pid, process.memory_bytes, process.is_ours) == (os.getpid(), GIB, False)
+    assert process.name
+    assert second.processes == ()
+    (pair,) = gpus.pairs
+    assert (pair.first, pair.second, pair.nvlink, pair.peer_access, pair.path) == (0, 1, True, True, "SYS")
+
+
+def test_the_callers_visible_set_and_its_order_hold(two_gpus: pytest.MonkeyPatch) -> None:
+    two_gpus.setenv("CUDA_VISIBLE_DEVICES", "1")
+    gpus = gather_gpus()
+    assert (gpus.installed, len(gpus.visible), gpus.pairs) == (2, 1, ())
+    assert gpus.visible[0].clock_reasons == ("idle",)
+
+
+def test_a_gpu_that_answers_only_the_basic_questions_is_told_as_far_as_it_goes(two_gpus: pytest.MonkeyPatch) -> None:
+    basic = {"nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCount"}
+    for name in vars(pynvml).copy():
+        if name.startswith("nvmlDeviceGet") and "Handle" not in name and name not in basic:
+            two_gpus.setattr(pynvml, name, refuses)
+    gpus = gather_gpus()
+    assert [gpu.name for gpu in gpus.visible] == ["NVIDIA H100 80GB HBM3"] * 2
+    assert gpus.visible[0].compute_mode is None and gpus.visible[0].mig == "off"
+    assert gpus.pairs[0].peer_access is None and gpus.pairs[0].path == "PCIe"
+
+
+def test_an_nvml_that_does_not_answer_leaves_its_own_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    gpus = gather_gpus()
+    assert gpus.problem is not None and "ersion" in gpus.problem
+    assert gpus.visible == ()
+
+
+def test_packages_are_read_without_importing_them() -> None:
+    program = (
+        "import sys; from trtx.doctor.gather import gather_software; found = gather_software()\n"
+        "assert found.packages['ai-dynamo'].version == '1.4.2', found.packages['ai-dynamo']\n"
+        "assert any('aiperf' in text for text in found.packages['trtx'].requires)\n"
+        "sys.exit(repr(sorted({'torch', 'tensorrt_llm', 'nixl', 'transformers', 'modelopt'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_package_without_metadata_is_found_by_its_version_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "tensorrt_llm"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('never imported')\n")
+    (package / "version.py").write_text('"""Words."""\n__version__ = "1.3.0rc22+cpu"\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert gather_software().packages["tensorrt-llm"].version == "1.3.0rc22+cpu"
+
+
+def test_a_taken_port_names_who_has_it(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        problem = gather_system(taken.getsockname()[1], tmp_path).port_problem
+    assert problem is not None and f"pid {os.getpid()}" in problem
+
+
+def test_a_run_directory_that_does_not_exist_yet_is_judged_by_the_one_above_it(tmp_path: Path) -> None:
+    (runs, *_) = gather_system(0, tmp_path / "not" / "yet").directories
+    assert (runs.path, runs.problem) == (tmp_path, None)
+    assert runs.free_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_takes_no_file_says_why() -> None:
+    (runs, *_) = gather_system(0, Path("/proc/runs")).directories  # whoever asks, the kernel makes no file there
+    assert runs.problem
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Any:
+    """A process of the topology trtx-0123abcd, and its scratch directory."""
+    scratch = tmp_path / "trtx-0123abcd"
+    scratch.mkdir()
+    os.utime(scratch, (0, 0))
+    process = subprocess.Popen(["sleep", "600"], env={"TRTX_TOPOLOGY": scratch.name})
+    # Until it has become sleep, it is a copy of this process with this process's environment.
+    wait_until(lambda: _found(tmp_path) is not None and _found(tmp_path).pids == (process.pid,), 10, "sleep runs")
+    yield process
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def _found(temporary: Path) -> Any:
+    return next((one for one in gather_topologies(temporary=temporary) if one.name == "trtx-0123abcd"), None)
+
+
+def test_a_process_whose_guardian_is_gone_is_told_apart_from_a_guarded_one(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    scratch = tmp_path / "trtx-0123abcd"
+    assert _found(tmp_path) == Topology("trtx-0123abcd", (sleeper.pid,), is_guarded=False, scratch=scratch)
+    guardian = Guardian("TRTX_TOPOLOGY=trtx-0123abcd", scratch)
+    wait_until(lambda: _found(tmp_path).is_guarded, 10, "its guardian is seen")
+    guardian.goodbye()
+    assert not _found(tmp_path).is_guarded
+
+
+def test_scratch_directories_count_once_they_have_settled(tmp_path: Path) -> None:
+    for name in ("trtx-deadbeef", "trtx-aiperf-a1b2c3d4", "trtx-notes", "other"):
+        (tmp_path / name).mkdir()
+    assert [one for one in gather_topologies(temporary=tmp_path) if one.scratch] == []
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    names = [one.name for one in gather_topologies(temporary=tmp_path) if one.scratch]
+    assert names == ["trtx-aiperf-a1b2c3d4", "trtx-deadbeef"]
