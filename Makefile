@@ -3,7 +3,7 @@ PYTHON ?=
 VENV := .venv/bin
 SETUP := .venv/.setup-done
 
-.PHONY: help setup demo fmt check test proof test-gpu bench-streaming lock clean
+.PHONY: help setup demo fmt check test proof test-gpu test-trtllm bench-streaming lock clean
 
 help:     ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -35,6 +35,9 @@ proof: $(SETUP) ## the long ones: random kills, soaks
 
 test-gpu: $(SETUP) ## the tests that need a GPU
 	$(VENV)/python -m pytest -q -m gpu
+
+test-trtllm: $(SETUP) ## what CI runs with the stand-in, with the TensorRT-LLM that is installed
+	$(VENV)/python -m pytest -q -m trtllm tests/trtllm --trtllm installed
 
 bench-streaming: $(SETUP) ## what streaming costs, beside upstream's way
 	$(VENV)/python benchmarks/streaming.py
