@@ -14,7 +14,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,10 @@ class LLM:
                 "maxNumActiveRequests": self.args.max_batch_size,
             }
         ]
+
+    async def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
+        for row in self.get_stats(timeout):
+            yield row
 
     def _check_health(self) -> bool:
         return self._thread.is_alive()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Another Dynamo's planes and discovery, and launchers of MPI jobs: an engine that finds their variables joins them.
-_DROPPED_PREFIXES = ("DYN_", "ETCD_", "NATS_", "SLURM_", "SRUN_", "PMI", "OMPI_", "PRTE_", "TRTX_TOPOLOGY")
-_DROPPED = frozenset({"MODEL_EXPRESS_URL", "SLURM", "UCX_NET_DEVICES"})
+from trtx.engine.tensorrt_llm.environment import is_job_variable
+
+# Another Dynamo's planes and discovery: a worker that finds their variables joins them.
+_DROPPED_PREFIXES = ("DYN_", "ETCD_", "NATS_", "TRTX_TOPOLOGY")
+_DROPPED = frozenset({"MODEL_EXPRESS_URL", "UCX_NET_DEVICES"})
 
 
 def child_environment(inherited: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
-    """``inherited`` without the names above, and ``additions`` on top."""
+    """``inherited`` without the names above and those of another MPI job, and ``additions`` on top."""
     kept = {
         name: value
         for name, value in inherited.items()
-        if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
+        if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES) and not is_job_variable(name)
     }
     return kept | dict(additions)

@@ -1,9 +1,10 @@
 """Outlives the launcher: when it dies without a goodbye, ends the topology and deletes what it left on disk.
 
 ``python -m trtx.launch.guardian --marker NAME=VALUE --scratch DIR`` reads lines from its standard input: ``pid N`` for
-each child, ``goodbye`` when the launcher has cleaned up by itself. End of file without a goodbye means that the
-launcher was killed. It runs in a session of its own and ignores SIGINT, SIGTERM and SIGHUP, so that what ends the
-launcher's terminal, group or service leaves it to do its work; its pipe is what ends it.
+each child, ``rank N STARTED`` for each process of its engine (see ``engine.ranks``), ``goodbye`` when the launcher has
+cleaned up by itself. End of file without a goodbye means that the launcher was killed. It runs in a session of its own
+and ignores SIGINT, SIGTERM and SIGHUP, so that what ends the launcher's terminal, group or service leaves it to do its
+work; its pipe is what ends it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from trtx.engine import ranks
+from trtx.engine.ranks import Rank
 from trtx.launch.environment import child_environment
 from trtx.launch.processes import end_members
 
@@ -32,6 +35,7 @@ class Guardian:
         self._command = [sys.executable, "-m", "trtx.launch.guardian", "--marker", marker]
         self._command += ["--scratch", str(scratch_dir)]
         self._sessions: list[int] = []
+        self._ranks: dict[str, tuple[Rank, ...]] = {}
         self._process = self._start()
 
     def watch(self, pid: int) -> None:
@@ -39,12 +43,22 @@ class Guardian:
         self._sessions.append(pid)
         self._tell(f"pid {pid}\n")
 
+    def watch_ranks(self, name: str, ranks: tuple[Rank, ...]) -> None:
+        """The processes of one worker's engine as they are now: one may have left the worker's session."""
+        new = set(ranks) - set(self._ranks.get(name, ()))
+        self._ranks[name] = ranks
+        for rank in sorted(new, key=lambda rank: rank.pid):
+            self._tell(f"rank {rank.pid} {rank.started}\n")
+
     def ensure_alive(self) -> None:
         """Starts another guardian if this one was killed."""
         if self._process.poll() is not None:
             self._process = self._start()
             for pid in self._sessions:
                 self._tell(f"pid {pid}\n")
+            told, self._ranks = self._ranks, {}
+            for name, known in told.items():
+                self.watch_ranks(name, known)
 
     def goodbye(self) -> None:
         """Sends it home: everything is cleaned up."""
@@ -83,13 +97,17 @@ def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     sessions: set[int] = set()
+    engine_ranks: set[Rank] = set()
     for line in sys.stdin:
-        word, _, number = line.strip().partition(" ")
+        word, *numbers = line.split()
         if word == "goodbye":
             return
-        if word == "pid" and number.isdigit():
-            sessions.add(int(number))
+        if word == "pid":
+            sessions.add(int(numbers[0]))
+        elif word == "rank":
+            engine_ranks.add(Rank(*map(int, numbers)))
     end_members(arguments.marker, sessions, grace_s=GRACE_S, kill_s=KILL_S)
+    ranks.end(engine_ranks)
     shutil.rmtree(arguments.scratch, ignore_errors=True)
 
 

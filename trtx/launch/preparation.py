@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import secrets
 import tempfile
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from trtx.config import (
     load_engine_config,
     refuse_errors,
 )
-from trtx.engine import resolve_kind
+from trtx.engine import installed_version, resolve_kind
 from trtx.errors import UsageError
 from trtx.launch.machine import probe
 from trtx.launch.ports import HOLDER
@@ -67,6 +66,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
             namespace=namespace,
             run_dir=run_dir,
             scratch_dir=Path(tempfile.gettempdir()) / namespace,
+            engine_version=installed_version() if engine == "tensorrt-llm" else None,
         )
     except UsageError:
         HOLDER.release((http, xsub, xpub, *system))
@@ -102,7 +102,7 @@ def _engine(spec: TopologySpec, machine: Machine) -> str:
     if spec.engine == "simulated":
         return spec.engine
     engine = resolve_kind(spec.engine, has_gpu=bool(machine.gpus))
-    if engine == "tensorrt-llm" and importlib.util.find_spec("tensorrt_llm") is None:
+    if engine == "tensorrt-llm" and installed_version() is None:
         raise UsageError(
             "engine tensorrt-llm needs the package tensorrt_llm, which is not installed; "
             "install trtx[tensorrt-llm], or choose --engine torch"

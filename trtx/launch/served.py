@@ -142,7 +142,9 @@ def serve(
             sessions.append(pid)
             guardian.watch(pid)
 
-        supervisor = Supervisor(plan, on_event, on_start=started, on_look=guardian.ensure_alive)
+        supervisor = Supervisor(
+            plan, on_event, on_start=started, on_look=guardian.ensure_alive, on_ranks=guardian.watch_ranks
+        )
         topology = ServedTopology(plan, supervisor, interruption)
         on_slots(topology.slots)
         HOLDER.release((plan.port, *plan.internal_ports))
@@ -201,10 +203,17 @@ def _wait_ready(topology: ServedTopology, deadline: float) -> None:
             logs = plan.workers[0].log_path.parent
             raise LaunchError(
                 f"{plan.mode} topology is not ready in time: {seen.summary}; see the logs in {logs}, "
-                "and lower the model's size or max_seq_len if it loads too slowly"
+                f"and lower the model's size or max_seq_len if it loads too slowly{_hint(plan)}"
             )
         time.sleep(_POLL_S)
         seen = ask_readiness(plan.url, plan.model, plan.namespace, plan.expected_workers())
+
+
+def _hint(plan: Plan) -> str:
+    """What else keeps an engine of several GPUs from starting: seen on machines without NVLink (TensorRT-LLM #9680)."""
+    if plan.gpu_count <= plan.worker_count:
+        return ""
+    return "; ranks that wait for each other want NCCL_P2P_DISABLE=1 where `nvidia-smi topo -m` shows no NVLink"
 
 
 def _warm_up(topology: ServedTopology, request_s: float) -> None:

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtx.engine.ranks import Rank
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
@@ -17,6 +19,8 @@ class WorkerStatus:
     worker_id: int | None = None
     device_memory_bytes: int = 0
     kv_blocks: int = 0
+    load_seconds: float | None = None
+    ranks: tuple[Rank, ...] = ()  # processes that its engine started
     error: str | None = None
 
 
@@ -26,7 +30,8 @@ def read_status(path: Path | None, pid: int) -> WorkerStatus | None:
         return None
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+        document["ranks"] = tuple(Rank(**rank) for rank in document.get("ranks", ()))
         status = WorkerStatus(**{name: document[name] for name in WorkerStatus.__slots__ if name in document})
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
     return status if status.pid == pid else None

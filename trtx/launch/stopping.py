@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from trtx.engine import ranks
 from trtx.launch.processes import end_members
+from trtx.launch.status import read_status
 from trtx.launch.supervisor import Slot
 from trtx.topology import Plan
 
@@ -48,6 +50,10 @@ def stop(
             outcomes[slot.spec.name] = "clean" if slot.child.poll() is not None else "forced"
             slot.child.kill_group()
     stuck = end_members(plan.marker, sessions, grace_s=0.0, kill_s=_KILL_S)
+    for slot in slots:  # what neither carries the marker nor stayed in a session
+        status = read_status(slot.spec.status_file, slot.child.pid) if slot.child is not None else None
+        for rank in ranks.end(status.ranks) if status is not None else ():
+            outcomes[f"{slot.spec.name}'s pid {rank.pid}"] = "forced"
     for slot in slots:
         if slot.child is None:
             continue

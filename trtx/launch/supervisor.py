@@ -1,6 +1,7 @@
 """Keeps the processes of a plan alive: one loop that sees deaths, deletes records, restarts, and gives up in the end.
 
-What a death leads to: its discovery records go at once, what it left behind in its process group is killed, it is
+What a death leads to: its discovery records go at once, what it left behind is killed (its process group, and the
+processes of its engine by recorded pid), it is
 reported with its exit and the end of its log, and it is started again after a back-off. Before the topology has been
 ready for the first time a death ends the launch instead: nothing is being served yet, and a retry would hide the cause.
 A worker that lives but whose records have vanished (frozen past Dynamo's 10 s deadline, it never registers again) is
@@ -10,6 +11,7 @@ killed, which makes it a death like any other.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
@@ -18,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trtx.engine import ranks
+from trtx.engine.ranks import Rank
 from trtx.launch.children import Child, RealChild, describe_exit, log_tail
 from trtx.launch.discovery import Registry
 from trtx.launch.events import Event, EventKind
@@ -69,10 +73,12 @@ class Supervisor:
         *,
         on_start: Callable[[int], None] = lambda pid: None,
         on_look: Callable[[], None] = lambda: None,
+        on_ranks: Callable[[str, tuple[Rank, ...]], None] = lambda name, ranks: None,
         spawn: Callable[[ProcessSpec], Child] = RealChild,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_event``, ``on_start`` (each pid) and ``on_look`` (now and then) are called from the loop's thread."""
+        """``on_event``, ``on_start`` (each pid), ``on_look`` (now and then) and ``on_ranks`` (a worker's name and the
+        processes of its engine) are called from the loop's thread."""
         self.slots = [Slot(spec) for spec in plan.processes]
         self.registry = Registry(plan.discovery_dir)
         self.failure: str | None = None
@@ -81,6 +87,7 @@ class Supervisor:
         self._on_event = on_event
         self._on_start = on_start
         self._on_look = on_look
+        self._on_ranks = on_ranks
         self._spawn = spawn
         self._clock = clock
         self._next_look = 0.0
@@ -161,11 +168,16 @@ class Supervisor:
         # First of all: until its records are gone, requests are still sent to it.
         if slot.spec.role != "frontend":
             self._remove_records(slot, child)
+        status = read_status(slot.spec.status_file, child.pid)
         child.kill_group()
+        left_behind = _end_ranks_outside(status.ranks, child.pid) if status is not None else ()
         slot.child, slot.state = None, "ended"
         exit_text, tail = describe_exit(code), log_tail(slot.spec.log_path)
         when = f"after {now - slot.started_at:.0f} s" + ("" if slot.had_served else ", before it served")
         what = f"{slot.spec.name} {exit_text} {when}; log: {slot.spec.log_path}"
+        if left_behind:
+            pids = ", ".join(str(rank.pid) for rank in left_behind)
+            what += f"; processes of its engine that outlived it were ended: pid {pids}"
         last_lines = f"; its last lines:\n{tail}" if tail else "; the log is empty"
         if not self._has_been_ready:
             self._give_up(what + last_lines)
@@ -208,6 +220,8 @@ class Supervisor:
 
     def _look_at_worker(self, slot: Slot, child: Child, registered: set[int], now: float) -> None:
         slot.status = read_status(slot.spec.status_file, child.pid)
+        if slot.status is not None:
+            self._on_ranks(slot.spec.name, slot.status.ranks)
         if slot.worker_id is None:
             if slot.status is not None:
                 slot.worker_id = slot.status.worker_id
@@ -247,3 +261,13 @@ class Supervisor:
 
     def _emit(self, kind: EventKind, message: str, slot: Slot | None = None) -> None:
         self._on_event(Event(kind, message, "" if slot is None else slot.spec.name))
+
+
+def _end_ranks_outside(recorded: tuple[Rank, ...], group: int) -> tuple[Rank, ...]:
+    """Ends recorded processes that are not in the process group just killed, and returns those that still lived."""
+    outside = []
+    for rank in recorded:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(rank.pid) != group:
+                outside.append(rank)
+    return ranks.end(outside)

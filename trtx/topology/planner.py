@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
+from trtx.engine import needs_gpu
+from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
+from trtx.engine.tensorrt_llm.versions import pipelines_prefill
 from trtx.errors import UsageError
 from trtx.topology import commands
 from trtx.topology.machine import Gpu, Machine
@@ -54,20 +57,20 @@ def plan(
     namespace: str,
     run_dir: Path,
     scratch_dir: Path,
+    engine_version: str | None = None,
 ) -> Plan:
     """Decides roles, GPUs, ports and commands. Looks at nothing but its arguments.
 
-    ``engine`` is resolved (never ``auto``); ``engine_configs`` has every role of ``spec.roles``; ``ports.system`` has
-    a port a worker. Raises UsageError when the machine has too few GPUs or the engine can't run ``--tp``.
+    ``engine`` is resolved (never ``auto``), ``engine_version`` the installed TensorRT-LLM's; ``engine_configs`` has
+    every role of ``spec.roles``; ``ports.system`` has a port a worker. Raises UsageError when the machine has too few
+    GPUs or the engine can't run what is asked for.
     """
     model = spec.served_model_name or checkpoint.served_model_name
-    sizes, reasons = _gpus_per_worker(spec, engine, engine_configs)
-    values = {role: {**config.values} for role, config in engine_configs.items()}
-    for role, size in sizes.items():
-        if spec.tp > 1:
-            values[role]["tensor_parallel_size"] = size
+    values, reasons = _with_tp(spec, engine_configs)
+    sizes = {role: _gpus_per_worker(role, values[role], engine, engine_version) for role in spec.roles}
     workers = _workers(spec, sizes)
-    gpus, threads = _place_all(spec, machine, engine, workers, reasons)
+    wants_gpu = engine == "tensorrt-llm" and (engine_version is None or needs_gpu(engine_version))
+    gpus, threads = _place_all(spec, machine, engine, workers, reasons, wants_gpu=wants_gpu)
     logs, status = run_dir / "serve" / "logs", run_dir / "serve" / "status"
     shared = commands.shared_environment(namespace, scratch_dir / "kv", ports.broker_xsub, ports.broker_xpub)
     processes = [
@@ -117,26 +120,47 @@ def plan(
     )
 
 
-def _gpus_per_worker(
-    spec: TopologySpec, engine: str, configs: Mapping[Role, ResolvedEngineConfig]
-) -> tuple[dict[Role, int], list[str]]:
-    """``--tp`` rules; without it each role's own tensor_parallel_size times pipeline_parallel_size."""
-    sizes: dict[Role, int] = {}
+def _with_tp(
+    spec: TopologySpec, configs: Mapping[Role, ResolvedEngineConfig]
+) -> tuple[dict[Role, dict[str, Any]], list[str]]:
+    """Engine configs with ``--tp`` in them: AutoDeploy's name for it is ``world_size``."""
+    values = {role: {**config.values} for role, config in configs.items()}
     reasons: list[str] = []
-    for role in spec.roles:
-        values = configs[role].values
-        configured = int(values.get("tensor_parallel_size") or 1)
-        pipeline = int(values.get("pipeline_parallel_size") or 1)
-        if spec.tp > 1 and configured not in (1, spec.tp):
-            reasons.append(f"{role}: tensor_parallel_size {spec.tp} because --tp says so, was {configured}")
-        tp = spec.tp if spec.tp > 1 else configured
-        if tp * pipeline > 1 and engine == "torch":
-            raise UsageError(
-                f"engine torch runs a worker on one GPU, but {role} asks for {tp * pipeline} "
-                f"(tp {tp} x pp {pipeline}); use --tp 1, or --engine tensorrt-llm"
-            )
-        sizes[role] = tp * pipeline
-    return sizes, reasons
+    if spec.tp > 1:
+        for role in spec.roles:
+            name = "world_size" if backend_of(values[role]) == "_autodeploy" else "tensor_parallel_size"
+            configured = int(values[role].get(name) or 1)
+            if configured not in (1, spec.tp):
+                reasons.append(f"{role}: {name} {spec.tp} because --tp says so, was {configured}")
+            values[role][name] = spec.tp
+    return values, reasons
+
+
+def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version: str | None) -> int:
+    """The world size that the engine config asks for, if the engine can have one like it."""
+    size = world_size(values)
+    pipeline = int(values.get("pipeline_parallel_size") or 1)
+    how = " x ".join(
+        f"{short} {int(values.get(f'{long}_parallel_size') or 1)}"
+        for short, long in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"))
+    )
+    if size > 1 and engine == "torch":
+        raise UsageError(
+            f"engine torch runs a worker on one GPU, but {role} asks for {size} ({how}); "
+            "use --tp 1, or --engine tensorrt-llm"
+        )
+    per_node = values.get("gpus_per_node")
+    if per_node is not None and size > int(per_node):
+        raise UsageError(
+            f"{role} asks for {size} GPUs a worker ({how}) and its gpus_per_node is {per_node}; trtx serves one "
+            f"machine, so leave gpus_per_node out or set it to at least {size}"
+        )
+    if role == "prefill" and pipeline > 1 and version is not None and not pipelines_prefill(version):
+        raise UsageError(
+            f"prefill has pipeline_parallel_size {pipeline}, with which TensorRT-LLM {version} hangs (issue 11789, "
+            "fixed in 1.3.0rc10); use tensor_parallel_size, or install a later release"
+        )
+    return size
 
 
 def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> list[_Worker]:
@@ -151,7 +175,7 @@ def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> list[_Worker]:
 
 
 def _place_all(
-    spec: TopologySpec, machine: Machine, engine: str, workers: list[_Worker], reasons: list[str]
+    spec: TopologySpec, machine: Machine, engine: str, workers: list[_Worker], reasons: list[str], *, wants_gpu: bool
 ) -> tuple[list[tuple[Gpu, ...]], int | None]:
     """GPUs of each worker, and CPU threads a worker where there is no GPU to work on."""
     # Half the cores for the engines: frontend, worker processes and load generator need the rest, and OpenMP threads
@@ -166,8 +190,8 @@ def _place_all(
     if not gpus:
         if spec.gpus is not None:
             raise UsageError("--gpus is empty; name at least one GPU, or leave it out")
-        if engine == "tensorrt-llm":
-            raise UsageError("engine tensorrt-llm needs a GPU and none is visible; use --engine torch")
+        if wants_gpu:
+            raise UsageError(f"engine {engine} needs a GPU and none is visible; use --engine torch")
         if spec.tp > 1:
             raise UsageError(f"--tp {spec.tp} needs {spec.tp} GPUs a worker and none is visible; leave --tp out")
         reasons.append(

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         if engine.start_error is None:
             raise
         raise LaunchError(f"{options.name} did not start: {engine.start_error}") from error
-    return LaunchError.exit_code if engine.engine_died else 0
+    return LaunchError.exit_code if engine.engine_died or engine.engine_hangs else 0
 
 
 def _end_soon() -> None:

@@ -13,6 +13,7 @@ from dynamo.common.backend.logprobs import (
     extract_prompt_logprobs_from_completion_output,
 )
 
+from trtx.torch_engine.text import StopStrings
 from trtx.worker.request import WorkerRequest
 
 Chunk = dict[str, Any]
@@ -26,13 +27,23 @@ class ChunkWriter:
 
     ``cached_tokens`` counts prompt tokens that this worker's engine found in its cache. Clients are told
     ``cached_at_prefill`` where it is given: how much of the prompt had to be computed was decided there.
+    ``stops``: the request's stop strings. Tokens that may begin one are held back; one that is found ends the chunks,
+    and the caller the request.
     """
 
-    def __init__(self, request: WorkerRequest, *, block_size: int | None, cached_at_prefill: int | None = None) -> None:
+    def __init__(
+        self,
+        request: WorkerRequest,
+        *,
+        block_size: int | None,
+        cached_at_prefill: int | None = None,
+        stops: StopStrings | None = None,
+    ) -> None:
         self._request = request
         self._block_size = block_size
         self._cached_at_prefill = cached_at_prefill
-        self._text_sent = 0
+        self._stops = stops
+        self._seen = 0  # tokens of the result that were looked at; those past ``sent`` are held back
         self.sent = 0
         self.cached_tokens = 0
         self.finish_reason: str | None = None
@@ -40,27 +51,28 @@ class ChunkWriter:
     def next(self, result: Any) -> Chunk | None:
         """The chunk for what ``result`` holds beyond the last look, or None when that is nothing."""
         output = result.outputs[0]
-        new_tokens = output.token_ids[self.sent :]
         # TensorRT-LLM may end a context_only request without a reason: its one token is its length.
-        finish_reason = output.finish_reason or ("length" if result.finished else None)
-        if not new_tokens and finish_reason is None:
+        reason = output.finish_reason or ("length" if result.finished else None)
+        end, text = len(output.token_ids), None
+        if self._stops is not None:
+            released = self._stops.feed(output.token_ids[self._seen : end], is_last=reason is not None)
+            self._seen = end
+            end, text = self.sent + released.num_tokens, released.text
+            if released.stop is not None:
+                reason = "stop"
+        new_tokens = output.token_ids[self.sent : end]
+        if not new_tokens and not text and reason is None:
             return None
         chunk: Chunk = {"token_ids": new_tokens, "index": 0}
-        if self._request.has_stop_strings:
-            # The engine's text is exact where a stop string begins inside a token; the frontend's, made from the
-            # token ids, would show the beginning of it.
-            text = output.text or ""
-            chunk["text"] = text[self._text_sent :]
-            self._text_sent = len(text)
+        if text is not None:
+            # Exact where a stop string begins inside a token; the frontend's, made from the token ids, would show the
+            # beginning of it.
+            chunk["text"] = text
         if self._request.wants_logprobs and new_tokens:
-            log_probs, top_logprobs = extract_from_completion_output(output, self.sent)
-            if log_probs is not None:
-                chunk["log_probs"] = log_probs
-            if top_logprobs is not None:
-                chunk["top_logprobs"] = top_logprobs
+            self._add_logprobs(chunk, output)
         self.sent += len(new_tokens)
-        if finish_reason is not None:
-            self.finish_reason = _FINISH_REASONS[finish_reason]
+        if reason is not None:
+            self.finish_reason = _FINISH_REASONS[reason]
             chunk["finish_reason"] = self.finish_reason
             self.cached_tokens = _cached_tokens(output, self._block_size, len(self._request.token_ids))
             chunk["completion_usage"] = self._usage()
@@ -68,6 +80,15 @@ class ChunkWriter:
             if prompt_logprobs:
                 chunk["engine_data"] = {"prompt_logprobs": prompt_logprobs}
         return chunk
+
+    def _add_logprobs(self, chunk: Chunk, output: Any) -> None:
+        """For exactly the chunk's tokens: Dynamo drops all of them where there are more or fewer."""
+        count = len(chunk["token_ids"])
+        log_probs, top_logprobs = extract_from_completion_output(output, self.sent)
+        if log_probs is not None:
+            chunk["log_probs"] = log_probs[:count]
+        if top_logprobs is not None:
+            chunk["top_logprobs"] = top_logprobs[:count]
 
     def cancelled(self) -> Chunk:
         """The terminal chunk of a request that nobody waits for any more."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any
 
 from dynamo._core import Context
@@ -21,17 +21,20 @@ from dynamo.common.backend.publisher import KvEventSource, PushSource
 from dynamo.common.backend.worker import WorkerConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.common.utils.namespace import get_worker_namespace
-from dynamo.llm.exceptions import Disconnected, InvalidArgument
+from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
 from prometheus_client import CollectorRegistry
 
-from trtx.worker import handoff, loading, roles
+from trtx.engine.ranks import descendants
+from trtx.engine.tensorrt_llm import versions
+from trtx.worker import handoff, loading, roles, watch
 from trtx.worker.chunks import ChunkWriter
-from trtx.worker.faults import as_dynamo_error
+from trtx.worker.faults import as_dynamo_error, is_fatal
 from trtx.worker.handoff import RequestIds, UnreadLeases
-from trtx.worker.kv_events import DP_RANK, EnginePoll
 from trtx.worker.loading import LoadedEngine
-from trtx.worker.metrics import RequestClock, WorkerMetrics
+from trtx.worker.metrics import RequestClock, WorkerMetrics, absent_fields
+from trtx.worker.open_requests import OpenRequest
 from trtx.worker.options import WorkerOptions, parse
+from trtx.worker.polling import EnginePoll
 from trtx.worker.request import InvalidRequest
 from trtx.worker.request import parse as parse_request
 from trtx.worker.roles import Submission
@@ -40,8 +43,6 @@ from trtx.worker.status import StatusFile
 
 logger = logging.getLogger(__name__)
 
-HEALTH_SECONDS = 0.25
-"""How late the death of the engine is noticed."""
 DRAIN_POLL_SECONDS = 0.02
 GONE_SECONDS = 0.3
 """How long frontends take to notice that a worker has left, generously: 0.12 s was seen with file discovery."""
@@ -56,21 +57,25 @@ _MODES = {
 class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships no types for it
     """One worker's engine, driven by Dynamo's ``Worker``.
 
-    ``engine_died`` and ``start_error`` tell the process how to exit; ``on_engine_death`` is called at once.
+    ``engine_died``, ``engine_hangs`` and ``start_error`` tell the process how to exit; ``on_engine_death`` is called at
+    once.
     """
 
     def __init__(self, options: WorkerOptions) -> None:
         self.options = options
         self.engine_died = False
+        self.engine_hangs = False  # its shutdown did not return in time
         self.start_error: str | None = None
         self.on_engine_death: Callable[[], None] = lambda: None
         self.status = StatusFile(options.status_file)
         self._metrics = WorkerMetrics()
-        self._open: dict[str, Any] = {}  # context id -> the engine's result, for abort and drain
+        self._open: dict[str, OpenRequest] = {}  # by context id, for abort and drain
         self._loaded: LoadedEngine | None = None
-        self._ids = RequestIds(0)
+        self._encoder: Any = None  # ImageEncoder, in the encode role
+        self._new_id: Callable[[], int] = RequestIds(0).next
         self._poll: EnginePoll | None = None
-        self._health: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._knows_stats = False
         self._draining = False
         self._unread = UnreadLeases()
         self._deregistered = asyncio.Event()
@@ -87,7 +92,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         options = self.options
         return WorkerConfig(
             namespace=get_worker_namespace(),
-            component="prefill" if options.role == "prefill" else "backend",
+            component=options.role if options.role in ("prefill", "encode") else "backend",
             endpoint="generate",
             model_name=str(options.model),
             served_model_name=options.served_model_name,
@@ -99,6 +104,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
 
     async def start(self, worker_id: int) -> EngineConfig:
         self.status.update(worker_id=worker_id)
+        self._begin(watch.watch_ranks(self.status))
         try:
             loaded = await asyncio.to_thread(loading.load, self.options)
         except Exception as error:
@@ -106,18 +112,29 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             self.status.update(error=self.start_error)
             raise
         self._loaded = loaded
-        self._ids = RequestIds(worker_id)
+        if self.options.role == "encode":
+            from trtx.worker.encoding import ImageEncoder
+
+            self._encoder = ImageEncoder(loaded.llm)
+        make_ids = loaded.api.new_request_ids
+        self._new_id = RequestIds(worker_id).next if make_ids is None else make_ids(worker_id)
+        self._poll = poll = EnginePoll(loaded.llm, on_stats=self._on_stats)
         self._metrics.handoff = loaded.handoff_stats
+        self._metrics.lost_kv_events = lambda: poll.lost_events
         if loaded.num_blocks:  # what is known before the first step
-            self._metrics.iteration = {"kvCacheStats": {"maxNumBlocks": loaded.num_blocks, "usedNumBlocks": 0}}
-        self._poll = EnginePoll(loaded.llm, on_stats=self._on_stats)
-        self._poll.start()
-        self._health = asyncio.create_task(self._watch_engine(loaded))
+            self._metrics.iterations[0] = {"kvCacheStats": {"maxNumBlocks": loaded.num_blocks, "usedNumBlocks": 0}}
+        if self._encoder is None:
+            poll.start()
+        if versions.health_call(loaded.llm) is None:
+            logger.warning("%s: this engine has no health call; its death shows in failing requests", self.options.name)
+        self._begin(self._leave_when_dead(loaded))
         self.status.update(
             state="serving",
             engine_pid=loaded.engine_pid,
-            device_memory_bytes=loaded.device_memory_bytes(),
+            device_memory_bytes=watch.device_memory_bytes(loaded, self._metrics.iterations),
             kv_blocks=loaded.num_blocks or 0,
+            load_seconds=round(loaded.load_seconds, 3),
+            ranks=descendants(os.getpid()),
         )
         logger.info("%s serves %s, context %d", self.options.name, self.options.model, loaded.context_length)
         return EngineConfig(
@@ -129,7 +146,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
                 total_kv_blocks=loaded.num_blocks,
                 max_num_seqs=loaded.max_batch_size,
                 max_num_batched_tokens=loaded.max_num_tokens,
-                data_parallel_size=1,
+                data_parallel_size=loaded.dp_size,
             ),
         )
 
@@ -140,13 +157,19 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         """
         if self.status.status.state == "serving":
             self.status.update(state="draining")
-        if self._open:
+        if self._open or self._metrics.open_requests:
             self._unread.requests_are_open()
             return False
         if self._loaded is None or self.engine_died:
             return True
-        totals = self._loaded.handoff_stats()
-        return totals is None or not self._unread.are_wanted(totals.leases)
+        return not self._unread.are_wanted(self._handoffs(self._loaded))
+
+    def _handoffs(self, loaded: LoadedEngine) -> int:
+        """Requests whose KV a decode worker may still read from here. TensorRT-LLM counts them as active ones."""
+        if (totals := loaded.handoff_stats()) is not None:
+            return totals.leases
+        rows = self._metrics.iterations.values() if self.options.role == "prefill" else ()
+        return sum(int(row.get("numActiveRequests", 0)) + int(row.get("numQueuedRequests", 0)) for row in rows)
 
     async def cleanup(self) -> None:
         """Waits for what has begun, within bounds, then ends the engine. Safe after a failed ``start``, and twice."""
@@ -159,15 +182,16 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         # A prefill worker is drained by now: Dynamo asked is_quiescent until its budget, which is ours, was spent.
         is_short = self.engine_died or self.options.role == "prefill"
         await self._drain(4 * GONE_SECONDS if is_short else self.options.drain_seconds)
-        if not self.engine_died and (totals := loaded.handoff_stats()) is not None and totals.leases:
-            logger.warning("%s: %d leases end unread; who still wants them computes", self.options.name, totals.leases)
-        if self._health is not None:
-            self._health.cancel()
+        if not self.engine_died and (unread := self._handoffs(loaded)):
+            logger.warning("%s: %d leases end unread; who still wants them computes", self.options.name, unread)
+        for task in tuple(self._tasks):
+            task.cancel()
         if self._poll is not None:
             await asyncio.to_thread(self._poll.stop)
         self._loaded = None
         if not await asyncio.to_thread(loaded.shutdown):
-            logger.error("%s: the engine did not end in %g s", self.options.name, loading.SHUTDOWN_SECONDS)
+            self.engine_hangs = True
+            logger.error("%s: the engine did not end in %g s", self.options.name, loaded.api.shutdown_seconds)
 
     async def _drain(self, seconds: float) -> None:
         """Dynamo 1.4.2 calls ``cleanup`` while requests still run; ending the engine now would cut them off."""
@@ -177,26 +201,28 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
                 logger.warning(
                     "%s: %d requests cut off after %g s of draining", self.options.name, len(self._open), seconds
                 )
-                for result in list(self._open.values()):
-                    result.abort()
+                for opened in list(self._open.values()):
+                    opened.abort()
                 return
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 
-    async def _watch_engine(self, loaded: LoadedEngine) -> None:
-        while loaded.is_alive():
-            await asyncio.sleep(HEALTH_SECONDS)
-            if (memory := loaded.device_memory_bytes()) != self.status.status.device_memory_bytes:
-                self.status.update(device_memory_bytes=memory)
-        self._leave()
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _leave(self) -> None:
+    async def _leave_when_dead(self, loaded: LoadedEngine) -> None:
+        self._leave(await watch.until_death(loaded, self.status, self._metrics.iterations))
+
+    def _leave(self, reason: str) -> None:
         """A dead engine ends its worker: the launcher restarts both, and Dynamo moves the requests elsewhere."""
         if self.engine_died:
             return
         self.engine_died = True
         self.on_engine_death()
-        self.status.update(error="the engine died")
-        logger.error("%s: the engine died; this worker ends, %d requests were open", self.options.name, len(self._open))
+        told = f"the engine died{': ' if reason else ''}{reason}"
+        self.status.update(error=told)
+        logger.error("%s: %s; this worker ends, %d requests were open", self.options.name, told, len(self._open))
         # The runtime's own way out takes the discovery records along, so that nothing is routed here any more.
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -211,22 +237,28 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         metrics = WorkerMetrics() if is_probe(request) else self._metrics  # a canary is no client's request
         clock = RequestClock(metrics)
         outcome = "error"
-        result = None
+        opened: OpenRequest | None = None
         metrics.open_requests += 1
         try:
+            if self._encoder is not None:
+                yield await self._encode(request, loaded)
+                outcome = "stop"
+                return
             submission = self._plan(request, context, loaded)
-            result = self._submit(submission, loaded)
-            self._open[context.id()] = result
+            opened = self._submit(submission, loaded)
+            self._open[context.id()] = opened
             if context.is_stopped():
                 # Nobody waits for it. The engine has to see it all the same: that is what releases prefill's lease.
-                result.abort()
-            elif submission.resumes and loaded.api.kind != "tensorrt-llm":
+                opened.abort()
+            elif submission.resumes and loaded.api.aborts_transfers:
                 # Dynamo holds an abort back until decode's first token, for engines that can't abort a KV transfer.
                 context.notify_first_token()
-            writer = ChunkWriter(
-                submission.request, block_size=loaded.block_size, cached_at_prefill=submission.cached_at_prefill
-            )
-            async for step in result:
+            writer = self._writer(submission, loaded)
+            async for step in opened.result:
+                if self.engine_died:
+                    raise EngineShutdown("the engine died")  # it may still give tokens; another worker goes on
+                if step.outputs[0].token_ids:
+                    self._saw_token(opened)
                 chunk = writer.next(step)
                 if chunk is None:
                     continue
@@ -234,6 +266,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
                     _hand_off(chunk, step, len(submission.request.token_ids))
                 clock.tokens(len(chunk["token_ids"]))
                 yield chunk
+                if writer.finish_reason is not None:
+                    break  # a stop string: the engine does not know of it
             if writer.finish_reason is None:
                 yield writer.cancelled()
             outcome = writer.finish_reason or "cancelled"
@@ -243,9 +277,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             outcome = "cancelled"
             raise
         except Exception as error:
-            engine_is_dead = not loaded.is_alive()
+            engine_is_dead = self.engine_died or is_fatal(error, loaded.api) or not loaded.is_alive()
             if engine_is_dead:
-                self._leave()
+                self._leave(str(error))
                 await self._wait_until_gone()
             translated = as_dynamo_error(error, loaded.api.RequestError, engine_is_dead=engine_is_dead)
             outcome = "invalid" if isinstance(translated, InvalidArgument) else "error"
@@ -254,10 +288,32 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         finally:
             metrics.open_requests -= 1
             metrics.outcomes[outcome] += 1
-            if result is not None:
-                self._open.pop(context.id(), None)
-                if not result.finished:
-                    result.abort()
+            if opened is not None:
+                self._close(context.id(), opened)
+
+    async def _encode(self, request: Mapping[str, Any], loaded: LoadedEngine) -> dict[str, Any]:
+        if is_probe(request):  # one prompt without images: there is nothing to encode, and health is asked as always
+            return {"token_ids": [], "index": 0, "finish_reason": "stop" if loaded.is_alive() else "cancelled"}
+        chunk: dict[str, Any] = await self._encoder.encode(request)
+        return chunk
+
+    def _saw_token(self, opened: OpenRequest) -> None:
+        opened.saw_token()
+        if self._poll is not None:
+            self._poll.saw_token()
+
+    def _close(self, name: str, opened: OpenRequest) -> None:
+        """Takes a request that ended, or that nobody reads any more, off the books and out of the engine."""
+        if not opened.result.finished and not self.engine_died:
+            opened.abort()
+            if opened.is_receiving:
+                self._begin(self._see_out(name, opened))
+                return
+        self._open.pop(name, None)
+
+    async def _see_out(self, name: str, opened: OpenRequest) -> None:
+        await opened.see_out()
+        self._open.pop(name, None)
 
     async def _wait_until_gone(self) -> None:
         """Dynamo moves a request on at once, up to its migration limit: a worker that is still in its routing table
@@ -268,26 +324,37 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
 
     def _plan(self, request: Mapping[str, Any], context: Context, loaded: LoadedEngine) -> Submission:
         parsed = parse_request(request, context_length=loaded.context_length, trace_headers=context.trace_headers())
-        return roles.plan(self.options.role, parsed, request, loaded.api, self._ids)
+        return roles.plan(self.options.role, parsed, request, loaded.api, self._new_id)
 
-    def _submit(self, submission: Submission, loaded: LoadedEngine) -> Any:
+    def _submit(self, submission: Submission, loaded: LoadedEngine) -> OpenRequest:
         request = submission.request
         try:
-            return loaded.llm.generate_async(
+            result = loaded.llm.generate_async(
                 request.token_ids,
                 loaded.api.SamplingParams(**request.sampling),
                 streaming=not submission.hands_off,
                 disaggregated_params=submission.disaggregated_params,
                 cache_salt=request.cache_salt,
                 trace_headers=request.trace_headers,
+                **loaded.scheduling(request),
             )
         except ValueError as error:  # how the LLM API refuses an argument
             raise InvalidRequest(str(error)) from error
+        return OpenRequest(result, is_receiving=submission.resumes and not loaded.api.aborts_transfers)
+
+    def _writer(self, submission: Submission, loaded: LoadedEngine) -> ChunkWriter:
+        request = submission.request
+        return ChunkWriter(
+            request,
+            block_size=loaded.block_size,
+            cached_at_prefill=submission.cached_at_prefill,
+            stops=loaded.stop_strings(request) if request.stop_strings else None,
+        )
 
     async def abort(self, context: Context) -> None:
-        result = self._open.get(context.id())
-        if result is not None:
-            result.abort()
+        opened = self._open.get(context.id())
+        if opened is not None:
+            opened.abort()
 
     # --- what Dynamo observes ---
 
@@ -301,10 +368,17 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if loaded is None or poll is None or not loaded.publishes_kv_events or loaded.block_size is None:
             return []
         block_size = loaded.block_size
-        return [PushSource(on_ready=lambda publisher: poll.publish_events(publisher, block_size), dp_rank=DP_RANK)]
+        return [
+            PushSource(
+                on_ready=lambda publisher, rank=rank: poll.publish_events(publisher, block_size, rank),
+                dp_rank=rank,
+            )
+            for rank in range(loaded.dp_size)
+        ]
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        return [DP_RANK] if self._loaded is not None and self._loaded.num_blocks else []
+        loaded = self._loaded
+        return list(range(loaded.dp_size)) if loaded is not None and loaded.num_blocks else []
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:
         if self._poll is not None:
@@ -318,7 +392,11 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
 
     def _on_stats(self, row: Mapping[str, Any]) -> None:
         """Called from the poll's thread; the assignment is atomic."""
-        self._metrics.iteration = row
+        if not self._knows_stats:
+            self._knows_stats = True
+            if absent := absent_fields(row):
+                logger.info("this engine's iteration stats lack %s; their metrics stay away", ", ".join(absent))
+        self._metrics.iterations[row.get("attentionDpRank") or 0] = row
 
 
 def _hand_off(chunk: dict[str, Any], result: Any, prompt_tokens: int) -> None:

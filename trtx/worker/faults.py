@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from dynamo.llm.exceptions import DynamoException, EngineShutdown, InvalidArgument, Unknown
 
+from trtx.engine import EngineApi
 from trtx.worker.request import InvalidRequest
+
+
+def is_fatal(error: Exception, api: EngineApi) -> bool:
+    """Whether an exception while serving means that the engine can't be trusted any more.
+
+    TensorRT-LLM says RequestError for one request's fault; after any other exception its executor is shutting down or
+    in a state that nobody knows, whatever its health call says (Dynamo's own backend ends its process too).
+    """
+    return not api.survives_errors and not isinstance(error, (InvalidRequest, api.RequestError))
 
 
 def as_dynamo_error(error: Exception, request_error: type[Exception], *, engine_is_dead: bool) -> DynamoException:

@@ -21,6 +21,21 @@ ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25
 CHUNK_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 OUTCOMES = ("stop", "length", "cancelled", "invalid", "error")
 
+_MS = 1e-3
+# Family, text, its field in TensorRT-LLM's iteration stats, and what makes its unit Prometheus's.
+_ITERATION_FAMILIES = (
+    ("trtx_running_requests", "Requests in the engine's running set.", "numActiveRequests", 1),
+    ("trtx_queued_requests", "Requests that wait for the engine.", "numQueuedRequests", 1),
+    ("trtx_queued_context_tokens", "Prompt tokens that wait.", "inflightBatchingStats.numQueuedCtxTokens", 1),
+    ("trtx_batch_requests", "Requests in the last step.", "inflightBatchingStats.numScheduledRequests", 1),
+    ("trtx_batch_context_tokens", "Prompt tokens in the last step.", "inflightBatchingStats.numCtxTokens", 1),
+    ("trtx_queue_seconds", "Queue time of the requests last admitted.", "newActiveRequestsQueueLatencyMS", _MS),
+    ("trtx_iteration_seconds", "Duration of the last step.", "iterLatencyMS", _MS),
+    ("trtx_kv_blocks", "KV blocks in the pool.", "kvCacheStats.maxNumBlocks", 1),
+    ("trtx_kv_blocks_used", "KV blocks that requests and leases hold.", "kvCacheStats.usedNumBlocks", 1),
+    ("trtx_kv_hit_rate", "Share of prompt blocks found in the prefix cache.", "kvCacheStats.cacheHitRate", 1),
+)
+
 
 class _Histogram:
     """Counts by bucket, and the sum: what Prometheus asks of a histogram."""
@@ -80,7 +95,9 @@ class WorkerMetrics(Collector):
         self.generated_tokens = 0
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.open_requests = 0
-        self.iteration: Mapping[str, Any] = {}  # the engine's latest iteration stats, TensorRT-LLM's keys
+        # Attention-DP rank -> its latest iteration stats, TensorRT-LLM's keys. One rank, 0, without attention DP.
+        self.iterations: dict[int, Mapping[str, Any]] = {}
+        self.lost_kv_events: Callable[[], int] = lambda: 0
         # Asked at each scrape: a lease is released when no step runs, so no iteration would tell.
         self.handoff: Callable[[], HandoffStats | None] = lambda: None
 
@@ -104,23 +121,19 @@ class WorkerMetrics(Collector):
         yield from self._handoff_families()
 
     def _iteration_families(self) -> Iterator[Any]:
-        row = self.iteration
-        batching = row.get("inflightBatchingStats") or {}
-        cache = row.get("kvCacheStats") or {}
-        queue_ms = row.get("newActiveRequestsQueueLatencyMS")
-        for name, text, value in (
-            ("trtx_running_requests", "Requests in the engine's running set.", row.get("numActiveRequests")),
-            ("trtx_queued_requests", "Requests that wait for the engine.", row.get("numQueuedRequests")),
-            ("trtx_batch_requests", "Requests in the last step.", batching.get("numScheduledRequests")),
-            ("trtx_batch_context_tokens", "Prompt tokens in the last step.", batching.get("numCtxTokens")),
-            ("trtx_queue_seconds", "Queue time of the requests last admitted.", _seconds(queue_ms)),
-            ("trtx_iteration_seconds", "Duration of the last step.", _seconds(row.get("iterLatencyMS"))),
-            ("trtx_kv_blocks", "KV blocks in the pool.", cache.get("maxNumBlocks")),
-            ("trtx_kv_blocks_used", "KV blocks that requests and leases hold.", cache.get("usedNumBlocks")),
-            ("trtx_kv_hit_rate", "Share of prompt blocks found in the prefix cache.", cache.get("cacheHitRate")),
-        ):
-            if value is not None:
-                yield GaugeMetricFamily(name, text, value)
+        ranks = sorted(self.iterations.items())
+        labels = ["dp_rank"] if len(ranks) > 1 else []
+        for name, text, path, scale in _ITERATION_FAMILIES:
+            family = GaugeMetricFamily(name, text, labels=labels)
+            for rank, row in ranks:
+                if (value := _at(row, path)) is not None:
+                    family.add_metric([str(rank)] if labels else [], value * scale)
+            if family.samples:
+                yield family
+        if self.iterations:
+            yield CounterMetricFamily(
+                "trtx_lost_kv_events", "KV events that the engine dropped before they were read.", self.lost_kv_events()
+            )
 
     def _handoff_families(self) -> Iterator[Any]:
         totals = self.handoff()
@@ -137,5 +150,12 @@ class WorkerMetrics(Collector):
         yield CounterMetricFamily("trtx_expired_leases", "Leases that nobody read in time.", totals.expired_leases)
 
 
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
+def absent_fields(row: Mapping[str, Any]) -> list[str]:
+    """Fields behind a family that a row of iteration stats lacks: an older engine's, whose families then stay away."""
+    return [path for _, _, path, _ in _ITERATION_FAMILIES if _at(row, path) is None]
+
+
+def _at(row: Mapping[str, Any], path: str) -> float | None:
+    section, _, name = path.rpartition(".")
+    value: float | None = ((row.get(section) or {}) if section else row).get(name)
+    return value

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dynamo.common.backend.health_check import is_probe
+
 from trtx.errors import TrtxError
 
 _SEED_LIMIT = 2**63
@@ -27,10 +29,15 @@ class WorkerRequest:
     token_ids: list[int]
     sampling: dict[str, Any]
     max_tokens: int  # clamped to what is left of the context, >= 1
-    has_stop_strings: bool
+    min_tokens: int
+    stop_strings: tuple[str, ...]
+    includes_stop_string: bool  # in the text that the client gets
     wants_logprobs: bool
     cache_salt: str | None
     trace_headers: dict[str, str] | None
+    priority: float | None  # 0 to 1; None: the engine's default
+    dp_rank: int | None  # attention-DP rank that the router chose
+    conversation_id: str | None
 
 
 def parse(
@@ -56,26 +63,31 @@ def parse(
     _refuse_unsupported(options)
     max_tokens = _integer("max_tokens", stops.get("max_tokens"), low=1)
     max_tokens = room if max_tokens is None else min(max_tokens, room)
-    stop_strings = _stop_strings(stops.get("stop"))
     sampling = {
         **_sampling(options),
         **_stops(stops, request.get("eos_token_ids") or (), max_tokens),
         **_outputs(outputs),
         "max_tokens": max_tokens,
-        # The frontend makes text from token ids. Only a stop string needs text in the engine.
-        "detokenize": bool(stop_strings),
+        # The frontend makes text from token ids, and the worker itself finds stop strings in it (see chunks). Given to
+        # TensorRT-LLM they would be matched as token sequences: text that is spelled with other tokens runs on, and a
+        # beginning of one is streamed before it is known to be none.
+        "detokenize": False,
+        "return_perf_metrics": True,
     }
-    if stop_strings:
-        sampling["stop"] = stop_strings
-        sampling["include_stop_str_in_output"] = bool(options.get("include_stop_str_in_output"))
+    routing = request.get("routing") or {}
     return WorkerRequest(
         token_ids=token_ids,
         sampling=sampling,
         max_tokens=max_tokens,
-        has_stop_strings=bool(stop_strings),
+        min_tokens=sampling.get("min_tokens", 0),
+        stop_strings=_stop_strings(stops.get("stop")),
+        includes_stop_string=bool(options.get("include_stop_str_in_output")),
         wants_logprobs="logprobs" in sampling,
         cache_salt=_cache_salt(request),
         trace_headers=trace_headers,
+        priority=1.0 if is_probe(request) else _priority(routing.get("priority")),
+        dp_rank=routing.get("dp_rank"),
+        conversation_id=(request.get("agent_context") or {}).get("session_id") or None,
     )
 
 
@@ -140,15 +152,17 @@ def _stops(stops: Mapping[str, Any], eos_token_ids: Any, max_tokens: int) -> dic
 
 
 def _outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    logprobs = _integer("logprobs", outputs.get("logprobs"), low=0, high=20)
     result = {
-        "logprobs": _integer("logprobs", outputs.get("logprobs"), low=0, high=20),
+        # 0 asks for the chosen token's alone, and TensorRT-LLM takes 0 for none at all.
+        "logprobs": None if logprobs is None else max(1, logprobs),
         "prompt_logprobs": _integer("prompt_logprobs", outputs.get("prompt_logprobs"), low=0, high=20),
     }
     return {name: value for name, value in result.items() if value is not None}
 
 
-def _stop_strings(value: Any) -> list[str]:
-    strings = [value] if isinstance(value, str) else list(value or ())
+def _stop_strings(value: Any) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else tuple(value or ())
     for string in strings:
         if not isinstance(string, str) or not string:
             raise InvalidRequest(f"stop contains {string!r}, expected strings of at least one character")
@@ -159,6 +173,11 @@ def _cache_salt(request: Mapping[str, Any]) -> str | None:
     """Equal prompts with different salts never share KV blocks. The frontend puts it among the routing hints."""
     salt = (request.get("routing") or {}).get("cache_salt")
     return str(salt) if salt else None
+
+
+def _priority(hint: Any) -> float | None:
+    """A client's hint, any integer, higher first, on the LLM API's scale from 0 to 1."""
+    return None if not isinstance(hint, (int, float)) else min(1.0, max(0.0, float(hint)))
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +10,7 @@ from dynamo.common.backend.health_check import is_probe
 
 from trtx.config.topology import Role
 from trtx.engine import EngineApi
-from trtx.torch_engine.batch import Logprob
 from trtx.worker import handoff
-from trtx.worker.handoff import RequestIds
 from trtx.worker.request import WorkerRequest
 
 
@@ -27,7 +25,9 @@ class Submission:
     cached_at_prefill: int | None = None  # prompt tokens that the prefill worker found in its cache
 
 
-def plan(role: Role, request: WorkerRequest, wire: Mapping[str, Any], api: EngineApi, ids: RequestIds) -> Submission:
+def plan(
+    role: Role, request: WorkerRequest, wire: Mapping[str, Any], api: EngineApi, new_id: Callable[[], int]
+) -> Submission:
     """Decides how this worker serves ``request``; ``wire`` is Dynamo's dict. Raises InvalidRequest."""
     if role == "agg":
         return Submission(request)
@@ -35,29 +35,21 @@ def plan(role: Role, request: WorkerRequest, wire: Mapping[str, Any], api: Engin
     if is_probe(wire):
         return whole  # a health canary has no peer: the request runs here from end to end
     if role == "prefill":
-        params = api.DisaggregatedParams(request_type="context_only", disagg_request_id=ids.next())
+        params = api.DisaggregatedParams(request_type="context_only", disagg_request_id=new_id())
         return Submission(_one_token(request), params, hands_off=True)
     result = wire.get("prefill_result") or {}
     answer = result.get("disaggregated_params")
     if answer is None or not handoff.made_for(answer, len(request.token_ids)):
         # A request that moved here from a worker that died: its KV is gone, its prompt is not.
         return whole
-    params = handoff.from_json(answer, api.DisaggregatedParams, _logprob_type(api))
+    params = handoff.from_json(answer, api.DisaggregatedParams, api.Logprob)
     cached = (result.get("prompt_tokens_details") or {}).get("cached_tokens")
     return Submission(request, params, resumes=True, cached_at_prefill=cached)
 
 
 def _one_token(request: WorkerRequest) -> WorkerRequest:
-    """Prefill samples the first token alone; what decode samples after it is decode's business."""
+    """Prefill samples the first token alone; stop strings in it, and what follows, are decode's business."""
     sampling = dict(request.sampling, max_tokens=1)
     if "min_tokens" in sampling:
         sampling["min_tokens"] = 1
-    return replace(request, sampling=sampling, max_tokens=1)
-
-
-def _logprob_type(api: EngineApi) -> Any:
-    if api.kind != "tensorrt-llm":
-        return Logprob
-    from tensorrt_llm.executor.result import Logprob as TensorRtLogprob
-
-    return TensorRtLogprob
+    return replace(request, sampling=sampling, max_tokens=1, stop_strings=())

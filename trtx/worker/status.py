@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trtx.engine.ranks import Rank
+
 State = Literal["loading", "serving", "draining"]
 
 
@@ -21,6 +23,8 @@ class Status:
     worker_id: int | None = None
     device_memory_bytes: int = 0
     kv_blocks: int = 0
+    load_seconds: float | None = None
+    ranks: tuple[Rank, ...] = ()  # processes of the engine, to end by pid where they outlive this one
     error: str | None = None
 
 

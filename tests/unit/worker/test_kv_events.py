@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtx.worker.kv_events import KvEventPublication, load_snapshot
+from trtx.worker.kv_events import KvEventPublication
+from trtx.worker.polling import load_snapshot
 
 
 class Recorder:
@@ -38,8 +39,11 @@ def published(*events: dict[str, Any]) -> tuple[list[tuple[str, Any]], KvEventPu
 
 
 def test_consecutive_blocks_are_published_as_one_chain_with_signed_hashes() -> None:
-    calls, _ = published(event(1, "stored", parent_hash=2**64 - 1, blocks=[block(7, 1, 2), block(2**63, 3, 4)]))
-    assert calls == [("stored", ([1, 2, 3, 4], [7, -(2**63)], -1, None))]
+    calls, _ = published(
+        event(1, "stored", parent_hash=None, blocks=[block(2**64 - 1, 5, 6)]),
+        event(2, "stored", parent_hash=2**64 - 1, blocks=[block(7, 1, 2), block(2**63, 3, 4)]),
+    )
+    assert calls[1] == ("stored", ([1, 2, 3, 4], [7, -(2**63)], -1, None))
 
 
 def test_a_block_that_is_not_full_is_neither_published_nor_removed() -> None:
@@ -62,9 +66,38 @@ def test_events_of_a_smaller_window_are_left_out() -> None:
     assert calls == []
 
 
-def test_a_gap_in_the_event_ids_is_counted_as_loss() -> None:
-    _, publication = published(event(1, "removed", block_hashes=[1]), event(4, "removed", block_hashes=[2]))
+def test_a_window_that_is_not_the_widest_is_left_out_even_where_it_is_announced_first() -> None:
+    recorder = Recorder()
+    publication = KvEventPublication(recorder, block_size=2)
+    publication.publish(
+        [
+            event(0, "created", window=16, num_blocks_per_cache_level=[8, 0]),
+            event(1, "created", window=64, num_blocks_per_cache_level=[8, 0]),
+            event(2, "stored", window=16, parent_hash=None, blocks=[block(8, 1, 2)]),
+            event(3, "stored", window=64, parent_hash=None, blocks=[block(7, 1, 2)]),
+            event(4, "removed", window=16, block_hashes=[8]),
+        ]
+    )
+    assert recorder.calls == [("stored", ([1, 2], [7], None, None))]
+
+
+def test_a_gap_in_the_event_ids_makes_the_router_forget_and_learn_anew() -> None:
+    calls, publication = published(
+        event(1, "stored", parent_hash=None, blocks=[block(7, 1, 2), block(8, 3, 4)]),
+        event(4, "stored", parent_hash=7, blocks=[block(9, 5, 6)]),  # can't be attached: the router has no 7 any more
+        event(5, "removed", block_hashes=[8]),  # nothing that it knows
+        event(6, "stored", parent_hash=None, blocks=[block(7, 1, 2)]),
+    )
     assert publication.lost_events == 2
+    assert calls[1:] == [("removed", [7, 8]), ("stored", ([1, 2], [7], None, None))]
+
+
+def test_hashes_in_hex_are_as_good_as_numbers() -> None:
+    calls, _ = published(
+        event(1, "stored", parent_hash=None, blocks=[block("ff" * 32, 1, 2)]),  # type: ignore[arg-type]
+        event(2, "removed", block_hashes=["ff" * 32]),
+    )
+    assert calls == [("stored", ([1, 2], [-1], None, None)), ("removed", [-1])]
 
 
 def test_the_load_snapshot_is_a_share_of_the_pool_and_absent_without_one() -> None:

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from trtx.torch_engine.messages import HandoffStats
-from trtx.worker.metrics import RequestClock, WorkerMetrics
+from trtx.worker.metrics import RequestClock, WorkerMetrics, absent_fields
 
 
 def scraped(metrics: WorkerMetrics) -> dict[str, float]:
@@ -16,7 +16,7 @@ def scraped(metrics: WorkerMetrics) -> dict[str, float]:
     samples = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
-            label = sample.labels.get("outcome") or sample.labels.get("le")
+            label = sample.labels.get("outcome") or sample.labels.get("le") or sample.labels.get("dp_rank")
             samples[sample.name + (f"[{label}]" if label else "")] = sample.value
     return samples
 
@@ -38,7 +38,7 @@ def test_tokens_of_one_chunk_count_as_many_gaps_and_the_first_as_none() -> None:
 def test_engine_and_handoff_families_appear_once_the_engine_has_said_something() -> None:
     metrics = WorkerMetrics()
     assert "trtx_kv_blocks" not in scraped(metrics)
-    metrics.iteration = {
+    metrics.iterations[0] = {
         "numActiveRequests": 3,
         "numQueuedRequests": 2,
         "newActiveRequestsQueueLatencyMS": 250.0,
@@ -63,3 +63,15 @@ def test_every_outcome_has_a_count_from_the_start() -> None:
     seen = scraped(metrics)
     assert seen["trtx_requests_total[length]"] == 1
     assert seen["trtx_requests_total[cancelled]"] == 0
+
+
+def test_attention_dp_ranks_are_told_apart_and_what_an_older_engine_does_not_say_stays_away() -> None:
+    metrics = WorkerMetrics()
+    for rank, active in ((0, 3), (1, 5)):
+        metrics.iterations[rank] = {"numActiveRequests": active, "attentionDpRank": rank}
+    metrics.lost_kv_events = lambda: 4
+    seen = scraped(metrics)
+    assert (seen["trtx_running_requests[0]"], seen["trtx_running_requests[1]"]) == (3, 5)
+    assert "trtx_queued_requests" not in seen
+    assert "numQueuedRequests" in absent_fields(metrics.iterations[0])
+    assert seen["trtx_lost_kv_events_total"] == 4

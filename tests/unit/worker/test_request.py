@@ -87,11 +87,26 @@ def test_an_empty_stop_string_is_refused() -> None:
         parse(request(stops={"stop": ["x", ""]}), context_length=10)
 
 
-def test_text_is_made_in_the_engine_only_for_stop_strings() -> None:
-    assert parse(request(), context_length=10).sampling["detokenize"] is False
-    parsed = parse(request(stops={"stop": ["END"]}), context_length=10)
-    assert parsed.sampling["detokenize"] is True
-    assert parsed.sampling["stop"] == ["END"]
+def test_no_engine_makes_text_or_sees_a_stop_string() -> None:
+    parsed = parse(request(stops={"stop": ["END"]}, sampling={"include_stop_str_in_output": True}), context_length=10)
+    assert parsed.sampling["detokenize"] is False
+    assert "stop" not in parsed.sampling
+    assert (parsed.stop_strings, parsed.includes_stop_string) == (("END",), True)
+
+
+def test_hints_of_router_and_client_are_read_and_a_canary_comes_first() -> None:
+    routed = parse(
+        request(routing={"priority": 7, "dp_rank": 3, "cache_salt": "tenant"}, agent_context={"session_id": "s"}),
+        context_length=10,
+    )
+    assert (routed.priority, routed.dp_rank, routed.cache_salt, routed.conversation_id) == (1.0, 3, "tenant", "s")
+    assert parse(request(), context_length=10).priority is None
+    assert parse(request(_HEALTH_CHECK=True), context_length=10).priority == 1.0
+
+
+def test_logprobs_of_the_chosen_token_alone_are_asked_for_as_one() -> None:
+    parsed = parse(request(output_options={"logprobs": 0}), context_length=10)
+    assert (parsed.sampling["logprobs"], parsed.wants_logprobs) == (1, True)
 
 
 def test_hidden_stop_ids_and_further_eos_ids_stop_and_ignore_eos_lifts_the_first() -> None:

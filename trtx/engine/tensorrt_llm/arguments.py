@@ -1,0 +1,78 @@
+"""From an engine config to keyword arguments of ``LLM``, AutoDeploy's ``LLM`` and ``MultimodalEncoder``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from trtx.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+# AutoDeploy's LlmArgs refuses the first nine unless they have their default, and its executor the last; Dynamo 1.4.2
+# drops the same ten (ai-dynamo/dynamo, dynamo/trtllm/engine.py).
+_NOT_FOR_AUTODEPLOY = (
+    "build_config",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "moe_cluster_parallel_size",
+    "moe_tensor_parallel_size",
+    "moe_expert_parallel_size",
+    "enable_attention_dp",
+    "cp_config",
+    "scheduler_config",
+)
+# What reaches MultimodalEncoder; the rest of an engine config is about KV and tokens.
+_FOR_ENCODER = ("max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs")
+_ENCODER_BATCH = 4
+"""Images at a time where the config gives no number: MultimodalEncoder fails at its start without one. aiconfigurator
+calls 4 enough."""
+_WITHOUT_ENCODER = frozenset({"Llama4ForConditionalGeneration"})
+"""Architectures whose images are encoded inside prefill: TensorRT-LLM has no standalone encoder for them."""
+
+
+def backend_of(config: Mapping[str, Any]) -> str:
+    return str(config.get("backend") or "pytorch")
+
+
+def world_size(config: Mapping[str, Any]) -> int:
+    """GPUs, and so ranks, of one worker. AutoDeploy knows no other number than ``world_size``."""
+    if backend_of(config) == "_autodeploy" and config.get("world_size"):
+        return int(config["world_size"])
+    sizes = (config.get(f"{kind}_parallel_size") or 1 for kind in ("tensor", "pipeline", "context"))
+    product = 1
+    for size in sizes:
+        product *= int(size)
+    return product
+
+
+def for_llm(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of the class that ``versions.llm_class`` names for the config's backend."""
+    arguments = {"return_perf_metrics": True, **config}  # a result then says how much of its prompt was cached
+    arguments.pop("backend", None)
+    return _for_autodeploy(arguments, config) if backend_of(config) == "_autodeploy" else arguments
+
+
+def _for_autodeploy(arguments: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    ranks = world_size(config)
+    for name in _NOT_FOR_AUTODEPLOY:
+        value = arguments.pop(name, None)
+        if value is None:
+            continue
+        kept = f"; its ranks became world_size {ranks}" if name == "tensor_parallel_size" else ""
+        logger.warning("%s is not taken by backend _autodeploy and was dropped, it was %r%s", name, value, kept)
+    arguments.setdefault("world_size", ranks)
+    return arguments
+
+
+def for_encoder(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Keyword arguments of ``MultimodalEncoder``. Raises UsageError for an architecture that has no such encoder."""
+    if architecture in _WITHOUT_ENCODER:
+        raise UsageError(
+            f"{architecture} has no standalone encoder in TensorRT-LLM: its images are encoded inside prefill; "
+            "serve it without encode workers"
+        )
+    arguments = {name: config[name] for name in _FOR_ENCODER if config.get(name) is not None}
+    return {"max_batch_size": _ENCODER_BATCH} | arguments

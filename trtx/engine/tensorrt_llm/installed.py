@@ -1,0 +1,36 @@
+"""Which TensorRT-LLM is installed, found without importing it: that takes seconds and starts MPI."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+PACKAGE = "tensorrt_llm"
+_ASSIGNMENT = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
+
+
+def installed_version() -> str | None:
+    """Of the package that ``import tensorrt_llm`` would find; None where there is none.
+
+    Its ``version.py`` first: the metadata may belong to another installation than the one first on the path.
+    A package with neither is ``"unknown"``.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None:
+        return None
+    for directory in spec.submodule_search_locations or ():
+        path = Path(directory) / "version.py"
+        if path.is_file() and (found := _ASSIGNMENT.search(path.read_text(encoding="utf-8"))):
+            return found.group(1)
+    import importlib.metadata  # 14 ms that --help and the guardian need not pay
+
+    try:
+        return importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def needs_gpu(version: str) -> bool:
+    """False for a build whose local version says ``cpu``, such as the tests' stand-in (``1.3.0rc22+cpu``)."""
+    return version.partition("+")[2] != "cpu"

@@ -1,0 +1,85 @@
+"""A TensorRT-LLM engine's start: environment, import, arguments, construction."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trtx.engine.api import EngineApi
+from trtx.engine.tensorrt_llm import arguments, environment, versions
+from trtx.engine.tensorrt_llm.installed import installed_version, needs_gpu
+from trtx.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 60.0
+"""Longest wait for ``LLM.shutdown``, which may never return when ranks are dead (PR #16312). Dynamo waits as long."""
+
+
+def load_api() -> EngineApi:
+    """Imports the package, in an environment made ready for it. Raises UsageError where it can't be imported."""
+    if cleared := environment.prepare():
+        logger.warning("variables of a Slurm or MPI job were cleared for this one-node start: %s", ", ".join(cleared))
+    try:
+        from tensorrt_llm.executor.result import Logprob
+        from tensorrt_llm.executor.utils import RequestError
+        from tensorrt_llm.llmapi import DisaggregatedParams
+        from tensorrt_llm.llmapi.llm import SamplingParams
+        from tensorrt_llm.scheduling_params import SchedulingParams
+    except ImportError as error:
+        raise UsageError(
+            f"engine tensorrt-llm needs the package tensorrt_llm ({error}); install trtx[tensorrt-llm], "
+            "or choose --engine torch"
+        ) from error
+    return EngineApi(
+        kind="tensorrt-llm",
+        start_llm=start_llm,
+        SamplingParams=SamplingParams,
+        DisaggregatedParams=DisaggregatedParams,
+        Logprob=Logprob,
+        RequestError=RequestError,
+        start_encoder=start_encoder,
+        SchedulingParams=SchedulingParams,
+        ConversationParams=versions.conversation_params(),
+        new_request_ids=versions.new_request_ids,
+        aborts_transfers=False,
+        survives_errors=False,
+        shutdown_seconds=SHUTDOWN_SECONDS,
+    )
+
+
+def start_llm(model: Path, config: Mapping[str, Any]) -> Any:
+    """Loads ``model`` on the GPUs that this process sees; one rank a GPU, children of this process."""
+    _check_gpus(config)
+    return versions.llm_class(arguments.backend_of(config))(model=str(model), **arguments.for_llm(config))
+
+
+def start_encoder(model: Path, config: Mapping[str, Any]) -> Any:
+    """Loads the vision encoder of ``model`` alone."""
+    from tensorrt_llm import MultimodalEncoder
+
+    _check_gpus(config)
+    return MultimodalEncoder(model=str(model), **arguments.for_encoder(config, _architecture(model)))
+
+
+def _check_gpus(config: Mapping[str, Any]) -> None:
+    """TensorRT-LLM notices a missing GPU only once its ranks run, minutes later and in their words."""
+    version = installed_version()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or version is None or not needs_gpu(version):
+        return
+    count = len([entry for entry in visible.split(",") if entry.strip()])
+    if (ranks := arguments.world_size(config)) > count:
+        raise UsageError(
+            f"the engine config asks for {ranks} GPUs a worker and CUDA_VISIBLE_DEVICES has {count}; "
+            "give the worker more, or lower tensor_parallel_size, pipeline_parallel_size or context_parallel_size"
+        )
+
+
+def _architecture(model: Path) -> str:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return str((config.get("architectures") or [""])[0])

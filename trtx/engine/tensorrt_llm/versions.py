@@ -1,0 +1,82 @@
+"""What differs between TensorRT-LLM 1.2.1 and the releases after 1.3.0rc22, all of it, asked by what is there.
+
+Names are probed rather than versions compared wherever a name tells: nightly builds carry the last release's number.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from trtx.errors import UsageError
+
+_NODES, _PROCESSES = 1 << 8, 1 << 6
+_MACHINES = 1 << 10
+# Before the fix of PR #12528 a prefill worker with pipeline stages hangs in its executor (#11789).
+_PIPELINED_PREFILL = Version("1.3.0rc10")
+_BACKENDS = ("pytorch", "_autodeploy")
+
+
+def llm_class(backend: str) -> Any:
+    """The class behind ``backend``. Raises UsageError for one that this package doesn't drive."""
+    if backend == "pytorch":
+        return importlib.import_module("tensorrt_llm").LLM
+    if backend == "_autodeploy":
+        return importlib.import_module("tensorrt_llm._torch.auto_deploy").LLM
+    gone = " (removed after 1.2, TensorRT-LLM PR #15767)" if backend == "tensorrt" else ""
+    raise UsageError(f"backend is {backend!r}{gone}; expected one of {', '.join(_BACKENDS)}")
+
+
+def conversation_params() -> Any | None:
+    """``ConversationParams``, which came after 1.3.0rc20; None before."""
+    return getattr(importlib.import_module("tensorrt_llm.llmapi"), "ConversationParams", None)
+
+
+def new_request_ids(worker_id: int) -> Callable[[], int]:
+    """Makes ``disagg_request_id``s that no other worker makes, as far as the layout has room for worker ids.
+
+    1.3.0rc22 made ``get_global_disagg_request_id(machine_id)``, 10 bits, into ``(node_id, process_id)``, 8 and 6 bits.
+    """
+    make = importlib.import_module("tensorrt_llm.llmapi.disagg_utils").get_global_disagg_request_id
+    if "process_id" in inspect.signature(make).parameters:
+        node, process = divmod(worker_id % (_NODES * _PROCESSES), _PROCESSES)
+        return lambda: int(make(node, process))
+    return lambda: int(make(worker_id % _MACHINES))
+
+
+def accepts(call: Callable[..., Any], name: str) -> bool:
+    """Whether a method of the LLM takes a keyword: ``priority`` came after 1.3.0rc7, ``conversation_params`` later."""
+    return name in inspect.signature(call).parameters
+
+
+def kv_capacity(llm: Any) -> Mapping[str, int]:
+    """``{maxNumBlocks, tokensPerBlock, maxNumTokens}`` of the KV pool; empty up to 1.3.0rc7, and without a pool."""
+    ask = getattr(llm, "get_kv_cache_capacity", None)
+    return (ask() or {}) if ask is not None else {}
+
+
+def health_call(llm: Any) -> Callable[[], bool] | None:
+    """The engine's own health check (from PR #12718 on); None where it has none, which means unknown, not healthy."""
+    for holder, name in ((llm, "_check_health"), (getattr(llm, "_executor", None), "check_health")):
+        check = getattr(holder, name, None)
+        if callable(check):
+            return check  # type: ignore[no-any-return]
+    return None
+
+
+def fatal_error(llm: Any) -> BaseException | None:
+    """What the engine died of, where it says so."""
+    error = getattr(getattr(llm, "_executor", None), "_fatal_error", None)
+    return error if isinstance(error, BaseException) else None
+
+
+def pipelines_prefill(version: str) -> bool:
+    """Whether a prefill worker may have pipeline stages. A version that can't be read is taken for a new one."""
+    try:
+        return Version(version) >= _PIPELINED_PREFILL
+    except InvalidVersion:
+        return True

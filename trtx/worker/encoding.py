@@ -1,0 +1,57 @@
+"""The encode role: images in, handles to their embeddings out, as JSON.
+
+The embeddings stay on this worker's GPU; a handle is TensorRT-LLM's own serialised CUDA IPC handle, for one consumer
+that sees the same GPU. Who sends the request decides what becomes of the answer: the 1.4.2 frontend asks no encoder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from dynamo.common.backend.multimodal import encoder_terminal_chunk
+from dynamo.common.multimodal.image_loader import ImageLoader
+
+from trtx.worker.chunks import Chunk
+from trtx.worker.request import InvalidRequest
+
+# Fields of DisaggregatedParams that prefill needs of an encoder's; the last two are both there or neither is.
+_FIELDS = (
+    "multimodal_embedding_handles",
+    "multimodal_hashes",
+    "mrope_position_ids_handle",
+    "mrope_position_deltas_handle",
+)
+
+
+class ImageEncoder:
+    """``MultimodalEncoder`` behind requests of one prompt and its images."""
+
+    def __init__(self, encoder: Any) -> None:
+        self._encoder = encoder
+        self._loader = ImageLoader()
+
+    async def encode(self, wire: Mapping[str, Any]) -> Chunk:
+        """The terminal chunk: ``encoder_result`` holds the handles, and the token ids that the encoder was given.
+
+        ``wire`` is Dynamo's request with ``multi_modal_data: {"image_url": [{"Url": "data:… or http…"}]}``. Raises
+        InvalidRequest for one without images, or with one that can't be loaded.
+        """
+        items = (wire.get("multi_modal_data") or {}).get("image_url") or []
+        if not items:
+            raise InvalidRequest("the request has no images; an encode worker takes multi_modal_data.image_url")
+        token_ids = list(wire.get("token_ids") or ())
+        try:
+            images = await self._loader.load_image_batch(items)
+        except Exception as error:
+            raise InvalidRequest(f"an image can't be loaded: {error}") from error
+        inputs = {"prompt_token_ids": token_ids, "multi_modal_data": {"image": images}, "mm_processor_kwargs": {}}
+        # Synchronous in the API; several threads may wait in it, and the engine batches what they ask.
+        (output,) = await asyncio.to_thread(self._encoder.generate, [inputs], use_tqdm=False)
+        params = output.disaggregated_params
+        found = {name: value for name in _FIELDS if (value := getattr(params, name, None)) is not None}
+        if "multimodal_embedding_handles" not in found:
+            raise RuntimeError("the encoder returned no multimodal_embedding_handles")
+        chunk: Chunk = dict(encoder_terminal_chunk({**found, "prompt_token_ids": token_ids}))
+        return chunk

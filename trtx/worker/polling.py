@@ -1,0 +1,116 @@
+"""KV events and iteration stats, taken from the engine in a thread of their own and passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from dynamo.common.backend.publisher import ComponentSnapshot
+
+from trtx.worker.kv_events import KvEventPublication
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.01
+"""How late an event may reach the router; Dynamo's TensorRT-LLM backend polls every 5 to 20 ms."""
+SNAPSHOT_SECONDS = 0.1
+_STATS_TIMEOUT_S = 0.01  # as Dynamo asks; 0 would miss rows that are on their way from a rank
+_READ_PAUSE_S = 1.0
+
+
+class EnginePoll:
+    """Polls from the first generated token on until it is stopped: before it, TensorRT-LLM has neither to give.
+
+    The asynchronous calls of the LLM API, on a loop of this thread: the ones that TensorRT-LLM 1.3.0rc22 is polled
+    with by Dynamo 1.4.2, from a thread like this.
+    """
+
+    def __init__(self, llm: Any, *, on_stats: Callable[[Mapping[str, Any]], None]) -> None:
+        self._llm = llm
+        self._on_stats = on_stats
+        self._publications: dict[int, KvEventPublication] = {}
+        self._snapshots: Any = None
+        self._begun = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="engine-poll", daemon=True)
+
+    @property
+    def lost_events(self) -> int:
+        return sum(publication.lost_events for publication in self._publications.values())
+
+    def publish_events(self, publisher: Any, block_size: int, dp_rank: int) -> None:
+        self._publications[dp_rank] = KvEventPublication(publisher, block_size)
+
+    def publish_load(self, snapshots: Any) -> None:
+        self._snapshots = snapshots
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def saw_token(self) -> None:
+        """The engine has generated one."""
+        self._begun.set()
+
+    def stop(self) -> None:
+        """Returns when nothing will be published any more."""
+        self._stop.set()
+        self._begun.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2)
+
+    async def _run(self) -> None:
+        self._begun.wait()
+        ticks = 0
+        while not self._stop.is_set():
+            try:
+                if self._publications:
+                    await self._events()
+                ticks += 1
+                if ticks * POLL_SECONDS >= SNAPSHOT_SECONDS:
+                    ticks = 0
+                    await self._stats()
+                await asyncio.sleep(POLL_SECONDS)
+            except Exception:
+                if self._stop.is_set():
+                    return
+                logger.exception("the engine's KV events and stats can't be read; this poll goes on")
+                await asyncio.sleep(_READ_PAUSE_S)
+
+    async def _events(self) -> None:
+        for event in await _taken(self._llm.get_kv_cache_events_async(timeout=0)):
+            publication = self._publications.get(event.get("attention_dp_rank") or 0)
+            if publication is not None:
+                publication.publish([event])
+
+    async def _stats(self) -> None:
+        latest: dict[int, Mapping[str, Any]] = {}
+        for row in await _taken(self._llm.get_stats_async(timeout=_STATS_TIMEOUT_S)):
+            latest[row.get("attentionDpRank") or 0] = row
+        for dp_rank, row in latest.items():
+            self._on_stats(row)
+            snapshot = load_snapshot(row)
+            if snapshot is not None and self._snapshots is not None:
+                self._snapshots.publish(dp_rank, snapshot)
+
+
+async def _taken(rows: AsyncIterator[Any]) -> list[Mapping[str, Any]]:
+    return [json.loads(row) if isinstance(row, str) else row async for row in rows]
+
+
+def load_snapshot(row: Mapping[str, Any]) -> ComponentSnapshot | None:
+    """What the router's load model wants to know, from one row of iteration stats; None without a KV cache."""
+    cache = row.get("kvCacheStats")
+    if not cache or not cache.get("maxNumBlocks"):
+        return None
+    used, total = cache["usedNumBlocks"], cache["maxNumBlocks"]
+    return ComponentSnapshot(
+        kv_used_blocks=used,
+        kv_total_blocks=total,
+        gpu_cache_usage=used / total,
+        dp_rank=row.get("attentionDpRank") or 0,
+        kv_cache_hit_rate=cache.get("cacheHitRate"),
+    )

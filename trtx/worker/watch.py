@@ -1,0 +1,57 @@
+"""What a worker keeps an eye on beside its requests: the engine's health, its memory, and the processes it started."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from trtx.engine.ranks import Rank, descendants
+from trtx.engine.tensorrt_llm import versions
+from trtx.worker.loading import LoadedEngine
+from trtx.worker.status import StatusFile
+
+logger = logging.getLogger(__name__)
+
+HEALTH_SECONDS = 0.25
+"""How late the death of the engine is noticed."""
+HEALTH_TIMEOUT_SECONDS = 30.0
+"""An engine that takes longer to say how it is, is dead; Dynamo's TensorRT-LLM backend waits as long."""
+RANKS_SECONDS = 1.0
+"""How late a process that the engine starts is recorded."""
+
+
+async def watch_ranks(status: StatusFile) -> None:
+    """Keeps the status file's ``ranks`` true. From before the load on: one that fails may leave ranks behind too."""
+    ranks: tuple[Rank, ...] = ()
+    while True:
+        found = await asyncio.to_thread(descendants, os.getpid())
+        if found != ranks:
+            ranks = found
+            status.update(ranks=ranks)
+        await asyncio.sleep(RANKS_SECONDS)
+
+
+async def until_death(loaded: LoadedEngine, status: StatusFile, iterations: Mapping[int, Mapping[str, Any]]) -> str:
+    """Returns when the engine is dead, with what it died of, if it says so. Keeps ``device_memory_bytes`` true."""
+    while await _is_healthy(loaded):
+        if (memory := device_memory_bytes(loaded, iterations)) != status.status.device_memory_bytes:
+            status.update(device_memory_bytes=memory)
+        await asyncio.sleep(HEALTH_SECONDS)
+    return str(versions.fatal_error(loaded.llm) or "")
+
+
+def device_memory_bytes(loaded: LoadedEngine, iterations: Mapping[int, Mapping[str, Any]]) -> int:
+    """As the engine says, else as its last iterations do; 0 where neither has."""
+    rows = iterations.values()
+    return loaded.device_memory_bytes() or max((int(row.get("gpuMemUsage") or 0) for row in rows), default=0)
+
+
+async def _is_healthy(loaded: LoadedEngine) -> bool:
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(loaded.is_alive), HEALTH_TIMEOUT_SECONDS)
+    except Exception as error:
+        logger.error("the engine's health can't be asked: %r", error)
+        return False
