@@ -100,8 +100,26 @@ def build(
         ),
     ] = False,
     mode: Annotated[
-        Mode, typer.Option("--mode", help="With --check: the roles to check.", rich_help_panel=_CHECK)
-    ] = "agg",
+        Mode | None,
+        typer.Option(
+            "--mode", help="The topology to check. Default: both.", rich_help_panel=_CHECK, show_default=False
+        ),
+    ] = None,
+    recipe: options.RecipeOption = None,
+    every_recipe: Annotated[
+        bool, typer.Option("--all", help="Check every shipped engine config.", rich_help_panel=_CHECK)
+    ] = False,
+    trtllm_version: Annotated[
+        str | None,
+        typer.Option(
+            "--trtllm-version",
+            metavar="VERSION",
+            help="Check for this TensorRT-LLM, such as 1.2.1. Default: the one that the configs name.",
+            rich_help_panel=_CHECK,
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.", rich_help_panel=_CHECK)] = False,
 ) -> None:
     """Build a model: quantize it, resolve its engine configs, prove it against the source.
 
@@ -111,9 +129,26 @@ def build(
       trtx build Qwen/Qwen3-8B --quant fp8 --kv-dtype fp8 --calib text.jsonl
       trtx build Qwen/Qwen3-8B --quant int4_awq --max-ppl-increase 2
       trtx build --check synthetic:qwen3-8b --mode disagg
+      trtx build --check --recipe deepseek-r1-mtp --trtllm-version 1.3.0rc24
     """
     if check:
-        raise UsageError("trtx build --check is not there yet")
+        from trtx.cli.check import CheckRequest
+        from trtx.cli.check import check as check_configs
+
+        options.check_roles((mode,) if mode else get_args(Mode), config, overrides, beside=("encode",))
+        asked = CheckRequest(
+            model=model,
+            modes=(mode,) if mode else get_args(Mode),
+            recipe=recipe,
+            files=dict(options.role_file(entry) for entry in config or ()),
+            overrides=tuple(overrides or ()),
+            version=trtllm_version,
+            gpu=gpu,
+            every_recipe=every_recipe,
+        )
+        raise typer.Exit(check_configs(asked, as_json=as_json))
+    if mode or every_recipe or trtllm_version or as_json:
+        raise UsageError("--mode, --all, --trtllm-version and --json belong to --check; add it, or leave them out")
     request = _request(
         model=model,
         quant=quant,
@@ -121,6 +156,7 @@ def build(
         calib=calib,
         calib_size=calib_size,
         roles=role,
+        recipe=recipe,
         config=config,
         overrides=overrides,
         max_ppl_increase=max_ppl_increase,
@@ -138,6 +174,7 @@ def _request(
     calib: Path | None,
     calib_size: int,
     roles: list[str] | None,
+    recipe: str | None,
     config: list[str] | None,
     overrides: list[str] | None,
     max_ppl_increase: float | None,
@@ -158,7 +195,8 @@ def _request(
     chosen: tuple[Role, ...] = tuple(name for name in get_args(Role) if name in asked)
     for name in asked - set(chosen):
         raise UsageError(f"--role {name!r} is no role; expected one of {', '.join(get_args(Role))}")
-    files = dict(options._role_file(entry) for entry in config or ())
+    files = dict(options.role_file(entry) for entry in config or ())
+    files |= {name: path for name, path in options.recipe_roles(recipe).items() if name in asked - files.keys()}
     for name in files.keys() - asked:
         raise UsageError(f"--config {name}=… is for a role that is not built; add --role {name}, or leave it out")
     found = probe().gpus

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 from pydantic import ValidationError
 
-from trtx.config import Mode, Role, RouterMode, TopologySpec
+from trtx.config import Mode, Role, RouterMode, TopologySpec, recipe_files
 from trtx.errors import UsageError
 
 _MODEL, _TOPOLOGY, _OUTPUT = "Model", "Topology", "Output"
@@ -47,6 +47,16 @@ ConfigOption = Annotated[
         "--config",
         metavar="ROLE=FILE",
         help="Engine config of one role (agg, prefill, decode): YAML with TensorRT-LLM's field names. Repeatable.",
+        rich_help_panel=_MODEL,
+        show_default=False,
+    ),
+]
+RecipeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="NAME",
+        help="A folder of engine_configs, such as deepseek-r1-mtp, instead of the model family's own; --config wins.",
         rich_help_panel=_MODEL,
         show_default=False,
     ),
@@ -123,6 +133,7 @@ def build_spec(
     served_model_name: str | None = None,
     engine: str = "auto",
     config: list[str] | None = None,
+    recipe: str | None = None,
     overrides: list[str] | None = None,
     workers: int | None = None,
     prefill: int | None = None,
@@ -143,7 +154,7 @@ def build_spec(
         "model": model,
         "served_model_name": served_model_name,
         "engine": engine,
-        "engine_configs": dict(_role_file(entry) for entry in config or ()),
+        "engine_configs": recipe_roles(recipe) | dict(role_file(entry) for entry in config or ()),
         "overrides": tuple(overrides or ()),
         "tp": tp,
         "gpus": None if gpus is None else _indices(gpus),
@@ -165,9 +176,12 @@ def build_spec(
         raise UsageError(f"--{option} {first.get('input')!r}: expected {expected}; see --help") from error
 
 
-def check_roles(modes: Sequence[Mode], config: list[str] | None, overrides: list[str] | None) -> None:
-    """Raises UsageError for a typed config or override of a role that no topology of ``modes`` has."""
-    served = {role for mode in modes for role in TopologySpec(mode=mode).roles}
+def check_roles(
+    modes: Sequence[Mode], config: list[str] | None, overrides: list[str] | None, *, beside: Sequence[Role] = ()
+) -> None:
+    """Raises UsageError for a typed config or override of a role that neither a topology of ``modes`` nor ``beside``
+    has."""
+    served = {role for mode in modes for role in TopologySpec(mode=mode).roles} | {*beside}
     for option, entries in (("--config", config), ("--set", overrides)):
         for entry in entries or ():
             role = entry.partition("=")[0].partition(".")[0]
@@ -178,11 +192,18 @@ def check_roles(modes: Sequence[Mode], config: list[str] | None, overrides: list
                 )
 
 
-def _role_file(entry: str) -> tuple[str, Path]:
+def recipe_roles(recipe: str | None) -> dict[Role, Path]:
+    """The configs of ``--recipe`` for the workers of a topology; an encoder is none of them."""
+    files = recipe_files(recipe) if recipe is not None else {}
+    return {role: path for role, path in files.items() if role != "encode"}
+
+
+def role_file(entry: str) -> tuple[Role, Path]:
+    """One ``--config ROLE=FILE``."""
     role, equals, path = entry.partition("=")
     if not equals or role not in get_args(Role) or not path:
         raise UsageError(f"--config {entry!r} is not ROLE=FILE; expected a role of {', '.join(get_args(Role))}")
-    return role, Path(path)
+    return cast(Role, role), Path(path)
 
 
 def _indices(text: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import yaml
 
+from trtx.cli.findings_text import describe_findings
 from trtx.topology import Plan, ProcessSpec
 
 _WIDTH = 80
@@ -41,6 +42,10 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"Engine config of {role}:"
         text = yaml.safe_dump(values, sort_keys=False) if values else "(the engine's defaults)"
         yield from textwrap.indent(text.rstrip(), "  ").splitlines()
+    if plan.findings:
+        yield ""
+        yield "Engine configs, worth knowing:"
+        yield from describe_findings(plan.findings)
     yield ""
     yield "Decided:"
     for reason in plan.reasons:

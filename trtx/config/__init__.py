@@ -8,7 +8,7 @@ Always holds: an unknown name never passes silently, and every resolved value ca
 
 from trtx.config.check import check_engine_configs, check_pair, resolve_engine_config
 from trtx.config.engine_config import ResolvedEngineConfig, load_engine_config
-from trtx.config.families import config_family, recipe_files, recipe_names
+from trtx.config.families import built_files, config_family, recipe_files, recipe_names
 from trtx.config.findings import Finding, refuse_errors
 from trtx.config.rules import ModelFacts
 from trtx.config.topology import Mode, Role, RouterMode, TopologySpec
@@ -21,6 +21,7 @@ __all__ = [
     "Role",
     "RouterMode",
     "TopologySpec",
+    "built_files",
     "check_engine_configs",
     "check_pair",
     "config_family",

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import yaml
 
-from trtx.config.families import CONFIG_ROOT, ConfigHeader, read_header, shown_path
+from trtx.config.families import CONFIG_ROOT, ConfigHeader, built_files, read_header, shown_path
 from trtx.config.topology import Role
 from trtx.errors import UsageError
 
@@ -82,10 +82,10 @@ _NO_FILE = "the engine's defaults"
 def _from_file(
     role: Role, family: str, path: Path | None, model_dir: Path | None
 ) -> tuple[dict[str, Any], str, ConfigHeader | None]:
-    candidates = [CONFIG_ROOT / family / f"{role}.yaml"]
-    if model_dir is not None:
-        candidates.insert(0, model_dir / "engine_configs" / f"{role}.yaml")
-    found = path or next((candidate for candidate in candidates if candidate.is_file()), None)
+    shipped = CONFIG_ROOT / family / f"{role}.yaml"
+    found = path or (built_files(model_dir).get(role) if model_dir else None)
+    if found is None and family and shipped.is_file():
+        found = shipped
     if found is None:
         return {}, _NO_FILE, None
     source = shown_path(found)

@@ -67,7 +67,15 @@ def recipe_files(name: str) -> dict[Role, Path]:
         close = difflib.get_close_matches(name, recipe_names(), n=1)
         nearest = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(recipe_names())}"
         raise UsageError(f"--recipe {name!r} is no folder of engine_configs; {nearest}")
-    folder = CONFIG_ROOT / name
+    return _files_in(CONFIG_ROOT / name)
+
+
+def built_files(checkpoint: Path) -> dict[Role, Path]:
+    """The configs that ``trtx build`` left beside a checkpoint, if it made it."""
+    return _files_in(checkpoint / "engine_configs")
+
+
+def _files_in(folder: Path) -> dict[Role, Path]:
     return {role: folder / f"{role}.yaml" for role in get_args(Role) if (folder / f"{role}.yaml").is_file()}
 
 

@@ -1,0 +1,184 @@
+"""``trtx build --check``: the engine configs of a model, a recipe or named files against schema, rules and memory."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint.facts import read_config
+from trtx.cli.findings_text import describe_findings
+from trtx.config import (
+    Finding,
+    Mode,
+    ModelFacts,
+    ResolvedEngineConfig,
+    Role,
+    built_files,
+    check_engine_configs,
+    config_family,
+    load_engine_config,
+    recipe_files,
+    recipe_names,
+)
+from trtx.config.check import checked_version
+from trtx.config.findings import SEVERITIES, Severity
+from trtx.config.versions import SchemaVersion
+from trtx.errors import UsageError
+
+_NEEDED: dict[Mode, tuple[Role, ...]] = {"agg": ("agg",), "disagg": ("prefill", "decode")}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRequest:
+    """What to check. ``files``: of ``--config``; ``version`` None: the one that the files say they are written for."""
+
+    model: str | None
+    modes: tuple[Mode, ...]
+    recipe: str | None
+    files: Mapping[Role, Path]
+    overrides: tuple[str, ...]
+    version: str | None
+    gpu: str | None
+    every_recipe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    name: str
+    version: SchemaVersion
+    configs: tuple[ResolvedEngineConfig, ...]
+    findings: tuple[Finding, ...]
+
+
+def check(request: CheckRequest, *, as_json: bool) -> int:
+    """Prints every finding of every topology. Returns 2 where one is an error, else 0."""
+    checked = list(_checked(request))
+    if as_json:
+        typer.echo(json.dumps([_document(topology) for topology in checked], indent=1))
+    else:
+        typer.echo("\n".join(line for topology in checked for line in _lines(topology)))
+    return 2 if any(finding.severity == "error" for topology in checked for finding in topology.findings) else 0
+
+
+def _checked(request: CheckRequest) -> Iterator[_Checked]:
+    if request.every_recipe:
+        for name in recipe_names():
+            yield from _topologies(name, replace(request, files=recipe_files(name)))
+        return
+    directory = None if request.model is None else _model_directory(request.model)
+    facts = None if directory is None else _facts(directory)
+    name = request.recipe or (config_family(facts.architecture, on_gpu=True) if facts else "")
+    if not name and not request.files:
+        raise UsageError("nothing to check; expected a MODEL, --recipe NAME, --config ROLE=FILE or --all")
+    shipped = recipe_files(name) if request.recipe or name in recipe_names() else {}
+    # A checkpoint that trtx build wrote brings its own configs, which --recipe and --config replace.
+    built = {} if directory is None or request.recipe else built_files(directory)
+    files = {**shipped, **built, **request.files}
+    yield from _topologies(name or "files", replace(request, files=files), directory, facts)
+
+
+def _topologies(
+    name: str, request: CheckRequest, directory: Path | None = None, facts: ModelFacts | None = None
+) -> Iterator[_Checked]:
+    """One of each mode that has a file (any mode where a model is named); files of no mode by themselves."""
+    found = False
+    for mode in request.modes:
+        needed = [role for role in _NEEDED[mode] if directory is not None or role in request.files]
+        if needed:
+            found = True
+            encoder: list[Role] = ["encode"] if "encode" in request.files else []
+            yield _topology(f"{name}, {mode}", [*needed, *encoder], request, directory, facts)
+    if not found:
+        yield _topology(name, list(request.files), request, directory, facts)
+
+
+def _topology(
+    name: str, roles: list[Role], request: CheckRequest, directory: Path | None, facts: ModelFacts | None
+) -> _Checked:
+    configs = {
+        role: load_engine_config(
+            role, family="", path=request.files.get(role), overrides=request.overrides, engine="tensorrt-llm"
+        )
+        for role in roles
+    }
+    gpus = (request.gpu,) if request.gpu else ()
+    findings = check_engine_configs(configs, version=request.version, model=facts, gpus=gpus)
+    if directory is not None and request.gpu is not None:
+        findings += tuple(_memory_findings(configs, directory, request.gpu))
+    return _Checked(name, checked_version(configs, request.version), tuple(configs.values()), findings)
+
+
+def _memory_findings(configs: Mapping[Role, ResolvedEngineConfig], directory: Path, gpu: str) -> Iterator[Finding]:
+    """A role that the GPU can't hold, or a model whose size can't be calculated."""
+    from trtx.memory import UnknownShapeError, device_named, plan_memory
+
+    device = device_named(gpu)
+    for role, config in configs.items():
+        if role == "encode":
+            continue
+        severity: Severity = "error"
+        try:
+            plan_memory(directory, role, config.values, engine="tensorrt-llm", device=device)
+            continue
+        except UsageError as refusal:
+            message = str(refusal)
+        except UnknownShapeError as unknown:
+            severity, message = "note", str(unknown)
+        yield Finding(
+            severity, "memory", (role,), "", message, f"planned for one worker on {gpu}", "trtx's memory plan"
+        )
+
+
+def _model_directory(model: str) -> Path:
+    """Where ``config.json`` of a model lies. Downloads nothing: weights are not needed to check."""
+    directory = Path(model).expanduser()
+    if (directory / "config.json").is_file():
+        return directory
+    if directory.exists() or model.startswith(("synthetic:", ".", "/", "~")):
+        return resolve_checkpoint(model).path
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model, "config.json")
+    if not isinstance(cached, str):
+        raise UsageError(
+            f"config.json of {model!r} is not in the Hugging Face cache; fetch it with "
+            f"hf download {model} config.json, or check a --recipe without a model"
+        )
+    return Path(cached).parent
+
+
+def _facts(directory: Path) -> ModelFacts:
+    config = read_config(directory)
+    text = config.get("text_config") or config
+    architectures = config.get("architectures") or [str(config.get("model_type", "unknown"))]
+    return ModelFacts(str(architectures[0]), text.get("max_position_embeddings"))
+
+
+def _lines(checked: _Checked) -> Iterator[str]:
+    counts = Counter(finding.severity for finding in checked.findings)
+    told = ", ".join(
+        f"{counts[severity]} {severity}{'s' * (counts[severity] > 1)}" for severity in SEVERITIES if counts[severity]
+    )
+    yield f"{checked.name}: {told or 'nothing to say'} (TensorRT-LLM {checked.version.how_sure})"
+    for config in checked.configs:
+        yield f"  {config.role}: {config.source}"
+    if checked.findings:
+        yield from describe_findings(checked.findings)
+    yield ""
+
+
+def _document(checked: _Checked) -> dict[str, Any]:
+    return {
+        "name": checked.name,
+        "tensorrt_llm": checked.version.name,
+        "columns": list(checked.version.columns),
+        "configs": {config.role: config.source for config in checked.configs},
+        "findings": [finding.to_json() for finding in checked.findings],
+    }

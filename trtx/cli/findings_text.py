@@ -1,0 +1,37 @@
+"""Findings as text: one line that names the field, and beneath it what is wrong, why, who says so, what to do."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from trtx.config import Finding
+
+_WIDTH = 80
+_SEVERITY, _ROLES = 9, 16
+
+
+def describe_findings(findings: Iterable[Finding]) -> Iterator[str]:
+    """A table at 80 columns; only paths and options longer than a line stick out."""
+    yield f"{'Severity':<{_SEVERITY}}{'Roles':<{_ROLES}}Field and rule"
+    for finding in findings:
+        yield (
+            f"{finding.severity:<{_SEVERITY}}{'+'.join(finding.roles):<{_ROLES}}"
+            f"{finding.path or 'the whole config'} [{finding.rule}]"
+        )
+        yield from _beneath("", finding.message)
+        yield from _beneath("why: ", finding.reason)
+        yield from _beneath("evidence: ", finding.evidence)
+        if finding.fix:
+            yield from _beneath("fix: ", finding.fix)
+
+
+def _beneath(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        label + text,
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
