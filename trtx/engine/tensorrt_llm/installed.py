@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = "tensorrt_llm"
@@ -16,18 +16,18 @@ def installed_version() -> str | None:
     Its ``version.py`` first: the metadata may belong to another installation than the one first on the path.
     A package with neither is ``"unknown"``.
     """
-    spec = importlib.util.find_spec(PACKAGE)
+    spec = find_spec(PACKAGE)
     if spec is None:
         return None
     for directory in spec.submodule_search_locations or ():
         path = Path(directory) / "version.py"
         if path.is_file() and (found := _ASSIGNMENT.search(path.read_text(encoding="utf-8"))):
             return found.group(1)
-    import importlib.metadata  # 14 ms that --help and the guardian need not pay
+    from importlib import metadata  # 14 ms that --help and the guardian need not pay
 
     try:
-        return importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(PACKAGE)
+    except metadata.PackageNotFoundError:
         return "unknown"
 
 
