@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _LOAD, _OUTPUT = "Load", "Output"
-_TOPOLOGY_NAMES = {"config": "engine_configs"}  # option → field, where they differ
+_TOPOLOGY_NAMES = {"config": "engine_configs", "recipe": "engine_configs"}  # option → field, where they differ
 _TOPOLOGY_OPTIONS = (
-    "model", "served_model_name", "engine", "config", "overrides", "workers", "prefill", "decode", "tp", "gpus",
-    "router_mode", "host", "port",
+    "model", "served_model_name", "engine", "config", "recipe", "overrides", "workers", "prefill", "decode", "tp",
+    "gpus", "router_mode", "host", "port",
 )  # fmt: skip
 _LOAD_OPTIONS = ("isl", "osl", "request_count", "warmup_request_count", "trials", "seed")
 
@@ -102,6 +102,7 @@ def bench(
     served_model_name: options.ServedModelNameOption = None,
     engine: options.EngineOption = "auto",
     config: options.ConfigOption = None,
+    recipe: options.RecipeOption = None,
     overrides: options.SetOption = None,
     mode: Annotated[
         str | None,

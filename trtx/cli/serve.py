@@ -28,6 +28,7 @@ def serve(
     served_model_name: options.ServedModelNameOption = None,
     engine: options.EngineOption = "auto",
     config: options.ConfigOption = None,
+    recipe: options.RecipeOption = None,
     overrides: options.SetOption = None,
     mode: Annotated[
         Mode,
@@ -78,6 +79,7 @@ def serve(
         served_model_name=served_model_name,
         engine=engine,
         config=config,
+        recipe=recipe,
         overrides=overrides,
         workers=workers,
         prefill=prefill,
