@@ -51,8 +51,9 @@ class ChunkWriter:
     def next(self, result: Any) -> Chunk | None:
         """The chunk for what ``result`` holds beyond the last look, or None when that is nothing."""
         output = result.outputs[0]
-        # TensorRT-LLM may end a context_only request without a reason: its one token is its length.
-        reason = output.finish_reason or ("length" if result.finished else None)
+        reason = output.finish_reason
+        if result.finished and reason in (None, "not_finished"):
+            reason = "length"  # how TensorRT-LLM ends a context_only request: its one token is its length
         end, text = len(output.token_ids), None
         if self._stops is not None:
             released = self._stops.feed(output.token_ids[self._seen : end], is_last=reason is not None)
