@@ -2,81 +2,30 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
+from kernel_cases import (
+    DEVICE,
+    DTYPES,
+    IS_INTERPRETED,
+    SLOTS,
+    Pair,
+    close,
+    config,
+    decode_inputs,
+    random,
+    span_inputs,
+)
 
-from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
-from trtx.torch_engine.runner.model_config import ModelConfig, RopeConfig
-from trtx.torch_engine.runner.rope import rotary_table
+from trtx.torch_engine.runner.kernels import KvCache
+from trtx.torch_engine.runner.linear import PlainLinear
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 from trtx.torch_engine.runner.weights import LayerWeights
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not (torch.cuda.is_available() or IS_INTERPRETED), reason="needs CUDA or TRITON_INTERPRET=1"),
 ]
-DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-DTYPES = [torch.float32, torch.float16] if IS_INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
-SLOTS, TOKENS_PER_BLOCK, BLOCKS_PER_SLOT = 5, 8, 20
-
-
-def config(*, heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
-    return ModelConfig(
-        architecture="Qwen3ForCausalLM", vocab_size=64, hidden_size=96, intermediate_size=80, num_layers=2,
-        num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, norm_eps=1e-6, max_position=160,
-        rope=RopeConfig(theta=1e4), tied_head=True, qkv_bias=False, output_bias=False, qk_norm=True,
-        dtype="float32", synthetic_seed=None, synthetic_std=0.02,
-    )  # fmt: skip
-
-
-class Pair:
-    """The same cache twice, one for each implementation."""
-
-    def __init__(self, shape: ModelConfig, dtype: torch.dtype, processors: int = 132) -> None:
-        from trtx.torch_engine.runner.triton_kernels import TritonKernels
-
-        torch.manual_seed(0)
-        num_blocks = SLOTS * BLOCKS_PER_SLOT + 3
-        pool = torch.randn(num_blocks, 2, 2, TOKENS_PER_BLOCK, shape.num_kv_heads, shape.head_dim, device=DEVICE)
-        table = torch.zeros(SLOTS + 1, BLOCKS_PER_SLOT, dtype=torch.int32, device=DEVICE)
-        order = torch.randperm(num_blocks, device=DEVICE)[: SLOTS * BLOCKS_PER_SLOT]
-        table[:SLOTS] = order.view(SLOTS, BLOCKS_PER_SLOT).int()
-        rotary = rotary_table(shape.rope, shape.head_dim, shape.max_position, DEVICE)
-        self.reference_cache, self.cache = KvCache(pool.to(dtype), table), KvCache(pool.to(dtype).clone(), table)
-        self.reference = TorchKernels(shape, self.reference_cache, rotary)
-        self.triton = TritonKernels(shape, self.cache, rotary, processors)
-
-
-def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape, device=DEVICE).to(dtype)
-
-
-def decode_inputs(positions: list[int], slots: list[int]) -> PassInputs:
-    tensor = torch.tensor([[0] * len(slots), positions, slots], dtype=torch.int32, device=DEVICE)
-    return PassInputs(*tensor.unbind(0))
-
-
-def span_inputs(spans: list[tuple[int, int, int]]) -> PassInputs:
-    """``spans``: (slot, context, new tokens) of each sequence."""
-    positions = [context + i for _, context, length in spans for i in range(length)]
-    slots = [slot for slot, _, length in spans for _ in range(length)]
-    starts = [sum(length for _, _, length in spans[:i]) for i in range(len(spans) + 1)]
-    inputs = decode_inputs(positions, slots)
-    ints = [
-        torch.tensor(values, dtype=torch.int32, device=DEVICE)
-        for values in ([s for s, _, _ in spans], starts, [c for _, c, _ in spans])
-    ]
-    most = max(length for _, _, length in spans)
-    return PassInputs(inputs.token_ids, inputs.positions, inputs.slots, Spans(*ints, most))
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    tolerance = TOLERANCE[expected.dtype]
-    torch.testing.assert_close(actual.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -99,7 +48,8 @@ def test_rope_writes_only_the_cells_of_its_tokens(dtype: torch.dtype, normed: bo
     pair = Pair(shape, dtype)
     norms = [random(24, dtype=dtype) if normed else None for _ in range(2)]
     unused = torch.empty(0, device=DEVICE)
-    weights = LayerWeights(unused, unused, None, *norms, unused, None, unused, unused, unused)
+    linear = PlainLinear(unused)
+    weights = LayerWeights(unused, linear, *norms, linear, unused, linear, linear)
     positions, slots = [0, 7, 8, 131, 0], [4, 0, 1, 2, SLOTS]  # the last is padding: no write
     inputs = decode_inputs(positions + [0] * padding, slots + [SLOTS] * padding)
     qkv = random(5 + padding, 10 * 24, dtype=dtype)

@@ -8,6 +8,11 @@ from pathlib import Path
 import torch
 
 from trtx.errors import UsageError
+from trtx.torch_engine.runner.fp8 import FP8
+from trtx.torch_engine.runner.quantization import Quantization
+
+FP8_CAPABILITY = (8, 9)
+"""Compute capability from which a GPU converts and multiplies float8_e4m3fn."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -16,7 +21,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class RunnerArgs:
     """Asked for. ``num_blocks`` beats ``max_tokens``, which caps what ``free_gpu_memory_fraction`` would give.
 
-    ``dtype`` "auto" is float32 on a CPU and the checkpoint's own on CUDA; ``kv_dtype`` "auto" is ``dtype``.
+    ``dtype`` "auto" is float32 on a CPU and the checkpoint's own on CUDA; ``kv_dtype`` "auto" is what the checkpoint's
+    quantization says of the KV cache, else ``dtype``.
     ``device`` "auto" is ``cuda:0`` where CUDA is, else ``cpu``. ``free_gpu_memory_fraction`` is TensorRT-LLM's:
     the share of the memory left after weights and activations that the KV pool takes (CUDA alone).
     ``cuda_graph_batch_sizes`` None: :func:`trtx.torch_engine.runner.graphs.default_batch_sizes`.
@@ -70,15 +76,41 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: str, *, field: str, auto: torch.dtype) -> torch.dtype:
-    """One of float32, bfloat16, float16; ``auto`` for "auto"."""
+def resolve_dtype(name: str, *, field: str, auto: torch.dtype, others: tuple[str, ...] = ()) -> torch.dtype:
+    """One of float32, bfloat16, float16; ``auto`` for "auto". ``others``: what the caller takes besides, for errors."""
     if name == "auto":
         return auto
     if name not in _DTYPES:
-        raise UsageError(
-            f"{field} {name!r} is not supported by the torch engine; expected auto or one of {', '.join(_DTYPES)}"
-        )
+        known = ", ".join((*_DTYPES, *others))
+        raise UsageError(f"{field} {name!r} is not supported by the torch engine; expected auto or one of {known}")
     return _DTYPES[name]
+
+
+def resolve_kv_dtype(
+    name: str, quantization: Quantization | None, device: torch.device, *, auto: torch.dtype
+) -> torch.dtype:
+    """As TensorRT-LLM: "auto" follows the checkpoint's ``kv_cache_quant_algo``, and is ``auto`` where it has none."""
+    algorithm = quantization.kv_cache_algorithm if quantization is not None else None
+    if name == "auto" and algorithm not in (None, "FP8"):
+        raise UsageError(
+            f"{quantization and quantization.source}: the torch engine has no {algorithm} KV cache; set "
+            "kv_cache_config.dtype to fp8 or bfloat16"
+        )
+    if name == "fp8" or (name == "auto" and algorithm == "FP8"):
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+            raise UsageError(
+                "kv_cache_config.dtype fp8 needs a GPU of compute capability 8.9 (Ada, Hopper) or later; set it to "
+                "bfloat16"
+            )
+        return FP8
+    return resolve_dtype(name, field="kv_cache_config.dtype", auto=auto, others=("fp8",))
+
+
+def has_scaled_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of float8 operands run on this device: Ada, Hopper and later. float32 asks for exactness."""
+    return (
+        device.type == "cuda" and dtype != torch.float32 and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+    )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

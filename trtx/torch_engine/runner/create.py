@@ -6,8 +6,16 @@ import torch
 
 from trtx.errors import UsageError
 from trtx.torch_engine.batch import KvGeometry
-from trtx.torch_engine.runner.args import RunnerArgs, dtype_name, resolve_device, resolve_dtype
+from trtx.torch_engine.runner.args import (
+    RunnerArgs,
+    dtype_name,
+    has_scaled_products,
+    resolve_device,
+    resolve_dtype,
+    resolve_kv_dtype,
+)
 from trtx.torch_engine.runner.decoder import Decoder
+from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.kernels import Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
@@ -43,11 +51,13 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     config = read_model_config(args.model_dir)
     own = resolve_dtype(config.dtype, field="dtype", auto=torch.float32)
     dtype = resolve_dtype(args.dtype, field="dtype", auto=torch.float32 if device.type == "cpu" else own)
-    kv_dtype = resolve_dtype(args.kv_dtype, field="kv_cache_config.dtype", auto=dtype)
+    kv_dtype = resolve_kv_dtype(args.kv_dtype, config.quantization, device, auto=dtype)
     max_seq_len = min(args.max_seq_len or config.max_position, config.max_position)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    weights = load_weights(args.model_dir, config, device=device, dtype=dtype)
+    weights = load_weights(
+        args.model_dir, config, device=device, dtype=dtype, scaled_products=has_scaled_products(device, dtype)
+    )
     geometry = KvGeometry(
         config.num_layers, config.num_kv_heads, config.head_dim, args.tokens_per_block, dtype_name(kv_dtype)
     )
@@ -61,7 +71,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         max_batch_size=args.max_batch_size, max_seq_len=max_seq_len, tokens_per_block=args.tokens_per_block,
         device=device,
     )  # fmt: skip
-    cache = KvCache(pool, table)
+    cache = KvCache(pool, table, weights.kv_scales if kv_dtype == FP8 else None)
     positions = table.shape[1] * args.tokens_per_block  # whole blocks: no position of a listed block lies outside
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     decoder = Decoder(weights, _kernels(config, cache, rotary))

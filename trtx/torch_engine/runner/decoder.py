@@ -21,17 +21,17 @@ class Decoder:
         """Writes the KV of every token of the pass; returns ``[num_tokens, hidden]`` after the final norm."""
         kernels, weights = self._kernels, self._weights
         residual = F.embedding(inputs.token_ids, weights.embedding)
-        normed = kernels.rms_norm(residual, weights.layers[0].input_norm)
+        first = weights.layers[0]
+        normed = kernels.rms_norm(residual, first.input_norm, first.qkv.input_scale)
         for index, layer in enumerate(weights.layers):
-            qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
-            q = kernels.rope_and_write(qkv, index, layer, inputs)
-            attended = F.linear(kernels.attend(q, index, inputs), layer.output, layer.output_bias)
-            normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm)
-            mlp = F.linear(kernels.silu_and_mul(F.linear(normed, layer.gate_up)), layer.down)
-            is_last = index + 1 == len(weights.layers)
-            following = weights.final_norm if is_last else weights.layers[index + 1].input_norm
-            normed, residual = kernels.add_rms_norm(mlp, residual, following)
-        return normed
+            q = kernels.rope_and_write(layer.qkv(normed), index, layer, inputs)
+            attended = layer.output(kernels.attend(q, index, inputs, layer.output.input_scale))
+            normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, layer.gate_up.input_scale)
+            mlp = layer.down(kernels.silu_and_mul(layer.gate_up(normed), layer.down.input_scale))
+            if index + 1 < len(weights.layers):
+                following = weights.layers[index + 1]
+                normed, residual = kernels.add_rms_norm(mlp, residual, following.input_norm, following.qkv.input_scale)
+        return kernels.add_rms_norm(mlp, residual, weights.final_norm)[0]
 
     @property
     def dtype(self) -> torch.dtype:

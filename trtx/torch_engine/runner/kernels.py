@@ -37,10 +37,11 @@ class PassInputs:
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """The KV pool and who has which block of it."""
+    """The KV pool and who has which block of it. A float8 pool holds values divided by their layer's scale."""
 
     pool: Tensor  # [num_blocks, num_layers, 2, tokens_per_block, num_kv_heads, head_dim]
     block_table: Tensor  # [max_batch_size + 1, max_blocks] int32; the last row is the padding slot
+    scales: Tensor | None = None  # [num_layers, 2] float32, of k and v; None unless the pool is float8_e4m3fn
 
     @property
     def tokens_per_block(self) -> int:
@@ -52,21 +53,27 @@ class KvCache:
 
 
 class Kernels(Protocol):
-    """One device's operations. Every one returns new tensors; only ``rope_and_write`` changes the pool."""
+    """One device's operations. Every one returns new tensors; only ``rope_and_write`` changes the pool.
 
-    def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    ``scale`` is the ``input_scale`` of the :class:`trtx.torch_engine.runner.linear.Linear` that takes the result: with
+    it the result is float8_e4m3fn, divided by it and saturated; None leaves it in x's dtype.
+    """
+
+    def rms_norm(self, x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
         """``[n, hidden]`` normalised in float32, scaled in x's dtype."""
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(normalised sum, sum) of ``x + residual``, both ``[n, hidden]``."""
 
     def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
         """Head norms where the model has them, rotation, K and V into the pool; returns q ``[n, heads, head_dim]``."""
 
-    def attend(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
+    def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
         """Causal attention over the pool, ``[n, heads * head_dim]``; the pass's own KV is already written."""
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+    def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         """``silu(gate) * up``: ``[n, 2 * intermediate]`` to ``[n, intermediate]``."""
 
 

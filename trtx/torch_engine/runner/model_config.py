@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.errors import UsageError
+from trtx.torch_engine.runner.quantization import Quantization, read_quantization
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ROPE_TYPES = ("default", "linear", "llama3")
@@ -47,6 +48,7 @@ class ModelConfig:
     dtype: str  # the checkpoint's: "bfloat16"
     synthetic_seed: int | None  # weights are drawn, not read, when the directory holds none
     synthetic_std: float
+    quantization: Quantization | None = None
 
     @property
     def q_size(self) -> int:
@@ -68,11 +70,10 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         ) from error
     except ValueError as error:
         raise UsageError(f"{path} is not JSON ({error}); expected a Hugging Face config.json") from error
-    return parse_model_config(raw, source=str(path))
+    return _parse(raw, read_quantization(model_dir, raw), source=str(path))
 
 
-def parse_model_config(raw: dict[str, Any], *, source: str) -> ModelConfig:
-    """``raw`` is config.json's content; ``source`` names it in errors."""
+def _parse(raw: dict[str, Any], quantization: Quantization | None, *, source: str) -> ModelConfig:
     architecture = (raw.get("architectures") or ["(none)"])[0]
     if architecture not in ARCHITECTURES:
         raise UsageError(
@@ -104,6 +105,7 @@ def parse_model_config(raw: dict[str, Any], *, source: str) -> ModelConfig:
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             synthetic_seed=int(synthetic["seed"]) if synthetic else None,
             synthetic_std=float(synthetic.get("init_std", raw.get("initializer_range", 0.02))),
+            quantization=quantization,
         )
     except KeyError as error:
         raise UsageError(f"{source} has no {error}; expected a complete config.json of {architecture}") from error
@@ -111,7 +113,6 @@ def parse_model_config(raw: dict[str, Any], *, source: str) -> ModelConfig:
 
 def _refuse_unsupported(raw: dict[str, Any], source: str) -> None:
     refused = {
-        "quantization_config": raw.get("quantization_config"),
         "use_sliding_window": raw.get("use_sliding_window"),
         "mlp_bias": raw.get("mlp_bias"),
         "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0) != 1.0,

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trtx.torch_engine.runner.fp8 import to_fp8
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.model_config import ModelConfig
 from trtx.torch_engine.runner.weights import LayerWeights
@@ -22,14 +23,16 @@ class TorchKernels:
         self._cache = cache
         self._rotary = rotary
 
-    def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
         values = x.float()
-        scale = torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + self._config.norm_eps)
-        return weight * (values * scale).to(x.dtype)
+        factor = torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + self._config.norm_eps)
+        return _scaled(weight * (values * factor).to(x.dtype), scale)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         total = x + residual
-        return self.rms_norm(total, weight), total
+        return self.rms_norm(total, weight, scale), total
 
     def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
         config, cache = self._config, self._cache
@@ -44,8 +47,11 @@ class TorchKernels:
         positions, slots = inputs.positions[real], inputs.slots[real]
         blocks = cache.block_table[slots.long(), (positions // cache.tokens_per_block).long()].long()
         offsets = (positions % cache.tokens_per_block).long()
-        cache.pool[blocks, layer, 0, offsets] = k[real].to(cache.pool.dtype)
-        cache.pool[blocks, layer, 1, offsets] = v[real].to(cache.pool.dtype)
+        for kind, values in enumerate((k[real], v[real])):
+            if cache.scales is None:
+                cache.pool[blocks, layer, kind, offsets] = values.to(cache.pool.dtype)
+            else:
+                cache.pool[blocks, layer, kind, offsets] = to_fp8(values, cache.scales[layer, kind])
         return q
 
     def _rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
@@ -54,15 +60,18 @@ class TorchKernels:
         first, second = heads.float().chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
 
-    def attend(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
+    def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
         if inputs.spans is None:
-            return self._decode(q, layer, inputs)
-        return self._prefill(q, layer, inputs.spans)
+            return _scaled(self._decode(q, layer, inputs), scale)
+        return _scaled(self._prefill(q, layer, inputs.spans), scale)
 
     def _gather(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """K and V of whole blocks: ``[..., num_blocks]`` to ``[..., num_kv_heads, tokens, head_dim]``."""
         kv = self._cache.pool[blocks.long(), layer].to(dtype)  # [..., num_blocks, 2, tokens_per_block, heads, dim]
         keys, values = kv.unbind(-4)
+        if self._cache.scales is not None:
+            k_scale, v_scale = self._cache.scales[layer].to(dtype)
+            keys, values = keys * k_scale, values * v_scale
         return keys.flatten(-4, -3).transpose(-3, -2), values.flatten(-4, -3).transpose(-3, -2)
 
     def _decode(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
@@ -98,6 +107,10 @@ class TorchKernels:
             )[0].transpose(0, 1)  # fmt: skip
         return out.flatten(1)
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+    def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return _scaled(F.silu(gate) * up, scale)
+
+
+def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    return x if scale is None else to_fp8(x, scale)

@@ -3,6 +3,10 @@
 Both read the pool through the block table, block-major as it is: no copy, no layout of their own. Triton because it
 comes with torch, compiles in seconds, and takes any block size and strides; FlashInfer builds its kernels at first
 use with a CUDA compiler that a serving machine need not have.
+
+Of a float8 pool, ``kv_scales`` are the layer's two float32 scales: k's goes into the scores' scale, v's into the sums,
+so that no element is multiplied on its own. ``out_scale``: that of the product that takes the answer, if it is float8;
+the answer is rounded to q's dtype first, as it is without.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -13,10 +17,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trtx.torch_engine.runner.triton_pointwise import store_result
+
 
 @triton.jit
 def paged_decode_kernel(
-    q, pool_layer, block_table, slots, positions, out, partial, partial_lse,
+    q, pool_layer, block_table, slots, positions, out, partial, partial_lse, kv_scales, out_scale,
     scale, table_width, padding_slot, block_stride, kv_stride, token_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     NUM_SPLITS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
@@ -45,6 +51,8 @@ def paged_decode_kernel(
     inside = in_group[:, None] & in_dim[None, :]
     query = tl.load(q + q_rows[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
 
+    if kv_scales is not None:
+        scale *= tl.load(kv_scales)
     best = tl.full((BLOCK_HEADS,), -float("inf"), tl.float32)
     weight = tl.zeros((BLOCK_HEADS,), tl.float32)
     sums = tl.zeros((BLOCK_HEADS, BLOCK_DIM), tl.float32)
@@ -67,9 +75,10 @@ def paged_decode_kernel(
         best = top
 
     sums = sums / tl.where(weight > 0, weight, 1.0)[:, None]
+    if kv_scales is not None:
+        sums *= tl.load(kv_scales + 1)
     if NUM_SPLITS == 1:
-        result = sums.to(out.dtype.element_ty)
-        tl.store(out + q_rows[:, None] * HEAD_DIM + dims[None, :], result, mask=inside)
+        store_result(out + q_rows[:, None] * HEAD_DIM + dims[None, :], sums.to(query.dtype), inside, out_scale)
     else:
         places = q_rows * NUM_SPLITS + split
         tl.store(partial + places[:, None] * HEAD_DIM + dims[None, :], sums, mask=inside)
@@ -79,9 +88,10 @@ def paged_decode_kernel(
 
 @triton.jit
 def merge_splits_kernel(
-    partial, partial_lse, out, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_DIM: tl.constexpr
+    partial, partial_lse, out, out_scale,
+    HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_DIM: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """One query head of one row a program: its splits' answers, weighted by their log-sum-exp."""
+    """One query head of one row a program: its splits' answers, weighted by their log-sum-exp. ``DTYPE``: q's."""
     place = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, NUM_SPLITS)
     dims = tl.arange(0, BLOCK_DIM)
@@ -93,13 +103,13 @@ def merge_splits_kernel(
     shares = shares / tl.where(total > 0, total, 1.0)
     pointers = partial + (place * NUM_SPLITS + splits[:, None]) * HEAD_DIM + dims[None, :]
     parts = tl.load(pointers, mask=in_dim[None, :], other=0.0)
-    result = tl.sum(parts * shares[:, None], axis=0).to(out.dtype.element_ty)
-    tl.store(out + place * HEAD_DIM + dims, result, mask=in_dim)
+    result = tl.sum(parts * shares[:, None], axis=0).to(DTYPE)
+    store_result(out + place * HEAD_DIM + dims, result, in_dim, out_scale)
 
 
 @triton.jit
 def paged_prefill_kernel(
-    q, pool_layer, block_table, slots, starts, contexts, out,
+    q, pool_layer, block_table, slots, starts, contexts, out, kv_scales, out_scale,
     scale, table_width, block_stride, kv_stride, token_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
@@ -122,6 +132,8 @@ def paged_prefill_kernel(
         q_rows = (first + queries).to(tl.int64) * NUM_HEADS + head
         query = tl.load(q + q_rows[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
 
+        if kv_scales is not None:
+            scale *= tl.load(kv_scales)
         best = tl.full((BLOCK_QUERIES,), -float("inf"), tl.float32)
         weight = tl.zeros((BLOCK_QUERIES,), tl.float32)
         sums = tl.zeros((BLOCK_QUERIES, BLOCK_DIM), tl.float32)
@@ -143,5 +155,7 @@ def paged_prefill_kernel(
             weight = weight * shrink + tl.sum(shares, axis=1)
             sums = sums * shrink[:, None] + tl.dot(shares.to(query.dtype), values, input_precision="ieee")
             best = top
-        result = (sums / weight[:, None]).to(out.dtype.element_ty)
-        tl.store(out + q_rows[:, None] * HEAD_DIM + dims[None, :], result, mask=inside)
+        sums = sums / weight[:, None]
+        if kv_scales is not None:
+            sums *= tl.load(kv_scales + 1)
+        store_result(out + q_rows[:, None] * HEAD_DIM + dims[None, :], sums.to(query.dtype), inside, out_scale)

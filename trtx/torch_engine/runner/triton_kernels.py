@@ -12,8 +12,10 @@ import math
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
+from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.model_config import ModelConfig
 from trtx.torch_engine.runner.triton_attention import merge_splits_kernel, paged_decode_kernel, paged_prefill_kernel
@@ -24,6 +26,7 @@ _MAX_SPLITS = 32
 _SILU_BLOCK = 1024
 _MANY_ROWS = 512
 _DECODE_TOKENS = 64  # KV tokens of one iteration
+_TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 class TritonKernels:
@@ -36,6 +39,9 @@ class TritonKernels:
         self._rotary = rotary
         self._num_processors = num_processors
         self._layers = [cache.pool[:, layer] for layer in range(config.num_layers)]
+        self._kv_scales: list[Tensor | None] = [None] * config.num_layers
+        if cache.scales is not None:
+            self._kv_scales = list(cache.scales.unbind(0))
         self._table_width = cache.block_table.shape[1]
         block_stride, _, kv_stride, token_stride, _, _ = cache.pool.stride()
         self._strides = (block_stride, kv_stride, token_stride)
@@ -48,23 +54,26 @@ class TritonKernels:
             "TOKENS_PER_BLOCK": cache.tokens_per_block,
         }
 
-    def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        self._norm(x, None, weight, out, None)
-        return out
+    def rms_norm(self, x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+        return self._norm(x, None, weight, None, scale)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        out, total = torch.empty_like(x), torch.empty_like(x)
-        self._norm(x, residual, weight, out, total)
-        return out, total
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        total = torch.empty_like(x)
+        return self._norm(x, residual, weight, total, scale), total
 
-    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor | None) -> None:
+    def _norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, total: Tensor | None, scale: Tensor | None
+    ) -> Tensor:
         rows, hidden = x.shape
+        out = _empty_like(x, scale)
         block = triton.next_power_of_2(hidden)
         rms_norm_kernel[(rows,)](
-            x, residual, weight, out, total, hidden, self._config.norm_eps,
+            x, residual, weight, out, total, scale, hidden, self._config.norm_eps,
             HAS_RESIDUAL=residual is not None, BLOCK=block, num_warps=min(16, max(1, block // 512)),
         )  # fmt: skip
+        return out
 
     def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
         config, rows = self._config, qkv.shape[0]
@@ -74,19 +83,19 @@ class TritonKernels:
         grid = (rows, triton.cdiv(config.num_heads + 2 * config.num_kv_heads, heads))
         rope_and_write_kernel[grid](
             qkv, q, weights.q_norm, weights.k_norm, self._rotary, inputs.positions, inputs.slots,
-            self._cache.block_table, self._layers[layer],
+            self._cache.block_table, self._layers[layer], self._kv_scales[layer],
             config.norm_eps, self._table_width, self._cache.padding_slot, *self._strides,
             **self._shape, HAS_NORM=weights.q_norm is not None, BLOCK_HEADS=heads,
             BLOCK=triton.next_power_of_2(config.head_dim // 2), num_warps=1 if rows < _MANY_ROWS else 4,
         )  # fmt: skip
         return q
 
-    def attend(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
-        out = torch.empty_like(q)
+    def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
+        out = _empty_like(q, scale)
         if inputs.spans is None:
-            self._decode(q, layer, inputs, out)
+            self._decode(q, layer, inputs, out, scale)
         else:
-            self._prefill(q, layer, inputs.spans, out)
+            self._prefill(q, layer, inputs.spans, out, scale)
         return out.view(q.shape[0], -1)
 
     def _num_splits(self, rows: int) -> int:
@@ -94,7 +103,7 @@ class TritonKernels:
         wanted = 2 * self._num_processors // (rows * self._config.num_kv_heads)
         return min(_MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1))
 
-    def _decode(self, q: Tensor, layer: int, inputs: PassInputs, out: Tensor) -> None:
+    def _decode(self, q: Tensor, layer: int, inputs: PassInputs, out: Tensor, scale: Tensor | None) -> None:
         config, rows = self._config, q.shape[0]
         splits = self._num_splits(rows)
         parts = (rows, config.num_heads, splits)
@@ -104,32 +113,38 @@ class TritonKernels:
             lse = torch.empty(parts, dtype=torch.float32, device=q.device)
         paged_decode_kernel[(rows, config.num_kv_heads, splits)](
             q, self._layers[layer], self._cache.block_table, inputs.slots, inputs.positions, out, partial, lse,
-            self._scale, self._table_width, self._cache.padding_slot, *self._strides,
+            self._kv_scales[layer], scale, self._scale, self._table_width, self._cache.padding_slot, *self._strides,
             **self._shape, NUM_SPLITS=splits,
             BLOCK_HEADS=max(16, triton.next_power_of_2(config.num_heads // config.num_kv_heads)),
             BLOCK_TOKENS=_DECODE_TOKENS, BLOCK_DIM=self._block_dim, num_warps=4, num_stages=3,
         )  # fmt: skip
         if splits > 1:
             merge_splits_kernel[(rows * config.num_heads,)](
-                partial, lse, out, HEAD_DIM=config.head_dim, NUM_SPLITS=splits, BLOCK_DIM=self._block_dim, num_warps=1
-            )
+                partial, lse, out, scale, HEAD_DIM=config.head_dim, NUM_SPLITS=splits, BLOCK_DIM=self._block_dim,
+                DTYPE=_TRITON_DTYPES[q.dtype], num_warps=1,
+            )  # fmt: skip
 
-    def _prefill(self, q: Tensor, layer: int, spans: Spans, out: Tensor) -> None:
+    def _prefill(self, q: Tensor, layer: int, spans: Spans, out: Tensor, scale: Tensor | None) -> None:
         config = self._config
         narrow = q.dtype == torch.float32 or self._block_dim > 128  # what fits into shared memory
         queries, tokens = (32, 32) if narrow else (128, 64)
         grid = (triton.cdiv(spans.max_length, queries), config.num_heads, spans.slots.shape[0])
         paged_prefill_kernel[grid](
             q, self._layers[layer], self._cache.block_table, spans.slots, spans.starts, spans.contexts, out,
-            self._scale, self._table_width, *self._strides, **self._shape,
+            self._kv_scales[layer], scale, self._scale, self._table_width, *self._strides, **self._shape,
             BLOCK_QUERIES=queries, BLOCK_TOKENS=tokens, BLOCK_DIM=self._block_dim,
             num_warps=4 if narrow else 8, num_stages=2,
         )  # fmt: skip
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+    def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         rows, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty(rows, intermediate, dtype=gate_up.dtype, device=gate_up.device)
+        dtype = gate_up.dtype if scale is None else FP8
+        out = torch.empty(rows, intermediate, dtype=dtype, device=gate_up.device)
         silu_and_mul_kernel[(rows, triton.cdiv(intermediate, _SILU_BLOCK))](
-            gate_up, out, intermediate, BLOCK=_SILU_BLOCK, num_warps=4
+            gate_up, out, scale, intermediate, BLOCK=_SILU_BLOCK, num_warps=4
         )
         return out
+
+
+def _empty_like(x: Tensor, scale: Tensor | None) -> Tensor:
+    return torch.empty_like(x, dtype=x.dtype if scale is None else FP8)

@@ -8,10 +8,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_FP8_MAX = tl.constexpr(448.0)  # of float8_e4m3fn
+
+
+@triton.jit
+def to_fp8(values, scale):
+    """``values / scale`` saturated: the product's or the KV cache's float8_e4m3fn."""
+    return tl.clamp(values.to(tl.float32) / scale, -_FP8_MAX, _FP8_MAX).to(tl.float8e4nv)
+
+
+@triton.jit
+def store_result(pointers, values, mask, scale):
+    """As they are, or with a ``scale`` (float32 scalar in memory) in float8_e4m3fn."""
+    if scale is not None:
+        values = to_fp8(values, tl.load(scale))
+    tl.store(pointers, values, mask=mask)
+
 
 @triton.jit
 def rms_norm_kernel(
-    x, residual, weight, out, total_out, hidden, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
+    x, residual, weight, out, total_out, out_scale, hidden, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """One row a program. With a residual: ``total_out = x + residual``, rounded, is what is normalised."""
     row = tl.program_id(0).to(tl.int64)
@@ -25,12 +41,12 @@ def rms_norm_kernel(
     exact = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(exact * exact, axis=0) / hidden + eps)
     normed = (exact * scale).to(values.dtype) * tl.load(weight + offsets, mask=inside, other=0.0)
-    tl.store(out + row * hidden + offsets, normed, mask=inside)
+    store_result(out + row * hidden + offsets, normed, inside, out_scale)
 
 
 @triton.jit
 def rope_and_write_kernel(
-    qkv, q_out, q_norm, k_norm, rotary, positions, slots, block_table, pool_layer,
+    qkv, q_out, q_norm, k_norm, rotary, positions, slots, block_table, pool_layer, kv_scales,
     eps, table_width, padding_slot, block_stride, kv_stride, token_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
@@ -38,6 +54,7 @@ def rope_and_write_kernel(
     """``BLOCK_HEADS`` heads of one token a program: q heads go to ``q_out``, k and v heads to the pool's own strides.
 
     ``pool_layer`` is ``pool[:, layer]``; a head is ``HEAD_DIM`` adjacent elements, heads of a token are adjacent.
+    ``kv_scales``: the layer's two float32 scales of a float8 pool, else None.
     """
     token = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = HEAD_DIM // 2
@@ -76,12 +93,17 @@ def rope_and_write_kernel(
     kv_head = tl.where(is_value, heads - NUM_HEADS - NUM_KV_HEADS, heads - NUM_HEADS)
     cell = pool_layer + block * block_stride + (position % TOKENS_PER_BLOCK) * token_stride
     cell += is_value.to(tl.int32) * kv_stride + kv_head * HEAD_DIM + offsets
-    tl.store(cell, first.to(pool_layer.dtype.element_ty), mask=writes)
-    tl.store(cell + half, second.to(pool_layer.dtype.element_ty), mask=writes)
+    if kv_scales is not None:
+        scale = tl.load(kv_scales + is_value.to(tl.int32))
+        tl.store(cell, to_fp8(first, scale), mask=writes)
+        tl.store(cell + half, to_fp8(second, scale), mask=writes)
+    else:
+        tl.store(cell, first.to(pool_layer.dtype.element_ty), mask=writes)
+        tl.store(cell + half, second.to(pool_layer.dtype.element_ty), mask=writes)
 
 
 @triton.jit
-def silu_and_mul_kernel(gate_up, out, intermediate, BLOCK: tl.constexpr):
+def silu_and_mul_kernel(gate_up, out, out_scale, intermediate, BLOCK: tl.constexpr):
     """``silu(gate) * up``: a block of one row a program; silu in float32, rounded before the product as torch does."""
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -90,4 +112,4 @@ def silu_and_mul_kernel(gate_up, out, intermediate, BLOCK: tl.constexpr):
     up = tl.load(gate_up + (row * 2 + 1) * intermediate + offsets, mask=inside, other=0.0)
     exact = gate.to(tl.float32)
     silu = (exact / (1.0 + tl.exp(-exact))).to(gate.dtype)
-    tl.store(out + row * intermediate + offsets, silu * up, mask=inside)
+    store_result(out + row * intermediate + offsets, silu * up, inside, out_scale)

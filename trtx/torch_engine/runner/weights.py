@@ -1,34 +1,38 @@
-"""Weights of a dense decoder, merged for serving: read from safetensors, or drawn on the device."""
+"""Weights of a dense decoder, merged for serving: read from safetensors, quantized or not, or drawn on the device."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trtx.errors import UsageError
+from trtx.torch_engine.runner.formats import Format, Fp8, Part, Stored, format_of, shared_input_scale
+from trtx.torch_engine.runner.linear import Linear, PlainLinear
 from trtx.torch_engine.runner.model_config import ModelConfig, read_model_config
+from trtx.torch_engine.runner.tensor_source import tensors_of
+
+log = logging.getLogger(__name__)
+
+_SCALED_MULTIPLE = 16  # torch._scaled_mm takes no other rows and columns
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Products are ``x @ weight.T``; biases and head norms are None where the model has none."""
+    """One decoder layer. Head norms are None where the model has none."""
 
     input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [q_size + 2 * kv_size, hidden]: rows of q, k, v
-    qkv_bias: Tensor | None  # [q_size + 2 * kv_size]
+    qkv: Linear  # hidden to q_size + 2 * kv_size: rows of q, k, v
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
-    output: Tensor  # [hidden, q_size]
-    output_bias: Tensor | None  # [hidden]
+    output: Linear  # q_size to hidden
     mlp_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]: rows of gate, up
-    down: Tensor  # [hidden, intermediate]
+    gate_up: Linear  # hidden to 2 * intermediate: rows of gate, up
+    down: Linear  # intermediate to hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,157 +41,187 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the embedding itself when tied
+    kv_scales: Tensor  # [num_layers, 2] float32: a KV value in float8 times its layer's (k, v) is what it means
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """One linear module of the checkpoint."""
+
+    name: str
+    rows: int
+    columns: int
+    has_bias: bool = False
 
 
 def named_tensors(model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Every parameter under its Hugging Face name, one at a time, on ``device`` in ``dtype``; a tied head has none.
 
     A synthetic checkpoint without stored weights is drawn: the same values wherever this is called for the same kind of
-    device and dtype. Raises UsageError for a missing, misshapen or unreadable tensor.
+    device and dtype. Raises UsageError for a quantized checkpoint, and a missing, misshapen or unreadable tensor.
     """
     config = read_model_config(model_dir)
-    _, expected = _allocate(config, torch.device("meta"), dtype)
-    shapes = {name: target.shape for name, target in expected.items()}
-    for name, value in _values(model_dir, config, shapes, device, dtype):
-        yield name, value.to(device, dtype)
+    if config.quantization is not None and config.quantization.algorithm is not None:
+        raise UsageError(
+            f"{model_dir} is quantized already, to {config.quantization.algorithm}; expected the original checkpoint"
+        )
+    yield from tensors_of(model_dir, config, _expected(config), device=device, dtype=dtype)
 
 
-def load_weights(model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> DecoderWeights:
-    """Every parameter on ``device`` in ``dtype``. Raises UsageError for a missing, misshapen or unreadable tensor."""
-    weights, targets = _allocate(config, device, dtype)
-    shapes = {name: target.shape for name, target in targets.items()}
-    for name, value in _values(model_dir, config, shapes, device, dtype):
-        targets[name].copy_(value)
+def load_weights(
+    model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool
+) -> DecoderWeights:
+    """Every parameter on ``device``: FP8 weights as they are with ``scaled_products``, all others in ``dtype``.
+
+    A quantized weight is dequantized on its own, so no more than one is there twice. Raises UsageError for a missing,
+    misshapen or unreadable tensor.
+    """
+    tensors = dict(tensors_of(model_dir, config, _expected(config), device=device, dtype=dtype))
+    loader = _Loader(config, tensors, dtype, scaled_products)
+    layers = tuple(loader.layer(index) for index in range(config.num_layers))
+    embedding = tensors.pop("model.embed_tokens.weight")
+    head = embedding if config.tied_head else tensors.pop("lm_head.weight")
+    weights = DecoderWeights(embedding, layers, tensors.pop("model.norm.weight"), head, loader.kv_scales(device))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        if loader.num_dequantized:
+            log.warning(
+                "%s weights are computed in %s on this device: right, but neither smaller nor faster than unquantized",
+                config.quantization and config.quantization.algorithm,
+                dtype,
+            )
     return weights
 
 
-def _values(
-    model_dir: Path, config: ModelConfig, shapes: Mapping[str, torch.Size], device: torch.device, dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
-    """From files as they are stored, or drawn on ``device`` in ``dtype``."""
-    files = _weight_files(model_dir)
-    if files:
-        return _stored(files, shapes, config, model_dir)
-    if config.synthetic_seed is None:
-        raise UsageError(
-            f"model directory {model_dir} has no safetensors weights; expected model.safetensors or "
-            "model.safetensors.index.json: download the checkpoint whole, or use synthetic:<shape>"
+class _Loader:
+    """Takes tensors out of ``tensors`` as it merges them, so that they are freed one layer after the other."""
+
+    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype, scaled: bool) -> None:
+        self._config = config
+        self._tensors = tensors
+        self._dtype = dtype
+        self._scaled = scaled
+        self._format = _format(config)
+        self.num_dequantized = 0
+
+    def layer(self, index: int) -> LayerWeights:
+        at, take = f"model.layers.{index}", self._tensors.pop
+        modules = _modules(self._config, index)
+        return LayerWeights(
+            input_norm=take(f"{at}.input_layernorm.weight"),
+            qkv=self._linear(modules["qkv"]),
+            q_norm=take(f"{at}.self_attn.q_norm.weight", None),
+            k_norm=take(f"{at}.self_attn.k_norm.weight", None),
+            output=self._linear(modules["output"]),
+            mlp_norm=take(f"{at}.post_attention_layernorm.weight"),
+            gate_up=self._linear(modules["gate_up"]),
+            down=self._linear(modules["down"]),
         )
-    return _drawn(shapes, config, device, dtype)
+
+    def kv_scales(self, device: torch.device) -> Tensor:
+        one = torch.ones((), device=device)
+        pairs = [
+            torch.stack([self._tensors.pop(name, one) for name in _kv_scale_names(index)])
+            for index in range(self._config.num_layers)
+        ]
+        return torch.stack(pairs)
+
+    def _linear(self, modules: list[_Module]) -> Linear:
+        names, take = [module.name for module in modules], self._tensors.pop
+        bias = _merged([take(f"{name}.bias") for name in names]) if modules[0].has_bias else None
+        if not _is_quantized(self._config, modules):
+            return PlainLinear(_merged([take(f"{name}.weight") for name in names]), bias)
+        assert self._format is not None
+        suffixes = self._format.stored(1, 1)
+        parts: list[Part] = [
+            {suffix: take(f"{name}.{suffix}") for suffix in suffixes if f"{name}.{suffix}" in self._tensors}
+            for name in names
+        ]
+        sizes = (modules[0].columns, sum(module.rows for module in modules))
+        if self._scaled and isinstance(self._format, Fp8) and not any(size % _SCALED_MULTIPLE for size in sizes):
+            from trtx.torch_engine.runner.scaled_linear import ScaledLinear
+
+            return ScaledLinear(
+                weight=_merged([part["weight"] for part in parts]),
+                row_scales=torch.cat([part["weight_scale"].expand(part["weight"].shape[0]) for part in parts]),
+                input_scale=shared_input_scale(parts),
+                bias=bias,
+                dtype=self._dtype,
+            )
+        self.num_dequantized += 1
+        try:
+            prepare = self._format.prepare(parts)
+        except ValueError as error:
+            raise UsageError(f"{', '.join(names)}: {error}; export the checkpoint with ModelOpt again") from error
+        return PlainLinear(_merged([self._format.dequantize(part).to(self._dtype) for part in parts]), bias, prepare)
 
 
-def _allocate(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[DecoderWeights, dict[str, Tensor]]:
-    """Merged tensors, and the checkpoint's names as views into them."""
-    targets: dict[str, Tensor] = {}
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, device=device, dtype=dtype)
-
-    def named(name: str, tensor: Tensor) -> Tensor:
-        targets[name] = tensor
-        return tensor
-
-    def merged(tensor: Tensor, suffix: str, parts: dict[str, int]) -> Tensor:
-        for name, view in zip(parts, torch.split(tensor, list(parts.values())), strict=True):
-            targets[f"{name}.{suffix}"] = view
-        return tensor
-
-    hidden, intermediate, layers = config.hidden_size, config.intermediate_size, []
+def _expected(config: ModelConfig) -> dict[str, Stored]:
+    """Every tensor of the checkpoint by name, in the order in which weights are drawn."""
+    found: dict[str, Stored] = {}
+    hidden, norm_size = config.hidden_size, config.head_dim
+    quantized = _format(config)
+    has_kv_scales = config.quantization is not None and config.quantization.kv_cache_algorithm is not None
     for index in range(config.num_layers):
-        prefix = f"model.layers.{index}"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        rows = {
-            f"{attention}.q_proj": config.q_size,
-            f"{attention}.k_proj": config.kv_size,
-            f"{attention}.v_proj": config.kv_size,
-        }
-        total = sum(rows.values())
-        layers.append(
-            LayerWeights(
-                input_norm=named(f"{prefix}.input_layernorm.weight", empty(hidden)),
-                qkv=merged(empty(total, hidden), "weight", rows),
-                qkv_bias=merged(empty(total), "bias", rows) if config.qkv_bias else None,
-                q_norm=named(f"{attention}.q_norm.weight", empty(config.head_dim)) if config.qk_norm else None,
-                k_norm=named(f"{attention}.k_norm.weight", empty(config.head_dim)) if config.qk_norm else None,
-                output=named(f"{attention}.o_proj.weight", empty(hidden, config.q_size)),
-                output_bias=named(f"{attention}.o_proj.bias", empty(hidden)) if config.output_bias else None,
-                mlp_norm=named(f"{prefix}.post_attention_layernorm.weight", empty(hidden)),
-                gate_up=merged(
-                    empty(2 * intermediate, hidden),
-                    "weight",
-                    {f"{mlp}.gate_proj": intermediate, f"{mlp}.up_proj": intermediate},
-                ),
-                down=named(f"{mlp}.down_proj.weight", empty(hidden, intermediate)),
-            )
-        )
-    embedding = named("model.embed_tokens.weight", empty(config.vocab_size, hidden))
-    final_norm = named("model.norm.weight", empty(hidden))
-    head = embedding if config.tied_head else named("lm_head.weight", empty(config.vocab_size, hidden))
-    return DecoderWeights(embedding, tuple(layers), final_norm, head), targets
+        at, modules = f"model.layers.{index}", _modules(config, index)
+        found[f"{at}.input_layernorm.weight"] = Stored((hidden,))
+        found[f"{at}.post_attention_layernorm.weight"] = Stored((hidden,))
+        if config.qk_norm:
+            found[f"{at}.self_attn.q_norm.weight"] = found[f"{at}.self_attn.k_norm.weight"] = Stored((norm_size,))
+        for group in modules.values():
+            is_quantized = _is_quantized(config, group)
+            for module in group:
+                plain = {"weight": Stored((module.rows, module.columns))}
+                stored = quantized.stored(module.rows, module.columns) if is_quantized and quantized else plain
+                found |= {f"{module.name}.{suffix}": tensor for suffix, tensor in stored.items()}
+            found |= {f"{module.name}.bias": Stored((module.rows,)) for module in group if module.has_bias}
+        if has_kv_scales:
+            found |= {name: Stored((), torch.float32, is_optional=True) for name in _kv_scale_names(index)}
+    found["model.embed_tokens.weight"] = Stored((config.vocab_size, hidden))
+    found["model.norm.weight"] = Stored((hidden,))
+    if not config.tied_head:
+        found["lm_head.weight"] = Stored((config.vocab_size, hidden))
+    return found
 
 
-def _weight_files(model_dir: Path) -> list[Path]:
-    index = model_dir / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UsageError(f"{index} is no safetensors index ({error!r}); download the checkpoint again") from error
-        missing = [name for name in names if not (model_dir / name).is_file()]
-        if missing:
-            raise UsageError(f"{index} names {missing[0]}, which is not there; download the checkpoint whole")
-        return [model_dir / name for name in names]
-    return sorted(model_dir.glob("*.safetensors"))
+def _format(config: ModelConfig) -> Format | None:
+    quantization = config.quantization
+    return format_of(quantization) if quantization is not None and quantization.algorithm is not None else None
 
 
-def _read(files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
-                    yield name, lambda file=file, name=name: file.get_tensor(name)  # type: ignore[misc]
-        except (SafetensorError, OSError) as error:
-            raise UsageError(f"{path} cannot be read as safetensors ({error}); download it again") from error
+def _modules(config: ModelConfig, index: int) -> dict[str, list[_Module]]:
+    """The linear modules of a layer, those together that are computed as one product."""
+    attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
+    hidden, inner, biased = config.hidden_size, config.intermediate_size, config.qkv_bias
+    return {
+        "qkv": [
+            _Module(f"{attention}.q_proj", config.q_size, hidden, biased),
+            _Module(f"{attention}.k_proj", config.kv_size, hidden, biased),
+            _Module(f"{attention}.v_proj", config.kv_size, hidden, biased),
+        ],
+        "output": [_Module(f"{attention}.o_proj", hidden, config.q_size, config.output_bias)],
+        "gate_up": [_Module(f"{mlp}.gate_proj", inner, hidden), _Module(f"{mlp}.up_proj", inner, hidden)],
+        "down": [_Module(f"{mlp}.down_proj", hidden, inner)],
+    }
 
 
-def _stored(
-    files: list[Path], shapes: Mapping[str, torch.Size], config: ModelConfig, model_dir: Path
-) -> Iterator[tuple[str, Tensor]]:
-    missing = set(shapes)
-    for name, read in _read(files):
-        if name not in shapes:
-            # A tied checkpoint may repeat its head; old ones carry rotary buffers, which are computed here.
-            if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_head):
-                continue
-            raise UsageError(
-                f"{model_dir} holds the tensor {name}, which {config.architecture} as its config.json describes it "
-                "has no place for; expected a dense, unquantized checkpoint"
-            )
-        value = read()
-        if value.shape != shapes[name]:
-            raise UsageError(
-                f"{model_dir}: tensor {name} has shape {list(value.shape)}, its config.json says {list(shapes[name])}"
-            )
-        missing.discard(name)
-        yield name, value
-    if missing:
+def _is_quantized(config: ModelConfig, modules: list[_Module]) -> bool:
+    if config.quantization is None:
+        return False
+    covered = [module.name for module in modules if config.quantization.covers(module.name)]
+    if covered and len(covered) < len(modules):
+        others = [module.name for module in modules if module.name not in covered]
         raise UsageError(
-            f"{model_dir} lacks {len(missing)} tensors of {config.architecture}, first {min(missing)}; "
-            "download the checkpoint whole"
+            f"{config.quantization.source} quantizes {covered[0]} and excludes {others[0]}, one product here; "
+            "expected both or neither; use --engine tensorrt-llm"
         )
+    return bool(covered)
 
 
-def _drawn(
-    shapes: Mapping[str, torch.Size], config: ModelConfig, device: torch.device, dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
-    """The same seed gives the same weights on the same kind of device (torch's CPU and CUDA generators differ)."""
-    assert config.synthetic_seed is not None
-    generator = torch.Generator(device).manual_seed(config.synthetic_seed)
-    for name, shape in shapes.items():
-        value = torch.empty(shape, device=device, dtype=dtype)
-        if "norm" in name:
-            yield name, value.fill_(1.0)
-        else:
-            yield name, value.normal_(0.0, config.synthetic_std, generator=generator)
+def _kv_scale_names(index: int) -> tuple[str, str]:
+    attention = f"model.layers.{index}.self_attn"
+    return f"{attention}.k_proj.k_scale", f"{attention}.v_proj.v_scale"
+
+
+def _merged(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

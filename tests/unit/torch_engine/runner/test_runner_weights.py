@@ -110,7 +110,7 @@ def test_synthetic_weights_are_as_wide_as_the_checkpoint_says(directory: Path) -
     [
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not known.*LlamaForCausalLM, Qwen2"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not supported.*default, linear, llama3"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is .*fp8"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config in .* does not load fp8 weights"),
         ({"use_sliding_window": True}, "use_sliding_window is True"),
         ({"intermediate_size": 97}, r"tensor .* has shape \[.*96.*its config.json says \[.*97"),
         ({"num_hidden_layers": 2}, r"holds the tensor model\.layers\.2"),
@@ -174,7 +174,7 @@ def test_the_pool_has_the_blocks_that_were_asked_for(directory: Path, changes: d
         ({"max_seq_len": 0}, "max_seq_len is 0; expected at least 1"),
         ({"cuda_graph_batch_sizes": (0, 4)}, r"cuda_graph_batch_sizes is \(0, 4\)"),
         ({"dtype": "float64"}, "dtype 'float64' is not supported.*float32, bfloat16, float16"),
-        ({"kv_dtype": "fp8"}, "kv_cache_config.dtype 'fp8' is not supported"),
+        ({"kv_dtype": "nvfp4"}, "kv_cache_config.dtype 'nvfp4' is not supported.*float16, fp8"),
         ({"free_gpu_memory_fraction": 0.0}, "free_gpu_memory_fraction is 0.0"),
     ],
 )

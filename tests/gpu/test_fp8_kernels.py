@@ -1,0 +1,133 @@
+"""float8 in the Triton kernels against torch: results for scaled products, the KV cache, products of few rows.
+
+Without a GPU: TRITON_INTERPRET=1 and the package triton.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_cases import (
+    DEVICE,
+    DTYPES,
+    IS_INTERPRETED,
+    SLOTS,
+    TOLERANCE,
+    Pair,
+    close,
+    config,
+    decode_inputs,
+    random,
+    span_inputs,
+)
+
+from trtx.torch_engine.runner.fp8 import FP8, to_fp8
+from trtx.torch_engine.runner.kernels import PassInputs
+from trtx.torch_engine.runner.linear import PlainLinear
+from trtx.torch_engine.runner.model_config import ModelConfig
+from trtx.torch_engine.runner.weights import LayerWeights
+
+HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (HAS_FP8 or IS_INTERPRETED), reason="needs an Ada or Hopper GPU, or TRITON_INTERPRET=1"),
+]
+SCALE = torch.tensor(0.013, device=DEVICE)
+
+
+def pair_of(shape: ModelConfig, processors: int = 132) -> Pair:
+    """A cache whose scales differ between layers and kinds."""
+    return Pair(shape, FP8, processors, torch.tensor([[0.5, 2.0], [0.02, 0.007]], device=DEVICE))
+
+
+def alike(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Equal but for few values that lie between two of float8 and were rounded to the other one.
+
+    ``dtype``: what was computed in, whose own error may be more than a step of float8 near 0.
+    """
+    assert actual.dtype == expected.dtype == FP8
+    actual, expected = actual.float(), expected.float()
+    if IS_INTERPRETED:  # Triton 3.6's interpreter forgets the carry of a mantissa that is rounded up to 2
+        mantissa = expected.frexp().mantissa.abs()
+        sure = (mantissa != 0.5) & (mantissa != 0.9375)
+        actual, expected = actual[sure], expected[sure]
+    torch.testing.assert_close(actual, expected, rtol=0.13, atol=TOLERANCE[dtype] / float(SCALE))
+    assert (actual - expected).abs().mean() < 0.01 * expected.abs().mean()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_and_gate_give_the_products_float8(dtype: torch.dtype) -> None:
+    pair = pair_of(config(heads=4, kv_heads=2, head_dim=24))
+    x, residual, weight = random(7, 96, dtype=dtype), random(7, 96, dtype=dtype), random(96, dtype=dtype)
+    x[0, 0] = 1e4  # saturates
+    alike(pair.triton.rms_norm(x, weight, SCALE), pair.reference.rms_norm(x, weight, SCALE), dtype)
+    ours, total = pair.triton.add_rms_norm(x, residual, weight, SCALE)
+    expected, expected_total = pair.reference.add_rms_norm(x, residual, weight, SCALE)
+    alike(ours, expected, dtype)
+    close(total, expected_total)
+    gate_up = random(7, 2 * 1100, dtype=dtype)
+    alike(pair.triton.silu_and_mul(gate_up, SCALE), pair.reference.silu_and_mul(gate_up, SCALE), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope_writes_float8_under_the_layers_scales(dtype: torch.dtype) -> None:
+    pair = pair_of(config(heads=6, kv_heads=2, head_dim=24))
+    unused = torch.empty(0, device=DEVICE)
+    linear, norms = PlainLinear(unused), [random(24, dtype=dtype) for _ in range(2)]
+    weights = LayerWeights(unused, linear, *norms, linear, unused, linear, linear)
+    inputs = decode_inputs([0, 7, 8, 131, 0], [4, 0, 1, 2, SLOTS])  # the last is padding: no write
+    qkv = random(5, 10 * 24, dtype=dtype)
+    before = pair.cache.pool.clone()
+    q, expected = (kernels.rope_and_write(qkv, 1, weights, inputs) for kernels in (pair.triton, pair.reference))
+    close(q, expected)
+    alike(pair.cache.pool, pair.reference_cache.pool, dtype)
+    changed = (pair.cache.pool.float() != before.float()).flatten(4).any(-1).sum(dim=(0, 3))  # [layers, 2]: tokens
+    assert changed.tolist() == [[0, 0], [4, 4]]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("inputs", "processors"),
+    [
+        (decode_inputs([0, 7, 63, 64, 159], [0, 3, 2, 1, 4]), 4),
+        (decode_inputs([0, 7, 63, 64, 159], [0, 3, 2, 1, 4]), 132),
+        (span_inputs([(3, 0, 1), (1, 0, 70), (0, 13, 33), (4, 100, 60), (2, 31, 1)]), 132),
+    ],
+    ids=["decode", "decode in splits", "prefill"],
+)
+def test_attention_reads_float8_under_the_layers_scales(
+    inputs: PassInputs, processors: int, dtype: torch.dtype, scaled: bool
+) -> None:
+    pair = pair_of(config(heads=8, kv_heads=2, head_dim=32), processors)
+    q = random(inputs.positions.shape[0], 8, 32, dtype=dtype)
+    ours, expected = (
+        kernels.attend(q, 1, inputs, SCALE if scaled else None) for kernels in (pair.triton, pair.reference)
+    )
+    if scaled:
+        alike(ours, expected, dtype)
+    else:
+        close(ours, expected)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("num_x", "rows", "columns"), [(1, 64, 4096), (5, 160, 1040), (17, 48, 512), (64, 144, 528), (3, 4096, 256)]
+)
+def test_a_product_of_few_rows_equals_the_dequantized_one(num_x: int, rows: int, columns: int, biased: bool) -> None:
+    from trtx.torch_engine.runner.scaled_linear import ScaledLinear
+
+    torch.manual_seed(0)
+    dtype = torch.float16 if IS_INTERPRETED else torch.bfloat16
+    row_scales = torch.rand(rows, device=DEVICE) * 1e-3 + 1e-4
+    weight = to_fp8(torch.randn(rows, columns, device=DEVICE) * 0.02, row_scales[:, None])
+    x = to_fp8(torch.randn(num_x, columns, device=DEVICE), SCALE)
+    bias = random(rows, dtype=dtype) if biased else None
+    linear = ScaledLinear(weight=weight, row_scales=row_scales, input_scale=SCALE, bias=bias, dtype=dtype)
+    expected = (x.float() * SCALE) @ (weight.float() * row_scales[:, None]).T
+    expected += bias.float() if bias is not None else 0.0
+    ours = linear.few_rows(x)
+    torch.testing.assert_close(ours.float(), expected, rtol=2e-2, atol=2e-2)
+    assert torch.equal(linear.few_rows(x), ours), "the order in which programs end decides"
+    if HAS_FP8:
+        torch.testing.assert_close(linear.many_rows(x).float(), expected, rtol=2e-2, atol=2e-2)

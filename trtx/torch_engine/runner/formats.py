@@ -1,0 +1,192 @@
+"""The four quantized formats of ModelOpt 0.47's exports: how their weights are stored, and what they do to activations.
+
+Everything here is plain torch and works on any device. Layouts and roundings are those of ModelOpt's
+``export/quant_utils.py``, ``quantization/qtensor/nvfp4_tensor.py`` and ``quantization/tensor_quant.py``;
+``tests/unit/torch_engine/runner/test_formats.py`` holds them against what ModelOpt computed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trtx.torch_engine.runner.fp8 import FP8, to_fp8
+from trtx.torch_engine.runner.quantization import Quantization
+
+_E2M1_MAX = 6.0
+_NVFP4_BLOCK = 16
+_INT8_MIN, _INT8_MAX = -128.0, 127.0
+
+Part = Mapping[str, Tensor]
+"""The stored tensors of one linear module by suffix: ``weight``, ``weight_scale``, …"""
+Prepare = Callable[[Tensor], Tensor]
+"""What a format does to a product's input: x in, x as the format represents it out, in x's dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a checkpoint holds under one name, and in which ``dtype`` the engine wants it; None: in its own.
+
+    A wanted float of 16 bits or more may be stored as any other such float.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
+    is_optional: bool = False
+
+
+def _scale(*shape: int, is_optional: bool = False) -> Stored:
+    return Stored(shape, torch.float32, is_optional)
+
+
+class Format(ABC):
+    """One quantized format of linear weights ``[rows, columns]``."""
+
+    @abstractmethod
+    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
+        """What the checkpoint holds for one module, by suffix."""
+
+    @abstractmethod
+    def dequantize(self, part: Part) -> Tensor:
+        """float32 ``[rows, columns]``"""
+
+    @abstractmethod
+    def prepare(self, parts: Sequence[Part]) -> Prepare | None:
+        """For modules that are computed as one product of the same input; None: activations stay as they are."""
+
+
+class Fp8(Format):
+    """Weights and activations in float8_e4m3fn, a static scale for each tensor."""
+
+    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
+        return {"weight": Stored((rows, columns), FP8), "weight_scale": _scale(), "input_scale": _scale()}
+
+    def dequantize(self, part: Part) -> Tensor:
+        return part["weight"].float() * part["weight_scale"]
+
+    def prepare(self, parts: Sequence[Part]) -> Prepare:
+        scale = shared_input_scale(parts)
+        return lambda x: (to_fp8(x, scale).float() * scale).to(x.dtype)
+
+
+class Int4Awq(Format):
+    """Weights in signed 4 bits, two rows a byte (the even one low), a scale for each group of a row's columns.
+
+    ``pre_quant_scale`` multiplies the input, which is not quantized: here it multiplies the weight's columns instead.
+    """
+
+    def __init__(self, group_size: int) -> None:
+        self._group_size = group_size
+
+    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
+        return {
+            "weight": Stored((rows // 2, columns), torch.uint8),
+            "weight_scale": _scale(rows, columns // self._group_size),
+            "pre_quant_scale": _scale(columns, is_optional=True),
+        }
+
+    def dequantize(self, part: Part) -> Tensor:
+        packed = part["weight"]
+        values = torch.stack((packed & 0xF, packed >> 4), dim=1).flatten(0, 1).float()
+        values = torch.where(values > 7, values - 16, values)
+        weight = values * part["weight_scale"].repeat_interleave(self._group_size, dim=1)
+        if "pre_quant_scale" in part:
+            weight *= part["pre_quant_scale"]
+        return weight
+
+    def prepare(self, parts: Sequence[Part]) -> None:
+        return None
+
+
+class Nvfp4(Format):
+    """Weights and activations in e2m1, two columns a byte (the even one low), scaled twice.
+
+    A block of 16 columns has a float8_e4m3fn scale (stored for weights, computed for activations), the tensor a
+    float32 one: ``weight_scale_2`` and ``input_scale``.
+    """
+
+    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
+        return {
+            "weight": Stored((rows, columns // 2), torch.uint8),
+            "weight_scale": Stored((rows, columns // _NVFP4_BLOCK), FP8),
+            "weight_scale_2": _scale(),
+            "input_scale": _scale(),
+        }
+
+    def dequantize(self, part: Part) -> Tensor:
+        packed = part["weight"]
+        codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+        magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=packed.device)
+        values = torch.cat((magnitudes, -magnitudes))[codes.int()]
+        scale = part["weight_scale"].float() * part["weight_scale_2"]
+        return values * scale.repeat_interleave(_NVFP4_BLOCK, dim=1)
+
+    def prepare(self, parts: Sequence[Part]) -> Prepare:
+        scale = shared_input_scale(parts)
+        return lambda x: _round_nvfp4(x, scale)
+
+
+class Int8SmoothQuant(Format):
+    """Weights and activations in 8-bit integers: a scale for each row of the weight, one for the whole input.
+
+    ``pre_quant_scale`` moves the outliers of single input columns into the weight, before the input is quantized.
+    """
+
+    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
+        return {
+            "weight": Stored((rows, columns), torch.int8),
+            "weight_scale": _scale(rows),
+            "input_scale": _scale(),
+            "pre_quant_scale": _scale(columns, is_optional=True),
+        }
+
+    def dequantize(self, part: Part) -> Tensor:
+        return part["weight"].float() * part["weight_scale"][:, None]
+
+    def prepare(self, parts: Sequence[Part]) -> Prepare:
+        scale, smoothing = shared_input_scale(parts), parts[0].get("pre_quant_scale")
+        if any(not _equal(smoothing, part.get("pre_quant_scale")) for part in parts[1:]):
+            raise ValueError("pre_quant_scale differs between modules that share their input")
+
+        def rounded(x: Tensor) -> Tensor:
+            smooth = x if smoothing is None else x * smoothing.to(x.dtype)
+            return ((smooth.float() / scale).round_().clamp_(_INT8_MIN, _INT8_MAX) * scale).to(x.dtype)
+
+        return rounded
+
+
+def format_of(quantization: Quantization) -> Format:
+    """Of a quantization whose ``algorithm`` is not None."""
+    formats: dict[str | None, Format] = {
+        "FP8": Fp8(),
+        "W4A16_AWQ": Int4Awq(quantization.group_size),
+        "NVFP4": Nvfp4(),
+        "W8A8_SQ_PER_CHANNEL": Int8SmoothQuant(),
+    }
+    return formats[quantization.algorithm]
+
+
+def shared_input_scale(parts: Sequence[Part]) -> Tensor:
+    """The largest ``input_scale``, float32 scalar: ModelOpt exports equal ones, TensorRT-LLM takes the maximum too."""
+    return torch.stack([part["input_scale"] for part in parts]).amax()
+
+
+def _round_nvfp4(x: Tensor, scale: Tensor) -> Tensor:
+    """To the nearest e2m1 value, ties to even codes, under each block's scale, itself rounded to float8_e4m3fn."""
+    blocks = x.float().unflatten(-1, (-1, _NVFP4_BLOCK))
+    block_scale = to_fp8(blocks.abs().amax(-1, keepdim=True) / _E2M1_MAX, scale).float() * scale
+    magnitudes = blocks.abs() / torch.where(block_scale > 0, block_scale, 1.0)
+    # Steps of 0.5 up to 2, of 1 up to 4, of 2 up to 6; round() takes ties to even multiples, which are even codes.
+    step = torch.where(magnitudes < 2, 0.5, torch.where(magnitudes < 4, 1.0, 2.0))
+    rounded = ((magnitudes / step).round() * step).clamp(max=_E2M1_MAX)
+    return (rounded.copysign(blocks) * block_scale).flatten(-2).to(x.dtype)
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)

@@ -1,0 +1,40 @@
+"""A product with a weight, as the decoder sees it: which format the weight is in is the product's own business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtx.torch_engine.runner.formats import Prepare
+
+
+class Linear(Protocol):
+    """``x @ weight.T + bias``: ``[n, columns]`` to ``[n, rows]`` in the engine's dtype."""
+
+    @property
+    def input_scale(self) -> Tensor | None:
+        """None: x is in the engine's dtype. Else x is float8_e4m3fn, and times this float32 scalar what it means."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """A weight in the engine's dtype, stored so or dequantized when it was loaded.
+
+    ``prepare`` rounds x as the checkpoint's format does, so that a dequantized weight gives what the format promises.
+    """
+
+    weight: Tensor  # [rows, columns]
+    bias: Tensor | None = None  # [rows]
+    prepare: Prepare | None = None
+
+    @property
+    def input_scale(self) -> None:
+        return None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x if self.prepare is None else self.prepare(x), self.weight, self.bias)

@@ -1,0 +1,115 @@
+"""Where a checkpoint's tensors come from: safetensors files, checked one by one, or a seeded draw on the device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from trtx.errors import UsageError
+from trtx.torch_engine.runner.formats import Stored
+from trtx.torch_engine.runner.model_config import ModelConfig
+
+_WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
+def tensors_of(
+    model_dir: Path, config: ModelConfig, expected: Mapping[str, Stored], *, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """The expected tensors, one at a time, on ``device``, in the dtype that each is wanted in or else in ``dtype``.
+
+    Raises UsageError for a missing, misshapen, unexpected or unreadable tensor.
+    """
+    files = _weight_files(model_dir)
+    if files:
+        return _stored(files, expected, config, model_dir, device, dtype)
+    if config.synthetic_seed is None:
+        raise UsageError(
+            f"model directory {model_dir} has no safetensors weights; expected model.safetensors or "
+            "model.safetensors.index.json: download the checkpoint whole, or use synthetic:<shape>"
+        )
+    return _drawn(expected, config, device, dtype)
+
+
+def _weight_files(model_dir: Path) -> list[Path]:
+    index = model_dir / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise UsageError(f"{index} is no safetensors index ({error!r}); download the checkpoint again") from error
+        missing = [name for name in names if not (model_dir / name).is_file()]
+        if missing:
+            raise UsageError(f"{index} names {missing[0]}, which is not there; download the checkpoint whole")
+        return [model_dir / name for name in names]
+    return sorted(model_dir.glob("*.safetensors"))
+
+
+def _read(files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
+                    yield name, lambda file=file, name=name: file.get_tensor(name)  # type: ignore[misc]
+        except (SafetensorError, OSError) as error:
+            raise UsageError(f"{path} cannot be read as safetensors ({error}); download it again") from error
+
+
+def _stored(
+    files: list[Path],
+    expected: Mapping[str, Stored],
+    config: ModelConfig,
+    model_dir: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Iterator[tuple[str, Tensor]]:
+    missing = {name for name, stored in expected.items() if not stored.is_optional}
+    described = config.quantization.source if config.quantization is not None else "its config.json"
+    for name, read in _read(files):
+        if name not in expected:
+            # A tied checkpoint may repeat its head; old ones carry rotary buffers, which are computed here.
+            if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_head):
+                continue
+            raise UsageError(
+                f"{model_dir} holds the tensor {name}, which {config.architecture} as {described} describes it has no "
+                "place for; expected a dense checkpoint, unquantized or as ModelOpt exports it"
+            )
+        value, wanted = read(), expected[name]
+        if value.shape != wanted.shape and not (value.numel() == 1 and wanted.shape == ()):
+            raise UsageError(
+                f"{model_dir}: tensor {name} has shape {list(value.shape)}, {described} says {list(wanted.shape)}"
+            )
+        target = wanted.dtype or dtype
+        if value.dtype != target and not {value.dtype, target} <= _WIDE:
+            kind = "a float of 16 or 32 bits" if target in _WIDE else _name(target)
+            raise UsageError(f"{model_dir}: tensor {name} is {_name(value.dtype)}, {described} says {kind}")
+        missing.discard(name)
+        # A copy: the file's own memory changes with the file.
+        yield name, value.reshape(wanted.shape).to(device, target, copy=True)
+    if missing:
+        raise UsageError(
+            f"{model_dir} lacks {len(missing)} tensors of {config.architecture}, first {min(missing)}; "
+            "download the checkpoint whole"
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _drawn(
+    expected: Mapping[str, Stored], config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """The same seed gives the same weights on the same kind of device (torch's CPU and CUDA generators differ)."""
+    assert config.synthetic_seed is not None
+    generator = torch.Generator(device).manual_seed(config.synthetic_seed)
+    for name, wanted in expected.items():
+        value = torch.empty(wanted.shape, device=device, dtype=dtype)
+        if "norm" in name:
+            yield name, value.fill_(1.0)
+        else:
+            yield name, value.normal_(0.0, config.synthetic_std, generator=generator)
