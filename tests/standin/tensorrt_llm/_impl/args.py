@@ -84,7 +84,7 @@ def _field(row: dict[str, Any]) -> tuple[Any, Any]:
         return kind, Field()
     if default == _OBJECT:
         nested = [part for part in _parts(row) if part in _facts()["models"]]
-        return kind, Field(default_factory=partial(_construct, nested[0]) if nested else None)
+        return kind, Field(default_factory=partial(_construct, nested[0])) if nested else Field(default=None)
     if isinstance(default, (list, dict)):
         return kind, Field(default_factory=partial(json.loads, json.dumps(default)))
     if isinstance(default, str) and default.startswith("<"):
@@ -160,17 +160,12 @@ def resolve(class_name: str, backend: str, given: dict[str, Any]) -> Any:
         if name not in kind.model_fields and name != "_mpi_session":
             raise ValueError(f"{class_name} got invalid argument: {name}")
     given = {name: value for name, value in given.items() if name != "_mpi_session"}
+    for name in _facts()["autodeploy"]["refused_unless_default"] if is_autodeploy else ():
+        if name in given and given[name] != kind.model_fields[name].get_default(call_default_factory=True):
+            raise ValueError(f"{name} is not supported by the AutoDeploy backend; expected it to be left out")
     args = kind(**given, backend=backend)
-    if is_autodeploy:
-        for name in _facts()["autodeploy"]["refused_unless_default"]:
-            if name in given and name in kind.model_fields and given[name] != _default(kind, name):
-                raise ValueError(f"{name} is not supported by the AutoDeploy backend; expected it to be left out")
     _refuse_what_only_the_real_one_does(args)
     return args
-
-
-def _default(kind: type[BaseModel], name: str) -> Any:
-    return kind.model_fields[name].get_default(call_default_factory=True)
 
 
 def _refuse_what_only_the_real_one_does(args: Any) -> None:

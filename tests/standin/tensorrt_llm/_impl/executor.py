@@ -10,7 +10,7 @@ from tensorrt_llm._facts import public
 from tensorrt_llm._impl import args as llm_args
 from tensorrt_llm._impl.events import IterationResult, KvEvents, Rows
 from tensorrt_llm._impl.ranks import Ranks, world_size
-from tensorrt_llm._standin import FAULTS, NEVER_RETURNS_SECONDS, absent
+from tensorrt_llm._standin import FAULTS, NEVER_RETURNS_SECONDS, VERSION, absent
 
 DEFAULT_REQUEST_PRIORITY = 0.5
 
@@ -41,7 +41,7 @@ class GenerationExecutor:
 
         self._fatal_error: BaseException | None = None
         self._is_shutdown = False
-        self._has_token = False
+        self._has_request = self._has_token = False
         self._requests = itertools.count(1)
         self._ranks = Ranks(world_size(args))
         try:
@@ -75,6 +75,8 @@ class GenerationExecutor:
         return self.aget_kv_events(timeout).get_results()
 
     def aget_kv_events(self, timeout: float | None) -> IterationResult:
+        # 1.2.1 makes the stream with the first request; later versions fetch it over RPC and just find it empty.
+        assert self._has_request or VERSION != "1.2.1", "KV Event IterationResult is not properly instantiated."
         return IterationResult(self._event_rows, timeout if self._has_events else 0)
 
     def shutdown(self) -> None:
@@ -91,6 +93,7 @@ class GenerationExecutor:
     def _submit(self, prompt_token_ids: list[int], sampling: Any, **options: Any) -> Any:
         """A request of the torch engine; RequestError where it refuses. Counts it, for the faults."""
         number = next(self._requests)
+        self._has_request = True
         if number >= FAULTS.get("request-error-after", number + 1):
             raise RequestError(f"request {number} is refused: STANDIN_TRTLLM_FAULT asks for it")
         try:

@@ -61,7 +61,9 @@ class Ranks:
 
 def _start(code: str, name: str, **options: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-S", "-c", code, str(RANK_LIFE_SECONDS), _NAME, name]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, **options)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options
+    )
 
 
 def _device_count() -> int:

@@ -1,0 +1,182 @@
+"""What the stand-in's LLM does with requests, where it differs from the torch engine behind it; one engine for all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+PROMPT = "12 + 13 = "
+WIDE, NARROW = 512, 128
+BUFFER = 12
+ARGUMENTS = {
+    "max_batch_size": 4,
+    "max_num_tokens": 256,
+    "max_seq_len": 512,
+    "enable_iter_perf_stats": True,
+    "kv_cache_config": {
+        "max_tokens": 2048,
+        "max_attention_window": [NARROW, WIDE, WIDE],
+        "event_buffer_max_size": BUFFER,
+    },
+    "cache_transceiver_config": {"backend": "NIXL", "transceiver_runtime": "PYTHON"},
+}
+
+
+@pytest.fixture(scope="module")
+def api(standin_on_the_path: None) -> SimpleNamespace:
+    from tensorrt_llm import LLM, MultimodalEncoder, SamplingParams
+    from tensorrt_llm._torch.shared_tensor import SharedTensorContainer
+    from tensorrt_llm.executor.utils import RequestError
+    from tensorrt_llm.llmapi import DisaggregatedParams, GuidedDecodingParams
+
+    return SimpleNamespace(
+        LLM=LLM,
+        MultimodalEncoder=MultimodalEncoder,
+        SamplingParams=SamplingParams,
+        SharedTensorContainer=SharedTensorContainer,
+        RequestError=RequestError,
+        DisaggregatedParams=DisaggregatedParams,
+        GuidedDecodingParams=GuidedDecodingParams,
+    )
+
+
+@pytest.fixture(scope="module")
+def llm(api: SimpleNamespace, model_directory: str) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        engine = api.LLM(model_directory, **ARGUMENTS)
+    assert engine.get_stats(0) == []  # nothing before the first token, though both are switched on
+    assert engine.get_kv_cache_events(0) == []
+    yield engine
+    engine.shutdown()
+
+
+def answer(api: SimpleNamespace, llm: Any, prompt: Any = PROMPT, **sampling: Any) -> Any:
+    return llm.generate(prompt, api.SamplingParams(**{"max_tokens": 8, **sampling})).outputs[0]
+
+
+async def texts(api: SimpleNamespace, llm: Any, **sampling: Any) -> tuple[list[tuple[str, list[int]]], Any]:
+    """Text and tokens after each step of a stream, and its output."""
+    output = llm.generate_async(PROMPT, api.SamplingParams(**{"max_tokens": 8, **sampling}), streaming=True)
+    seen = [(step.outputs[0].text, list(step.outputs[0].token_ids)) async for step in output]
+    return seen, output.outputs[0]
+
+
+def test_arguments_stay_as_given(llm: Any) -> None:
+    assert (llm.args.max_seq_len, llm.args.max_beam_width, llm.args.tensor_parallel_size) == (512, 1, 1)
+    capacity = llm.get_kv_cache_capacity()
+    assert capacity["maxNumTokens"] == capacity["maxNumBlocks"] * capacity["tokensPerBlock"]
+    assert not hasattr(llm, "max_seq_len")
+    assert not hasattr(llm, "engine_pid")
+
+
+async def test_a_stop_string_is_not_held_back_and_leaves_the_tokens_again(api: SimpleNamespace, llm: Any) -> None:
+    whole, _ = await texts(api, llm)
+    final_text, final_tokens = whole[-1]
+    stop = final_text[-1]
+    seen, output = await texts(api, llm, stop=stop)
+    assert output.text == final_text[: final_text.index(stop)]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+    assert output.token_ids == final_tokens[: len(output.token_ids)]
+    _, output = await texts(api, llm, stop=stop, include_stop_str_in_output=True)
+    assert output.text.endswith(stop)
+    assert len(output.token_ids) > len(seen[-1][1])
+
+
+def test_stop_strings_need_the_llm_to_choose_the_end(api: SimpleNamespace, llm: Any) -> None:
+    with pytest.raises(api.RequestError, match="not processed by tokenizer"):
+        answer(api, llm, stop="5", end_id=2)
+
+
+def test_ignore_eos_ignores_stop_tokens_too(api: SimpleNamespace, llm: Any) -> None:
+    first = answer(api, llm).token_ids[0]
+    assert answer(api, llm, stop_token_ids=[first]).token_ids == []
+    assert len(answer(api, llm, stop_token_ids=[first], ignore_eos=True).token_ids) == 8
+
+
+def test_more_tokens_than_the_context_holds_are_fewer(api: SimpleNamespace, llm: Any) -> None:
+    output = answer(api, llm, [7] * 200, max_tokens=100_000, ignore_eos=True)
+    assert output.finish_reason == "length"
+    assert len(output.token_ids) == 512 - 200
+
+
+def test_what_the_engine_refuses_is_a_request_error(api: SimpleNamespace, llm: Any) -> None:
+    with pytest.raises(api.RequestError, match="token id"):
+        answer(api, llm, [10**6])
+    with pytest.raises(api.RequestError, match=r"max_num_tokens \(256\)"):
+        answer(api, llm, [7] * 257)
+    assert llm._check_health()
+
+
+@pytest.mark.parametrize("name", ["use_beam_search", "bad_token_ids", "logits_processor", "return_context_logits"])
+def test_what_the_torch_engine_lacks_is_named(api: SimpleNamespace, llm: Any, name: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"SamplingParams.{name}"):
+        answer(api, llm, **{name: [1]})
+
+
+def test_guided_decoding_takes_one_guide_and_none_here(api: SimpleNamespace, llm: Any) -> None:
+    with pytest.raises(ValueError, match="Only one guide"):
+        api.SamplingParams(guided_decoding=api.GuidedDecodingParams(regex="a", grammar="b"))
+    with pytest.raises(NotImplementedError, match="guided_decoding"):
+        answer(api, llm, guided_decoding=api.GuidedDecodingParams(regex="[0-9]+"))
+
+
+def test_events_come_by_window_with_ids_in_a_row(api: SimpleNamespace, llm: Any) -> None:
+    answer(api, llm)
+    llm.get_kv_cache_events(0)
+    answer(api, llm, [9 + at % 40 for at in range(70)], max_tokens=1)
+    events = llm.get_kv_cache_events(1)
+    assert {event["window_size"] for event in events} == {WIDE, NARROW}
+    ids = [event["event_id"] for event in events]
+    assert ids == list(range(ids[0], ids[0] + len(ids)))
+    by_window = {w: [e["data"]["blocks"] for e in events if e["window_size"] == w] for w in (WIDE, NARROW)}
+    assert [[b["tokens"] for b in blocks] for blocks in by_window[WIDE]] == [
+        [b["tokens"] for b in blocks] for blocks in by_window[NARROW]
+    ]
+    hashes = {w: {b["block_hash"] for blocks in by_window[w] for b in blocks} for w in by_window}
+    assert not hashes[WIDE] & hashes[NARROW]
+
+
+def test_a_full_buffer_loses_the_oldest_events(api: SimpleNamespace, llm: Any) -> None:
+    answer(api, llm, [3] * 40, max_tokens=1)
+    last = llm.get_kv_cache_events(1)[-1]["event_id"]
+    for start in range(BUFFER):
+        answer(api, llm, [start + 10] * 40, max_tokens=1)
+    events = llm.get_kv_cache_events(1)
+    assert len(events) == BUFFER
+    assert events[0]["event_id"] > last + 1
+
+
+def test_a_context_has_a_global_id_for_the_python_transceiver(api: SimpleNamespace, llm: Any) -> None:
+    params = api.SamplingParams(max_tokens=8)
+    context = api.DisaggregatedParams(request_type="context_only")
+    with pytest.raises(api.RequestError, match="disagg_request_id"):
+        llm.generate(PROMPT, params, disaggregated_params=context)
+    asked = dataclasses.replace(context, disagg_request_id=1 << 41)
+    made = llm.generate(PROMPT, params, disaggregated_params=asked).outputs[0]
+    assert made.finish_reason == "not_finished"
+    assert made.disaggregated_params.disagg_request_id == 1 << 41
+    assert params.max_tokens == 1  # the caller's object is changed, as by the real one
+
+
+def test_an_encoder_gives_one_handle_an_image(api: SimpleNamespace, model_directory: str) -> None:
+    from PIL import Image
+
+    images = [Image.new("RGB", (40, 30), color) for color in ("red", "blue", "red")]
+    inputs = {"prompt_token_ids": [1, 2, 3], "multi_modal_data": {"image": images}}
+    with api.MultimodalEncoder(model_directory, max_batch_size=4) as encoder:
+        params = encoder.generate([inputs])[0].disaggregated_params
+        first, second, third = params.multimodal_hashes
+        views = [api.SharedTensorContainer.from_dict(h).get_local_view() for h in params.multimodal_embedding_handles]
+        assert encoder.generate([{"prompt_token_ids": [1]}])[0].disaggregated_params is None
+    assert first == third != second
+    assert all(len(words) == 8 for words in (first, second))
+    assert views[0].equal(views[2])
+    assert not views[0].equal(views[1])
+    assert views[0].shape[1] == 256  # the model's hidden size
+    with pytest.raises(TypeError):
+        api.MultimodalEncoder(model_directory, max_batch_size=None)
