@@ -30,11 +30,13 @@ def _same_runtime(prefill: Subject, decode: Subject) -> Iterator[Breach]:
 
 def _same_buffer(prefill: Subject, decode: Subject) -> Iterator[Breach]:
     path = f"{_TRANSCEIVER}.max_tokens_in_buffer"
-    sizes = [prefill.get(path), decode.get(path)]
-    if sizes[0] != sizes[1]:
-        softer: Severity | None = "note" if decode.transceiver_runtime == "PYTHON" else None
-        known = max(size for size in sizes if size is not None)
-        yield Breach(path, f"{prefill.says(path)} but {decode.value_of(path)}", assignment(path, known), softer)
+    sizes = [size for size in (prefill.get(path), decode.get(path)) if size is not None]
+    if prefill.get(path) != decode.get(path):
+        longest = prefill.longest_prompt
+        both_hold_it = len(sizes) == 2 and longest is not None and min(sizes) >= longest
+        softer: Severity | None = "warning" if both_hold_it or decode.transceiver_runtime == "PYTHON" else None
+        message = f"{prefill.says(path)} but {decode.value_of(path)}"
+        yield Breach(path, message, assignment(path, max(sizes)), softer)
 
 
 def _decode_holds_prefill(prefill: Subject, decode: Subject) -> Iterator[Breach]:
@@ -93,7 +95,7 @@ PAIR_RULES = (
     PairRule(
         id="transfer-buffer-equal",
         reason="a prompt that fits one side's transfer buffer must fit the other's",
-        evidence=f"405 of 405 published pairs with the C++ transceiver, {RECIPES}",
+        evidence=f"405 of 423 published pairs, in the 18 others both sides hold the longest prompt, {RECIPES}",
         check=_same_buffer,
     ),
     PairRule(

@@ -101,6 +101,14 @@ def _moe_backend_for_gpu(side: Subject) -> Iterator[Breach]:
 
 PARALLEL_RULES = (
     RoleRule(
+        id="moe-backend-for-gpu",
+        roles=LLM_ROLES,
+        severity="warning",
+        reason="this MoE backend is used on Blackwell alone",
+        evidence=f"134 of 134 published H100 and H200 workers have CUTLASS or WIDEEP, {RECIPES}; gpt-oss has TRITON",
+        check=_moe_backend_for_gpu,
+    ),
+    RoleRule(
         id="experts-fill-tp",
         roles=LLM_ROLES,
         severity="error",

@@ -117,6 +117,14 @@ class Subject:
         return sizes[0] * sizes[1] * sizes[2]
 
     @property
+    def longest_prompt(self) -> int | None:
+        """Tokens of the longest prompt: what fits a sequence and, where prompts are not chunked, one step."""
+        longest, step = self.longest_sequence, self.num_tokens
+        if longest is None or step is None or self.get("enable_chunked_prefill"):
+            return longest
+        return min(longest, step)
+
+    @property
     def longest_sequence(self) -> int | None:
         """Tokens of the longest sequence, prompt and output, that this worker takes, where that is known."""
         bounds = (_whole(self.get("max_seq_len")), self.model.context_length if self.model else None)

@@ -10,6 +10,7 @@ from trtx.config.rules.rule import PREFILL_DECODE, RECIPES, Breach, RoleRule, Su
 _TRANSCEIVER = "cache_transceiver_config"
 _OVERLAP_OFF = "disable_overlap_scheduler"
 _LONG_PROMPT, _LONG_TIMEOUT_MS = 100_000, 600_000
+_BUFFER_SLACK = 256  # tokens: published buffers that miss max_seq_len miss it by 40 or 203, and hold their ISL
 
 
 def _backend_set(side: Subject) -> Iterator[Breach]:
@@ -43,18 +44,11 @@ def _decode_overlap(decode: Subject) -> Iterator[Breach]:
 
 def _buffer_holds_prompt(side: Subject) -> Iterator[Breach]:
     path = f"{_TRANSCEIVER}.max_tokens_in_buffer"
-    buffer, longest = side.get(path), _longest_prompt(side)
+    buffer, longest = side.get(path), side.longest_prompt
     if buffer is not None and longest is not None and buffer < longest:
         message = f"{side.says(path)} is below the longest prompt, {longest} tokens"
-        yield Breach(path, message, side.set(path, longest))
-
-
-def _longest_prompt(prefill: Subject) -> int | None:
-    """In tokens: what fits a sequence and, where prompts are not chunked, one step."""
-    longest = prefill.longest_sequence
-    if longest is None or prefill.get("enable_chunked_prefill") or prefill.num_tokens is None:
-        return longest
-    return min(longest, prefill.num_tokens)
+        softer: Severity | None = "warning" if longest - buffer <= _BUFFER_SLACK else None
+        yield Breach(path, message, side.set(path, longest), softer)
 
 
 def _long_prompts_have_time(side: Subject) -> Iterator[Breach]:
@@ -141,7 +135,7 @@ TRANSFER_RULES = (
         roles=("prefill",),
         severity="error",
         reason="a prompt beyond the transfer buffer fails or crawls",
-        evidence="aiconfigurator (ISL + OSL + 500, in whole blocks); Dynamo's engine configs",
+        evidence=f"392 of 411 published prefill workers with a buffer, {RECIPES}; aiconfigurator takes ISL + OSL + 500",
         check=_buffer_holds_prompt,
     ),
     RoleRule(
