@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
 from trtx.checkpoint import resolve_checkpoint
 
 STANDIN = Path(__file__).parents[1] / "standin"

@@ -1,10 +1,11 @@
-"""The LLM API that trtx's TensorRT-LLM path stands on: the same assertions for the stand-in and for the real package."""
+"""The LLM API that trtx's TensorRT-LLM path stands on: the same assertions for the stand-in and the real package."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import inspect
+import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
@@ -143,7 +144,7 @@ async def test_a_stream_is_cumulative(api: SimpleNamespace, llm: Any) -> None:
     async for step in output:
         seen.append(list(step.outputs[0].token_ids))
     assert len(seen[-1]) == 6
-    assert all(later[: len(earlier)] == earlier for earlier, later in zip(seen, seen[1:], strict=False))
+    assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(seen))
     assert output.outputs[0].finish_reason == "length"
 
 

@@ -22,7 +22,8 @@ import os
 VERSIONS = ("1.2.1", "1.3.0rc7", "1.3.0rc22")
 RANK_LIFE_SECONDS = 120
 """A rank process that nobody ends is gone after this time: a test that forgets one harms nobody."""
-NEVER_RETURNS_SECONDS = 3600.0
+NEVER_RETURNS_SECONDS = 120.0
+"""Of a shutdown that hangs: longer than any bound that a worker sets, and an end for a process that has none."""
 LOST_EVENT_PERIOD = 5
 
 VERSION = os.environ.get("STANDIN_TRTLLM_VERSION", VERSIONS[-1])

@@ -12,11 +12,13 @@ FATAL = """
 import json, os, psutil
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.executor.utils import RequestError
-llm = LLM(MODEL, tensor_parallel_size=2, max_batch_size=2)
+llm = LLM(MODEL, tensor_parallel_size=2, max_batch_size=2, enable_attention_dp=True, enable_iter_perf_stats=True,
+          kv_cache_config={"event_buffer_max_size": 100})
 ranks = [p for p in psutil.Process().children() if "tensorrt_llm-rank" in p.cmdline()]
 names = {p.pid: p.cmdline()[-1] for p in ranks}
 params = SamplingParams(max_tokens=2)
-llm.generate("7", params)
+llm.generate([7] * 40, params)
+rows, events = llm.get_stats(1), llm.get_kv_cache_events(1)
 said = []
 for _ in range(2):
     try:
@@ -28,7 +30,9 @@ for _ in range(2):
 health, fatal = llm._check_health(), str(llm._executor._fatal_error)
 llm.shutdown()
 left = [p.pid for p in ranks if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-print(json.dumps({"said": said, "health": health, "fatal": fatal, "names": sorted(names.values()), "left": left}))
+print(json.dumps({"said": said, "health": health, "fatal": fatal, "names": sorted(names.values()), "left": left,
+                  "rows": [[row["attentionDpRank"], row["numActiveRequests"]] for row in rows[:2]],
+                  "events": [[e["attention_dp_rank"], e["event_id"], e["data"]["type"]] for e in events]}))
 """
 REFUSING = """
 import json, os, threading
@@ -76,7 +80,7 @@ print(json.dumps(found))
 """
 
 
-def test_a_fatal_error_and_a_rank_that_stays(in_child: Callable[..., Any]) -> None:
+def test_a_fatal_error_on_two_attention_dp_ranks_and_a_rank_that_stays(in_child: Callable[..., Any]) -> None:
     found = in_child(FATAL, STANDIN_TRTLLM_FAULT="fatal-after:2,leave-rank", CUDA_VISIBLE_DEVICES="0,1")
     for pid in found["left"]:
         psutil.Process(pid).kill()
@@ -86,6 +90,8 @@ def test_a_fatal_error_and_a_rank_that_stays(in_child: Callable[..., Any]) -> No
     assert not found["health"]
     assert found["names"] == ["1/2", "left"]
     assert len(found["left"]) == 1
+    assert [rank for rank, _ in found["rows"]] == [0, 1]
+    assert found["events"] == [[0, 0, "created"], [1, 0, "created"], [0, 1, "stored"]]
 
 
 def test_refused_requests_lost_events_and_a_shutdown_that_hangs(in_child: Callable[..., Any]) -> None:

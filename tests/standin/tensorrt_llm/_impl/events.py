@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any
 
 from tensorrt_llm._facts import public
@@ -75,22 +75,26 @@ class KvEvents:
     def __init__(self, pull: Any, args: Any) -> None:
         self._pull = pull
         self._windows = sorted(set(args.kv_cache_config.max_attention_window or ()), reverse=True)
-        self._rank = 0 if args.enable_attention_dp else None
-        self._next_id = 0
+        self._ranks = range(args.tensor_parallel_size) if args.enable_attention_dp else None
+        self._next_ids: defaultdict[int, int] = defaultdict(int)  # by attention-DP rank
 
     def new(self) -> list[dict[str, Any]]:
         made = []
         for event in self._pull():
-            for window in self._windows or [event["window_size"]]:
-                numbered = {"event_id": self._next_id, "data": _of_window(event["data"], window, self._windows)}
-                numbered["window_size"] = window
-                if self._rank is not None:
-                    numbered["attention_dp_rank"] = self._rank
-                self._next_id += 1
-                if "drop-events" in FAULTS and self._next_id % LOST_EVENT_PERIOD == 0:
-                    continue
-                made.append(numbered)
+            # All work is rank 0's; of the others there is nothing to say but that they have a pool.
+            ranks = self._ranks if self._ranks and event["data"]["type"] == "created" else (0,)
+            for rank in ranks:
+                for window in self._windows or [event["window_size"]]:
+                    made += self._numbered(_of_window(event["data"], window, self._windows), window, rank)
         return made
+
+    def _numbered(self, data: dict[str, Any], window: int, rank: int) -> list[dict[str, Any]]:
+        event_id = self._next_ids[rank]
+        self._next_ids[rank] += 1
+        if "drop-events" in FAULTS and (event_id + 1) % LOST_EVENT_PERIOD == 0:
+            return []
+        event = {"event_id": event_id, "data": data, "window_size": window}
+        return [event if self._ranks is None else {**event, "attention_dp_rank": rank}]
 
 
 def _of_window(data: dict[str, Any], window: int, windows: list[int]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class GenerationExecutor:
         self._is_shutdown = False
         self._has_request = self._has_token = False
         self._requests = itertools.count(1)
+        self._attention_dp_size = args.tensor_parallel_size if args.enable_attention_dp else 1
         self._ranks = Ranks(world_size(args))
         try:
             self._engine = TorchLLM(model, tokenizer, **llm_args.for_torch_engine(args))
@@ -127,7 +128,14 @@ class GenerationExecutor:
 
     def _new_stats(self) -> list[dict[str, Any]]:
         """Nothing before the first generated token: the real executor opens the stream then."""
-        return self._engine.get_stats(0) if self._has_stats and self._has_token else []
+        if not self._has_stats or not self._has_token:
+            return []
+        return [row for own in self._engine.get_stats(0) for row in self._by_rank(own)]
+
+    def _by_rank(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """Under attention DP one row a rank; all but rank 0 are idle here, and queues are counted on rank 0 alone."""
+        idle = {name: 0 for name in row if name.startswith("num")}
+        return [row, *({**row, **idle, "attentionDpRank": rank} for rank in range(1, self._attention_dp_size))]
 
     def _new_events(self) -> list[dict[str, Any]]:
         return self._engine.get_kv_cache_events(0) if self._has_events and self._has_token else []
