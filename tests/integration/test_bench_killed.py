@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -36,9 +37,11 @@ def session_members(session: int) -> list[psutil.Process]:
 
 
 def test_a_killed_bench_leaves_no_load_and_no_scratch_behind(tmp_path: Path) -> None:
-    scratch = tmp_path / "tmp"
-    scratch.mkdir()
-    with trtx_serve(*PACED, "--model", "synthetic:tiny") as serve:
+    # Short, as aiperf's sockets lie under it: bench takes /tmp itself in place of a long one.
+    with (
+        tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as scratch,
+        trtx_serve(*PACED, "--model", "synthetic:tiny") as serve,
+    ):
         plan = serve.wait_ready()
         command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "bench", "--url", plan.url]
         load = ["--concurrency", "2", "--request-count", "20000", "--isl", "32", "--osl", "32"]
@@ -47,14 +50,15 @@ def test_a_killed_bench_leaves_no_load_and_no_scratch_behind(tmp_path: Path) -> 
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"TMPDIR": str(scratch)},
+            env=os.environ | {"TMPDIR": scratch},
         )
         try:
             wait_until(lambda: load_of(bench.pid) is not None, 60, "aiperf and its processes started")
+            assert any(Path(scratch).glob("trtx-aiperf-*"))
             aiperf = load_of(bench.pid)
             assert aiperf is not None
         finally:
             bench.send_signal(signal.SIGKILL)
             bench.wait()
         wait_until(lambda: not lives(aiperf), 15, "aiperf ended")
-        wait_until(lambda: not any(scratch.iterdir()), 15, "its scratch directory is gone")
+        wait_until(lambda: not any(Path(scratch).glob("trtx-*")), 15, "its scratch directory is gone")

@@ -5,6 +5,7 @@ Facts here are of aiperf 0.13.0.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -22,6 +23,9 @@ from typing import Self
 from trtx.bench.load import Load, LoadSpec, Target
 
 GRACE_S = 5.0
+SCRATCH_PREFIX = "trtx-aiperf-"
+_SOCKET_PATH_BYTES = 107  # Linux's sun_path, its closing NUL aside
+_BELOW_SCRATCH_BYTES = len(f"/{SCRATCH_PREFIX}12345678/tmp12345678/aiperf/dataset_manager_proxy_frontend.ipc")
 _READY_FILE = ".aiperf_results_ready.json"  # the last file that aiperf writes for one run
 # On few cores aiperf takes time from what is measured. One worker process of it carries some thousand tokens/s. And at
 # a fixed concurrency its timing manager spins while all slots are full (RequestRateStrategy.execute_phase), one core
@@ -69,7 +73,7 @@ def run_files(staging: Path, loads: Sequence[Load], trials: int) -> tuple[RunFil
 
 
 def command(target: Target, spec: LoadSpec, loads: Sequence[Load], staging: Path) -> tuple[str, ...]:
-    """One aiperf call for all ``loads`` and trials of one topology."""
+    """One aiperf call for ``loads``, some or all of the spec's, and their trials, on one topology."""
     argv = [
         sys.executable, "-m", "aiperf", "profile",
         "--model", target.model,
@@ -82,12 +86,10 @@ def command(target: Target, spec: LoadSpec, loads: Sequence[Load], staging: Path
         # from the answers' usage, because tokens sampled past a model's own ending do not survive being re-encoded.
         "--apply-chat-template",
         "--use-server-token-count",
-        "--random-seed", str(spec.seed),
-        # Each trial draws its own prompts, or the second would find all of the first's in the prefix cache; the seed
-        # comes from (seed, label, trial), hence the same prompts in every mode.
-        "--vary-seed-per-trial",
-        # One prompt a request, warm-up included, for the same reason.
-        "--num-dataset-entries", str(max(load.warmup_request_count + load.request_count for load in loads)),
+        *_seeding(spec, loads),
+        # One prompt a request, warm-up included, or later ones would be found in the prefix cache. As many for a part
+        # of the spec's loads as for all of them: a cell that is measured anew gets the prompts that it would have had.
+        "--num-dataset-entries", str(max(load.warmup_request_count + load.request_count for load in spec.loads)),
         "--request-timeout-seconds", str(spec.request_timeout_s),
         "--extra-inputs", json.dumps(spec.request_body),
         "--ui", "none",
@@ -101,6 +103,24 @@ def command(target: Target, spec: LoadSpec, loads: Sequence[Load], staging: Path
     if spec.trials > 1:
         argv += ["--num-profile-runs", str(spec.trials), "--no-profile-run-disable-warmup-after-first"]
     return (*argv, *_loads(loads, staging))
+
+
+def _seeding(spec: LoadSpec, loads: Sequence[Load]) -> list[str]:
+    """Each trial draws its own prompts, or the second would find all of the first's in the prefix cache.
+
+    aiperf derives a run's seed from (seed, label, trial), hence the same prompts in every mode. A call for one load has
+    no label to give: for one trial the derived seed is given in its place. For several there is no way to, and they
+    draw other words of the same lengths than in a sweep.
+    """
+    if len(loads) == 1 and spec.trials == 1:
+        return ["--random-seed", str(prompt_seed(spec.seed, loads[0].label, trial=1))]
+    return ["--random-seed", str(spec.seed), "--vary-seed-per-trial"]
+
+
+def prompt_seed(seed: int, label: str, trial: int) -> int:
+    """What aiperf makes of the seed for one run of a sweep (``derive_variation_seed``; its trials count from 0)."""
+    digest = hashlib.sha256(f"{seed}:variation:{label}:trial:{trial - 1}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") & (2**63 - 1)
 
 
 def _loads(loads: Sequence[Load], staging: Path) -> list[str]:
@@ -140,7 +160,7 @@ class Aiperf:
 
     def __enter__(self) -> Self:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._scratch = Path(tempfile.mkdtemp(prefix="trtx-aiperf-"))
+        self._scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=_short_directory()))
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self.argv,
@@ -181,6 +201,15 @@ class Aiperf:
                 self._process.poll()  # reaps the leader
                 time.sleep(0.05)
         self._process.wait()
+
+
+def _short_directory() -> str:
+    """The temporary directory, or /tmp where that is too long: a Unix socket's path has 107 bytes at most.
+
+    aiperf puts its own under ``<ours>/<tempfile's>/aiperf/dataset_manager_proxy_frontend.ipc``.
+    """
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _SOCKET_PATH_BYTES - _BELOW_SCRATCH_BYTES else "/tmp"
 
 
 def tail(path: Path, lines: int) -> str:

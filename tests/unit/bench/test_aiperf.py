@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from trtx.bench.aiperf import Aiperf
+from trtx.bench import Load, LoadSpec, Target
+from trtx.bench.aiperf import Aiperf, command
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -68,3 +70,42 @@ def test_aiperf_sees_no_offline_switch_and_no_remote_hub(tmp_path: Path, monkeyp
             time.sleep(0.02)
     assert process.log_tail() == "None http://127.0.0.1:9"
     assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_its_sockets_have_room_in_their_paths_however_long_the_temporary_directory_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("long" * 20)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    program = (
+        "import os, pathlib, socket, tempfile; at = pathlib.Path(tempfile.mkdtemp()) / 'aiperf'; at.mkdir()\n"
+        "socket.socket(socket.AF_UNIX).bind(str(at / 'dataset_manager_proxy_frontend.ipc')); print('bound')"
+    )
+    with Aiperf([sys.executable, "-c", program], tmp_path / "aiperf.log") as process:
+        _until(tmp_path / "aiperf.log", ("bound",))
+    assert process.log_tail() == "bound"
+
+
+def _call(spec: LoadSpec, *concurrency: int) -> tuple[str, ...]:
+    loads = [Load(c, spec.request_count_at(c), spec.warmup_request_count_at(c)) for c in concurrency]
+    return command(Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg"), spec, loads, Path("staging"))
+
+
+def _value(argv: tuple[str, ...], option: str) -> str:
+    return argv[argv.index(option) + 1]
+
+
+def test_a_part_of_a_sweep_has_as_many_prompts_to_draw_from_as_the_whole() -> None:
+    spec = LoadSpec(concurrency=(1, 8, 64))
+    assert _value(_call(spec, 1, 8), "--num-dataset-entries") == _value(_call(spec, 1, 8, 64), "--num-dataset-entries")
+
+
+def test_a_load_alone_gets_the_seed_that_aiperf_derives_for_it_in_a_sweep() -> None:
+    from aiperf.common.random_generator import derive_variation_seed
+
+    spec = LoadSpec(concurrency=(1, 8), seed=11)
+    alone, both = _call(spec, 8), _call(spec, 1, 8)
+    assert _value(alone, "--random-seed") == str(derive_variation_seed(11, "c8:trial:0"))
+    assert "--vary-seed-per-trial" not in alone
+    assert _value(both, "--random-seed") == "11" and "--vary-seed-per-trial" in both
