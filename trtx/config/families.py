@@ -32,9 +32,10 @@ _FAMILIES = {
 
 
 class ConfigHeader(BaseModel):
-    """The line ``# trtx: {tensorrt_llm: 1.3.0rc22, gpus: 8, gpu: [H200], model: …}`` of a config.
+    """The comment ``# trtx: {tensorrt_llm: 1.3.0rc22, gpus: 8, gpu: [H200], model: NAME}`` of a config.
 
-    A comment, since TensorRT-LLM refuses keys that it does not know. ``gpus``: of one worker.
+    A comment, since TensorRT-LLM refuses keys that it does not know. ``gpus``: of one worker. ``gpu``: kinds that it
+    was written for. ``architecture``: of the model, as in its ``config.json``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -86,13 +87,13 @@ def shown_path(path: Path) -> str:
 
 def read_header(text: str, source: str) -> ConfigHeader | None:
     """The header of a config file's text; None where it has none. Raises UsageError for a garbled one."""
-    found = re.search(r"^#\s*trtx:\s*(.*)$", text, re.MULTILINE)
+    found = re.search(r"^#\s*trtx:[ \t]*(\{[^}]*\}|.*)", text, re.MULTILINE)
     if found is None:
         return None
     try:
-        return ConfigHeader.model_validate(yaml.safe_load(found.group(1)))
+        return ConfigHeader.model_validate(yaml.safe_load(found.group(1).replace("\n#", "\n")))
     except (yaml.YAMLError, ValidationError) as error:
         raise UsageError(
-            f"{source}: the line {found.group(0)!r} is no header; expected "
+            f"{source}: {found.group(1)!r} is no header; expected "
             "# trtx: {tensorrt_llm: 1.3.0rc22, gpus: 1, gpu: [H100], model: NAME}"
         ) from error
