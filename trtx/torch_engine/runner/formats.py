@@ -177,7 +177,7 @@ def shared_input_scale(parts: Sequence[Part]) -> Tensor:
 
 def _round_nvfp4(x: Tensor, scale: Tensor) -> Tensor:
     """To the nearest e2m1 value, ties to even codes, under each block's scale, itself rounded to float8_e4m3fn."""
-    blocks = x.float().unflatten(-1, (-1, _NVFP4_BLOCK))
+    blocks = x.float().view(*x.shape[:-1], -1, _NVFP4_BLOCK)
     block_scale = to_fp8(blocks.abs().amax(-1, keepdim=True) / _E2M1_MAX, scale).float() * scale
     magnitudes = blocks.abs() / torch.where(block_scale > 0, block_scale, 1.0)
     # Steps of 0.5 up to 2, of 1 up to 4, of 2 up to 6; round() takes ties to even multiples, which are even codes.

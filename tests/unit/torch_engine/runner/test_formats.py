@@ -1,0 +1,98 @@
+"""Each quantized format against numbers worked out by hand, and against what ModelOpt computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trtx.torch_engine.runner.formats import Format, Fp8, Int4Awq, Int8SmoothQuant, Nvfp4, shared_input_scale
+from trtx.torch_engine.runner.fp8 import FP8, to_fp8
+
+GOLDEN = load_file(Path(__file__).parent / "golden" / "modelopt.safetensors")
+FORMATS: dict[str, Format] = {
+    "FP8": Fp8(), "W4A16_AWQ": Int4Awq(128), "NVFP4": Nvfp4(), "W8A8_SQ_PER_CHANNEL": Int8SmoothQuant(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", FORMATS)
+def test_a_module_that_modelopt_exported_gives_what_modelopt_computed(algorithm: str) -> None:
+    part = {
+        name.removeprefix(f"{algorithm}/"): tensor
+        for name, tensor in GOLDEN.items()
+        if name.startswith(f"{algorithm}/")
+    }
+    x, y = part.pop("x"), part.pop("y")
+    module = FORMATS[algorithm]
+    assert {name: tuple(tensor.shape) for name, tensor in part.items()} == {
+        name: stored.shape for name, stored in module.stored(32, 128).items()
+    }
+    prepare = module.prepare([part])
+    ours = (x if prepare is None else prepare(x)) @ module.dequantize(part).T
+    # Of values that lie exactly between two, ModelOpt rounds some the other way: it multiplies by 1 / scale.
+    torch.testing.assert_close(ours, y, rtol=1e-4, atol=1e-4 * float(y.abs().max()))
+
+
+def test_fp8_values_saturate_and_keep_their_scale() -> None:
+    part = {
+        "weight": torch.tensor([[1.0, -0.5], [448.0, 2**-9]]).to(FP8),
+        "weight_scale": torch.tensor(0.5), "input_scale": torch.tensor(2.0),
+    }  # fmt: skip
+    assert Fp8().dequantize(part).tolist() == [[0.5, -0.25], [224.0, 2**-10]]
+    x = torch.tensor([[2.0, 896.0, 1e6, -1e6, 2.13]])
+    assert Fp8().prepare([part])(x).tolist() == [[2.0, 896.0, 896.0, -896.0, 2.25]]
+    assert to_fp8(x, torch.tensor(2.0)).dtype == FP8
+
+
+def test_int4_unpacks_two_rows_a_byte_and_scales_groups() -> None:
+    part = {
+        "weight": torch.tensor([[0x21, 0xF7, 0x80, 0x08]], dtype=torch.uint8),  # row 0: 1 7 0 -8, row 1: 2 -1 -8 0
+        "weight_scale": torch.tensor([[1.0, 10.0], [0.5, 2.0]]),
+        "pre_quant_scale": torch.tensor([1.0, 1.0, 1.0, 3.0]),
+    }
+    assert Int4Awq(2).dequantize(part).tolist() == [[1.0, 7.0, 0.0, -240.0], [1.0, -0.5, -16.0, 0.0]]
+    assert Int4Awq(2).prepare([part]) is None
+
+
+def test_nvfp4_unpacks_two_columns_a_byte_and_scales_twice() -> None:
+    codes = list(range(16)) + [7] + [15] * 15
+    packed = torch.tensor([[low + 16 * high for low, high in zip(codes[::2], codes[1::2], strict=True)]])
+    part = {
+        "weight": packed.to(torch.uint8), "weight_scale": torch.tensor([[2.0, 0.5]]).to(FP8),
+        "weight_scale_2": torch.tensor(0.25), "input_scale": torch.tensor(1.0),
+    }  # fmt: skip
+    values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    first = [0.5 * value for value in values] + [-0.5 * value for value in values]
+    assert Nvfp4().dequantize(part).tolist() == [[*first, 0.75, *[-0.75] * 15]]
+
+
+def test_nvfp4_rounds_an_input_to_the_nearest_code_ties_to_even() -> None:
+    prepare = Nvfp4().prepare([{"input_scale": torch.tensor(1.0)}])
+    block = [6.0, 0.25, 0.26, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 5.1, -0.25, -0.75, -2.6, -6.0, 0.0, 1.1]
+    rounded = [6.0, 0.0, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0, 0.0, -1.0, -3.0, -6.0, 0.0, 1.0]
+    assert prepare(torch.tensor([block])).tolist() == [rounded]
+    # A second block has its own scale, 12 / 6; and scales are float8: 13 / 6 = 2.1667 becomes 2.25.
+    twice = torch.tensor([[2 * value for value in block] + [13.0] + [0.0] * 15])
+    assert prepare(twice).tolist() == [[2 * value for value in rounded] + [13.5] + [0.0] * 15]
+    assert prepare(torch.zeros(2, 16)).tolist() == torch.zeros(2, 16).tolist()
+
+
+def test_int8_smooths_then_rounds_an_input() -> None:
+    part = {
+        "weight": torch.tensor([[1, -2], [127, -128]], dtype=torch.int8), "weight_scale": torch.tensor([0.5, 2.0]),
+        "input_scale": torch.tensor(0.1), "pre_quant_scale": torch.tensor([1.0, 0.5]),
+    }  # fmt: skip
+    assert Int8SmoothQuant().dequantize(part).tolist() == [[0.5, -1.0], [254.0, -256.0]]
+    prepared = Int8SmoothQuant().prepare([part, part])(torch.tensor([[0.12, 0.3], [100.0, -100.0]]))
+    torch.testing.assert_close(prepared, torch.tensor([[0.1, 0.2], [12.7, -12.8]]))
+    other = part | {"pre_quant_scale": torch.tensor([1.0, 1.0])}
+    with pytest.raises(ValueError, match="pre_quant_scale differs"):
+        Int8SmoothQuant().prepare([part, other])
+
+
+def test_modules_of_one_input_share_the_largest_scale() -> None:
+    assert shared_input_scale([{"input_scale": torch.tensor(value)} for value in (0.1, 0.3, 0.2)]).item() == (
+        pytest.approx(0.3)
+    )

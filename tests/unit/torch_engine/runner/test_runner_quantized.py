@@ -1,0 +1,155 @@
+"""The runner on quantized exports: against transformers with the same products done the plain way, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quantized_export import export
+from runner_player import Player, build, random_prompt, save
+from safetensors.torch import load_file, save_file
+
+from trtx.errors import UsageError
+from trtx.torch_engine.runner import RunnerArgs, create_runner
+from trtx.torch_engine.runner.quantization import ALGORITHMS
+from trtx.torch_engine.runner.weights import named_tensors
+from trtx.torch_engine.sampling import SamplingParams
+
+PROMPT = random_prompt(60, 5)
+
+
+def args(directory: Path, **changes: Any) -> RunnerArgs:
+    values: dict[str, Any] = {"tokens_per_block": 8, "max_tokens": 512, "max_batch_size": 4} | changes
+    return RunnerArgs(model_dir=directory, device="cpu", **values)
+
+
+def prompt_logprobs(directory: Path, *, chunk: int = 10_000, **changes: Any) -> torch.Tensor:
+    """Of the prompt's own tokens."""
+    player = Player(create_runner(args(directory, **changes)))
+    playing = player.add(PROMPT, sampling=SamplingParams(prompt_logprobs=0))
+    player.finish([playing], 1, chunk=chunk)
+    entries = [entry for result in playing.results for entry in result.prompt_logprobs or []]
+    return torch.tensor([entry[token].logprob for entry, token in zip(entries, PROMPT[1:], strict=True)])
+
+
+def reference(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT])).logits[0, :-1]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(PROMPT[1:])[:, None])[:, 0]
+
+
+def edit(directory: Path, **changes: Any) -> None:
+    path = directory / "hf_quant_config.json"
+    found = json.loads(path.read_text())
+    found["quantization"] |= changes
+    path.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_quantized_export_computes_what_its_format_promises(tmp_path: Path, algorithm: str, family: str) -> None:
+    exact = reference(build(family))
+    expected = reference(export(build(family), algorithm, tmp_path))
+    ours = prompt_logprobs(tmp_path)
+    assert (ours - expected).abs().mean() < 0.01 < 0.05 < (expected - exact).abs().mean()
+
+
+def test_excluded_modules_are_in_full_precision(tmp_path: Path) -> None:
+    model, names = build("qwen3", tie_word_embeddings=False), ("lm_head", "model.layers.1.mlp.down_proj")
+    expected = reference(export(model, "FP8", tmp_path, excluded=names))
+    edit(tmp_path, exclude_modules=["lm_head", "*layers.1.mlp.down*"])
+    assert (prompt_logprobs(tmp_path) - expected).abs().mean() < 0.01
+    edit(tmp_path, exclude_modules=["lm_head", "model.layers.0.self_attn.k_proj"])
+    with pytest.raises(UsageError, match=r"quantizes model.*q_proj and excludes .*k_proj, one product here"):
+        create_runner(args(tmp_path))
+
+
+def test_the_quantization_may_stand_in_config_json_alone(tmp_path: Path) -> None:
+    expected = reference(export(build("qwen3"), "FP8", tmp_path, kv_scales=True))
+    (tmp_path / "hf_quant_config.json").unlink()
+    path = tmp_path / "config.json"
+    stated = {
+        "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"],
+        "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+    }  # fmt: skip
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": stated}))
+    assert create_runner(args(tmp_path)).geometry.dtype == "float8_e4m3fn"
+    assert (prompt_logprobs(tmp_path, kv_dtype="float32") - expected).abs().mean() < 0.01
+
+
+def test_a_half_precision_engine_computes_the_same_but_for_rounding(tmp_path: Path) -> None:
+    expected = reference(export(build("llama"), "FP8", tmp_path))
+    assert (prompt_logprobs(tmp_path, dtype="bfloat16") - expected).abs().mean() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quant_algo": "W4A8_AWQ"}, r"hf_quant_config\.json: .* does not load W4A8_AWQ weights; expected a ModelOpt"),
+        ({"quant_algo": "MIXED_PRECISION"}, "does not load MIXED_PRECISION weights"),
+        ({"kv_cache_quant_algo": "NVFP4"}, r"no NVFP4 KV cache; set kv_cache_config\.dtype to fp8 or bfloat16"),
+        ({"quant_algo": "NVFP4"}, r"tensor .*weight has shape \[.*\], .*hf_quant_config\.json says \["),
+        ({"quant_algo": "W8A8_SQ_PER_CHANNEL"}, r"tensor .* is float8_e4m3fn, .*hf_quant_config\.json says int8"),
+        ({"quant_algo": None}, r"holds the tensor .*_scale, which .*hf_quant_config\.json describes it has no place"),
+    ],
+)
+def test_a_quantization_that_does_not_fit_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    export(build("qwen3"), "FP8", tmp_path)
+    edit(tmp_path, **changes)
+    with pytest.raises(UsageError, match=message):
+        create_runner(args(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "does not load awq weights"),
+        ({"quant_method": "gptq", "bits": 4}, "does not load gptq weights"),
+        ({"quant_method": "mxfp4"}, "does not load mxfp4 weights"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "does not load fp8 with block scales weights"),
+        ("int8", "does not load int8 weights"),
+    ],
+)
+def test_other_peoples_formats_are_refused_by_name(tmp_path: Path, stated: Any, message: str) -> None:
+    save(build("qwen3"), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": stated}))
+    with pytest.raises(UsageError, match=f"quantization_config in .*{message}.*quantize the original.*tensorrt-llm"):
+        create_runner(args(tmp_path))
+
+
+@pytest.mark.parametrize(("kept", "name"), [(False, "o_proj.input_scale"), (True, "k_proj.weight_scale")])
+def test_scales_that_are_missing_or_misshapen_are_named(tmp_path: Path, kept: bool, name: str) -> None:
+    export(build("qwen3"), "FP8", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    full = f"model.layers.2.self_attn.{name}"
+    scale = tensors.pop(full)
+    if kept:
+        tensors[full] = scale.expand(48).clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    expected = rf"{full} has shape \[48\], .* says \[\]" if kept else f"lacks 1 tensors of .*, first {full}"
+    with pytest.raises(UsageError, match=expected):
+        create_runner(args(tmp_path))
+
+
+def test_smoothing_that_differs_between_modules_of_one_input_is_refused(tmp_path: Path) -> None:
+    export(build("qwen3"), "W8A8_SQ_PER_CHANNEL", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.v_proj.pre_quant_scale"] *= 2
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=r"q_proj.*pre_quant_scale differs between modules.*ModelOpt"):
+        create_runner(args(tmp_path))
+
+
+def test_a_broken_quantization_file_is_named_and_named_tensors_wants_the_original(tmp_path: Path) -> None:
+    export(build("qwen3"), "NVFP4", tmp_path)
+    with pytest.raises(UsageError, match="quantized already, to NVFP4; expected the original"):
+        next(named_tensors(tmp_path, device=torch.device("cpu"), dtype=torch.float32))
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": 5}')
+    with pytest.raises(UsageError, match=r"hf_quant_config\.json is not ModelOpt's quantization config"):
+        create_runner(args(tmp_path))
