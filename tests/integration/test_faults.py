@@ -100,8 +100,8 @@ def test_a_crash_loop_stops_the_topology_with_exit_4() -> None:
 
 
 def test_a_worker_that_cannot_start_is_reported_with_its_log_and_exit_4() -> None:
-    # Valid as a field, refused by the worker: no context can hold this.
-    with trtx_serve("--engine", "torch", "--set", "kv_cache_config.max_tokens=1") as serve:
+    # Valid as a field, refused by the engine alone.
+    with trtx_serve("--engine", "torch", "--set", "max_beam_width=2") as serve:
         assert serve.wait(90) == 4, serve.text()
         assert "before it served; log: " in serve.text()
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import yaml
 
 from trtx.cli.findings_text import describe_findings
+from trtx.cli.memory_text import describe_memory
 from trtx.topology import Plan, ProcessSpec
 
 _WIDTH = 80
@@ -42,6 +43,9 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"Engine config of {role}:"
         text = yaml.safe_dump(values, sort_keys=False) if values else "(the engine's defaults)"
         yield from textwrap.indent(text.rstrip(), "  ").splitlines()
+    if plan.memory:
+        yield ""
+        yield from describe_memory(plan.memory)
     if plan.findings:
         yield ""
         yield "Engine configs, worth knowing:"

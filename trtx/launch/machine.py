@@ -64,11 +64,13 @@ def _visible_handles(visible: str | None) -> list[Any]:
 
 def _gpu(index: int, handles: list[Any]) -> Gpu:
     handle = handles[index]
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return Gpu(
         index=index,
         uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
         name=str(pynvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        memory_bytes=int(memory.total),
+        memory_free_bytes=int(memory.free),
         nvlink_peers=tuple(
             peer for peer, other in enumerate(handles) if peer != index and _joined_by_nvlink(handle, other)
         ),

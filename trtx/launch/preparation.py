@@ -23,6 +23,7 @@ from trtx.config import (
 from trtx.engine import installed_version, resolve_kind
 from trtx.errors import UsageError
 from trtx.launch.machine import probe
+from trtx.launch.memory import with_memory
 from trtx.launch.ports import HOLDER
 from trtx.topology import Machine, Plan, Ports, plan
 
@@ -68,6 +69,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
             scratch_dir=Path(tempfile.gettempdir()) / namespace,
             engine_version=installed_version() if engine == "tensorrt-llm" else None,
         )
+        planned = with_memory(planned, machine)
     except UsageError:
         HOLDER.release((http, xsub, xpub, *system))
         raise

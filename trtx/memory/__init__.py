@@ -9,5 +9,6 @@ Enter through :func:`plan_memory`. A plan that is returned fits; what can't fit 
 from trtx.memory.gpus import Device, device_named
 from trtx.memory.plan import MemoryPlan, plan_memory
 from trtx.memory.shapes import UnknownShapeError
+from trtx.memory.units import size_text
 
-__all__ = ["Device", "MemoryPlan", "UnknownShapeError", "device_named", "plan_memory"]
+__all__ = ["Device", "MemoryPlan", "UnknownShapeError", "device_named", "plan_memory", "size_text"]

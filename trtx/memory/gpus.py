@@ -6,8 +6,7 @@ import difflib
 from dataclasses import dataclass
 
 from trtx.errors import UsageError
-
-MIB, GIB = 1 << 20, 1 << 30
+from trtx.memory.units import MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +21,10 @@ class Device:
     free_bytes: int | None = None
     is_gpu: bool = True
     capability: tuple[int, int] | None = None
+
+    @property
+    def free_now(self) -> int:
+        return self.total_bytes if self.free_bytes is None else self.free_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ def limits_of(values: Mapping[str, Any], *, engine: str) -> Limits:
     speculative = values.get("speculative_config") or {}
     balancer = (values.get("moe_config") or {}).get("load_balancer")
     batch = int(values.get("max_batch_size") or _MAX_BATCH_SIZE.get(engine, _MAX_BATCH_SIZE["tensorrt-llm"]))
-    tp = int(values.get("tensor_parallel_size") or 1)
+    # AutoDeploy shards over world_size and refuses the other parallel fields.
+    tp = int(values.get("world_size" if values.get("backend") == "_autodeploy" else "tensor_parallel_size") or 1)
     expert_parallel = int(values.get("moe_expert_parallel_size") or 0)
     fraction = kv.get("free_gpu_memory_fraction")
     return Limits(

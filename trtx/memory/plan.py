@@ -58,6 +58,11 @@ class MemoryPlan:
         """Sequences of ``max_seq_len`` that the pool holds at once."""
         return self.pool_bytes // self.sequence_bytes
 
+    @property
+    def covers_batch(self) -> bool:
+        """Whether ``max_batch_size`` sequences of ``max_seq_len`` fit at once; if not, some wait or are preempted."""
+        return self.sequences >= self.max_batch_size
+
     def sequences_of(self, tokens: int) -> int:
         """Sequences of ``tokens`` (prompt and output) at once, where no layer has a window; a lower bound otherwise."""
         return self.capacity_blocks // -(-tokens // self.tokens_per_block)
@@ -148,11 +153,6 @@ def _notes(shape: ModelShape, limits: Limits, tokens: int, longest: int, sequenc
     if sequences == 0:
         notes.append(
             f"the pool bounds a sequence to {tokens} tokens, below the model's {longest}: the engine lowers max_seq_len"
-        )
-    elif sequences < limits.max_batch_size:
-        notes.append(
-            f"{sequences} sequence{'s' * (sequences != 1)} of {longest} tokens fit at once, max_batch_size is "
-            f"{limits.max_batch_size}: longer ones wait or are preempted"
         )
     if any(shape.windows) and not limits.windows and limits.engine != "torch":
         layers = sum(window is not None for window in shape.windows)

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from trtx.errors import UsageError
 from trtx.memory.budget import CPU_MARGIN, Budget, Model, fits, largest, tightest
-from trtx.memory.gpus import GIB, Device
+from trtx.memory.gpus import Device
 from trtx.memory.limits import Limits
+from trtx.memory.units import size_text
 
 _MOST_GPUS = 64
 _HIGHEST_FRACTION = 0.95
@@ -17,37 +18,39 @@ _HIGHEST_FRACTION = 0.95
 def refuse(role: str, model: Model, limits: Limits, device: Device) -> UsageError:
     """The error for a config with which :func:`trtx.memory.budget.fits` is false."""
     budget = tightest(model, limits, device)
-    asked = f"max_seq_len {limits.max_seq_len}" if limits.max_seq_len else "one KV block"
-    reason = _reason(model, limits, budget, asked)
-    ways = list(_ways_out(model, limits, device))
+    ways = list(_ways_out(model, limits, _without_margin(device)))
     hint = "what would fit: " + ", or ".join(ways) if ways else "no single setting makes it fit; use a larger GPU"
-    return UsageError(f"{role}: {reason} ({_numbers(limits, budget, device)}); {hint}")
+    return UsageError(f"{role}: {_reason(model, limits, budget, device)} ({_numbers(limits, budget, device)}); {hint}")
 
 
-def _reason(model: Model, limits: Limits, budget: Budget, asked: str) -> str:
-    name = model.shape.architecture
-    if budget.left < 0:
-        return f"{name} doesn't fit, its weights and reserves alone exceed the memory"
-    if limits.max_tokens is not None and (limits.max_seq_len or 0) > limits.max_tokens:
-        return f"kv_cache_config.max_tokens {limits.max_tokens} can't hold one sequence of {asked}"
+def _without_margin(device: Device) -> Device:
+    """Only what is far beyond a host's free memory is refused, but nothing beyond it is proposed."""
+    return device if device.is_gpu else replace(device, free_bytes=int(device.free_now / CPU_MARGIN))
+
+
+def _reason(model: Model, limits: Limits, budget: Budget, device: Device) -> str:
+    asked = f"one sequence of max_seq_len {limits.max_seq_len}" if limits.max_seq_len else "one KV block"
+    if limits.max_tokens is not None and limits.max_tokens < max(limits.tokens_per_block, limits.max_seq_len or 0):
+        return f"kv_cache_config.max_tokens {limits.max_tokens} can't hold {asked}"
+    if device.is_gpu and budget.left < 0:
+        return f"{model.shape.architecture} doesn't fit: weights and reserves exceed the memory"
     if limits.max_tokens is not None:
-        token = budget.share.kv_bytes_per_token
-        return f"kv_cache_config.max_tokens {limits.max_tokens} takes {_gib(limits.max_tokens * token)}"
+        taken = size_text(limits.max_tokens * budget.share.kv_bytes_per_token)
+        return f"kv_cache_config.max_tokens {limits.max_tokens} takes {taken}"
     needed = budget.share.sequence_bytes(max(limits.tokens_per_block, limits.max_seq_len or 0))
-    return f"the KV pool can't hold {asked}, which takes {_gib(needed)}"
+    return f"the KV pool can't hold {asked}, which takes {size_text(needed)}"
 
 
 def _numbers(limits: Limits, budget: Budget, device: Device) -> str:
-    parts = [f"weights {_gib(budget.share.weight_bytes)}", f"activations {_gib(budget.activations)}"]
-    parts += [f"CUDA graphs {_gib(budget.graphs)}"] if budget.graphs else []
-    parts += [f"transfer buffers {_gib(budget.transfers)}"] if budget.transfers else []
+    parts = [f"weights {size_text(budget.share.weight_bytes)}", f"activations {size_text(budget.activations)}"]
+    parts += [f"CUDA graphs {size_text(budget.graphs)}"] if budget.graphs else []
+    parts += [f"transfer buffers {size_text(budget.transfers)}"] if budget.transfers else []
     if not device.is_gpu:
-        free = device.total_bytes if device.free_bytes is None else device.free_bytes
-        return f"{', '.join(parts)}, KV pool {_gib(budget.pool)}; {device.name} has {_gib(free)} free, x {CPU_MARGIN}"
-    parts.append(f"CUDA context{' and NCCL' * (limits.world > 1)} {_gib(budget.context)}")
-    parts += [f"other processes {_gib(budget.others)}"] if budget.others else []
-    pool = f"KV {limits.fraction:g} of {_gib(max(0, budget.left))} = {_gib(budget.pool)}"
-    return f"per GPU of {_gib(device.total_bytes)}, {device.name}: {', '.join(parts)}; {pool}"
+        return f"{', '.join(parts)}, KV pool {size_text(budget.pool)}; host memory free {size_text(device.free_now)}"
+    parts.append(f"CUDA context{' and NCCL' * (limits.world > 1)} {size_text(budget.context)}")
+    parts += [f"other processes {size_text(budget.others)}"] if budget.others else []
+    pool = f"KV {limits.fraction:g} of {size_text(max(0, budget.left))} = {size_text(budget.pool)}"
+    return f"per GPU of {size_text(device.total_bytes)}, {device.name}: {', '.join(parts)}; {pool}"
 
 
 def _ways_out(model: Model, limits: Limits, device: Device) -> Iterator[str]:
@@ -94,7 +97,3 @@ def _parallel(model: Model, limits: Limits, device: Device) -> int | None:
             return tp
         tp *= 2
     return None
-
-
-def _gib(count: float) -> str:
-    return f"{count / GIB:.2f} GiB"

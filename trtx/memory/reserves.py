@@ -7,9 +7,10 @@ TensorRT-LLM measures the same with a forward pass of max_num_tokens tokens befo
 
 from __future__ import annotations
 
-from trtx.memory.gpus import GIB, MIB, Device
+from trtx.memory.gpus import Device
 from trtx.memory.limits import Limits
 from trtx.memory.shapes import ModelShape
+from trtx.memory.units import GIB, MIB
 
 # CUDA sees less than NVML: 79.22 of 79.65 GiB on an H100 (vLLM #10511), 139.81 of 140.40 on an H200 (TensorRT-LLM's
 # "device total memory"), 178.35 of 179.06 on a B200.

@@ -14,6 +14,7 @@ class Gpu:
     name: str
     memory_bytes: int
     nvlink_peers: tuple[int, ...] = ()  # indices of the visible GPUs that NVLink reaches
+    memory_free_bytes: int | None = None  # now; None: not known
 
 
 @dataclass(frozen=True, slots=True)

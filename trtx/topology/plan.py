@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtx.config import Finding, Mode, Role
+from trtx.memory import MemoryPlan
 
 SCHEMA_VERSION = 1
 TOPOLOGY_VARIABLE = "TRTX_TOPOLOGY"
@@ -48,6 +49,7 @@ class Plan:
     gpu_names: tuple[str, ...]  # one entry a GPU in use
     reasons: tuple[str, ...]
     findings: tuple[Finding, ...] = ()  # of the engine configs; none of them an error
+    memory: tuple[MemoryPlan, ...] = ()  # one a role; none where nothing is computed, or of an unknown shape
 
     @property
     def url(self) -> str:
@@ -107,6 +109,9 @@ class Plan:
         for name in ("internal_ports", "gpu_names", "reasons"):
             fields[name] = tuple(fields[name])
         fields["findings"] = tuple(Finding.from_json(entry) for entry in fields.get("findings", ()))
+        fields["memory"] = tuple(
+            MemoryPlan(**{**entry, "notes": tuple(entry["notes"])}) for entry in fields.get("memory", ())
+        )
         fields["processes"] = tuple(_process(entry) for entry in fields["processes"])
         return cls(**fields)
 
