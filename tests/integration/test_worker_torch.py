@@ -183,7 +183,7 @@ def test_a_dead_engine_ends_its_worker_and_its_streams_go_on_elsewhere(agg: Topo
         victim = until("a worker has streams", lambda: next(busy), seconds=30)
         os.kill(victim.status()["engine_pid"], signal.SIGKILL)
         assert victim.process.wait(15) == 4
-        assert victim.status()["error"] == "the engine died"
+        assert victim.status()["error"].startswith("the engine died")
         for stream in streams:
             last = stream.result(120)[-1]
             assert "usage" in last, last

@@ -46,12 +46,6 @@ logger = logging.getLogger(__name__)
 DRAIN_POLL_SECONDS = 0.02
 GONE_SECONDS = 0.3
 """How long frontends take to notice that a worker has left, generously: 0.12 s was seen with file discovery."""
-_MODES = {
-    "agg": DisaggregationMode.AGGREGATED,
-    "prefill": DisaggregationMode.PREFILL,
-    "decode": DisaggregationMode.DECODE,
-    "encode": DisaggregationMode.ENCODE,
-}
 
 
 class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships no types for it
@@ -99,7 +93,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             discovery_backend=os.environ.get("DYN_DISCOVERY_BACKEND", "file"),
             request_plane=os.environ.get("DYN_REQUEST_PLANE", "tcp"),
             event_plane=os.environ.get("DYN_EVENT_PLANE", "zmq"),
-            disaggregation_mode=_MODES[options.role],
+            disaggregation_mode=DisaggregationMode(options.role),
         )
 
     async def start(self, worker_id: int) -> EngineConfig:
@@ -121,8 +115,11 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._poll = poll = EnginePoll(loaded.llm, on_stats=self._on_stats)
         self._metrics.handoff = loaded.handoff_stats
         self._metrics.lost_kv_events = lambda: poll.lost_events
-        if loaded.num_blocks:  # what is known before the first step
-            self._metrics.iterations[0] = {"kvCacheStats": {"maxNumBlocks": loaded.num_blocks, "usedNumBlocks": 0}}
+        self._metrics.iterations[0] = {  # what is known before the first step
+            "numActiveRequests": 0,
+            "numQueuedRequests": 0,
+            "kvCacheStats": {"maxNumBlocks": loaded.num_blocks, "usedNumBlocks": 0} if loaded.num_blocks else {},
+        }
         if self._encoder is None:
             poll.start()
         if versions.health_call(loaded.llm) is None:
@@ -263,7 +260,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
                 if chunk is None:
                     continue
                 if submission.hands_off:
-                    _hand_off(chunk, step, len(submission.request.token_ids))
+                    handoff.add_to(chunk, step, prompt_tokens=len(submission.request.token_ids))
                 clock.tokens(len(chunk["token_ids"]))
                 yield chunk
                 if writer.finish_reason is not None:
@@ -397,15 +394,3 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             if absent := absent_fields(row):
                 logger.info("this engine's iteration stats lack %s; their metrics stay away", ", ".join(absent))
         self._metrics.iterations[row.get("attentionDpRank") or 0] = row
-
-
-def _hand_off(chunk: dict[str, Any], result: Any, prompt_tokens: int) -> None:
-    """Makes prefill's terminal chunk one that the frontend passes on to decode.
-
-    "length" with params means: go on at decode. "stop" means that the first token ended the request: the frontend
-    then answers with this chunk and skips decode.
-    """
-    if chunk.get("finish_reason") == "length":
-        chunk["disaggregated_params"] = handoff.to_json(
-            result.outputs[0].disaggregated_params, prompt_tokens=prompt_tokens
-        )

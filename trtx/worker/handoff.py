@@ -67,6 +67,16 @@ class UnreadLeases:
         return leases > 0 and now - self._since < UNREAD_SECONDS
 
 
+def add_to(chunk: dict[str, Any], result: Any, *, prompt_tokens: int) -> None:
+    """Makes prefill's terminal chunk one that the frontend passes on to decode.
+
+    "length" with params means: go on at decode. "stop" means that the first token ended the request: the frontend
+    then answers with this chunk and skips decode.
+    """
+    if chunk.get("finish_reason") == "length":
+        chunk["disaggregated_params"] = to_json(result.outputs[0].disaggregated_params, prompt_tokens=prompt_tokens)
+
+
 def to_json(params: Any, *, prompt_tokens: int) -> dict[str, Any]:
     """What prefill's terminal chunk carries. ``prompt_tokens`` lets decode see whether it was made for its prompt."""
     wire: dict[str, Any] = {_PROMPT_TOKENS: prompt_tokens}
