@@ -35,22 +35,32 @@ print(json.dumps({"said": said, "health": health, "fatal": fatal, "names": sorte
                   "events": [[e["attention_dp_rank"], e["event_id"], e["data"]["type"]] for e in events]}))
 """
 REFUSING = """
-import json, os, threading
+import json, os, psutil, threading
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.executor.utils import RequestError
 llm = LLM(MODEL, max_batch_size=2, kv_cache_config={"event_buffer_max_size": 100})
 llm.generate([5] * 70, SamplingParams(max_tokens=200, ignore_eos=True))
 ids = [event["event_id"] for event in llm.get_kv_cache_events(1)]
+engine = [p for p in psutil.Process().children() if "trtx.torch_engine.process" in p.cmdline()][0]
+running = llm.generate_async([5] * 70, SamplingParams(max_tokens=100_000, ignore_eos=True))
 try:
     llm.generate("7")
     said = None
 except RequestError as error:
     said = str(error)
 health = llm._check_health()
+engine.kill()
+try:
+    running.result()
+    killed = None
+except RuntimeError as error:
+    killed = type(error).__name__
+after = llm._check_health()
 ending = threading.Thread(target=llm.shutdown, daemon=True)
 ending.start()
 ending.join(0.3)
-print(json.dumps({"ids": ids, "said": said, "health": health, "hangs": ending.is_alive()}), flush=True)
+print(json.dumps({"ids": ids, "said": said, "health": health, "killed": killed, "after": after,
+                  "hangs": ending.is_alive()}), flush=True)
 os._exit(0)
 """
 OLD = """
@@ -95,9 +105,10 @@ def test_a_fatal_error_on_two_attention_dp_ranks_and_a_rank_that_stays(in_child:
 
 
 def test_refused_requests_lost_events_and_a_shutdown_that_hangs(in_child: Callable[..., Any]) -> None:
-    found = in_child(REFUSING, STANDIN_TRTLLM_FAULT="request-error-after:2,drop-events,hang-on-shutdown")
-    assert "request 2 is refused" in found["said"]
+    found = in_child(REFUSING, STANDIN_TRTLLM_FAULT="request-error-after:3,drop-events,hang-on-shutdown")
+    assert "request 3 is refused" in found["said"]
     assert found["health"]
+    assert (found["killed"], found["after"]) == ("RuntimeError", False)
     assert found["hangs"]
     assert sorted(set(range(found["ids"][-1] + 1)) - set(found["ids"])) == list(range(4, found["ids"][-1] + 1, 5))
 

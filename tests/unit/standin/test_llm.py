@@ -125,12 +125,26 @@ def test_guided_decoding_takes_one_guide_and_none_here(api: SimpleNamespace, llm
         answer(api, llm, guided_decoding=api.GuidedDecodingParams(regex="[0-9]+"))
 
 
-def test_events_come_by_window_with_ids_in_a_row(api: SimpleNamespace, llm: Any) -> None:
+def test_stats_have_the_pages_keys(api: SimpleNamespace, llm: Any, facts: dict[str, Any]) -> None:
+    answer(api, llm)
+    row = llm.get_stats(1)[-1]
+    listed = facts["page"]["stats"]
+    nested = {"kvCacheStats", "inflightBatchingStats"}
+    assert set(row) <= set(listed["top"]) | nested
+    assert {name: set(row[name]) for name in nested} == {name: set(listed[name]) for name in nested}
+
+
+def test_events_come_by_window_with_ids_in_a_row(api: SimpleNamespace, llm: Any, facts: dict[str, Any]) -> None:
     answer(api, llm)
     llm.get_kv_cache_events(0)
     answer(api, llm, [9 + at % 40 for at in range(70)], max_tokens=1)
     events = llm.get_kv_cache_events(1)
     assert {event["window_size"] for event in events} == {WIDE, NARROW}
+    listed = facts["page"]["events"]
+    for event in events:
+        assert set(event) <= set(listed["envelope"])
+        assert set(event["data"]) <= {"blocks", *listed["stored"]}
+        assert all(set(block) <= set(listed["block in stored"]) for block in event["data"]["blocks"])
     ids = [event["event_id"] for event in events]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
     by_window = {w: [e["data"]["blocks"] for e in events if e["window_size"] == w] for w in (WIDE, NARROW)}
@@ -173,6 +187,7 @@ def test_an_encoder_gives_one_handle_an_image(api: SimpleNamespace, model_direct
         first, second, third = params.multimodal_hashes
         views = [api.SharedTensorContainer.from_dict(h).get_local_view() for h in params.multimodal_embedding_handles]
         assert encoder.generate([{"prompt_token_ids": [1]}])[0].disaggregated_params is None
+        assert encoder.tokenizer.decode([22])
     assert first == third != second
     assert all(len(words) == 8 for words in (first, second))
     assert views[0].equal(views[2])

@@ -40,6 +40,7 @@ class BaseLLM:
         changed = {name: value for name, value in given.items() if name not in named or value != named[name].default}
         self._executor: GenerationExecutor | None = None
         self._llm_id: str | None = None
+        self._hf_tokenizer: Any = None
         self.args = llm_args.resolve(type(self).__name__, backend, {"model": model, "tokenizer": tokenizer, **changed})
         for name, value in (getattr(self.args, "env_overrides", None) or {}).items():
             os.environ[name] = str(value)
@@ -60,7 +61,16 @@ class BaseLLM:
 
     @property
     def tokenizer(self) -> Any:
-        return self._engine.tokenizer
+        """The transformers tokenizer. The real LLM has loaded it by now; here it waits for the first look."""
+        from trtx.torch_engine.text import load_hf_tokenizer
+
+        given = self.args.tokenizer
+        if self.args.skip_tokenizer_init or not (given is None or isinstance(given, (str, Path))):
+            return given
+        if self._hf_tokenizer is None:
+            directory = Path(given or self.args.model)
+            self._hf_tokenizer = load_hf_tokenizer(directory, trust_remote_code=self.args.trust_remote_code)
+        return self._hf_tokenizer
 
     @property
     def disaggregated_params(self) -> dict[str, Any]:
