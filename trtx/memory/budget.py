@@ -87,7 +87,7 @@ def _last_true(works: Callable[[int], bool], high: int) -> int:
 def _budget(model: Model, limits: Limits, device: Device, share: RankShare) -> Budget:
     activations = reserves.activation_bytes(model.shape, limits, int(model.width))
     graphs = reserves.graph_bytes(model.shape, limits, device)
-    transfers = reserves.transfer_bytes(limits, share.kv_bytes_per_token)
+    transfers = reserves.transfer_bytes(limits, share)
     context = reserves.context_bytes(device, limits)
     hidden = reserves.hidden_bytes(device)
     free = device.total_bytes - hidden if device.free_bytes is None else device.free_bytes

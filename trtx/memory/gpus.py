@@ -36,28 +36,29 @@ class _Known:
     seen: bool = True  # False: the maker's nominal figure, which NVML's is some percent below
 
 
-# Totals as nvidia-smi shows them (memory.total, MiB) in public logs, but for the nominal ones. Longer names first.
+# Totals as nvidia-smi shows them (memory.total, MiB) in public logs, but for the nominal ones. Names that contain others
+# come first. The first alias is the name that is listed.
 _KNOWN = (
     _Known("A100-SXM4-40GB", ("A100-40GB", "A100-40"), 40960, (8, 0)),
     _Known("A100-SXM4-80GB", ("A100", "A100-80GB", "A100-80", "A100 80GB PCIe"), 81920, (8, 0)),
-    _Known("L40S", (), 46068, (8, 9)),
-    _Known("L4", (), 23034, (8, 9)),
+    _Known("L40S", ("L40S",), 46068, (8, 9)),
+    _Known("L4", ("L4",), 23034, (8, 9)),
     _Known("H100 NVL", ("H100-NVL",), 95830, (9, 0)),
     _Known("H100 80GB HBM3", ("H100", "H100-80GB", "H100 PCIe"), 81559, (9, 0)),
-    _Known("H200", ("H200 NVL",), 143771, (9, 0)),
     _Known("GH200 480GB", ("GH200",), 97871, (9, 0)),
-    _Known("GB200", (), 189471, (10, 0)),
-    _Known("B200", (), 183359, (10, 0)),
-    _Known("GB300", (), 288_000_000_000 // MIB, (10, 3), seen=False),
-    _Known("B300", (), 288_000_000_000 // MIB, (10, 3), seen=False),
-    _Known("GeForce RTX 4090", ("RTX 4090", "RTX4090"), 24564, (8, 9)),
-    _Known("GeForce RTX 5090", ("RTX 5090", "RTX5090"), 32607, (12, 0)),
+    _Known("H200", ("H200", "H200 NVL"), 143771, (9, 0)),
+    _Known("GB200", ("GB200",), 189471, (10, 0)),
+    _Known("B200", ("B200",), 183359, (10, 0)),
+    _Known("GB300", ("GB300",), 288_000_000_000 // MIB, (10, 3), seen=False),
+    _Known("B300", ("B300",), 288_000_000_000 // MIB, (10, 3), seen=False),
+    _Known("GeForce RTX 4090", ("RTX 4090", "4090"), 24564, (8, 9)),
+    _Known("GeForce RTX 5090", ("RTX 5090", "5090"), 32607, (12, 0)),
 )
 
 
 def known_gpus() -> tuple[str, ...]:
     """The names that :func:`device_named` lists."""
-    return tuple(known.aliases[0] if known.aliases else known.name for known in _KNOWN)
+    return tuple(known.aliases[0] for known in _KNOWN)
 
 
 def device_named(name: str) -> Device:

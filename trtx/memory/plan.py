@@ -15,7 +15,7 @@ from trtx.memory.quantization import Quantization, read_quantization
 from trtx.memory.refusal import refuse
 from trtx.memory.reserves import UNCERTAINTY
 from trtx.memory.shapes import ModelShape, model_shape
-from trtx.memory.sizing import WIDTHS, layer_kv_elements
+from trtx.memory.sizing import WIDTHS, RankShare, layer_kv_elements
 from trtx.memory.weights import full_width, model_weights
 
 
@@ -133,7 +133,7 @@ def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budge
         sequence_bytes=sequence,
         max_batch_size=limits.max_batch_size,
         uncertainty_bytes=int(reserved * UNCERTAINTY) if device.is_gpu else 0,
-        notes=tuple(_notes(model.shape, limits, tokens, longest, pool // sequence)),
+        notes=tuple(_notes(model.shape, limits, share, tokens, longest)),
     )
 
 
@@ -146,15 +146,18 @@ def _formula(model: Model, limits: Limits, budget: Budget) -> str:
     return f"{layers} layers x {per_layer} x {model.kv_width:g} B{spread}"
 
 
-def _notes(shape: ModelShape, limits: Limits, tokens: int, longest: int, sequences: int) -> list[str]:
+def _notes(shape: ModelShape, limits: Limits, share: RankShare, tokens: int, longest: int) -> list[str]:
     notes = []
     if limits.max_seq_len is not None and limits.max_seq_len > shape.context_length:
         notes.append(f"max_seq_len {limits.max_seq_len} is lowered to the model's {shape.context_length} positions")
-    if sequences == 0:
+    if tokens < longest:
         notes.append(
             f"the pool bounds a sequence to {tokens} tokens, below the model's {longest}: the engine lowers max_seq_len"
         )
-    if any(shape.windows) and not limits.windows and limits.engine != "torch":
+    if limits.windows:
+        held = sum(layer.window is not None for layer in share.kv)
+        notes.append(f"{held} of {len(share.kv)} layers hold at most a window of tokens, as max_attention_window says")
+    elif any(shape.windows) and limits.engine != "torch":
         layers = sum(window is not None for window in shape.windows)
         notes.append(
             f"{layers} of {len(shape.windows)} layers attend to a window, but hold all tokens unless "

@@ -10,6 +10,7 @@ from __future__ import annotations
 from trtx.memory.gpus import Device
 from trtx.memory.limits import Limits
 from trtx.memory.shapes import ModelShape
+from trtx.memory.sizing import RankShare
 from trtx.memory.units import GIB, MIB
 
 # CUDA sees less than NVML: 79.22 of 79.65 GiB on an H100 (vLLM #10511), 139.81 of 140.40 on an H200 (TensorRT-LLM's
@@ -71,10 +72,10 @@ def graph_bytes(shape: ModelShape, limits: Limits, device: Device) -> int:
     return int(len(limits.graph_sizes) * (len(shape.layers) / limits.pp) * _GRAPH_BYTES_PER_LAYER)
 
 
-def transfer_bytes(limits: Limits, kv_bytes_per_token: float) -> int:
+def transfer_bytes(limits: Limits, share: RankShare) -> int:
     """TensorRT-LLM's buffers for KV transfer. The torch engine moves blocks from pool to pool."""
     if not limits.transfers or limits.engine == "torch":
         return 0
     if limits.transfer_tokens is None:
         return 2 * _TRANSFER_BUFFER_BYTES
-    return int(2 * limits.transfer_tokens * kv_bytes_per_token)
+    return 2 * share.sequence_bytes(limits.transfer_tokens)
