@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -110,13 +110,14 @@ def _union(
         "name": discriminator,
         "type": "str",
         "required": True,
+        "in": dict.fromkeys(COLUMNS, True),
         "allowed": list(dict.fromkeys(in_some)),
         "allowed_in": types_in,
     }
     common = _fields({"fields": [chooser, *(row for name in shared for row in types[name]["fields"])]})
     own = {name: common | _fields(types[name]) for name in named}
-    everything = {name: field for fields in own.values() for name, field in fields.items()}
-    return {model: common | everything} | {f"{model}:{name}": fields for name, fields in own.items()}
+    everything = {name: replace(field, required=False) for fields in own.values() for name, field in fields.items()}
+    return {model: everything | common} | {f"{model}:{name}": fields for name, fields in own.items()}
 
 
 def _fields(body: Mapping[str, Any]) -> dict[str, Field]:

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trtx.config.findings import Severity
-from trtx.config.rules.rule import RECIPES, Breach, PairRule, Subject, assignment
+from trtx.config.rules.rule import RECIPES, Breach, PairRule, Subject
 
 _KV, _TRANSCEIVER = "kv_cache_config", "cache_transceiver_config"
 _AS_THEY_LIE = "KV blocks move as they lie, so both sides must agree on what a block looks like"
 
 
 def _equal(path: str) -> Callable[[Subject, Subject], Iterator[Breach]]:
-    """Both sides hold the same value. The fix takes the one that somebody wrote down, decode's if both did."""
+    """Both sides hold the same value. The fix takes a file's over that of ``--set``, and that over a default."""
 
     def check(prefill: Subject, decode: Subject) -> Iterator[Breach]:
         if prefill.get(path) != decode.get(path):
-            chosen = prefill if prefill.has(path) and not decode.has(path) else decode
+            kept, changed = (prefill, decode) if _weight(prefill, path) > _weight(decode, path) else (decode, prefill)
             message = f"{prefill.says(path)} but {decode.value_of(path)}"
-            yield Breach(path, message, assignment(path, chosen.get(path)))
+            yield Breach(path, message, changed.set(path, kept.get(path)))
 
     return check
+
+
+def _weight(side: Subject, path: str) -> int:
+    return 0 if not side.has(path) else 1 if path in side.overridden else 2
 
 
 def _same_runtime(prefill: Subject, decode: Subject) -> Iterator[Breach]:
@@ -35,8 +39,9 @@ def _same_buffer(prefill: Subject, decode: Subject) -> Iterator[Breach]:
         longest = prefill.longest_prompt
         both_hold_it = len(sizes) == 2 and longest is not None and min(sizes) >= longest
         softer: Severity | None = "warning" if both_hold_it or decode.transceiver_runtime == "PYTHON" else None
+        smaller = decode if decode.get(path) is None or decode.get(path) < max(sizes) else prefill
         message = f"{prefill.says(path)} but {decode.value_of(path)}"
-        yield Breach(path, message, assignment(path, max(sizes)), softer)
+        yield Breach(path, message, smaller.set(path, max(sizes)), softer)
 
 
 def _decode_holds_prefill(prefill: Subject, decode: Subject) -> Iterator[Breach]:

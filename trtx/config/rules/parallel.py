@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from trtx.config import schema
 from trtx.config.rules.rule import LLM_ROLES, RECIPES, Breach, RoleRule, Subject
 
 _TP, _EP, _MOE_TP = "tensor_parallel_size", "moe_expert_parallel_size", "moe_tensor_parallel_size"
@@ -71,8 +72,9 @@ def _autodeploy_fields(side: Subject) -> Iterator[Breach]:
         return
     for path in _NOT_AUTODEPLOY:
         if side.has(path) and side.get(path) not in (None, False, 1):
-            fix = side.set("world_size", side.get(path)) if path == _TP else None
-            yield Breach(path, f"{side.says(path)} is dropped", fix)
+            unset = side.set(path, schema.default(path, side.version))
+            size = f" {side.set('world_size', side.get(path))}" if path == _TP else ""
+            yield Breach(path, f"{side.says(path)} is dropped", f"{unset}{size}")
 
 
 def _autodeploy_beam(side: Subject) -> Iterator[Breach]:

@@ -71,7 +71,7 @@ class Subject:
 
     def set(self, path: str, value: object) -> str:
         """The option that sets a field of this role."""
-        return assignment(f"{self.role}.{path}", value)
+        return f"--set {shlex.quote(f'{self.role}.{path}={_yaml(value)}')}"
 
     @property
     def batch_size(self) -> int | None:
@@ -169,11 +169,6 @@ class PairRule:
 
 
 Rule = RoleRule | PairRule
-
-
-def assignment(path: str, value: object) -> str:
-    """``--set path=value`` as a shell takes it."""
-    return f"--set {shlex.quote(f'{path}={_yaml(value)}')}"
 
 
 def _yaml(value: object) -> str:
