@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trtx.build import contents
 from trtx.build.calibration import MAX_TOKENS, Calibration, built_in, read_calibration
 from trtx.build.child import DiskFullError, run_child
 from trtx.build.formats import FORMATS, NO_FORMAT, check_gpu, check_model
 from trtx.build.manifest import SCHEMA_VERSION, Manifest, key_of, read_manifest, tool_versions
-from trtx.build.progress import Listener, Progress
+from trtx.build.progress import Clock, Listener, Progress
 from trtx.build.proof import Proof, prove
 from trtx.build.quantize import Job
 from trtx.build.source import Source, read_source
 from trtx.build.store import Partial, check_space, is_disk_full, no_space, partial_directory
-from trtx.config import ResolvedEngineConfig, Role, check_pair, config_family, resolve_engine_config
+from trtx.build.tensorrt import EngineJob, check_backend
+from trtx.config import (
+    ModelFacts,
+    ResolvedEngineConfig,
+    Role,
+    check_engine_configs,
+    config_family,
+    load_engine_config,
+    refuse_errors,
+)
+from trtx.engine import installed_version
 from trtx.errors import LaunchError, UsageError
 from trtx.memory import Device
 
@@ -33,12 +42,14 @@ class BuildRequest:
     model: str
     form: str  # a key of FORMATS, or NO_FORMAT
     output: Path  # parent of the build
+    backend: Literal["pytorch", "tensorrt"] = "pytorch"
     kv_dtype: str = "auto"
     calibration: Path | None = None  # None: the built-in set
     calibration_size: int = 128
     roles: tuple[Role, ...] = ("agg", "prefill", "decode")
     engine_configs: Mapping[Role, Path] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
+    trtllm_version: str | None = None  # to check the engine configs for; None: the one installed, or what they name
     max_ppl_increase: float | None = None
     here: Device | None = None
     target: Device | None = None
@@ -81,13 +92,15 @@ def build(request: BuildRequest, *, on_progress: Listener) -> Build:
 
 def _check(request: BuildRequest, source: Source) -> Calibration | None:
     """Refuses what can't be built, before anything is made. The calibration text; None where nothing is calibrated."""
+    if request.backend == "tensorrt":
+        check_backend(installed_version(), gpu=request.here, source=source, roles=request.roles)
     if request.form == NO_FORMAT:
         return None
     form = FORMATS[request.form]
     if request.target is not None:
         check_gpu(form, request.target)
     check_model(form, source.config, name=source.name)
-    if importlib.util.find_spec("modelopt") is None:
+    if request.backend == "pytorch" and importlib.util.find_spec("modelopt") is None:
         raise UsageError(
             f"--quant {form.name} needs NVIDIA ModelOpt, which is not installed; "
             "run pip install 'trtx[quantize]', or choose --quant none"
@@ -98,20 +111,28 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
 
 
 def _engine_configs(request: BuildRequest, source: Source) -> dict[Role, ResolvedEngineConfig]:
+    """Loaded, overlaid and checked against the rules. For a GPU, TensorRT-LLM will read them."""
     kv = () if request.kv_dtype == "auto" else (f"kv_cache_config.dtype={request.kv_dtype}",)
-    family = config_family(source.checkpoint.architecture, on_gpu=request.target is not None)
+    facts = source.checkpoint
+    engine = "torch" if request.target is None else "tensorrt-llm"
     configs = {
-        role: resolve_engine_config(
+        role: load_engine_config(
             role,
-            family=family,
+            family=config_family(facts.architecture, on_gpu=request.target is not None),
             path=request.engine_configs.get(role),
             overrides=(*kv, *request.overrides),
-            engine="tensorrt-llm",
+            engine=engine,
         )
         for role in request.roles
     }
-    if "prefill" in configs and "decode" in configs:
-        check_pair(configs["prefill"], configs["decode"])
+    findings = check_engine_configs(
+        configs,
+        engine=engine,
+        version=request.trtllm_version or installed_version(),
+        model=ModelFacts(facts.architecture, facts.context_length),
+        gpus=() if request.target is None else (request.target.name,),
+    )
+    refuse_errors(findings)
     return configs
 
 
@@ -125,6 +146,7 @@ def _inputs(
     return {
         "weights_sha256": source.weights_hash,
         "files_sha256": source.files_hash,
+        "backend": request.backend,
         "format": request.form,
         "kv_dtype": request.kv_dtype,
         "recipe": None if request.form == NO_FORMAT else FORMATS[request.form].recipe,
@@ -135,7 +157,8 @@ def _inputs(
             "max_tokens": MAX_TOKENS,
             "sha256": calibration.digest,
         },
-        "device": "cpu" if request.here is None else "cuda",
+        # An engine of the TensorRT backend runs on the kind of GPU that it was built on alone.
+        "device": _device(request) if request.backend == "pytorch" or request.here is None else request.here.name,
         "versions": tool_versions(),
         "engine_configs": {role: config.values for role, config in configs.items()},
     }
@@ -151,21 +174,24 @@ def _make(
     on_progress: Listener,
 ) -> None:
     """Fills ``partial`` with everything, proof and manifest included."""
-    clock = _Clock(on_progress)
+    clock = Clock(on_progress)
     built_for = request.target.name if request.target else "CPU"
     check_space(partial.path, contents.bytes_needed(source, request.form))
-    if calibration is None:
+    proof = None
+    if request.backend == "tensorrt":
+        _build_engine(partial, request, source, calibration, next(iter(configs.values())), clock)
+    elif calibration is None:
         contents.take_over(source, partial.path)
     else:
         _quantize(partial, request, source, calibration, clock)
-        contents.complete_export(source, partial.path)
     contents.write_engine_configs(configs.values(), partial.path, built_for=built_for)
-    proof = prove(
-        source.path,
-        partial.path,
-        kv_dtype=request.kv_dtype,
-        on_step=lambda done, total: clock(Progress("proving", done, total)),
-    )
+    if request.backend == "pytorch":
+        proof = prove(
+            source.path,
+            partial.path,
+            kv_dtype=request.kv_dtype,
+            on_step=lambda done, total: clock(Progress("proving", done, total)),
+        )
     Manifest(
         schema_version=SCHEMA_VERSION,
         name=partial.target.name,
@@ -188,26 +214,55 @@ def _make(
 def _quantize(
     partial: Partial, request: BuildRequest, source: Source, calibration: Calibration, on_progress: Listener
 ) -> None:
-    """In a child. Its log ends up in the build, and beside it where the child crashed."""
     job = Job(
         source=str(source.path),
         output=str(partial.path),
         form=request.form,
         kv_dtype=request.kv_dtype,
-        device="cpu" if request.here is None else "cuda",
+        device=_device(request),
         dtype=source.checkpoint.dtype,
         entries=calibration.entries,
     )
+    _run("trtx.build.quantize", job, partial, on_progress)
+    contents.complete_export(source, partial.path)
+
+
+def _build_engine(
+    partial: Partial,
+    request: BuildRequest,
+    source: Source,
+    calibration: Calibration | None,
+    config: ResolvedEngineConfig,
+    on_progress: Listener,
+) -> None:
+    job = EngineJob(
+        source=str(source.path),
+        output=str(partial.path),
+        form=request.form,
+        kv_dtype=request.kv_dtype,
+        values=config.values,
+        entries=calibration.entries if calibration else (),
+    )
+    _run("trtx.build.tensorrt", job, partial, on_progress)
+    contents.complete_engine(source, partial.path)
+
+
+def _run(module: str, job: Job | EngineJob, partial: Partial, on_progress: Listener) -> None:
+    """In a child. Its log ends up in the build, or beside it where the child crashed."""
     log = partial.target.with_name(f"{partial.target.name}.log")
     on_progress(Progress("starting"))
     try:
-        run_child("trtx.build.quantize", job.to_json(), log=log, lock_fd=partial.lock_fd, on_progress=on_progress)
+        run_child(module, job, log=log, lock_fd=partial.lock_fd, on_progress=on_progress)
         log.rename(partial.path / "build.log")
     except LaunchError:
         raise
     except BaseException:
         log.unlink(missing_ok=True)
         raise
+
+
+def _device(request: BuildRequest) -> str:
+    return "cpu" if request.here is None else "cuda"
 
 
 def _gate(proof: Proof | None, limit: float | None) -> dict[str, Any] | None:
@@ -224,30 +279,3 @@ def _naming_a_full_disk(request: BuildRequest, source: Source) -> Iterator[None]
         if isinstance(error, DiskFullError) or is_disk_full(error):
             raise no_space(request.output, contents.bytes_needed(source, request.form)) from error
         raise
-
-
-class _Clock:
-    """Passes progress on, and adds up how long each phase took."""
-
-    def __init__(self, on_progress: Listener) -> None:
-        self._on_progress = on_progress
-        self._totals: dict[str, float] = {}
-        self._phase: str | None = None
-        self._since = time.monotonic()
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.phase != self._phase:
-            self._close()
-            self._phase = progress.phase
-        self._on_progress(progress)
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        self._close()
-        return {phase: round(total, 2) for phase, total in self._totals.items()}
-
-    def _close(self) -> None:
-        now = time.monotonic()
-        if self._phase is not None:
-            self._totals[self._phase] = self._totals.get(self._phase, 0.0) + now - self._since
-        self._since = now

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from trtx.build.progress import Listener, Progress
 from trtx.errors import LaunchError, UsageError
@@ -16,11 +18,11 @@ class DiskFullError(Exception):
     """The child met a full disk."""
 
 
-def run_child(module: str, job: str, *, log: Path, lock_fd: int, on_progress: Listener) -> None:
-    """``python -m module <fd>`` with ``job`` on stdin, until it ends. ``lock_fd`` stays locked as long as it lives.
+def run_child(module: str, job: Any, *, log: Path, lock_fd: int, on_progress: Listener) -> None:
+    """``python -m module <fd>`` with ``job``, a dataclass, on stdin, until it ends.
 
-    Raises UsageError with the child's own sentence, DiskFullError, or LaunchError naming ``log`` for a crash. However
-    it is left, the child is gone.
+    ``lock_fd`` stays locked as long as it lives. Raises UsageError with the child's own sentence, DiskFullError, or
+    LaunchError naming ``log`` for a crash. However it is left, the child is gone.
     """
     events, theirs = os.pipe()
     root = str(Path(__file__).resolve().parents[2])
@@ -42,7 +44,7 @@ def run_child(module: str, job: str, *, log: Path, lock_fd: int, on_progress: Li
         assert child.stdin is not None
         with os.fdopen(events) as lines:
             try:
-                child.stdin.write(job.encode())
+                child.stdin.write(json.dumps(asdict(job)).encode())
                 child.stdin.close()
             except BrokenPipeError:
                 pass  # dead already: its log says why

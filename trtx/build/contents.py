@@ -50,6 +50,13 @@ def complete_export(source: Source, directory: Path) -> None:
         file.chmod(0o644)  # safetensors writes 0600
 
 
+def complete_engine(source: Source, directory: Path) -> None:
+    """Puts the tokenizer beside a TensorRT engine, whose config.json is its own."""
+    for file in source.other_files:
+        if not (directory / file.name).exists():
+            shutil.copyfile(file, directory / file.name)
+
+
 def take_over(source: Source, directory: Path) -> None:
     """The whole checkpoint as it is: weights as hard links, or copies where there can be none."""
     for file in source.other_files:
@@ -72,6 +79,9 @@ def write_engine_configs(configs: Iterable[ResolvedEngineConfig], directory: Pat
     folder.mkdir()
     for config in configs:
         lines = [f"# Resolved by trtx build, for {built_for}.", *(f"# {reason}" for reason in config.reasons)]
+        if config.header is not None:
+            header = yaml.safe_dump(config.header.model_dump(mode="json", exclude_none=True), default_flow_style=True)
+            lines.append(f"# trtx: {' '.join(header.split())}")
         text = yaml.safe_dump(config.values, sort_keys=False)
         (folder / f"{config.role}.yaml").write_text("\n".join([*lines, text]), encoding="utf-8")
 

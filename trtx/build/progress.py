@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["waiting", "starting", "loading", "calibrating", "exporting", "proving"]
+Phase = Literal["waiting", "starting", "loading", "calibrating", "building", "exporting", "proving"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +20,30 @@ class Progress:
 
 
 Listener = Callable[[Progress], None]
+
+
+class Clock:
+    """Passes progress on, and adds up how long each phase took."""
+
+    def __init__(self, on_progress: Listener) -> None:
+        self._on_progress = on_progress
+        self._totals: dict[str, float] = {}
+        self._phase: str | None = None
+        self._since = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.phase != self._phase:
+            self._close()
+            self._phase = progress.phase
+        self._on_progress(progress)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        self._close()
+        return {phase: round(total, 2) for phase, total in self._totals.items()}
+
+    def _close(self) -> None:
+        now = time.monotonic()
+        if self._phase is not None:
+            self._totals[self._phase] = self._totals.get(self._phase, 0.0) + now - self._since
+        self._since = now

@@ -17,7 +17,7 @@ from trtx.torch_engine.text import load_tokenizer
 
 TEXTS, SENTENCES_PER_TEXT = 400, 4
 """Some 35,000 tokens of synthetic:tiny-trained's: enough that what two 8-bit formats cost can be told apart."""
-PROMPTS_PER_TASK, MAX_NEW_TOKENS = 12, 32
+PROMPTS_PER_TASK, MAX_NEW_TOKENS = 32, 32
 _KV_TOKENS = 32_768
 
 

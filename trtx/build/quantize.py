@@ -2,34 +2,23 @@
 
 ModelOpt takes 20 to 35 s to import and runs for minutes: in a process of its own it can be ended at any time, and its
 crash is a sentence. It writes a line of JSON for each step of progress on ``fd``, and last what went wrong, if
-anything did. The kernel ends it with its parent.
+anything did.
 """
 
 from __future__ import annotations
 
 import copy
-import ctypes
-import json
-import os
-import signal
-import sys
-import traceback
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtx.build.calibration import MAX_TOKENS, Entry
 from trtx.build.formats import FORMATS
-from trtx.build.progress import Phase
-from trtx.build.store import is_disk_full
+from trtx.build.process import Tell, run_job
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-Tell = Callable[[Phase, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +32,6 @@ class Job:
     device: str
     dtype: str
     entries: tuple[Entry, ...]
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-
-def main() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    job = Job(**json.load(sys.stdin))
-    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
-
-        def tell(phase: Phase, done: int = 0, total: int = 0) -> None:
-            events.write(json.dumps({"phase": phase, "done": done, "total": total}) + "\n")
-
-        try:
-            quantize(job, tell)
-        except Exception as error:
-            traceback.print_exc()
-            kind = "disk-full" if is_disk_full(error) else "usage" if isinstance(error, UsageError) else "crash"
-            text = str(error) if kind == "usage" else f"{type(error).__name__}: {error}"
-            events.write(json.dumps({"error": kind, "text": text}) + "\n")
-            sys.exit(1)
 
 
 def quantize(job: Job, tell: Tell) -> None:
@@ -124,21 +91,23 @@ def _load(job: Job) -> Any:
 
 
 def _encode(tokenizer: Any, entry: Entry) -> list[int]:
-    """Token ids of one text, at most ``MAX_TOKENS``."""
-    if isinstance(entry, str):
-        ids: list[int] = tokenizer(entry).input_ids
-    elif tokenizer.chat_template is None:
-        ids = tokenizer("\n".join(message["content"] for message in entry)).input_ids
-    else:
-        try:
-            text = tokenizer.apply_chat_template(entry, tokenize=False)
-        except Exception as error:  # whatever a template raises: jinja2's own errors are not all of them
-            raise UsageError(
-                f"the model's chat template refuses the calibration text {entry!r:.80}: {error}"
-            ) from error
-        ids = tokenizer(text, add_special_tokens=False).input_ids
+    """Token ids of one text, at most ``MAX_TOKENS``. A rendered conversation has its special tokens already."""
+    is_rendered = not isinstance(entry, str) and tokenizer.chat_template is not None
+    ids: list[int] = tokenizer(render(tokenizer, entry), add_special_tokens=not is_rendered).input_ids
     return ids[:MAX_TOKENS]
 
 
+def render(tokenizer: Any, entry: Entry) -> str:
+    """A text as it is; a conversation through the model's chat template, where it has one."""
+    if isinstance(entry, str):
+        return entry
+    if tokenizer.chat_template is None:
+        return "\n".join(message["content"] for message in entry)
+    try:
+        return str(tokenizer.apply_chat_template(entry, tokenize=False))
+    except Exception as error:  # whatever a template raises: jinja2's own errors are not all of them
+        raise UsageError(f"the model's chat template refuses the calibration text {entry!r:.80}: {error}") from error
+
+
 if __name__ == "__main__":
-    main()
+    run_job(lambda fields, tell: quantize(Job(**fields), tell))

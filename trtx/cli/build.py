@@ -23,6 +23,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _QUANTIZATION, _CHECK, _OUTPUT = "Quantization", "Check", "Output"
 Quant = Literal["fp8", "int4_awq", "nvfp4", "int8_sq", "none"]
+Backend = Literal["pytorch", "tensorrt"]
 
 
 @app.command(
@@ -67,7 +68,7 @@ def build(
         ),
     ] = None,
     backend: Annotated[
-        Literal["pytorch", "tensorrt"],
+        Backend,
         typer.Option(
             "--backend", help="tensorrt: a TensorRT engine, with TensorRT-LLM 1.2 or earlier.", rich_help_panel=_OUTPUT
         ),
@@ -147,8 +148,8 @@ def build(
             every_recipe=every_recipe,
         )
         raise typer.Exit(check_configs(asked, as_json=as_json))
-    if mode or every_recipe or trtllm_version or as_json:
-        raise UsageError("--mode, --all, --trtllm-version and --json belong to --check; add it, or leave them out")
+    if mode or every_recipe or as_json:
+        raise UsageError("--mode, --all and --json belong to --check; add it, or leave them out")
     request = _request(
         model=model,
         quant=quant,
@@ -159,6 +160,8 @@ def build(
         recipe=recipe,
         config=config,
         overrides=overrides,
+        trtllm_version=trtllm_version,
+        backend=backend,
         max_ppl_increase=max_ppl_increase,
         output=output,
         gpu=gpu,
@@ -177,6 +180,8 @@ def _request(
     recipe: str | None,
     config: list[str] | None,
     overrides: list[str] | None,
+    trtllm_version: str | None,
+    backend: Backend,
     max_ppl_increase: float | None,
     output: Path,
     gpu: str | None,
@@ -191,7 +196,7 @@ def _request(
         raise UsageError("no model is named; expected such as trtx build synthetic:tiny-trained --quant fp8")
     if quant is None:
         raise UsageError(f"--quant is missing; expected one of {', '.join(get_args(Quant))}")
-    asked = set(roles or ("agg", "prefill", "decode"))
+    asked = set(roles or (("agg",) if backend == "tensorrt" else ("agg", "prefill", "decode")))
     chosen: tuple[Role, ...] = tuple(name for name in get_args(Role) if name in asked)
     for name in asked - set(chosen):
         raise UsageError(f"--role {name!r} is no role; expected one of {', '.join(get_args(Role))}")
@@ -205,12 +210,14 @@ def _request(
         model=model,
         form=quant,
         output=output,
+        backend=backend,
         kv_dtype=kv_dtype,
         calibration=calib,
         calibration_size=calib_size,
         roles=chosen,
         engine_configs={name: files[name] for name in chosen if name in files},
         overrides=tuple(overrides or ()),
+        trtllm_version=trtllm_version,
         max_ppl_increase=max_ppl_increase,
         here=here,
         target=device_named(gpu) if gpu else here,
@@ -234,7 +241,10 @@ def _run(request: BuildRequest) -> None:
             f"perplexity rose by {manifest.proof.increase_pct:.2f} %, past --max-ppl-increase "
             f"{manifest.gate['max_ppl_increase_pct']:g}; the build is kept in {made.directory}, marked as failed"
         )
-    console.print(f"trtx serve --model {made.directory}", soft_wrap=True)
+    if request.backend == "tensorrt":
+        console.print(f"trtllm-serve {made.directory} --backend tensorrt", soft_wrap=True)
+    else:
+        console.print(f"trtx serve --model {made.directory}", soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ _SAYS = {
     "starting": "starting ModelOpt",
     "loading": "loading the model",
     "calibrating": "calibrating",
+    "building": "building the TensorRT engine",
     "exporting": "exporting",
     "proving": "proving it against the source",
 }
