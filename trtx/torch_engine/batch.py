@@ -33,6 +33,7 @@ class KvGeometry:
     head_dim: int
     tokens_per_block: int
     dtype: str  # torch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn"
+    scales: str = ""  # of a float8 pool: digest of what its values are multiplied with, equal for equal checkpoints
 
     @property
     def dtype_bytes(self) -> int:

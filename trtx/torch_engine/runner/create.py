@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import torch
 
 from trtx.errors import UsageError
@@ -59,8 +61,9 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         args.model_dir, config, device=device, dtype=dtype, scaled_products=has_scaled_products(device, dtype)
     )
     geometry = KvGeometry(
-        config.num_layers, config.num_kv_heads, config.head_dim, args.tokens_per_block, dtype_name(kv_dtype)
-    )
+        config.num_layers, config.num_kv_heads, config.head_dim, args.tokens_per_block, dtype_name(kv_dtype),
+        _digest(weights.kv_scales) if kv_dtype == FP8 else "",
+    )  # fmt: skip
     # Zeros, not garbage: a masked position must not hold a NaN.
     pool = torch.zeros(
         num_kv_blocks(args, config, geometry, device=device, dtype=dtype),
@@ -84,6 +87,10 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         decoder=decoder, cache=cache, geometry=geometry, max_position=config.max_position,
         vocab_size=config.vocab_size, graphs=graphs,
     )  # fmt: skip
+
+
+def _digest(scales: torch.Tensor) -> str:
+    return blake2b(scales.cpu().numpy().tobytes(), digest_size=4).hexdigest()
 
 
 def _kernels(config: ModelConfig, cache: KvCache, rotary: torch.Tensor) -> Kernels:

@@ -46,6 +46,7 @@ def export(
     for name, value in model.state_dict().items():
         if name.rsplit(".", 1)[0] not in quantized and not (name == "lm_head.weight" and _is_tied(model)):
             tensors[name] = value.clone()
+    directory.mkdir(exist_ok=True)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(directory)
     save_file({name: value.contiguous() for name, value in tensors.items()}, directory / "model.safetensors")
