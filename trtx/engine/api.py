@@ -27,7 +27,7 @@ class EngineApi:
     start_encoder: Start | None = None  # MultimodalEncoder; None: this engine has none
     SchedulingParams: Any = None  # None: no attention-DP ranks to choose from
     ConversationParams: Any = None
-    new_request_ids: Callable[[int], Callable[[], int]] | None = None  # worker id -> maker of disagg_request_ids
+    new_request_ids: Callable[[int], Callable[[], int | None]] | None = None  # worker id -> maker of disagg_request_ids
     aborts_transfers: bool = True  # False: an abort during a KV transfer leaks blocks, so it waits for the first token
     survives_errors: bool = True  # False: after anything but RequestError the engine's state is unknown
     shutdown_seconds: float = 20.0  # longest wait for LLM.shutdown

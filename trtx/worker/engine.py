@@ -66,7 +66,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._open: dict[str, OpenRequest] = {}  # by context id, for abort and drain
         self._loaded: LoadedEngine | None = None
         self._encoder: Any = None  # ImageEncoder, in the encode role
-        self._new_id: Callable[[], int] = RequestIds(0).next
+        self._new_id: Callable[[], int | None] = RequestIds(0).next
         self._poll: EnginePoll | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._knows_stats = False

@@ -26,7 +26,7 @@ class Submission:
 
 
 def plan(
-    role: Role, request: WorkerRequest, wire: Mapping[str, Any], api: EngineApi, new_id: Callable[[], int]
+    role: Role, request: WorkerRequest, wire: Mapping[str, Any], api: EngineApi, new_id: Callable[[], int | None]
 ) -> Submission:
     """Decides how this worker serves ``request``; ``wire`` is Dynamo's dict. Raises InvalidRequest."""
     if role == "agg":
@@ -35,7 +35,9 @@ def plan(
     if is_probe(wire):
         return whole  # a health canary has no peer: the request runs here from end to end
     if role == "prefill":
-        params = api.DisaggregatedParams(request_type="context_only", disagg_request_id=new_id())
+        global_id = new_id()
+        shared = {} if global_id is None else {"disagg_request_id": global_id}
+        params = api.DisaggregatedParams(request_type="context_only", **shared)
         return Submission(_one_token(request), params, hands_off=True)
     result = wire.get("prefill_result") or {}
     answer = result.get("disaggregated_params")

@@ -36,12 +36,16 @@ def conversation_params() -> Any | None:
     return getattr(importlib.import_module("tensorrt_llm.llmapi"), "ConversationParams", None)
 
 
-def new_request_ids(worker_id: int) -> Callable[[], int]:
+def new_request_ids(worker_id: int) -> Callable[[], int | None]:
     """Makes ``disagg_request_id``s that no other worker makes, as far as the layout has room for worker ids.
 
-    1.3.0rc22 made ``get_global_disagg_request_id(machine_id)``, 10 bits, into ``(node_id, process_id)``, 8 and 6 bits.
+    1.2.1 has none, and goes by the prefill engine's own ``ctx_request_id``: None. 1.3.0rc22 made
+    ``get_global_disagg_request_id(machine_id)``, 10 bits, into ``(node_id, process_id)``, 8 and 6 bits.
     """
-    make = importlib.import_module("tensorrt_llm.llmapi.disagg_utils").get_global_disagg_request_id
+    utils = importlib.import_module("tensorrt_llm.llmapi.disagg_utils")
+    make = getattr(utils, "get_global_disagg_request_id", None)
+    if make is None:
+        return lambda: None
     if "process_id" in inspect.signature(make).parameters:
         node, process = divmod(worker_id % (_NODES * _PROCESSES), _PROCESSES)
         return lambda: int(make(node, process))
