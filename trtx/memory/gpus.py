@@ -36,8 +36,8 @@ class _Known:
     seen: bool = True  # False: the maker's nominal figure, which NVML's is some percent below
 
 
-# Totals as nvidia-smi shows them (memory.total, MiB) in public logs, but for the nominal ones. Names that contain others
-# come first. The first alias is the name that is listed.
+# Totals as nvidia-smi shows them (memory.total, MiB) in public logs, but for the nominal ones. Names that hold others
+# come first; the first alias is the name that is listed.
 _KNOWN = (
     _Known("A100-SXM4-40GB", ("A100-40GB", "A100-40"), 40960, (8, 0)),
     _Known("A100-SXM4-80GB", ("A100", "A100-80GB", "A100-80", "A100 80GB PCIe"), 81920, (8, 0)),

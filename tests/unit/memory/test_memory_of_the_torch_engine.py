@@ -1,0 +1,94 @@
+"""The plan against the embedded engine's own arithmetic, and against what it really makes on a CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint.shapes import SHAPES
+from trtx.memory import Device, MemoryPlan, device_named, plan_memory
+from trtx.memory.limits import limits_of
+from trtx.memory.reserves import activation_bytes
+from trtx.memory.shapes import model_shape
+from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.runner import kv_sizing
+from trtx.torch_engine.runner.args import RunnerArgs
+from trtx.torch_engine.runner.create import create_runner
+from trtx.torch_engine.runner.model_config import read_model_config
+
+GIB = 1 << 30
+HOST = Device("CPU", 64 * GIB, 64 * GIB, is_gpu=False)
+
+
+def _plan(path: Path, values: dict[str, Any], device: Device = HOST) -> MemoryPlan:
+    return plan_memory(path, "agg", values, engine="torch", device=device)
+
+
+@settings(deadline=None)
+@given(
+    name=st.sampled_from(sorted(SHAPES)),
+    batch=st.integers(1, 512),
+    tokens=st.integers(1, 32768),
+    element_bytes=st.sampled_from((2, 4)),
+)
+def test_activations_are_the_runners_own_formula(name: str, batch: int, tokens: int, element_bytes: int) -> None:
+    path = resolve_checkpoint(f"synthetic:{name}").path
+    args = RunnerArgs(model_dir=path, max_batch_size=batch, max_num_tokens=tokens)
+    limits = limits_of({"max_batch_size": batch, "max_num_tokens": tokens}, engine="torch")
+    theirs = kv_sizing.activation_bytes(args, read_model_config(path), element_bytes)
+    assert activation_bytes(model_shape(SHAPES[name].config), limits, element_bytes) == theirs
+
+
+@pytest.mark.parametrize("model", ["tiny-trained", "tiny-qwen2", "tiny-llama"])
+@pytest.mark.parametrize(
+    "kv",
+    [{}, {"max_tokens": 4096}, {"max_tokens": 1000, "tokens_per_block": 16}, {"tokens_per_block": 64}],
+    ids=["default", "max_tokens", "no whole block", "large blocks"],
+)
+def test_the_cpu_pool_and_the_weights_are_what_the_runner_makes(model: str, kv: dict[str, int]) -> None:
+    path = resolve_checkpoint(f"synthetic:{model}").path
+    runner = create_runner(RunnerArgs(model_dir=path, max_batch_size=2, device="cpu", **kv))
+    try:
+        held = runner.pool.untyped_storage().nbytes()
+        blocks = runner.num_blocks
+    finally:
+        runner.close()
+    plan = _plan(path, {"max_batch_size": 2, "kv_cache_config": kv})
+    assert (plan.capacity_blocks, plan.pool_bytes) == (blocks, held)
+    config = json.loads((path / "config.json").read_text())
+    assert plan.weight_bytes == model_shape(config).parameter_count * 4
+
+
+@pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen3-8b", "llama-3.1-8b", "qwen2.5-7b"])
+def test_the_cuda_pool_follows_the_runners_formula(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """The runner asks CUDA what is free once the weights are there; told the plan's figure, it comes to the plan's."""
+    path = resolve_checkpoint(f"synthetic:{model}").path
+    values = {"max_batch_size": 256, "max_num_tokens": 8192, "kv_cache_config": {"free_gpu_memory_fraction": 0.85}}
+    plan = _plan(path, values, device_named("H100"))
+    free = plan.total_bytes - plan.context_bytes - plan.weight_bytes
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, plan.total_bytes))
+    shape = read_model_config(path)
+    blocks = kv_sizing.num_kv_blocks(
+        RunnerArgs(model_dir=path, max_batch_size=256, max_num_tokens=8192, free_gpu_memory_fraction=0.85),
+        shape,
+        KvGeometry(shape.num_layers, shape.num_kv_heads, shape.head_dim, 32, "bfloat16"),
+        device=torch.device("cuda", 0),
+        dtype=torch.bfloat16,
+    )
+    assert plan.capacity_blocks == blocks
+
+
+def test_fp8_weights_stay_small_where_the_gpu_multiplies_them(tmp_path: Path) -> None:
+    quantized = SHAPES["qwen3-8b"].config | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    (tmp_path / "config.json").write_text(json.dumps(dict(quantized)))
+    hopper, ampere = (_plan(tmp_path, {}, device_named(name)).weight_bytes for name in ("H100", "A100"))
+    assert ampere == pytest.approx(8_190_735_360 * 2)
+    assert hopper < 0.6 * ampere
