@@ -33,7 +33,8 @@ def _reason(model: Model, limits: Limits, budget: Budget, device: Device) -> str
     if limits.max_tokens is not None and limits.max_tokens < max(limits.tokens_per_block, limits.max_seq_len or 0):
         return f"kv_cache_config.max_tokens {limits.max_tokens} can't hold {asked}"
     if device.is_gpu and budget.left < 0:
-        return f"{model.shape.architecture} doesn't fit: weights and reserves exceed the memory by {size_text(-budget.left)}"
+        lacking = size_text(-budget.left)
+        return f"{model.shape.architecture} doesn't fit: weights and reserves exceed the memory by {lacking}"
     if limits.max_tokens is not None:
         taken = size_text(limits.max_tokens * budget.share.kv_bytes_per_token)
         return f"kv_cache_config.max_tokens {limits.max_tokens} takes {taken}"
