@@ -6,7 +6,7 @@ Enter through :func:`load_engine_config`, :func:`check_engine_configs` and :clas
 Always holds: an unknown name never passes silently, and every resolved value can say where it came from.
 """
 
-from trtx.config.check import check_engine_configs, check_pair, resolve_engine_config
+from trtx.config.check import check_engine_configs, resolve_engine_config
 from trtx.config.engine_config import ResolvedEngineConfig, load_engine_config
 from trtx.config.families import built_files, config_family, recipe_files, recipe_names
 from trtx.config.findings import Finding, refuse_errors
@@ -23,7 +23,6 @@ __all__ = [
     "TopologySpec",
     "built_files",
     "check_engine_configs",
-    "check_pair",
     "config_family",
     "load_engine_config",
     "recipe_files",

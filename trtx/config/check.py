@@ -35,7 +35,7 @@ def check_engine_configs(
 ) -> tuple[Finding, ...]:
     """Schema, rules and headers, errors first. ``gpus``: names of this machine's; none: those of the headers.
 
-    On an ``engine`` other than tensorrt-llm, what binds TensorRT-LLM alone is a note, headers are not compared.
+    What binds TensorRT-LLM alone is a note on the torch engine, and nothing on those that compute no model.
     """
     at = checked_version(configs, version)
     found = [finding for config in configs.values() for finding in _schema_findings(config, at, engine)]
@@ -48,6 +48,8 @@ def check_engine_configs(
     found += findings_of(subjects, engine=engine)
     if engine == "tensorrt-llm":
         found += [note for role, config in configs.items() for note in _header_notes(config, subjects[role])]
+    elif engine != "torch":
+        found = [finding for finding in found if finding.severity == "error"]
     return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
@@ -64,10 +66,6 @@ def resolve_engine_config(
     config = load_engine_config(role, family=family, path=path, overrides=overrides, engine=engine)
     refuse_errors(check_engine_configs({role: config}, engine=engine, version=version))
     return config
-
-
-def check_pair(prefill: ResolvedEngineConfig, decode: ResolvedEngineConfig) -> None:
-    refuse_errors(check_engine_configs({"prefill": prefill, "decode": decode}, engine="torch"))
 
 
 def _subject(

@@ -88,11 +88,18 @@ def _check(
     findings = check_engine_configs(
         {role: replace(config, values=config.values | tp) for role, config in configs.items()},
         engine=engine,
+        version=_installed_version(engine),
         model=ModelFacts(checkpoint.architecture, checkpoint.context_length),
         gpus=tuple(gpu.name for gpu in machine.gpus),
     )
     refuse_errors(findings)
     return findings
+
+
+def _installed_version(engine: str) -> str | None:
+    """Of TensorRT-LLM where it is what will serve; None leaves it to the headers of the configs."""
+    version = installed_version() if engine == "tensorrt-llm" else None
+    return None if version == "unknown" else version
 
 
 def _default_model(engine: str) -> str:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trtx.config import ResolvedEngineConfig, check_pair, resolve_engine_config
-from trtx.config.engine_config import CONFIG_ROOT
+from trtx.config import ResolvedEngineConfig, check_engine_configs, refuse_errors, resolve_engine_config
 from trtx.errors import UsageError
 
 
@@ -72,13 +71,28 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         resolve(path=tmp_path / "absent.yaml")
 
 
-def test_prefill_and_decode_must_agree_on_what_a_block_is() -> None:
-    prefill = resolve("prefill", "kv_cache_config.tokens_per_block=16")
-    check_pair(prefill, resolve("decode", "kv_cache_config.tokens_per_block=16"))
+@pytest.mark.parametrize("engine", ["torch", "tensorrt-llm", "simulated"])
+def test_prefill_and_decode_must_agree_on_what_a_block_is(engine: str) -> None:
+    prefill = resolve("prefill", "kv_cache_config.tokens_per_block=16", "disable_overlap_scheduler=true")
+    agreeing = resolve("decode", "kv_cache_config.tokens_per_block=16")
+    refuse_errors(check_engine_configs({"prefill": prefill, "decode": agreeing}, engine=engine))
+    findings = check_engine_configs({"prefill": prefill, "decode": resolve("decode")}, engine=engine)
     with pytest.raises(UsageError, match=r"tokens_per_block 16 \(prefill, --set\) but 32 \(decode, default\)"):
-        check_pair(prefill, resolve("decode"))
+        refuse_errors(findings)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIG_ROOT.rglob("*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}")
-def test_every_shipped_config_is_known_to_the_schema(path: Path) -> None:
-    resolve_engine_config(path.stem, family=path.parent.name, path=None, overrides=(), engine="torch")  # type: ignore[arg-type]
+def test_two_errors_are_both_named() -> None:
+    with pytest.raises(UsageError) as refused:
+        resolve("agg", "max_batch_sze=8", "dtype=fp7")
+    assert "2 findings" in str(refused.value)
+    assert "did you mean max_batch_size?" in str(refused.value)
+    assert "dtype is 'fp7'" in str(refused.value)
+
+
+def test_a_name_of_another_version_is_a_note_for_an_engine_that_ignores_it() -> None:
+    newer = resolve("agg", "kv_cache_config.block_reuse_config={policy: per_request}", engine="torch")
+    (finding,) = check_engine_configs({"agg": newer}, engine="torch")
+    assert (finding.severity, finding.rule) == ("note", "other-version")
+    assert check_engine_configs({"agg": newer}, engine="paced") == ()
+    with pytest.raises(UsageError, match="other-version"):
+        resolve("agg", "kv_cache_config.block_reuse_config={policy: per_request}", engine="tensorrt-llm")
