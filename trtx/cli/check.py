@@ -11,8 +11,6 @@ from typing import Any
 
 import typer
 
-from trtx.checkpoint import resolve_checkpoint
-from trtx.checkpoint.facts import read_config
 from trtx.cli.findings_text import describe_findings
 from trtx.config import (
     Finding,
@@ -138,6 +136,8 @@ def _memory_findings(configs: Mapping[Role, ResolvedEngineConfig], directory: Pa
 
 def _model_directory(model: str) -> Path:
     """Where ``config.json`` of a model lies. Downloads nothing: weights are not needed to check."""
+    from trtx.checkpoint import resolve_checkpoint
+
     directory = Path(model).expanduser()
     if (directory / "config.json").is_file():
         return directory
@@ -155,6 +155,8 @@ def _model_directory(model: str) -> Path:
 
 
 def _facts(directory: Path) -> ModelFacts:
+    from trtx.checkpoint.facts import read_config  # brings NumPy, which a check without a model does not need
+
     config = read_config(directory)
     text = config.get("text_config") or config
     architectures = config.get("architectures") or [str(config.get("model_type", "unknown"))]
