@@ -253,7 +253,9 @@ class Supervisor:
 
     def _serves(self, slot: Slot) -> None:
         slot.state, slot.had_served = "serving", True
-        self._emit("serving", f"{slot.spec.name} serves after {self._clock() - slot.started_at:.1f} s", slot)
+        loaded = slot.status.load_seconds if slot.status is not None else None
+        engine = "" if loaded is None else f", its engine loaded in {loaded:.1f} s"
+        self._emit("serving", f"{slot.spec.name} serves after {self._clock() - slot.started_at:.1f} s{engine}", slot)
 
     def _give_up(self, reason: str) -> None:
         self.failure = reason

@@ -188,7 +188,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._loaded = None
         if not await asyncio.to_thread(loaded.shutdown):
             self.engine_hangs = True
-            logger.error("%s: the engine did not end in %g s", self.options.name, loaded.api.shutdown_seconds)
+            logger.error("%s: the engine did not end in %g s", self.options.name, loaded.shutdown_seconds)
 
     async def _drain(self, seconds: float) -> None:
         """Dynamo 1.4.2 calls ``cleanup`` while requests still run; ending the engine now would cut them off."""

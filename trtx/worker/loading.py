@@ -46,6 +46,7 @@ class LoadedEngine:
     follows_conversations: bool  # the engine itself keeps a conversation on one attention-DP rank
     takes_priority: bool
     load_seconds: float
+    shutdown_seconds: float  # longest wait for LLM.shutdown
 
     def scheduling(self, request: WorkerRequest) -> dict[str, Any]:
         """Keyword arguments of ``generate_async`` that say when and on which attention-DP rank a request runs."""
@@ -95,7 +96,7 @@ class LoadedEngine:
         """Ends the engine; False when it did not end in time, so that the caller must not wait for its threads."""
         done = threading.Thread(target=self.llm.shutdown, name="llm-shutdown", daemon=True)
         done.start()
-        done.join(self.api.shutdown_seconds)
+        done.join(self.shutdown_seconds)
         return not done.is_alive()
 
 
@@ -150,6 +151,7 @@ def _describe(options: WorkerOptions, api: EngineApi, llm: Any, load_seconds: fl
         follows_conversations=follows,
         takes_priority=serves_tokens and versions.accepts(llm.generate_async, "priority"),
         load_seconds=load_seconds,
+        shutdown_seconds=api.shutdown_seconds if options.shutdown_seconds is None else options.shutdown_seconds,
     )
 
 

@@ -29,6 +29,7 @@ class WorkerOptions:
     llm_args: dict[str, Any]
     status_file: Path | None
     drain_seconds: float
+    shutdown_seconds: float | None  # None: the engine's own bound
 
 
 def parse(argv: list[str]) -> WorkerOptions:
@@ -44,6 +45,7 @@ def parse(argv: list[str]) -> WorkerOptions:
     parser.add_argument(
         "--drain-seconds", type=float, default=DRAIN_SECONDS, help="wait for begun requests (default: %(default)s)"
     )
+    parser.add_argument("--shutdown-seconds", type=float, help="wait for the engine to end (default: 20, or 60)")
     args = parser.parse_args(argv)
     if not (args.model / "config.json").is_file():
         # Dynamo would take a directory that is not there for the name of a model to download.
@@ -57,6 +59,7 @@ def parse(argv: list[str]) -> WorkerOptions:
         llm_args=_read_engine_config(args.engine_config),
         status_file=args.status_file,
         drain_seconds=args.drain_seconds,
+        shutdown_seconds=args.shutdown_seconds,
     )
 
 
