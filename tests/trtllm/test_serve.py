@@ -166,6 +166,9 @@ def test_a_stop_string_across_tokens_cuts_the_text_and_none_of_it_is_streamed(
     # ignore_eos makes the frontend ask for max_tokens tokens at least, and no stop string ends a request before that.
     answer = complete(served, PROMPTS[1], stop=[stop], ignore_eos=False)["choices"][0]
     assert (answer["text"], answer["finish_reason"]) == (kept, "stop")
+    logprobs = complete(served, PROMPTS[1], stop=[stop], ignore_eos=False, logprobs=1)["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == kept
+    assert [top[0]["token"] for top in logprobs["top_logprobs"]] == logprobs["tokens"]
     choices = streamed(served, PROMPTS[1], stop=[stop], ignore_eos=False)
     assert "".join(choice["text"] for choice in choices) == kept
     assert choices[-1]["finish_reason"] == "stop"

@@ -13,7 +13,7 @@ from dynamo.common.backend.logprobs import (
     extract_prompt_logprobs_from_completion_output,
 )
 
-from trtx.torch_engine.text import StopStrings
+from trtx.torch_engine.text import StopStrings, Tokenizer
 from trtx.worker.request import WorkerRequest
 
 Chunk = dict[str, Any]
@@ -28,7 +28,8 @@ class ChunkWriter:
     ``cached_tokens`` counts prompt tokens that this worker's engine found in its cache. Clients are told
     ``cached_at_prefill`` where it is given: how much of the prompt had to be computed was decided there.
     ``stops``: the request's stop strings. Tokens that may begin one are held back; one that is found ends the chunks,
-    and the caller the request.
+    and the caller the request. ``tokenizer`` goes with them: where text is made here, the frontend makes none for
+    logprobs either.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class ChunkWriter:
         block_size: int | None,
         cached_at_prefill: int | None = None,
         stops: StopStrings | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self._request = request
         self._block_size = block_size
         self._cached_at_prefill = cached_at_prefill
         self._stops = stops
+        self._tokenizer = tokenizer if stops is not None else None
         self._seen = 0  # tokens of the result that were looked at; those past ``sent`` are held back
         self.sent = 0
         self.cached_tokens = 0
@@ -85,11 +88,15 @@ class ChunkWriter:
     def _add_logprobs(self, chunk: Chunk, output: Any) -> None:
         """For exactly the chunk's tokens: Dynamo drops all of them where there are more or fewer."""
         count = len(chunk["token_ids"])
-        log_probs, top_logprobs = extract_from_completion_output(output, self.sent)
+        log_probs, top_logprobs = extract_from_completion_output(
+            output, self.sent, self._tokenizer, include_bytes=self._tokenizer is not None
+        )
         if log_probs is not None:
             chunk["log_probs"] = log_probs[:count]
         if top_logprobs is not None:
             chunk["top_logprobs"] = top_logprobs[:count]
+        if self._tokenizer is not None:
+            chunk["tokens"] = [self._tokenizer.decode([token_id]) for token_id in chunk["token_ids"]]
 
     def cancelled(self) -> Chunk:
         """The terminal chunk of a request that nobody waits for any more."""

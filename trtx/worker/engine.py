@@ -346,6 +346,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             block_size=loaded.block_size,
             cached_at_prefill=submission.cached_at_prefill,
             stops=loaded.stop_strings(request) if request.stop_strings else None,
+            tokenizer=loaded.tokenizer,
         )
 
     async def abort(self, context: Context) -> None:
