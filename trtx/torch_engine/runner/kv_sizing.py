@@ -11,6 +11,7 @@ from trtx.torch_engine.runner.model_config import ModelConfig
 
 _CPU_TOKENS = 65536  # room for 16 sequences of 4,096 tokens
 _CPU_BYTES = 1 << 30
+_ROUNDING_COPIES = 6  # of formats.py's functions: the value, its magnitude, its step, …
 _CUDA_RESERVE_BYTES = 1 << 30  # cuBLAS workspaces, CUDA graphs, the allocator's fragments
 
 
@@ -36,8 +37,14 @@ def num_kv_blocks(
 
 
 def activation_bytes(args: RunnerArgs, config: ModelConfig, element_bytes: int) -> int:
-    """Peak of a pass over ``max_num_tokens``: the widest moment is the MLP's, plus the sampler's copies of logits."""
+    """Peak of a pass over ``max_num_tokens``: the widest moment is the MLP's, plus the sampler's copies of logits.
+
+    Where activations are rounded to a format that no product here takes, float32 copies of the widest come on top.
+    """
     token = 2 * config.hidden_size + max(3 * config.intermediate_size, 2 * config.q_size + 2 * config.kv_size)
+    quantization = config.quantization
+    if quantization is not None and quantization.algorithm in ("NVFP4", "W8A8_SQ_PER_CHANNEL"):
+        token += _ROUNDING_COPIES * config.intermediate_size * 4 // element_bytes
     logits = args.max_batch_size * config.vocab_size * (2 * element_bytes + 4)
     sampler = 5 * 64 * config.vocab_size * 8  # five float64 or int64 copies of at most 64 rows
     return args.max_num_tokens * token * element_bytes + logits + sampler

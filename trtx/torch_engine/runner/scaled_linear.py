@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -14,18 +15,28 @@ FEW_ROWS = 64
 """Up to how many rows of x our own kernel computes a product: there it waits for the weight alone, and x fits into one
 program. ``benchmarks/fp8_decode.py`` prints both for each shape."""
 
-_BLOCK_ROWS = 64  # the fewest that Hopper's tensor cores take
-_BLOCK_COLUMNS = 256  # 16 KiB of weight an iteration
-_PROGRAMS_PER_PROCESSOR = 3  # as many as fit with three iterations' operands in shared memory
 _MAX_ROW_BLOCKS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How our own kernel cuts up a weight. The defaults: 16 KiB of it an iteration, three of them in shared memory."""
+
+    rows: int = 64  # the fewest that Hopper's tensor cores take
+    columns: int = 256
+    stages: int = 3
+    programs: int = 3  # wanted for each processor: as many as fit beside each other
+
+
+_TILE = Tile()
 
 
 class ScaledLinear:
     """See :class:`trtx.torch_engine.runner.linear.Linear`. x is float8_e4m3fn, the result ``dtype``.
 
-    Sums are float32 as far as the tensor cores keep them ("fast accumulation": 14 bits of mantissa between their
-    steps, not promoted every 128 columns), as in TensorRT-LLM's FP8 inference: promotion halves the throughput, and
-    the operands' own 4 bits err far more.
+    Both ways use fast accumulation: the tensor cores' own sums, which keep fewer bits than float32, are not moved to
+    float32 registers in between. So does TensorRT-LLM (``cpp/tensorrt_llm/thop/cublasScaledMM.cpp``); what it costs is
+    small beside what rounding to four bits has cost already.
     """
 
     def __init__(
@@ -56,30 +67,31 @@ class ScaledLinear:
             use_fast_accum=True,
         )
 
-    def few_rows(self, x: Tensor) -> Tensor:
+    def few_rows(self, x: Tensor, tile: Tile = _TILE) -> Tensor:
+        """Our own kernel."""
         num_x, (rows, columns) = x.shape[0], self._weight.shape
-        row_blocks = triton.cdiv(rows, _BLOCK_ROWS)
-        splits, share = _split(row_blocks, columns, _processors(x.device))
+        row_blocks = triton.cdiv(rows, tile.rows)
+        splits, share = _split(row_blocks, columns, tile, _processors(x.device))
         block_x = max(16, triton.next_power_of_2(num_x))
         out = torch.empty(num_x, rows, dtype=self._dtype, device=x.device)
         partial = None
         if splits > 1:
-            partial = torch.empty(row_blocks * splits * _BLOCK_ROWS * block_x, dtype=torch.float32, device=x.device)
+            partial = torch.empty(row_blocks, splits, tile.rows, block_x, dtype=torch.float32, device=x.device)
         few_rows_product_kernel[(row_blocks, splits)](
             x, self._weight, self._scales, self._bias, out, partial, _arrived(x.device),
             num_x, rows, columns, share, splits,
-            IS_SPLIT=splits > 1, BLOCK_X=block_x, BLOCK_ROWS=_BLOCK_ROWS, BLOCK_COLUMNS=_BLOCK_COLUMNS,
-            num_warps=4, num_stages=3,
+            IS_SPLIT=splits > 1, BLOCK_X=block_x, BLOCK_ROWS=tile.rows, BLOCK_COLUMNS=tile.columns,
+            num_warps=4, num_stages=tile.stages,
         )  # fmt: skip
         return out
 
 
-def _split(row_blocks: int, columns: int, processors: int) -> tuple[int, int]:
+def _split(row_blocks: int, columns: int, tile: Tile, processors: int) -> tuple[int, int]:
     """(splits of the columns, columns of one): equal shares, as many as give every processor its programs."""
-    iterations = triton.cdiv(columns, _BLOCK_COLUMNS)
-    wanted = max(1, _PROGRAMS_PER_PROCESSOR * processors // row_blocks)
+    iterations = triton.cdiv(columns, tile.columns)
+    wanted = max(1, tile.programs * processors // row_blocks)
     splits = next(splits for splits in range(min(wanted, iterations), 0, -1) if iterations % splits == 0)
-    return splits, iterations // splits * _BLOCK_COLUMNS
+    return splits, iterations // splits * tile.columns
 
 
 @cache

@@ -5,7 +5,8 @@ comes with torch, compiles in seconds, and takes any block size and strides; Fla
 use with a CUDA compiler that a serving machine need not have.
 
 Of a float8 pool, ``kv_scales`` are the layer's two float32 scales: k's goes into the scores' scale, v's into the sums,
-so that no element is multiplied on its own. ``out_scale``: that of the product that takes the answer, if it is float8;
+so that no element is multiplied on its own. bfloat16 queries become float16 there: float8 turns into that in one
+instruction, into bfloat16 in two, and on Ada in none. ``out_scale`` is that of a float8 product which takes the answer;
 the answer is rounded to q's dtype first, as it is without.
 """
 
@@ -50,6 +51,8 @@ def paged_decode_kernel(
     q_rows = row * NUM_HEADS + kv_head * group + heads
     inside = in_group[:, None] & in_dim[None, :]
     query = tl.load(q + q_rows[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+    if kv_scales is not None and query.dtype == tl.bfloat16:
+        query = query.to(tl.float16)
 
     if kv_scales is not None:
         scale *= tl.load(kv_scales)
@@ -78,7 +81,7 @@ def paged_decode_kernel(
     if kv_scales is not None:
         sums *= tl.load(kv_scales + 1)
     if NUM_SPLITS == 1:
-        store_result(out + q_rows[:, None] * HEAD_DIM + dims[None, :], sums.to(query.dtype), inside, out_scale)
+        store_result(out + q_rows[:, None] * HEAD_DIM + dims[None, :], sums.to(q.dtype.element_ty), inside, out_scale)
     else:
         places = q_rows * NUM_SPLITS + split
         tl.store(partial + places[:, None] * HEAD_DIM + dims[None, :], sums, mask=inside)
@@ -131,6 +134,8 @@ def paged_prefill_kernel(
         inside = (queries < length)[:, None] & in_dim[None, :]
         q_rows = (first + queries).to(tl.int64) * NUM_HEADS + head
         query = tl.load(q + q_rows[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+        if kv_scales is not None and query.dtype == tl.bfloat16:
+            query = query.to(tl.float16)
 
         if kv_scales is not None:
             scale *= tl.load(kv_scales)
@@ -158,4 +163,4 @@ def paged_prefill_kernel(
         sums = sums / weight[:, None]
         if kv_scales is not None:
             sums *= tl.load(kv_scales + 1)
-        store_result(out + q_rows[:, None] * HEAD_DIM + dims[None, :], sums.to(query.dtype), inside, out_scale)
+        store_result(out + q_rows[:, None] * HEAD_DIM + dims[None, :], sums.to(q.dtype.element_ty), inside, out_scale)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_x", "splits"])
 def few_rows_product_kernel(
     x, weight, row_scales, bias, out, partial, arrived,
     num_x, rows, columns, share, splits,

@@ -78,19 +78,20 @@ def load_weights(
     """
     tensors = dict(tensors_of(model_dir, config, _expected(config), device=device, dtype=dtype))
     loader = _Loader(config, tensors, dtype, scaled_products)
-    layers = tuple(loader.layer(index) for index in range(config.num_layers))
+    layers = []
+    for index in range(config.num_layers):
+        layers.append(loader.layer(index))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # parts are too small for the next layer's merged weights: they would pile up
     embedding = tensors.pop("model.embed_tokens.weight")
     head = embedding if config.tied_head else tensors.pop("lm_head.weight")
-    weights = DecoderWeights(embedding, layers, tensors.pop("model.norm.weight"), head, loader.kv_scales(device))
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        if loader.num_dequantized:
-            log.warning(
-                "%s weights are computed in %s on this device: right, but neither smaller nor faster than unquantized",
-                config.quantization and config.quantization.algorithm,
-                dtype,
-            )
-    return weights
+    if device.type == "cuda" and loader.num_dequantized:
+        log.warning(
+            "%s weights are dequantized to %s on this GPU: as exact as they were, but no smaller and no faster",
+            config.quantization and config.quantization.algorithm,
+            dtype,
+        )
+    return DecoderWeights(embedding, tuple(layers), tensors.pop("model.norm.weight"), head, loader.kv_scales(device))
 
 
 class _Loader:

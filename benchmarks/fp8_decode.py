@@ -1,0 +1,222 @@
+"""FP8 beside bfloat16 on one GPU: each product of a decoder layer, and the runner's decode and prefill speed.
+
+    python benchmarks/fp8_decode.py                            # Qwen3-8B's shape, under 150 s on an H100, 30 GB of disk
+    python benchmarks/fp8_decode.py --only products --tiles    # our kernel for few rows, cut up in other ways too
+
+Products: every shape at several numbers of rows of x, from CUDA graphs that go round through enough copies of the
+weight to find none in the cache. ``GB/s`` counts weight, x and result once. Runner: as ``engine_decode.py`` measures
+it, with drawn weights, and the same ones rounded to FP8 with one scale a tensor and read back from files as an export
+is; then with a float8 KV cache besides. The last line of stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from engine_decode import measure
+from safetensors.torch import save_file
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.torch_engine.runner import RunnerArgs, create_runner
+from trtx.torch_engine.runner.fp8 import FP8, FP8_MAX, to_fp8
+from trtx.torch_engine.runner.model_config import ModelConfig, read_model_config
+from trtx.torch_engine.runner.scaled_linear import ScaledLinear, Tile
+from trtx.torch_engine.runner.weights import named_tensors
+
+CACHE_BYTES = 256 << 20  # more than any GPU's second-level cache holds of weights in turn
+SHARD_BYTES = 2 << 30
+INPUT_SCALE = 5.0 / FP8_MAX  # of drawn activations after a norm: five standard deviations
+TILES = (Tile(), Tile(64, 128, 4, 4), Tile(64, 256, 4, 2), Tile(128, 128, 4, 2), Tile(128, 256, 3, 2))
+
+
+def product_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Rows and columns of a layer's four weights."""
+    return {
+        "qkv": (config.q_size + 2 * config.kv_size, config.hidden_size),
+        "o": (config.hidden_size, config.q_size),
+        "gate_up": (2 * config.intermediate_size, config.hidden_size),
+        "down": (config.hidden_size, config.intermediate_size),
+    }
+
+
+def seconds_each(calls: list[Callable[[], Tensor]], repeats: int) -> float:
+    """Device time of one call, all of them in one CUDA graph that is replayed ``repeats`` times."""
+    for call in calls[:2]:
+        call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(repeats):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / repeats / len(calls)
+
+
+def product_row(name: str, num_x: int, rows: int, columns: int, tiles: tuple[Tile, ...]) -> dict[str, Any]:
+    """Microseconds of each way to compute one product."""
+    copies = max(2, -(-CACHE_BYTES // (rows * columns)))
+    x = torch.randn(num_x, columns, device="cuda", dtype=torch.bfloat16)
+    wide = [torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(copies)]
+    scale, one = torch.tensor(INPUT_SCALE, device="cuda"), torch.ones((), device="cuda")
+    narrow_x, row_scales = to_fp8(x, scale), torch.full((rows,), 1e-3, device="cuda")
+    narrow = [
+        ScaledLinear(
+            weight=to_fp8(weight, row_scales[0]), row_scales=row_scales, input_scale=scale, bias=None,
+            dtype=torch.bfloat16,
+        )
+        for weight in wide
+    ]  # fmt: skip
+    ways: dict[str, list[Callable[[], Tensor]]] = {
+        "bf16": [lambda weight=weight: F.linear(x, weight) for weight in wide],
+        "scaled_mm tensor": [
+            lambda linear=linear: torch._scaled_mm(
+                narrow_x, linear._weight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+            )
+            for linear in narrow
+        ],
+        "scaled_mm rows": [lambda linear=linear: linear.many_rows(narrow_x) for linear in narrow],
+    }
+    if num_x <= 256:
+        for tile in tiles:
+            key = (
+                "few rows" if tile == Tile() else f"few rows {tile.rows}x{tile.columns}, {tile.stages}, {tile.programs}"
+            )
+            ways[key] = [lambda linear=linear, tile=tile: linear.few_rows(narrow_x, tile) for linear in narrow]
+    found: dict[str, Any] = {"product": name, "rows of x": num_x}
+    for way, calls in ways.items():
+        try:
+            taken = seconds_each(calls, repeats=3 if num_x > 1000 else 10)
+        except OutOfResources as error:  # a tile that does not fit into this GPU's shared memory
+            print(f"{name} {num_x} {way}: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        weight_bytes = rows * columns * (2 if way == "bf16" else 1)
+        moved = weight_bytes + num_x * columns * (2 if way == "bf16" else 1) + num_x * rows * 2
+        found[way] = {
+            "us": taken * 1e6,
+            "GB/s": moved / taken / 1e9,
+            "TFLOPS": 2 * num_x * rows * columns / taken / 1e12,
+        }
+    return found
+
+
+def products(config: ModelConfig, tiles: tuple[Tile, ...]) -> list[dict[str, Any]]:
+    print(f"{'product':>8} {'rows':>5}  {'way':<28} {'us':>9} {'GB/s':>7} {'TFLOPS':>7}")
+    table = []
+    for name, (rows, columns) in product_shapes(config).items():
+        for num_x in (1, 8, 64, 256, 8192):
+            row = product_row(name, num_x, rows, columns, tiles)
+            table.append(row)
+            for way, figures in row.items():
+                if isinstance(figures, dict):
+                    print(
+                        f"{name:>8} {num_x:>5}  {way:<28} {figures['us']:>9.1f} {figures['GB/s']:>7.0f} "
+                        f"{figures['TFLOPS']:>7.0f}"
+                    )
+            sys.stdout.flush()
+            torch.cuda.empty_cache()
+    return table
+
+
+def write_export(source: Path, directory: Path, device: torch.device) -> None:
+    """The drawn checkpoint in ModelOpt's FP8 layout, in shards; every linear weight but the head's."""
+    shard: dict[str, Tensor] = {}
+    places: dict[str, str] = {}
+    scale = torch.tensor(INPUT_SCALE)
+
+    def flush() -> None:
+        name = f"model-{len(set(places.values())):05d}.safetensors"
+        places.update(dict.fromkeys(shard, name))
+        save_file(shard, directory / name)
+        shard.clear()
+
+    for name, value in named_tensors(source, device=device, dtype=torch.bfloat16):
+        if name.endswith("_proj.weight"):
+            weight_scale = value.abs().amax().float() / FP8_MAX
+            shard[name] = to_fp8(value, weight_scale).cpu()
+            module = name.removesuffix(".weight")
+            shard[f"{module}.weight_scale"], shard[f"{module}.input_scale"] = weight_scale.cpu(), scale.clone()
+        else:
+            shard[name] = value.cpu()
+        if sum(tensor.nbytes for tensor in shard.values()) > SHARD_BYTES:
+            flush()
+    flush()
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (directory / "config.json").write_text((source / "config.json").read_text())
+    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+    (directory / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+
+
+def runner_rows(options: argparse.Namespace, source: Path, directory: Path) -> list[dict[str, Any]]:
+    batches = [int(batch) for batch in options.batch.split(",")]
+    blocks = max(batches) * -(-(options.isl + options.osl) // 32)
+    print(f"{'engine':>16} {'batch':>5}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'step ms':>8}")
+    rows = []
+    for name, model_dir, kv_dtype in (
+        ("bf16", source, "bfloat16"), ("fp8", directory, "bfloat16"), ("fp8, fp8 KV", directory, "fp8"),
+    ):  # fmt: skip
+        begin = time.perf_counter()
+        runner = create_runner(
+            RunnerArgs(
+                model_dir=model_dir, dtype="bfloat16", kv_dtype=kv_dtype, max_batch_size=max(batches),
+                max_seq_len=options.isl + options.osl, max_tokens=blocks * 32, cuda_graph_batch_sizes=tuple(batches),
+            )
+        )  # fmt: skip
+        start_s, memory = time.perf_counter() - begin, runner.device_memory_bytes() / 2**30
+        print(
+            f"{name:>16} start {start_s:.1f} s, device memory {memory:.1f} GiB, KV {runner.pool.nbytes / 2**30:.1f} GiB"
+        )
+        for batch in batches:
+            row = measure(runner, batch=batch, isl=options.isl, osl=options.osl, max_num_tokens=8192)
+            rows.append({"engine": name, "start_s": start_s, "device_memory_gib": memory, **row})
+            print(
+                f"{name:>16} {batch:>5}  {row['prefill_tokens_per_s']:>13,.0f}  {row['decode_tokens_per_s']:>12,.0f}  "
+                f"{row['decode_step_ms']:>8.3f}"
+            )
+            sys.stdout.flush()
+        runner.close()
+        del runner
+        torch.cuda.empty_cache()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="synthetic:qwen3-8b", help="synthetic:<shape> whose weights are drawn")
+    parser.add_argument("--only", choices=("products", "runner"))
+    parser.add_argument("--tiles", action="store_true", help="other cuts of our kernel too: some 40 s more")
+    parser.add_argument("--batch", default="1,8,64,256")
+    parser.add_argument("--isl", type=int, default=512, help="prompt tokens")
+    parser.add_argument("--osl", type=int, default=128, help="generated tokens")
+    options = parser.parse_args()
+    source = Path(resolve_checkpoint(options.model, on_gpu=True).path)
+    device = torch.cuda.get_device_name()
+    print(f"{options.model}, {device}, torch {torch.__version__}, ISL {options.isl}, OSL {options.osl}, {FP8}")
+    found: dict[str, Any] = {"model": options.model, "device": device}
+    with torch.inference_mode():
+        if options.only != "runner":
+            found["products"] = products(read_model_config(source), TILES if options.tiles else TILES[:1])
+        if options.only != "products":
+            with tempfile.TemporaryDirectory() as directory:
+                write_export(source, Path(directory), torch.device("cuda"))
+                found["rows"] = runner_rows(options, source, Path(directory))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
