@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,10 @@ def check_engine_configs(
     """
     at = checked_version(configs, version)
     found = [finding for config in configs.values() for finding in _schema_findings(config, at, engine)]
-    refused = {(item.roles[0], item.path.partition(".")[0]) for item in found if item.severity == "error"}
     subjects: dict[Role, Subject] = {}
     for role, config in configs.items():
-        # A rule could not calculate with what the schema refused.
-        values = {name: value for name, value in config.values.items() if (role, name) not in refused}
-        subjects[role] = _subject(config, values, at, model, gpus)
+        mistyped = [item.path for item in found if item.rule == "wrong-type" and item.roles == (role,)]
+        subjects[role] = _subject(config, _without(config.values, mistyped), at, model, gpus)
     found += findings_of(subjects, engine=engine)
     if engine == "tensorrt-llm":
         found += [note for role, config in configs.items() for note in _header_notes(config, subjects[role])]
@@ -66,6 +65,18 @@ def resolve_engine_config(
     config = load_engine_config(role, family=family, path=path, overrides=overrides, engine=engine)
     refuse_errors(check_engine_configs({role: config}, engine=engine, version=version))
     return config
+
+
+def _without(values: Mapping[str, Any], paths: list[str]) -> dict[str, Any]:
+    """A copy that lacks ``paths``: no rule could calculate with a value of another type."""
+    kept: dict[str, Any] = copy.deepcopy(dict(values))
+    for path in paths:
+        *parents, leaf = path.split(".")
+        node = kept
+        for parent in parents:
+            node = node[parent]
+        del node[leaf]
+    return kept
 
 
 def _subject(

@@ -86,8 +86,8 @@ class SchemaFinding:
 def _models() -> dict[str, Fields]:
     facts = json.loads((Path(__file__).parent / "llm_args.json").read_text(encoding="utf-8"))
     models: dict[str, Fields] = {name: _fields(body) for name, body in facts["models"].items()}
-    # TorchLlmArgs extends BaseLlmArgs, AutoDeploy's arguments extend both.
-    models["LlmArgs"] = models["BaseLlmArgs"] | models["TorchLlmArgs"]
+    # TorchLlmArgs extends BaseLlmArgs, which knows every backend; AutoDeploy's arguments extend both.
+    models["LlmArgs"] = models["TorchLlmArgs"] | models["BaseLlmArgs"]
     models["AutoDeployLlmArgs"] = models["LlmArgs"] | _fields(facts["autodeploy"])
     types, algorithms = facts["speculative_config"], facts["sparse_attention_config"]
     models |= _union("SpeculativeConfig", "decoding_type", types["types"], types["types_in"], ["DecodingBaseConfig"])
