@@ -323,3 +323,27 @@ def test_a_shutdown_that_hangs_is_given_up_and_the_rank_it_leaves_is_on_record(
     assert time.monotonic() - began < 15
     assert "the engine did not end in 1 s" in worker.log()
     until("its engine is gone", lambda: not any(rank.is_alive for rank in ranks), seconds=10)
+
+
+def test_each_attention_dp_rank_is_a_target_of_its_own_for_the_router(only_standin: None, workers: Topology) -> None:
+    """Two ranks on two GPUs, which the stand-in counts and does not touch."""
+    workers.extra_environment["CUDA_VISIBLE_DEVICES"] = "0,1"
+    workers.start_frontend("--router-mode", "kv", "--namespace", "trtllm-test")
+    worker = workers.start_worker(
+        engine="tensorrt-llm", tensor_parallel_size=2, enable_attention_dp=True, max_seq_len=512, max_batch_size=4
+    )
+    workers.wait_ready(aggregated=1)
+    for number in range(4):
+        body = {"model": workers.model_name, "prompt": f"{number} {PROMPTS[0]}" * 9, "max_tokens": 4}
+        assert post(workers.url, "/v1/completions", body)[0] == 200
+
+    def ranks_of(name: str) -> list[str]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{worker.system_port}/metrics", timeout=10) as response:
+            return sorted(re.findall(rf'^{name}\{{.*dp_rank="(\d)"', response.read().decode(), re.MULTILINE))
+
+    both = ["0", "1"]
+    until("stats of both ranks", lambda: ranks_of("trtx_running_requests") == both, seconds=10)
+    until("the router's view of both", lambda: ranks_of("dynamo_component_total_blocks") == both, seconds=10)
+    cards = [path.read_text() for path in (workers.directory / "kv" / "v1" / "mdc").rglob("*") if path.is_file()]
+    assert all('"data_parallel_size":2' in card.replace(" ", "") for card in cards), cards
+    assert cards

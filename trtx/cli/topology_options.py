@@ -186,9 +186,10 @@ def check_roles(
         for entry in entries or ():
             role = entry.partition("=")[0].partition(".")[0]
             if role in get_args(Role) and role not in served:
+                way_out = "leave it out" if role == "encode" else "leave it out, or choose another --mode"
                 raise UsageError(
                     f"{option} {entry!r} is for {role} workers, and --mode {','.join(modes)} has "
-                    f"{' and '.join(sorted(served))} workers alone; leave it out, or choose another --mode"
+                    f"{' and '.join(sorted(served))} workers alone; {way_out}"
                 )
 
 
