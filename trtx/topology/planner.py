@@ -211,6 +211,11 @@ def _place_all(
 
 
 def _too_few(spec: TopologySpec, workers: list[_Worker], needed: int, there: int) -> str:
+    sizes = {worker.role: worker.gpu_count for worker in workers}
+    where = "named by --gpus" if spec.gpus is not None else "visible"
+    if len(set(sizes.values())) > 1:
+        asked = " + ".join(f"{count} {role} of {sizes[role]}" for role, count in spec.roles.items())
+        return f"{asked} GPUs each need {needed} GPUs, but {there} are {where}; lower tensor_parallel_size of one role"
     asked = " + ".join(f"{count} {role}" for role, count in spec.roles.items())
     size = workers[0].gpu_count
     fits = there // size if size else 0
@@ -222,7 +227,6 @@ def _too_few(spec: TopologySpec, workers: list[_Worker], needed: int, there: int
         way_out = f"{fits} would fit: --workers {fits}"
     else:
         way_out = f"{fits} would fit: --prefill {fits // 2} --decode {fits - fits // 2}"
-    where = "named by --gpus" if spec.gpus is not None else "visible"
     return f"{asked} of {size} GPU{'s' * (size > 1)} each need {needed} GPUs, but {there} are {where}; {way_out}"
 
 

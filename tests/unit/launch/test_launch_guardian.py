@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from trtx.engine.ranks import descendants
 from trtx.launch.guardian import Guardian
 from trtx.launch.processes import members
 
@@ -86,4 +87,22 @@ def test_one_that_was_killed_is_replaced_and_knows_the_children(tmp_path: Path) 
     finally:
         child.kill()
         child.wait()
+        guardian._process.wait(timeout=10)
+
+
+def test_ranks_that_carry_no_marker_are_ended_too_by_one_that_was_replaced(tmp_path: Path) -> None:
+    guardian = Guardian(f"TRTX_TOPOLOGY=ranks-{tmp_path.name}", tmp_path / "scratch")
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={}, start_new_session=True)
+    try:
+        (known,) = [found for found in descendants(os.getpid()) if found.pid == rank.pid]
+        guardian.watch_ranks("agg-0", (known,))
+        guardian._process.kill()
+        guardian._process.wait()
+        guardian.ensure_alive()
+        assert guardian._process.stdin is not None
+        guardian._process.stdin.close()  # as if the launcher had died
+        assert rank.wait(timeout=10) == -signal.SIGKILL
+    finally:
+        rank.kill()
+        rank.wait()
         guardian._process.wait(timeout=10)

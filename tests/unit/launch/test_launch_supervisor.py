@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +14,7 @@ from pathlib import Path
 import pytest
 from launch_builders import plan_of, process
 
+from trtx.engine.ranks import descendants
 from trtx.launch.events import Event
 from trtx.launch.restarts import RestartPolicy
 from trtx.launch.supervisor import Supervisor
@@ -98,6 +103,35 @@ def test_a_death_removes_the_records_at_once_and_is_answered_with_a_restart_afte
     history.serve(worker_id=0xCD)
     assert history.supervisor.is_whole
     assert history.kinds()[-1] == "recovered"
+
+
+def test_processes_of_a_dead_workers_engine_are_ended_by_what_it_recorded(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.serve()
+    history.supervisor.mark_ready()
+    # A rank that left its worker's session, and a process that has the pid of one that is gone.
+    rank, stranger = (subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(2))
+    try:
+        started = {found.pid: found.started for found in descendants(os.getpid())}
+        path = history.plan.workers[0].status_file
+        assert path is not None
+        recorded = json.loads(path.read_text()) | {
+            "ranks": [
+                {"pid": rank.pid, "started": started[rank.pid]},
+                {"pid": stranger.pid, "started": started[stranger.pid] - 1},
+            ]
+        }
+        path.write_text(json.dumps(recorded))
+        history.children["agg-0"][0].code = 4
+        history.run(0.05)
+        assert rank.wait(10) == -signal.SIGKILL
+        assert stranger.poll() is None
+        died = next(event for event in history.events if event.kind == "exited")
+        assert f"processes of its engine that outlived it were ended: pid {rank.pid}" in died.message
+    finally:
+        for process in (rank, stranger):
+            process.kill()
+            process.wait()
 
 
 def test_the_records_of_the_others_stay(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def plan_of(
     engine: str = "torch",
     values: Mapping[str, Any] | None = None,
     run_dir: str = "/runs/one",
+    engine_version: str | None = None,
     **spec: Any,
 ) -> Plan:
     asked = TopologySpec(**spec)
@@ -53,6 +54,7 @@ def plan_of(
         namespace="trtx-test",
         run_dir=Path(run_dir),
         scratch_dir=Path("/scratch"),
+        engine_version=engine_version,
     )
 
 
@@ -177,3 +179,70 @@ def test_a_plan_of_another_schema_version_is_refused() -> None:
     document = plan_of(machine(0), mode="agg").to_json() | {"schema_version": 99}
     with pytest.raises(ValueError, match="99"):
         Plan.from_json(document)
+
+
+def test_a_worker_gets_a_gpu_for_each_rank_of_its_world() -> None:
+    values = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "context_parallel_size": 2}
+    made = plan_of(machine(8), engine="tensorrt-llm", values=values)
+    assert len(made.workers[0].gpu_indices) == 8
+    assert made.engine_configs["agg"]["tensor_parallel_size"] == 2
+
+
+def test_tp_becomes_autodeploys_world_size() -> None:
+    made = plan_of(machine(4), engine="tensorrt-llm", values={"backend": "_autodeploy"}, tp=4)
+    assert made.engine_configs["agg"] == {"backend": "_autodeploy", "world_size": 4}
+    assert len(made.workers[0].gpu_indices) == 4
+
+
+def test_tp_beside_pipeline_stages_is_the_tensor_parallel_size_alone() -> None:
+    made = plan_of(machine(4), engine="tensorrt-llm", values={"pipeline_parallel_size": 2}, tp=2)
+    assert made.engine_configs["agg"] == {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}
+    assert len(made.workers[0].gpu_indices) == 4
+
+
+@pytest.mark.parametrize(
+    ("gpus", "values", "version", "spec", "words"),
+    [
+        (0, {}, "1.3.0rc22", {}, ("engine tensorrt-llm needs a GPU",)),
+        (
+            4,
+            {"tensor_parallel_size": 4, "gpus_per_node": 2},
+            "1.3.0rc22",
+            {},
+            ("asks for 4 GPUs", "gpus_per_node is 2"),
+        ),
+        (
+            2,
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            "1.3.0rc22",
+            {},
+            ("need 4 GPUs, but 2 are visible",),
+        ),
+        (4, {"pipeline_parallel_size": 2}, "1.2.1", {"mode": "disagg"}, ("prefill", "1.2.1", "1.3.0rc10")),
+        (
+            8,
+            {"tensor_parallel_size": 4},
+            None,
+            {"gpus": (0, 1)},
+            ("1 agg of 4 GPUs each need 4 GPUs, but 2 are named",),
+        ),
+    ],
+)
+def test_a_world_that_the_engine_can_not_have_is_refused_with_numbers(
+    gpus: int, values: dict[str, Any], version: str | None, spec: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        plan_of(machine(gpus), engine="tensorrt-llm", values=values, engine_version=version, **spec)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_pipeline_stages_on_prefill_are_planned_where_they_work() -> None:
+    values = {"pipeline_parallel_size": 2}
+    made = plan_of(machine(4), engine="tensorrt-llm", values=values, engine_version="1.3.0rc10", mode="disagg")
+    assert [len(worker.gpu_indices) for worker in made.workers] == [2, 2]
+
+
+def test_a_build_that_needs_no_gpu_is_planned_without_one() -> None:
+    made = plan_of(machine(0), engine="tensorrt-llm", engine_version="1.3.0rc22+cpu", mode="disagg")
+    assert [worker.env["CUDA_VISIBLE_DEVICES"] for worker in made.workers] == ["", ""]
