@@ -39,11 +39,15 @@ def check_engine_configs(
     What binds TensorRT-LLM alone is a note on the torch engine, and nothing on those that compute no model.
     """
     at = checked_version(configs, version)
-    found = [finding for config in configs.values() for finding in _schema_findings(config, at, engine)]
+    found: list[Finding] = []
     subjects: dict[Role, Subject] = {}
     for role, config in configs.items():
-        mistyped = [item.path for item in found if item.rule == "wrong-type" and item.roles == (role,)]
-        subjects[role] = _subject(config, _without(config.values, mistyped), at, model, gpus)
+        own = OWN_FIELDS.get(engine, frozenset())
+        certain, doubtful = schema.findings_for({k: v for k, v in config.values.items() if k not in own}, at)
+        found += _schema_findings(config, certain, doubtful, at, engine)
+        values = _without(config.values, [item.path for item in certain if item.kind in _UNUSABLE])
+        values = _without(values, [item.path for item in doubtful if item.kind == "wrong-type"])
+        subjects[role] = _subject(config, values, at, model, gpus)
     found += findings_of(subjects, engine=engine)
     if engine == "tensorrt-llm":
         found += [note for role, config in configs.items() for note in _header_notes(config, subjects[role])]
@@ -67,15 +71,19 @@ def resolve_engine_config(
     return config
 
 
+# No rule could calculate with these: their type is wrong, or nobody looked at it.
+_UNUSABLE: tuple[schema.Kind, ...] = ("wrong-type", "unknown-field", "other-version")
+
+
 def _without(values: Mapping[str, Any], paths: list[str]) -> dict[str, Any]:
-    """A copy that lacks ``paths``: no rule could calculate with a value of another type."""
     kept: dict[str, Any] = copy.deepcopy(dict(values))
     for path in paths:
         *parents, leaf = path.split(".")
-        node = kept
+        node: Any = kept
         for parent in parents:
-            node = node[parent]
-        del node[leaf]
+            node = node.get(parent) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.pop(leaf, None)
     return kept
 
 
@@ -100,9 +108,13 @@ def _subject(
     )
 
 
-def _schema_findings(config: ResolvedEngineConfig, at: SchemaVersion, engine: str) -> Iterator[Finding]:
-    own = OWN_FIELDS.get(engine, frozenset())
-    certain, doubtful = schema.findings_for({k: v for k, v in config.values.items() if k not in own}, at)
+def _schema_findings(
+    config: ResolvedEngineConfig,
+    certain: list[schema.SchemaFinding],
+    doubtful: list[schema.SchemaFinding],
+    at: SchemaVersion,
+    engine: str,
+) -> Iterator[Finding]:
     for found in certain:
         bound = engine == "tensorrt-llm" or found.kind != "other-version"
         yield _finding(config, found, "error" if bound else "note", at)
@@ -155,6 +167,8 @@ def _header_notes(config: ResolvedEngineConfig, subject: Subject) -> Iterator[Fi
         differences.append(f"for TensorRT-LLM {header.tensorrt_llm}, checked for {at.how_sure}")
     if header.gpus != subject.world_size:
         differences.append(f"for {header.gpus} GPUs a worker, resolved to {subject.world_size}")
+    if not any(kind in gpu for kind in header.gpu for gpu in subject.gpus):
+        differences.append(f"for {' or '.join(header.gpu)}, and this is {subject.gpus[0]}")
     for difference in differences:
         yield Finding(
             severity="note",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trtx.config.topology import Role
 from trtx.errors import UsageError
@@ -42,7 +42,7 @@ class ConfigHeader(BaseModel):
 
     tensorrt_llm: str
     gpus: int
-    gpu: tuple[str, ...]
+    gpu: tuple[str, ...] = Field(min_length=1)
     model: str
     architecture: str | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass
 
@@ -194,6 +195,11 @@ def test_a_finding_names_both_values_and_where_they_are_from() -> None:
         "kv_cache_config.dtype fp8 (prefill, engine_configs/deepseek-r1/prefill.yaml) but auto (decode, --set)"
     )
     assert finding.roles == ("prefill", "decode")
+
+
+def test_a_finding_comes_back_from_plan_json_as_it_was() -> None:
+    for finding in check(Case("", "deepseek-r1", ""), "decode.kv_cache_config.dtype=auto"):
+        assert Finding.from_json(json.loads(json.dumps(finding.to_json()))) == finding
 
 
 def test_what_binds_tensorrt_llm_alone_is_a_note_for_the_embedded_engine() -> None:

@@ -92,6 +92,16 @@ def test_a_config_for_another_version_is_refused_where_that_lacks_something(vers
         assert "make it one of AUTO, CUTLASS" in str(told[0].fix)
 
 
+def test_a_config_for_other_gpus_gets_a_note() -> None:
+    path = recipe_files("deepseek-r1")["prefill"]
+    config = load_engine_config("prefill", family="", path=path, overrides=(), engine="tensorrt-llm")
+    findings = check_engine_configs({"prefill": config}, gpus=("NVIDIA H100 80GB HBM3",))
+    (note,) = [finding for finding in findings if finding.rule == "written-for"]
+    assert "for B200 or B300, and this is NVIDIA H100 80GB HBM3" in note.message
+    assert "moe-backend-for-gpu" in {finding.rule for finding in findings}
+    assert not [f for f in check_engine_configs({"prefill": config}, gpus=("NVIDIA B200",)) if f.rule == "written-for"]
+
+
 def test_the_configs_that_a_build_left_come_before_the_shipped_ones(tmp_path: Path) -> None:
     (tmp_path / "engine_configs").mkdir()
     (tmp_path / "engine_configs" / "agg.yaml").write_text(json.dumps({"max_batch_size": 7}))
