@@ -22,17 +22,21 @@ from kernel_cases import (
 )
 
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
-from trtx.torch_engine.runner.kernels import PassInputs
 from trtx.torch_engine.runner.linear import PlainLinear
 from trtx.torch_engine.runner.model_config import ModelConfig
 from trtx.torch_engine.runner.weights import LayerWeights
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+SCALE = 0.013
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not (HAS_FP8 or IS_INTERPRETED), reason="needs an Ada or Hopper GPU, or TRITON_INTERPRET=1"),
 ]
-SCALE = torch.tensor(0.013, device=DEVICE)
+
+
+@pytest.fixture
+def scale() -> torch.Tensor:
+    return torch.tensor(SCALE, device=DEVICE)
 
 
 def pair_of(shape: ModelConfig, processors: int = 132) -> Pair:
@@ -51,22 +55,22 @@ def alike(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
         mantissa = expected.frexp().mantissa.abs()
         sure = (mantissa != 0.5) & (mantissa != 0.9375)
         actual, expected = actual[sure], expected[sure]
-    torch.testing.assert_close(actual, expected, rtol=0.13, atol=TOLERANCE[dtype] / float(SCALE))
+    torch.testing.assert_close(actual, expected, rtol=0.13, atol=TOLERANCE[dtype] / SCALE)
     assert (actual - expected).abs().mean() < 0.01 * expected.abs().mean()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norms_and_gate_give_the_products_float8(dtype: torch.dtype) -> None:
+def test_norms_and_gate_give_the_products_float8(dtype: torch.dtype, scale: torch.Tensor) -> None:
     pair = pair_of(config(heads=4, kv_heads=2, head_dim=24))
     x, residual, weight = random(7, 96, dtype=dtype), random(7, 96, dtype=dtype), random(96, dtype=dtype)
     x[0, 0] = 1e4  # saturates
-    alike(pair.triton.rms_norm(x, weight, SCALE), pair.reference.rms_norm(x, weight, SCALE), dtype)
-    ours, total = pair.triton.add_rms_norm(x, residual, weight, SCALE)
-    expected, expected_total = pair.reference.add_rms_norm(x, residual, weight, SCALE)
+    alike(pair.triton.rms_norm(x, weight, scale), pair.reference.rms_norm(x, weight, scale), dtype)
+    ours, total = pair.triton.add_rms_norm(x, residual, weight, scale)
+    expected, expected_total = pair.reference.add_rms_norm(x, residual, weight, scale)
     alike(ours, expected, dtype)
     close(total, expected_total)
     gate_up = random(7, 2 * 1100, dtype=dtype)
-    alike(pair.triton.silu_and_mul(gate_up, SCALE), pair.reference.silu_and_mul(gate_up, SCALE), dtype)
+    alike(pair.triton.silu_and_mul(gate_up, scale), pair.reference.silu_and_mul(gate_up, scale), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,21 +92,18 @@ def test_rope_writes_float8_under_the_layers_scales(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("inputs", "processors"),
-    [
-        (decode_inputs([0, 7, 63, 64, 159], [0, 3, 2, 1, 4]), 4),
-        (decode_inputs([0, 7, 63, 64, 159], [0, 3, 2, 1, 4]), 132),
-        (span_inputs([(3, 0, 1), (1, 0, 70), (0, 13, 33), (4, 100, 60), (2, 31, 1)]), 132),
-    ],
-    ids=["decode", "decode in splits", "prefill"],
+    ("is_decode", "processors"), [(True, 4), (True, 132), (False, 132)], ids=["decode", "decode in splits", "prefill"]
 )
 def test_attention_reads_float8_under_the_layers_scales(
-    inputs: PassInputs, processors: int, dtype: torch.dtype, scaled: bool
+    is_decode: bool, processors: int, dtype: torch.dtype, scaled: bool, scale: torch.Tensor
 ) -> None:
+    inputs = span_inputs([(3, 0, 1), (1, 0, 70), (0, 13, 33), (4, 100, 60), (2, 31, 1)])
+    if is_decode:
+        inputs = decode_inputs([0, 7, 63, 64, 159], [0, 3, 2, 1, 4])
     pair = pair_of(config(heads=8, kv_heads=2, head_dim=32), processors)
     q = random(inputs.positions.shape[0], 8, 32, dtype=dtype)
     ours, expected = (
-        kernels.attend(q, 1, inputs, SCALE if scaled else None) for kernels in (pair.triton, pair.reference)
+        kernels.attend(q, 1, inputs, scale if scaled else None) for kernels in (pair.triton, pair.reference)
     )
     if scaled:
         alike(ours, expected, dtype)
@@ -114,17 +115,19 @@ def test_attention_reads_float8_under_the_layers_scales(
 @pytest.mark.parametrize(
     ("num_x", "rows", "columns"), [(1, 64, 4096), (5, 160, 1040), (17, 48, 512), (64, 144, 528), (3, 4096, 256)]
 )
-def test_a_product_of_few_rows_equals_the_dequantized_one(num_x: int, rows: int, columns: int, biased: bool) -> None:
+def test_a_product_of_few_rows_equals_the_dequantized_one(
+    num_x: int, rows: int, columns: int, biased: bool, scale: torch.Tensor
+) -> None:
     from trtx.torch_engine.runner.scaled_linear import ScaledLinear
 
     torch.manual_seed(0)
     dtype = torch.float16 if IS_INTERPRETED else torch.bfloat16
     row_scales = torch.rand(rows, device=DEVICE) * 1e-3 + 1e-4
     weight = to_fp8(torch.randn(rows, columns, device=DEVICE) * 0.02, row_scales[:, None])
-    x = to_fp8(torch.randn(num_x, columns, device=DEVICE), SCALE)
+    x = to_fp8(torch.randn(num_x, columns, device=DEVICE), scale)
     bias = random(rows, dtype=dtype) if biased else None
-    linear = ScaledLinear(weight=weight, row_scales=row_scales, input_scale=SCALE, bias=bias, dtype=dtype)
-    expected = (x.float() * SCALE) @ (weight.float() * row_scales[:, None]).T
+    linear = ScaledLinear(weight=weight, row_scales=row_scales, input_scale=scale, bias=bias, dtype=dtype)
+    expected = (x.float() * scale) @ (weight.float() * row_scales[:, None]).T
     expected += bias.float() if bias is not None else 0.0
     ours = linear.few_rows(x)
     torch.testing.assert_close(ours.float(), expected, rtol=2e-2, atol=2e-2)
