@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtx.torch_engine.runner.fp8 import to_fp8
+from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.model_config import ModelConfig
 from trtx.torch_engine.runner.weights import LayerWeights
@@ -67,11 +67,14 @@ class TorchKernels:
 
     def _gather(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """K and V of whole blocks: ``[..., num_blocks]`` to ``[..., num_kv_heads, tokens, head_dim]``."""
-        kv = self._cache.pool[blocks.long(), layer].to(dtype)  # [..., num_blocks, 2, tokens_per_block, heads, dim]
+        cache, chosen = self._cache, blocks.long()
+        # [..., num_blocks, 2, tokens_per_block, heads, dim]
+        if cache.scales is None:
+            kv = cache.pool[chosen, layer].to(dtype)
+        else:  # as bytes: torch indexes float8 on a CPU, and not in every version on CUDA
+            stored = cache.pool.view(torch.uint8)[chosen, layer].view(FP8)
+            kv = stored.to(dtype) * cache.scales[layer].to(dtype).view(2, 1, 1, 1)
         keys, values = kv.unbind(-4)
-        if self._cache.scales is not None:
-            k_scale, v_scale = self._cache.scales[layer].to(dtype)
-            keys, values = keys * k_scale, values * v_scale
         return keys.flatten(-4, -3).transpose(-3, -2), values.flatten(-4, -3).transpose(-3, -2)
 
     def _decode(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
