@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -24,7 +25,7 @@ import pytest
 from processes import Topology, topology, until
 from topology_clients import ServeCommand, nothing_left, post, stream_once, trtx_serve, wait_until
 
-from trtx.engine.ranks import Rank
+from trtx.engine.ranks import Rank, end
 from trtx.topology import Plan
 from trtx.torch_engine import LLM, SamplingParams
 
@@ -323,6 +324,23 @@ def test_a_shutdown_that_hangs_is_given_up_and_the_rank_it_leaves_is_on_record(
     assert time.monotonic() - began < 15
     assert "the engine did not end in 1 s" in worker.log()
     until("its engine is gone", lambda: not any(rank.is_alive for rank in ranks), seconds=10)
+
+
+def test_an_engine_that_takes_no_step_is_dead_whatever_it_says(only_standin: None, workers: Topology) -> None:
+    workers.start_frontend("--namespace", "trtllm-test")
+    worker = workers.start_worker(engine="tensorrt-llm", max_seq_len=512, flags=("--stall-seconds", "1"))
+    workers.wait_ready(aggregated=1)
+    (engine,) = [Rank(**rank) for rank in worker.status()["ranks"]]
+    body = {"model": workers.model_name, "prompt": PROMPTS[0], "max_tokens": 4}
+    assert post(workers.url, "/v1/completions", body)[0] == 200
+    os.kill(engine.pid, signal.SIGSTOP)
+    try:
+        code, _ = post(workers.url, "/v1/completions", body)
+        assert code >= 500
+        assert worker.process.wait(20) == 4
+        assert "no step in 1 s with 1 requests open" in worker.status()["error"]
+    finally:
+        end([engine])  # which a launcher would do
 
 
 def test_each_attention_dp_rank_is_a_target_of_its_own_for_the_router(only_standin: None, workers: Topology) -> None:

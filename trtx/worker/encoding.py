@@ -48,10 +48,13 @@ class ImageEncoder:
             raise InvalidRequest(f"an image can't be loaded: {error}") from error
         inputs = {"prompt_token_ids": token_ids, "multi_modal_data": {"image": images}, "mm_processor_kwargs": {}}
         # Synchronous in the API; several threads may wait in it, and the engine batches what they ask.
-        (output,) = await asyncio.to_thread(self._encoder.generate, [inputs], use_tqdm=False)
+        try:
+            (output,) = await asyncio.to_thread(self._encoder.generate, [inputs], use_tqdm=False)
+        except ValueError as error:  # how the LLM API refuses an argument
+            raise InvalidRequest(str(error)) from error
         params = output.disaggregated_params
         found = {name: value for name in _FIELDS if (value := getattr(params, name, None)) is not None}
         if "multimodal_embedding_handles" not in found:
-            raise RuntimeError("the encoder returned no multimodal_embedding_handles")
+            raise InvalidRequest("the encoder made nothing of these images; is this a model with a vision encoder?")
         chunk: Chunk = dict(encoder_terminal_chunk({**found, "prompt_token_ids": token_ids}))
         return chunk

@@ -128,7 +128,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self.status.update(
             state="serving",
             engine_pid=loaded.engine_pid,
-            device_memory_bytes=watch.device_memory_bytes(loaded, self._metrics.iterations),
+            device_memory_bytes=watch.device_memory_bytes(loaded, self._metrics),
             kv_blocks=loaded.num_blocks or 0,
             load_seconds=round(loaded.load_seconds, 3),
             ranks=descendants(os.getpid()),
@@ -209,7 +209,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         task.add_done_callback(self._tasks.discard)
 
     async def _leave_when_dead(self, loaded: LoadedEngine) -> None:
-        self._leave(await watch.until_death(loaded, self.status, self._metrics.iterations))
+        stall_seconds = self.options.stall_seconds
+        self._leave(await watch.until_death(loaded, self.status, self._metrics, stall_seconds=stall_seconds))
 
     def _leave(self, reason: str) -> None:
         """A dead engine ends its worker: the launcher restarts both, and Dynamo moves the requests elsewhere."""

@@ -16,6 +16,9 @@ from trtx.errors import UsageError
 DRAIN_SECONDS = 30.0
 """How long a worker that was told to stop waits for the requests it has begun; the launcher's default too."""
 
+STALL_SECONDS = 300.0
+"""How long a TensorRT-LLM engine with open requests may take no step; the frontend gives its streams up as late."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
@@ -30,6 +33,7 @@ class WorkerOptions:
     status_file: Path | None
     drain_seconds: float
     shutdown_seconds: float | None  # None: the engine's own bound
+    stall_seconds: float
 
 
 def parse(argv: list[str]) -> WorkerOptions:
@@ -46,6 +50,7 @@ def parse(argv: list[str]) -> WorkerOptions:
         "--drain-seconds", type=float, default=DRAIN_SECONDS, help="wait for begun requests (default: %(default)s)"
     )
     parser.add_argument("--shutdown-seconds", type=float, help="wait for the engine to end (default: 20, or 60)")
+    parser.add_argument("--stall-seconds", type=float, default=STALL_SECONDS, help="no step for so long is a death")
     args = parser.parse_args(argv)
     if not (args.model / "config.json").is_file():
         # Dynamo would take a directory that is not there for the name of a model to download.
@@ -60,6 +65,7 @@ def parse(argv: list[str]) -> WorkerOptions:
         status_file=args.status_file,
         drain_seconds=args.drain_seconds,
         shutdown_seconds=args.shutdown_seconds,
+        stall_seconds=args.stall_seconds,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
-from typing import Any
+import time
 
 from trtx.engine.ranks import Rank, descendants
 from trtx.engine.tensorrt_llm import versions
 from trtx.worker.loading import LoadedEngine
+from trtx.worker.metrics import WorkerMetrics
 from trtx.worker.status import StatusFile
 
 logger = logging.getLogger(__name__)
@@ -34,18 +34,28 @@ async def watch_ranks(status: StatusFile) -> None:
         await asyncio.sleep(RANKS_SECONDS)
 
 
-async def until_death(loaded: LoadedEngine, status: StatusFile, iterations: Mapping[int, Mapping[str, Any]]) -> str:
-    """Returns when the engine is dead, with what it died of, if it says so. Keeps ``device_memory_bytes`` true."""
+async def until_death(loaded: LoadedEngine, status: StatusFile, metrics: WorkerMetrics, *, stall_seconds: float) -> str:
+    """Returns when the engine is dead, with what it died of, if it says so. Keeps ``device_memory_bytes`` true.
+
+    Dead is also an engine that takes no step for ``stall_seconds`` while requests are open, whatever it says of its
+    health: a lost completion message or a transfer that timed out can leave it so (TensorRT-LLM #17665, #14414).
+    """
+    seen, since = (0, 0), time.monotonic()
     while await _is_healthy(loaded):
-        if (memory := device_memory_bytes(loaded, iterations)) != status.status.device_memory_bytes:
+        if (memory := device_memory_bytes(loaded, metrics)) != status.status.device_memory_bytes:
             status.update(device_memory_bytes=memory)
+        steps = sum(int(row.get("iter") or 0) for row in metrics.iterations.values())
+        if not metrics.open_requests or (metrics.generated_tokens, steps) != seen:
+            seen, since = (metrics.generated_tokens, steps), time.monotonic()
+        elif not loaded.api.survives_errors and time.monotonic() - since > stall_seconds:
+            return f"no step in {stall_seconds:g} s with {metrics.open_requests} requests open"
         await asyncio.sleep(HEALTH_SECONDS)
     return str(versions.fatal_error(loaded.llm) or "")
 
 
-def device_memory_bytes(loaded: LoadedEngine, iterations: Mapping[int, Mapping[str, Any]]) -> int:
+def device_memory_bytes(loaded: LoadedEngine, metrics: WorkerMetrics) -> int:
     """As the engine says, else as its last iterations do; 0 where neither has."""
-    rows = iterations.values()
+    rows = metrics.iterations.values()
     return loaded.device_memory_bytes() or max((int(row.get("gpuMemUsage") or 0) for row in rows), default=0)
 
 
