@@ -108,6 +108,12 @@ def metric(plan: Plan, role: str, name: str) -> float:
     return float(found[0]) if found else 0.0
 
 
+@pytest.fixture
+def only_standin(is_standin: bool) -> None:
+    if not is_standin:
+        pytest.skip("faults and versions on demand are the stand-in's")
+
+
 # --- tokens ---
 
 
@@ -222,13 +228,17 @@ def test_a_request_that_the_engine_refuses_is_a_400_and_harms_no_other(
     assert complete(served, PROMPTS[2])["choices"][0]["text"] == expected[PROMPTS[2]].text
 
 
+def test_the_stable_release_is_served_without_what_came_later(
+    only_standin: None, trtllm_environment: Mapping[str, str], expected: dict[str, Expected]
+) -> None:
+    """1.2.1 has no global request ids, no KV capacity, no priority and no health call."""
+    with serving({**trtllm_environment, "STANDIN_TRTLLM_VERSION": "1.2.1"}, "--mode", "disagg") as (_, plan):
+        assert complete(plan, PROMPTS[0])["choices"][0]["text"] == expected[PROMPTS[0]].text
+        assert metric(plan, "prefill", "trtx_generated_tokens_total") > 0
+        assert "this engine has no health call" in plan.workers[0].log_path.read_text()
+
+
 # --- faults ---
-
-
-@pytest.fixture
-def only_standin(is_standin: bool) -> None:
-    if not is_standin:
-        pytest.skip("a fault on demand is the stand-in's")
 
 
 def test_an_engine_that_fails_ends_its_worker_with_its_ranks_and_a_new_one_serves(
