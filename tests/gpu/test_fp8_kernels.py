@@ -1,4 +1,4 @@
-"""float8 in the Triton kernels against torch: results for scaled products, the KV cache, products of few rows.
+"""float8 in the Triton kernels against torch: results for scaled products, the KV cache.
 
 Without a GPU: TRITON_INTERPRET=1 and the package triton.
 """
@@ -21,7 +21,7 @@ from kernel_cases import (
     span_inputs,
 )
 
-from trtx.torch_engine.runner.fp8 import FP8, to_fp8
+from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.linear import PlainLinear
 from trtx.torch_engine.runner.model_config import ModelConfig
 from trtx.torch_engine.runner.weights import LayerWeights
@@ -109,28 +109,3 @@ def test_attention_reads_float8_under_the_layers_scales(
         alike(ours, expected, dtype)
     else:
         close(ours, expected)
-
-
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(
-    ("num_x", "rows", "columns"), [(1, 64, 4096), (5, 160, 1040), (17, 48, 512), (64, 144, 528), (3, 4096, 256)]
-)
-def test_a_product_of_few_rows_equals_the_dequantized_one(
-    num_x: int, rows: int, columns: int, biased: bool, scale: torch.Tensor
-) -> None:
-    from trtx.torch_engine.runner.scaled_linear import ScaledLinear
-
-    torch.manual_seed(0)
-    dtype = torch.float16 if IS_INTERPRETED else torch.bfloat16
-    row_scales = torch.rand(rows, device=DEVICE) * 1e-3 + 1e-4
-    weight = to_fp8(torch.randn(rows, columns, device=DEVICE) * 0.02, row_scales[:, None])
-    x = to_fp8(torch.randn(num_x, columns, device=DEVICE), scale)
-    bias = random(rows, dtype=dtype) if biased else None
-    linear = ScaledLinear(weight=weight, row_scales=row_scales, input_scale=scale, bias=bias, dtype=dtype)
-    expected = (x.float() * scale) @ (weight.float() * row_scales[:, None]).T
-    expected += bias.float() if bias is not None else 0.0
-    ours = linear.few_rows(x)
-    torch.testing.assert_close(ours.float(), expected, rtol=2e-2, atol=2e-2)
-    assert torch.equal(linear.few_rows(x), ours), "the order in which programs end decides"
-    if HAS_FP8:
-        torch.testing.assert_close(linear.many_rows(x).float(), expected, rtol=2e-2, atol=2e-2)
