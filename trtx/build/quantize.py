@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Projections of the same input, one product in TensorRT-LLM and in the embedded engine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """``source``, ``output``: directories. ``device``: torch's name of it. ``dtype``: the model's, such as bfloat16."""
@@ -65,9 +69,27 @@ def quantize(job: Job, tell: Tell) -> None:
     tell("calibrating", 0, total)
     with torch.no_grad():
         model = mtq.quantize(model, recipe, calibrate)
+    if job.form == "fp8":
+        _share_weight_scales(model)
     tell("exporting", 0, 0)
     with torch.inference_mode():
         export_hf_checkpoint(model, export_dir=job.output)
+
+
+def _share_weight_scales(model: Any) -> None:
+    """One FP8 weight scale for projections that engines merge into one product.
+
+    ModelOpt's export (0.47) leaves each its own. TensorRT-LLM's loader then rescales what is rounded already to the
+    largest of them, and rounds a second time (``FP8QDQLinearMethod`` in its ``_torch/modules/linear.py``); here all are rounded once.
+    """
+    for module in model.modules():
+        for names in MERGED:
+            parts = [getattr(module, name, None) for name in names]
+            quantizers = [part.weight_quantizer for part in parts if hasattr(part, "weight_quantizer")]
+            if len(quantizers) == len(names) and all(quantizer.amax is not None for quantizer in quantizers):
+                largest = max(float(quantizer.amax) for quantizer in quantizers)
+                for quantizer in quantizers:
+                    quantizer.amax = largest
 
 
 def _load(job: Job) -> Any:
