@@ -79,12 +79,13 @@ def quantize(job: Job, tell: Tell) -> None:
 def _share_weight_scales(model: Any) -> None:
     """One FP8 weight scale for projections that engines merge into one product.
 
-    ModelOpt's export (0.47) leaves each its own. TensorRT-LLM's loader then rescales what is rounded already to the
-    largest of them, and rounds a second time (``FP8QDQLinearMethod`` in its ``_torch/modules/linear.py``); here all are rounded once.
+    ModelOpt's export (0.47) leaves each its own. TensorRT-LLM's loader (``FP8QDQLinearMethod`` in its
+    ``_torch/modules/linear.py``) then rescales what is rounded already to the largest of them, and rounds a second
+    time; here all are rounded once.
     """
     for module in model.modules():
         for names in MERGED:
-            parts = [getattr(module, name, None) for name in names]
+            parts: list[Any] = [getattr(module, name, None) for name in names]
             quantizers = [part.weight_quantizer for part in parts if hasattr(part, "weight_quantizer")]
             if len(quantizers) == len(names) and all(quantizer.amax is not None for quantizer in quantizers):
                 largest = max(float(quantizer.amax) for quantizer in quantizers)
