@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from trtx.cli.findings_text import describe_findings
+from trtx.cli.memory_text import describe_memory
 from trtx.config import (
     Finding,
     Mode,
@@ -29,6 +30,7 @@ from trtx.config.check import checked_version
 from trtx.config.findings import SEVERITIES, Severity
 from trtx.config.versions import SchemaVersion
 from trtx.errors import UsageError
+from trtx.memory import MemoryPlan, UnknownShapeError, device_named, plan_memory
 
 _NEEDED: dict[Mode, tuple[Role, ...]] = {"agg": ("agg",), "disagg": ("prefill", "decode")}
 
@@ -53,6 +55,7 @@ class _Checked:
     version: SchemaVersion
     configs: tuple[ResolvedEngineConfig, ...]
     findings: tuple[Finding, ...]
+    memory: tuple[MemoryPlan, ...]
 
 
 def check(request: CheckRequest, *, as_json: bool) -> int:
@@ -108,22 +111,23 @@ def _topology(
     }
     gpus = (request.gpu,) if request.gpu else ()
     findings = check_engine_configs(configs, version=request.version, model=facts, gpus=gpus)
+    memory: list[MemoryPlan] = []
     if directory is not None and request.gpu is not None:
-        findings += tuple(_memory_findings(configs, directory, request.gpu))
-    return _Checked(name, checked_version(configs, request.version), tuple(configs.values()), findings)
+        findings += tuple(_plan_memory(configs, directory, request.gpu, memory))
+    return _Checked(name, checked_version(configs, request.version), tuple(configs.values()), findings, tuple(memory))
 
 
-def _memory_findings(configs: Mapping[Role, ResolvedEngineConfig], directory: Path, gpu: str) -> Iterator[Finding]:
-    """A role that the GPU can't hold, or a model whose size can't be calculated."""
-    from trtx.memory import UnknownShapeError, device_named, plan_memory
-
+def _plan_memory(
+    configs: Mapping[Role, ResolvedEngineConfig], directory: Path, gpu: str, planned: list[MemoryPlan]
+) -> Iterator[Finding]:
+    """Adds a plan a role to ``planned``. Finds a role that the GPU can't hold, or a model of an unknown shape."""
     device = device_named(gpu)
     for role, config in configs.items():
         if role == "encode":
             continue
         severity: Severity = "error"
         try:
-            plan_memory(directory, role, config.values, engine="tensorrt-llm", device=device)
+            planned.append(plan_memory(directory, role, config.values, engine="tensorrt-llm", device=device))
             continue
         except UsageError as refusal:
             message = str(refusal)
@@ -171,6 +175,7 @@ def _lines(checked: _Checked) -> Iterator[str]:
     yield f"{checked.name}: {told or 'nothing to say'} (TensorRT-LLM {checked.version.how_sure})"
     for config in checked.configs:
         yield f"  {config.role}: {config.source}"
+    yield from describe_memory(checked.memory)
     if checked.findings:
         yield from describe_findings(checked.findings)
     yield ""
@@ -183,4 +188,5 @@ def _document(checked: _Checked) -> dict[str, Any]:
         "columns": list(checked.version.columns),
         "configs": {config.role: config.source for config in checked.configs},
         "findings": [finding.to_json() for finding in checked.findings],
+        "memory": [asdict(plan) for plan in checked.memory],
     }

@@ -38,8 +38,9 @@ def _rows(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
         yield "KV transfer", size_text(plan.transfer_bytes), "buffers to send and to receive"
     if plan.others_bytes:
         yield "other processes", size_text(plan.others_bytes), "now"
-    share = f"{plan.fraction:g} of what is left at most" if plan.is_gpu else ""
-    yield "KV pool", size_text(plan.pool_bytes), share
+    share = f"free_gpu_memory_fraction {plan.fraction:g} of what is left" if plan.is_gpu else ""
+    bound = share if plan.max_tokens is None else f"max_tokens {plan.max_tokens:,}"
+    yield "KV pool", size_text(plan.pool_bytes), bound
     yield "a token", f"{plan.kv_bytes_per_token:,.0f} B", plan.kv_formula
     blocks = f"tokens, {plan.capacity_blocks:,} blocks of {plan.tokens_per_block}"
     yield "holds", f"{plan.capacity_tokens:,}", blocks

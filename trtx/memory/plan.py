@@ -43,6 +43,7 @@ class MemoryPlan:
     kv_bytes_per_token: float
     kv_formula: str
     fraction: float
+    max_tokens: int | None
     pool_bytes: int
     tokens_per_block: int
     capacity_blocks: int
@@ -125,6 +126,7 @@ def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budge
         kv_bytes_per_token=share.kv_bytes_per_token,
         kv_formula=_formula(model, limits, budget),
         fraction=limits.fraction,
+        max_tokens=limits.max_tokens,
         pool_bytes=pool,
         tokens_per_block=limits.tokens_per_block,
         capacity_blocks=blocks,

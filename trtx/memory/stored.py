@@ -38,9 +38,9 @@ class StoredWeights:
 
 
 def stored_weights(directory: Path) -> StoredWeights | None:
-    """None where the directory holds no safetensors. Raises UsageError for a file that is none."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
+    """None where the directory holds no safetensors, or not all of them. Raises UsageError for a file that is none."""
+    files = _files(directory)
+    if not files or not all(path.is_file() for path in files):
         return None
     layers: dict[int, Counter[str]] = {}
     outside: Counter[str] = Counter()
@@ -55,6 +55,18 @@ def stored_weights(directory: Path) -> StoredWeights | None:
     return StoredWeights(
         layers, outside["embedding"], outside["head"], outside["vision"], outside["other"], files=len(files)
     )
+
+
+def _files(directory: Path) -> list[Path]:
+    """Those that the index names, where there is one: other files beside them may hold the same weights again."""
+    index = directory / "model.safetensors.index.json"
+    if not index.is_file():
+        return sorted(directory.glob("*.safetensors"))
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{index} is no safetensors index ({error!r}); download the checkpoint again") from error
+    return [directory / str(name) for name in sorted(names)]
 
 
 def _split(name: str) -> str:

@@ -185,6 +185,20 @@ def test_sizes_come_from_the_files_where_they_are(tmp_path: Path) -> None:
     assert (found.embedding, found.head, found.vision, found.other) == (100, 200, 50, 3)
 
 
+def test_half_a_download_is_counted_and_not_weighed(tmp_path: Path) -> None:
+    _write_safetensors(tmp_path / "model-00001-of-00002.safetensors", {"model.embed_tokens.weight": 100})
+    index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    _write_safetensors(tmp_path / "consolidated.safetensors", {"tok_embeddings.weight": 100})
+    found = stored_weights(tmp_path)
+    assert found is not None
+    assert (found.files, found.embedding) == (1, 100)
+    index["weight_map"]["lm_head.weight"] = "model-00002-of-00002.safetensors"
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert stored_weights(tmp_path) is None
+    assert _plan(tmp_path, QWEN3_8B).weight_source.startswith("counted")
+
+
 def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0")
     with pytest.raises(UsageError, match=r"model\.safetensors can't be read as safetensors"):

@@ -1,0 +1,46 @@
+"""The memory plan on screen: in --dry-run, in build --check, and in plan.json."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.cli.memory_text import describe_memory
+from trtx.memory import MemoryPlan, device_named, plan_memory
+
+
+def _trtx(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trtx", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_table_fits_80_columns_with_the_largest_figures() -> None:
+    path = resolve_checkpoint("synthetic:llama-3.1-8b").path
+    values = {"max_batch_size": 2048, "tensor_parallel_size": 8, "cache_transceiver_config": {"backend": "DEFAULT"}}
+    plan = plan_memory(path, "decode", values, engine="tensorrt-llm", device=device_named("B300"))
+    lines = list(describe_memory([plan]))
+    assert max(map(len, lines)) <= 80
+    assert "holds" in "\n".join(lines)
+    assert any(line.split()[:2] == ["a", "token"] and "16,384 B" in line for line in lines)
+
+
+def test_dry_run_prints_the_plan_and_refuses_what_cannot_fit() -> None:
+    done = _trtx("serve", "--dry-run", "--port", "0", "--engine", "torch", "--model", "synthetic:tiny-trained")
+    assert done.returncode == 0, done.stderr
+    assert "Memory of agg, host memory" in done.stdout
+    assert "65,536  tokens, 2,048 blocks of 32" in done.stdout
+    done = _trtx("serve", "--dry-run", "--port", "0", "--set", "kv_cache_config.max_tokens=10000000000")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "what would fit: --set kv_cache_config.max_tokens=" in done.stderr
+
+
+def test_check_plans_for_a_gpu_that_is_not_here() -> None:
+    done = _trtx("build", "synthetic:qwen3-8b", "--check", "--gpu", "H100", "--mode", "agg", "--json")
+    assert done.returncode == 0, done.stderr
+    (plan,) = json.loads(done.stdout)[0]["memory"]
+    assert plan["kv_bytes_per_token"] == 147456
+    assert MemoryPlan(**plan).sequences_of(1024) == plan["capacity_blocks"] // 32
