@@ -106,7 +106,9 @@ COUNTS = {
     "gpt-oss-20b": (GPT_OSS_20B, 20_914_757_184),
 }
 
-_FP8 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*router*"]}}
+MODELOPT_FP8 = {
+    "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*router*"]}
+}
 _NVFP4 = {
     "quantization_config": {
         "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.*.self_attn*"],
@@ -122,8 +124,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-8B-Instruct": LLAMA_3_1_8B,
     "nvidia/Llama-3.3-70B-Instruct-FP8": LLAMA_3_1_8B
     | {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672}
-    | _FP8,
-    "nvidia/Llama-4-Maverick-17B-128E-Instruct-FP8": LLAMA_4_MAVERICK | _FP8,
+    | MODELOPT_FP8,
+    "nvidia/Llama-4-Maverick-17B-128E-Instruct-FP8": LLAMA_4_MAVERICK | MODELOPT_FP8,
     "Qwen/Qwen2.5-7B-Instruct": dict(SHAPES["qwen2.5-7b"].config),
     "Qwen/Qwen2.5-VL-7B-Instruct": QWEN2_5_VL_7B,
     "Qwen/Qwen3-8B": QWEN3_8B,

@@ -16,6 +16,7 @@ from published_models import (
     LLAMA_3_1_8B,
     LLAMA_4_MAVERICK,
     LLAMA_4_SCOUT,
+    MODELOPT_FP8,
     QWEN2_5_VL_7B,
     QWEN3_8B,
 )
@@ -156,6 +157,24 @@ def test_quantized_layers_shrink_and_the_head_does_not(tmp_path: Path, method: d
 def test_gpt_oss_in_mxfp4_has_its_published_size(tmp_path: Path) -> None:
     """60.8 GiB, as its model card says; attention and vocabulary stay in bfloat16."""
     assert _plan(tmp_path, GPT_OSS_120B).weight_bytes / 2**30 == pytest.approx(60.8, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("config", "gib"),
+    [
+        (LLAMA_3_1_8B, 14.96),  # "model weights take 14.96GiB", vLLM #10511
+        (LLAMA_3_1_8B | MODELOPT_FP8, 8.46),  # Llama-3.1-8B-Instruct-FP8, TRT-LLM #6294
+    ],
+    ids=["bfloat16", "FP8"],
+)
+def test_weights_are_what_engines_report(tmp_path: Path, config: dict[str, Any], gib: float) -> None:
+    assert _plan(tmp_path, config).weight_bytes / 2**30 == pytest.approx(gib, abs=0.005)
+
+
+def test_activations_of_a_published_profile(tmp_path: Path) -> None:
+    """gpt-oss-120b, 8,192 tokens, batch 64, one GPU: 0.85 GiB "dynamically allocated during inference"."""
+    plan = _plan(tmp_path, GPT_OSS_120B, max_num_tokens=8192, max_batch_size=64)
+    assert plan.activation_bytes / 2**30 == pytest.approx(0.85, abs=0.05)
 
 
 def _write_safetensors(path: Path, sizes: dict[str, int]) -> None:
