@@ -16,7 +16,7 @@ from trtx.memory.refusal import refuse
 from trtx.memory.reserves import UNCERTAINTY
 from trtx.memory.shapes import ModelShape, model_shape
 from trtx.memory.sizing import WIDTHS, RankShare, layer_kv_elements
-from trtx.memory.weights import full_width, model_weights
+from trtx.memory.weights import draft_weights, full_width, model_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,6 @@ def _notes(shape: ModelShape, limits: Limits, share: RankShare, tokens: int, lon
             f"{layers} of {len(shape.windows)} layers attend to a window, but hold all tokens unless "
             "kv_cache_config.max_attention_window lists it"
         )
-    if limits.speculation and limits.speculation != "MTP" and limits.draft_model:
-        notes.append(f"the draft model {limits.draft_model} is not in these figures")
+    if limits.draft_model and draft_weights(limits) is None:
+        notes.append(f"the draft model {limits.draft_model} is not on this machine, and not in these figures")
     return notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
@@ -22,9 +23,25 @@ def model_weights(
     """TensorRT-LLM keeps weights as they are stored; the torch engine casts them to its own dtype."""
     stored = stored_weights(directory) if limits.engine != "torch" else None
     if stored is not None:
-        return _read(stored, shape, limits)
-    held = _held_format(quantization, limits, device)
-    return count_weights(shape, held, full_width(shape, limits, device), with_draft=uses_mtp(limits))
+        weights = _read(stored, shape, limits)
+    else:
+        held = _held_format(quantization, limits, device)
+        weights = count_weights(shape, held, full_width(shape, limits, device), with_draft=uses_mtp(limits))
+    draft = draft_weights(limits)
+    return weights if draft is None else replace(weights, layers=weights.layers + _draft_layers(draft))
+
+
+def draft_weights(limits: Limits) -> StoredWeights | None:
+    """Of a draft model (Eagle3) that lies on this machine."""
+    directory = None if limits.draft_model is None else Path(limits.draft_model)
+    return stored_weights(directory) if directory is not None and directory.is_dir() else None
+
+
+def _draft_layers(draft: StoredWeights) -> tuple[Counter[str], ...]:
+    """Its layers after the decoder's; what is outside of them (vocabulary, joining product) with the first, split."""
+    first, *others = [layer for _, layer in sorted(draft.layers.items())] or [Counter()]  # Eagle3 names one "midlayer"
+    outside = draft.embedding + draft.head + draft.other
+    return (first + Counter({"mlp": outside}), *others)
 
 
 def count_weights(shape: ModelShape, quantization: Quantization, width: float, *, with_draft: bool) -> Weights:

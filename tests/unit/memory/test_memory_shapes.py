@@ -121,6 +121,23 @@ def test_mtp_adds_one_layer_of_weights_and_kv(tmp_path: Path) -> None:
     assert drafting.weight_bytes > plain.weight_bytes + 1e9
 
 
+@pytest.mark.parametrize("layer", ["midlayer", "layers.0"])
+def test_a_draft_model_on_this_machine_counts(tmp_path: Path, layer: str) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    target.mkdir()
+    draft.mkdir()
+    names = {f"{layer}.self_attn.q_proj.weight": 4096, "fc.weight": 1024, "lm_head.weight": 2048}
+    _write_safetensors(draft / "model.safetensors", names)
+    plain = _plan(target, QWEN3_8B)
+    speculative = {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": str(draft)}
+    drafting = _plan(target, QWEN3_8B, speculative_config=speculative)
+    assert drafting.weight_bytes - plain.weight_bytes == 4096 + 1024 + 2048
+    assert drafting.kv_bytes_per_token == plain.kv_bytes_per_token * 37 / 36
+    elsewhere = _plan(target, QWEN3_8B, speculative_config=speculative | {"speculative_model": "some/eagle3"})
+    assert elsewhere.weight_bytes == plain.weight_bytes
+    assert "some/eagle3 is not on this machine" in elsewhere.notes[-1]
+
+
 @pytest.mark.parametrize(
     ("facts", "algorithm", "kv"),
     [
