@@ -20,6 +20,8 @@ VERBS = {
     "doctor": ("trtx.cli.doctor", "Check this machine: driver, GPUs, packages, limits, leftovers."),
 }
 
+READER_GONE = 141  # what a shell reports for SIGPIPE: the reader went away, as in `trtx … | head`
+
 
 class Verbs(TyperGroup):
     """A group whose commands are imported when one is called; a listing takes their lines from ``VERBS``."""
@@ -77,13 +79,15 @@ def run(argv: list[str]) -> int:
     try:
         app(args=argv, prog_name="trtx")
     except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):
+            return READER_GONE  # Typer and Rich make it a failure of their own (0.29, 14.1)
         return leaving.code if isinstance(leaving.code, int) else 1 if leaving.code else 0
     except TrtxError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     except BrokenPipeError:
-        return 141  # the reader went away, as in `trtx … | head`: what a shell reports for SIGPIPE
+        return READER_GONE
     except Exception:
         traceback.print_exc()
         return _complain("this is a bug of trtx; please report the lines above", 70)

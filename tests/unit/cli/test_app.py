@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -28,3 +29,15 @@ def test_a_wrong_word_is_one_sentence_and_exit_2(arguments: list[str]) -> None:
     assert refused.returncode == 2, refused.stderr
     assert "Traceback" not in refused.stderr
     assert arguments[-1] in refused.stderr
+
+
+@pytest.mark.parametrize("arguments", [["bench", "--help"], ["doctor", "--port", "0"], ["no-such-verb"]])
+def test_a_reader_that_goes_away_is_what_a_shell_calls_sigpipe(arguments: list[str]) -> None:
+    """Whatever is written is written to nobody: both streams are a pipe whose other end is closed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([sys.executable, "-m", "trtx", *arguments], stdout=writer, stderr=writer, timeout=60)
+    finally:
+        os.close(writer)
+    assert done.returncode == 141
