@@ -6,12 +6,12 @@ Enter through :func:`sweep` with a :class:`Target` and a :class:`LoadSpec`; read
 Always holds: aiperf's files stay as it wrote them, and a failed request or cell is recorded beside the figures.
 """
 
-from trtx.bench.cells import Cell, Trial, read_cells
+from trtx.bench.cells import Cell, Trial, cell_directory, cell_name, read_cells
 from trtx.bench.journal import Journal, read_journal
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import Distribution, Figures
 from trtx.bench.statistics import samples_needed
-from trtx.bench.sweep import Progress, sweep
+from trtx.bench.sweep import Progress, collect_ended, staging_directory, sweep
 
 __all__ = [
     "Cell",
@@ -23,8 +23,12 @@ __all__ = [
     "Progress",
     "Target",
     "Trial",
+    "cell_directory",
+    "cell_name",
+    "collect_ended",
     "read_cells",
     "read_journal",
     "samples_needed",
+    "staging_directory",
     "sweep",
 ]

@@ -75,6 +75,11 @@ class Cell:
         total = self.figures.output_token_throughput if self.figures else None
         return output_token_throughput_per_device(total, self.device_count)
 
+    def has_files(self, run_dir: Path) -> bool:
+        """The records that its figures come from are still there."""
+        directory = cell_directory(run_dir, self.mode, self.concurrency)
+        return all((directory / trial.directory / RECORDS_FILE).exists() for trial in self.trials)
+
     def to_json(self) -> dict[str, Any]:
         document = {"schema_version": SCHEMA_VERSION, "name": self.name, "status": self.status}
         return {

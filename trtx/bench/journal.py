@@ -29,6 +29,11 @@ class Journal:
         finally:
             os.close(descriptor)
 
+    def mend(self) -> None:
+        """Cuts off a last line that a full disk cut short, so that the next one begins a line of its own."""
+        if self.path.exists() and not (text := self.path.read_bytes()).endswith(b"\n"):
+            os.truncate(self.path, text.rfind(b"\n") + 1)
+
 
 def read_journal(run_dir: Path) -> tuple[dict[str, Any], ...]:
     """The events so far, in order; none when nothing was noted yet. A last line cut short is left out."""

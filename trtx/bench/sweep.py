@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,8 +43,9 @@ def sweep(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     still_serving: Callable[[], None] = lambda: None,
     on_start: Callable[[int, Path], None] = lambda session, scratch: None,
+    loads: Sequence[Load] | None = None,
 ) -> tuple[Cell, ...]:
-    """Measures every load of ``spec`` against ``target`` and returns the cells, in the order measured.
+    """Measures ``loads`` of ``spec`` (None: all) against ``target`` and returns the cells, in the order measured.
 
     Under ``run_dir`` it writes ``cells/<mode>-c<concurrency>/{cell.json, trial-NN/<aiperf's files>}``,
     ``aiperf/<mode>/`` with aiperf's log and its own aggregates, and a line of ``journal.jsonl`` as each cell ends.
@@ -52,11 +53,12 @@ def sweep(
     an interrupt), the cells measured until then are written first. ``on_start`` gets aiperf's session and its temporary
     directory. Raises LoadGeneratorError when aiperf measured none.
     """
-    staging = run_dir / "aiperf" / target.mode
+    loads = spec.loads if loads is None else loads
+    staging = staging_directory(run_dir, target.mode)
     staging.mkdir(parents=True, exist_ok=True)
-    watch = _Watch(target, spec, run_dir, staging, on_progress)
-    cells_ahead = [cell_name(target.mode, concurrency) for concurrency in spec.concurrency]
-    argv = command(target, spec, spec.loads, staging)
+    watch = _Watch(target, spec, loads, run_dir, on_progress)
+    cells_ahead = [cell_name(target.mode, load.concurrency) for load in loads]
+    argv = command(target, spec, loads, staging)
     watch.journal.note("sweep_started", mode=target.mode, model=target.model, cells=cells_ahead, argv=argv)
     exit_code = None
     try:
@@ -65,6 +67,7 @@ def sweep(
                 watch.look()
                 still_serving()
                 time.sleep(POLL_S)
+            watch.look()
     finally:
         # Only now: aiperf reads its runs' files again for its aggregates when the last one has ended.
         cells = watch.collect(exit_code)
@@ -72,21 +75,42 @@ def sweep(
     if not any(cell.figures for cell in cells):
         raise LoadGeneratorError(
             f"aiperf exited {exit_code} and measured nothing in mode {target.mode}; expected records of "
-            f"{len(spec.loads)} cells; its log {staging / 'aiperf.log'} ends:\n{tail(staging / 'aiperf.log', 15)}"
+            f"{len(loads)} cells; its log {staging / 'aiperf.log'} ends:\n{tail(staging / 'aiperf.log', 15)}"
         )
     return cells
+
+
+def staging_directory(run_dir: Path, mode: str) -> Path:
+    """Where aiperf writes while it measures one mode."""
+    return run_dir / "aiperf" / mode
+
+
+def collect_ended(
+    target: Target, spec: LoadSpec, loads: Sequence[Load], run_dir: Path, *, dry_run: bool = False
+) -> tuple[Load, ...]:
+    """Writes the cells of a killed sweep of ``loads`` whose trials had all ended, and returns their loads.
+
+    :func:`sweep` does so itself however it ends, unless it is killed with SIGKILL. ``dry_run`` writes nothing.
+    """
+    watch = _Watch(target, spec, loads, run_dir)
+    return tuple(load for load in loads if watch.collect_ended(load, dry_run=dry_run))
 
 
 class _Watch:
     """Follows one aiperf call by its files, and turns them into cells."""
 
     def __init__(
-        self, target: Target, spec: LoadSpec, run_dir: Path, staging: Path, on_progress: Callable[[Progress], None]
+        self,
+        target: Target,
+        spec: LoadSpec,
+        loads: Sequence[Load],
+        run_dir: Path,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
-        self.target, self.spec, self.run_dir, self.staging = target, spec, run_dir, staging
+        self.target, self.spec, self.loads, self.run_dir = target, spec, loads, run_dir
         self.journal = Journal(run_dir)
         self._on_progress = on_progress
-        self._runs = run_files(staging, spec.loads, spec.trials)
+        self._runs = run_files(staging_directory(run_dir, target.mode), loads, spec.trials)
         self._ended: set[tuple[str, int]] = set()
         self._started_at = time.monotonic()
 
@@ -109,12 +133,23 @@ class _Watch:
     def collect(self, exit_code: int | None) -> tuple[Cell, ...]:
         """Moves each run's files to its cell, computes the figures, writes cells that have any run started."""
         cells = []
-        for load in self.spec.loads:
-            runs = [run for run in self._runs if run.load == load]
+        for load in self.loads:
+            runs = self._of(load)
             if not any(run.started for run in runs) and exit_code is None:
                 continue  # stopped before its turn
             cells.append(self._collect_cell(load, runs, exit_code))
         return tuple(cells)
+
+    def collect_ended(self, load: Load, *, dry_run: bool) -> bool:
+        """Collects one cell if all its trials have ended and are still where aiperf wrote them."""
+        runs = self._of(load)
+        has_ended = all(run.ended for run in runs)
+        if has_ended and not dry_run:
+            self._collect_cell(load, runs, None)
+        return has_ended
+
+    def _of(self, load: Load) -> list[RunFiles]:
+        return [run for run in self._runs if run.load == load]
 
     def _collect_cell(self, load: Load, runs: list[RunFiles], exit_code: int | None) -> Cell:
         directory = cell_directory(self.run_dir, self.target.mode, load.concurrency)

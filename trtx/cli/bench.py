@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -15,7 +17,7 @@ from trtx.config import Mode
 from trtx.errors import TrtxError, UsageError
 
 if TYPE_CHECKING:
-    from trtx.experiment import ExperimentSpec
+    from trtx.experiment import ExperimentSpec, Outcome
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -25,6 +27,7 @@ _TOPOLOGY_OPTIONS = (
     "model", "served_model_name", "engine", "config", "recipe", "overrides", "workers", "prefill", "decode", "tp",
     "gpus", "router_mode", "host", "port",
 )  # fmt: skip
+_OPTION_NAMES = {"overrides": "set"}  # parameter → option, where they differ
 _LOAD_OPTIONS = ("isl", "osl", "request_count", "warmup_request_count", "trials", "seed")
 
 
@@ -122,6 +125,15 @@ def bench(
     host: options.HostOption = "127.0.0.1",
     port: options.PortOption = 0,
     output: options.OutputOption = Path("runs"),
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN_DIR",
+            help="Go on with a run that ended early: keep its finished cells, measure the others.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print what would be started and sent; start nothing.", rich_help_panel=_OUTPUT),
@@ -144,8 +156,15 @@ def bench(
       trtx bench --engine simulated --concurrency 64 --dry-run
     """
     typed = {name: value for name, value in context.params.items() if _was_typed(context, name)}
+    if resume is not None:
+        _refuse_beside_resume(typed, resume)
+        from trtx.experiment import resume as go_on
+
+        _run(partial(go_on, resume, argv=_argv()), as_json)
+        return
     overlay = _overlay(typed)
     from trtx.experiment import load_sweep
+    from trtx.experiment import run as measure
 
     spec = load_sweep(sweep, overlay)
     if spec.attach is None:
@@ -153,22 +172,35 @@ def bench(
     if dry_run:
         _show_plans(spec, output)
         return
-    _run(spec, output, as_json)
+    _run(partial(measure, spec, parent=output, argv=_argv()), as_json)
 
 
-def _run(spec: ExperimentSpec, output: Path, as_json: bool) -> None:
+def _argv() -> list[str]:
+    return ["trtx", *sys.argv[1:]]
+
+
+def _refuse_beside_resume(typed: dict[str, Any], run_dir: Path) -> None:
+    if refused := sorted(typed.keys() - {"resume", "as_json"}):
+        name = _OPTION_NAMES.get(refused[0], refused[0].replace("_", "-"))
+        raise UsageError(
+            f"--{name} can't be given beside --resume, which goes on with what {run_dir} was asked; leave it out"
+        )
+
+
+def _run(start: Callable[..., Outcome], as_json: bool) -> None:
+    """Shows a run while it goes on, then its table and where its report is."""
     from trtx.cli.bench_view import BenchView
-    from trtx.experiment import run
     from trtx.report import console_table, read_run
     from trtx.report.summary import summary_json
 
-    view = BenchView(spec)
+    view = BenchView()
     try:
         with view:
-            outcome = run(spec, parent=output, argv=["trtx", *sys.argv[1:]], listener=view.listener)
+            outcome = start(listener=view.listener)
     except TrtxError:
         if view.run_dir is not None:
             typer.echo(f"what was measured until then: {view.run_dir / 'report.html'}", err=True)
+            typer.echo(f"go on with it: trtx bench --resume {shlex.quote(str(view.run_dir))}", err=True)
         raise
     summary = read_run(outcome.run_dir)
     view.print_table(console_table(summary), to_stderr=as_json)

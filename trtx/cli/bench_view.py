@@ -13,7 +13,7 @@ from trtx.cli.console import ProgressConsole
 
 if TYPE_CHECKING:
     from trtx.bench import Progress as Measured
-    from trtx.experiment import ExperimentSpec, Listener
+    from trtx.experiment import Listener
     from trtx.launch import Event
 
 # The others say what follows from these, or what the log has.
@@ -23,12 +23,11 @@ _SHOWN = {"ready", "exited", "vanished", "restarting", "recovered", "gave-up", "
 class BenchView:
     """Follows one run. A context manager."""
 
-    def __init__(self, spec: ExperimentSpec) -> None:
+    def __init__(self) -> None:
         self.run_dir: Path | None = None  # None until there is one
         self._console = ProgressConsole(stderr=True)
         self._is_terminal = self._console.is_terminal
-        modes = 1 if spec.attach is not None else len(spec.modes)
-        self._trials_total = modes * len(spec.load.concurrency) * spec.load.trials
+        self._trials_total = 0  # known once there is a run
         self._trials_ended = 0
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -39,7 +38,7 @@ class BenchView:
             disable=not self._is_terminal,
             transient=True,
         )
-        self._run_bar: TaskID = self._bars.add_task("cells", total=self._trials_total)
+        self._run_bar: TaskID = self._bars.add_task("cells", total=None)
         self._cell_bar: TaskID | None = None
         self._said: tuple[str, int, str] = ("", 0, "")
 
@@ -58,7 +57,7 @@ class BenchView:
     def listener(self) -> Listener:
         from trtx.experiment import Listener
 
-        return Listener(self._on_start, self._on_mode, self._on_event, self._on_progress)
+        return Listener(self._on_start, self._on_cells, self._on_mode, self._on_event, self._on_progress)
 
     def print_table(self, table: RenderableType, *, to_stderr: bool) -> None:
         console = self._console if to_stderr else Console(highlight=False)
@@ -72,6 +71,13 @@ class BenchView:
     def _on_start(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self._say(f"run: {run_dir}")
+
+    def _on_cells(self, kept: tuple[str, ...], ahead: tuple[str, ...], trials: int) -> None:
+        if kept:
+            self._say(f"kept: {', '.join(kept)}")
+            self._say(f"to measure: {', '.join(ahead) or 'nothing'}")
+        self._trials_total = len(ahead) * trials
+        self._bars.update(self._run_bar, total=self._trials_total)
 
     def _on_mode(self, mode: str) -> None:
         self._say(f"{mode}: measuring" if mode == "attached" else f"{mode}: starting the topology")

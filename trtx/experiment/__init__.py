@@ -2,12 +2,13 @@
 
 Owns the run directory, its order of events and the verdict that becomes an exit code.
 Does not start processes (``launch``), make load (``bench``), draw (``report``) or print (``cli``).
-Enter through :func:`run` with an :class:`ExperimentSpec`; :func:`plan_only` is its ``--dry-run``.
-Always holds: a run directory is new, and however a run ends, what was measured is written and rendered.
+Enter through :func:`run` with an :class:`ExperimentSpec`; :func:`plan_only` is its ``--dry-run``, and :func:`resume`
+goes on with a run that ended early.
+Always holds: a run directory is new or resumed, and however a run ends, what was measured is written and rendered.
 """
 
-from trtx.experiment.runner import Listener, Outcome, plan_only, run
+from trtx.experiment.runner import Listener, Outcome, plan_only, resume, run
 from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
 from trtx.experiment.verdict import verdict
 
-__all__ = ["Attach", "ExperimentSpec", "Listener", "Outcome", "load_sweep", "plan_only", "run", "verdict"]
+__all__ = ["Attach", "ExperimentSpec", "Listener", "Outcome", "load_sweep", "plan_only", "resume", "run", "verdict"]

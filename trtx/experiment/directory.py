@@ -1,9 +1,12 @@
-"""The run directory: where it is, what it is called, and the two files that say what was run."""
+"""The run directory: where it is, what it is called, who measures in it, and the file that says what was asked."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import yaml
 
 from trtx.bench.files import write_text
 from trtx.errors import UsageError
-from trtx.experiment.spec import ExperimentSpec
+from trtx.experiment.spec import ExperimentSpec, spec_from_json
 
 LOCK_FILE = "run.lock.yaml"
 PLAN_FILE = "plan.json"
@@ -46,3 +49,32 @@ def write_lock(run_dir: Path, spec: ExperimentSpec) -> None:
     """``run.lock.yaml``: the spec after defaults, and the loads that it led to."""
     document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **spec.to_json()}
     write_text(run_dir / LOCK_FILE, yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+
+
+def read_lock(run_dir: Path) -> ExperimentSpec:
+    """The spec of a run. Raises UsageError where ``run_dir`` is none."""
+    path = run_dir / LOCK_FILE
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        version = document.pop("schema_version")
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"{str(run_dir)!r} holds no readable {LOCK_FILE}; expected a run directory of trtx bench"
+        ) from error
+    if version != SCHEMA_VERSION:
+        raise UsageError(f"{path} has schema_version {version!r}, this trtx reads {SCHEMA_VERSION}; start a new run")
+    return spec_from_json(document, path)
+
+
+@contextlib.contextmanager
+def hold(run_dir: Path) -> Iterator[None]:
+    """Keeps every other trtx out of a run while it is measured. Raises UsageError where one is in it.
+
+    The kernel lets go of the lock when this process ends, by whatever signal.
+    """
+    with (run_dir / LOCK_FILE).open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"another trtx measures in {run_dir} now; wait until it has ended") from error
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -29,6 +30,7 @@ def environment(argv: Sequence[str], machine: Machine, started_at: datetime) -> 
         "started_at": started_at.astimezone(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(argv),
         "commit": _commit(),
+        "trtx_sources": _sources(),
         "python": platform.python_version(),
         "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
         "platform": platform.platform(),
@@ -67,6 +69,15 @@ def _commit() -> str | None:
     if commit is None:
         return None
     return commit + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _sources() -> str:
+    """Changes with the code that measures and serves, committed or not, and not with a commit to a document."""
+    package = Path(trtx.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _cpu_name() -> str:

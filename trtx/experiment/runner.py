@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,14 +12,14 @@ from typing import Any
 
 import httpx
 
-from trtx.bench import Cell, Journal, LoadSpec, Progress, Target, read_cells, sweep
+from trtx.bench import Cell, Journal, Load, LoadSpec, Progress, Target, cell_name, read_cells, sweep
 from trtx.bench.aiperf import command
 from trtx.bench.files import write_json
 from trtx.checkpoint import list_shapes, resolve_checkpoint
 from trtx.errors import TrtxError, UsageError
-from trtx.experiment import directory
+from trtx.experiment import directory, resumption
 from trtx.experiment.environment import environment
-from trtx.experiment.spec import Attach, ExperimentSpec
+from trtx.experiment.spec import ATTACHED, Attach, ExperimentSpec
 from trtx.experiment.verdict import verdict
 from trtx.launch import Event, prepare, serve
 from trtx.launch.guardian import Guardian
@@ -27,14 +28,13 @@ from trtx.launch.machine import probe
 from trtx.report import render
 from trtx.topology import Plan
 
-ATTACHED = "attached"  # the mode of a deployment that something else serves
-
 
 @dataclass(frozen=True, slots=True)
 class Listener:
     """What a run tells while it goes on. Called from this thread, and ``on_event`` from the supervisor's too."""
 
     on_start: Callable[[Path], None] = lambda run_dir: None
+    on_cells: Callable[[tuple[str, ...], tuple[str, ...], int], None] = lambda kept, ahead, trials: None  # their names
     on_mode: Callable[[str], None] = lambda mode: None
     on_event: Callable[[str, Event], None] = lambda mode, event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
@@ -66,12 +66,19 @@ class _Run:
     spec: ExperimentSpec
     run_dir: Path
     listener: Listener
+    missing: dict[str, tuple[Load, ...]]  # by mode, what is to be measured
+    target: Target | None = None  # of an attached run
     interruption: Interruption = field(default_factory=Interruption)
-    plans: dict[str, Plan] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)  # of the modes in ``missing``
 
     @property
     def journal(self) -> Journal:
         return Journal(self.run_dir)
+
+    @property
+    def ahead(self) -> tuple[str, ...]:
+        """Names of the cells to measure."""
+        return tuple(cell_name(mode, load.concurrency) for mode, loads in self.missing.items() for load in loads)
 
 
 def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Listener | None = None) -> Outcome:
@@ -82,30 +89,63 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     """
     started_at = datetime.now(UTC)
     machine = probe()
-    listener = listener or Listener()
-    if spec.attach is not None:
-        target = attached_target(spec.attach)
+    target = None if spec.attach is None else attached_target(spec.attach)
     run_dir = directory.create(parent, spec, started_at)
-    state = _Run(spec, run_dir, listener)
+    missing = dict.fromkeys(spec.measured_modes, spec.load.loads)
+    state = _Run(spec, run_dir, listener or Listener(), missing, target)
     try:
-        if spec.attach is None:
-            _plan(state)
+        _plan(state)
+        _write_plans(state, {}, {})
         directory.write_lock(run_dir, spec)
         write_json(run_dir / directory.ENVIRONMENT_FILE, environment(argv, machine, started_at))
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
-    listener.on_start(run_dir)
+    with directory.hold(run_dir):
+        return _measure_missing(state)
+
+
+def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = None) -> Outcome:
+    """Goes on with a run that ended early: measures the cells that have no result, renders all.
+
+    Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model or
+    configs are others than recorded: such cells would not compare.
+    """
+    run_dir = run_dir.absolute()
+    spec = directory.read_lock(run_dir)
+    with directory.hold(run_dir):
+        recorded = resumption.read_recorded(run_dir, spec)
+        resumption.check_conditions(recorded, environment(argv, probe(), datetime.now(UTC)))
+        resumption.wait_for_the_end(recorded)
+        missing = resumption.missing_loads(recorded)
+        state = _Run(spec, run_dir, listener or Listener(), missing)
+        if missing and spec.attach is not None:
+            state.target = attached_target(spec.attach)
+            resumption.check_model(recorded, state.target.model)
+        _plan(state)
+        for mode, plan in state.plans.items():
+            resumption.check_plan(recorded, mode, plan)
+        state.journal.mend()
+        resumption.clear_the_way(recorded, missing)
+        _write_plans(state, recorded.plans, recorded.checkpoints)
+        kept = [cell.name for cell in read_cells(run_dir)]
+        state.journal.note("run_resumed", command=shlex.join(argv), kept=kept, missing=list(state.ahead))
+        return _measure_missing(state)
+
+
+def _measure_missing(state: _Run) -> Outcome:
+    state.listener.on_start(state.run_dir)
+    kept = tuple(cell.name for cell in read_cells(state.run_dir))
+    state.listener.on_cells(kept, state.ahead, state.spec.load.trials)
     with catch_signals(state.interruption), _rendered_whatever_happens(state):
-        if spec.attach is not None:
-            listener.on_mode(ATTACHED)
-            _sweep(state, target, state.interruption.check)
-        else:
-            for mode, plan in state.plans.items():
-                _measure(state, mode, plan)
-    cells = read_cells(run_dir)
-    expected = len(spec.load.concurrency) * (1 if spec.attach is not None else len(spec.modes))
-    return Outcome(run_dir, run_dir / "report.html", cells, verdict(cells, expected))
+        for mode in state.missing:
+            state.listener.on_mode(mode)
+            if state.target is not None:
+                _sweep(state, state.target, state.interruption.check)
+            else:
+                _measure(state, mode, state.plans[mode])
+    cells = read_cells(state.run_dir)
+    return Outcome(state.run_dir, state.run_dir / "report.html", cells, verdict(cells, state.spec.cell_count))
 
 
 def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedMode, ...]:
@@ -159,13 +199,24 @@ def _tokenizer(attach: Attach, model: str) -> Path:
 
 
 def _plan(state: _Run) -> None:
+    if state.spec.attach is not None:
+        return
     for mode in state.spec.modes:
-        plan = prepare(state.spec.topology_of(mode), run_dir=state.run_dir / mode)
-        _check_fits(plan, state.spec.load)
-        state.plans[mode] = plan
+        if mode in state.missing:
+            plan = prepare(state.spec.topology_of(mode), run_dir=state.run_dir / mode)
+            _check_fits(plan, state.spec.load)
+            state.plans[mode] = plan
+
+
+def _write_plans(state: _Run, plans: Mapping[str, Plan], checkpoints: Mapping[str, str]) -> None:
+    """``plan.json``: the plans of this attempt over those of earlier ones."""
+    if state.spec.attach is not None:
+        return
+    prints = {mode: resumption.fingerprint(plan.model_path) for mode, plan in state.plans.items()}
     document: dict[str, Any] = {
         "schema_version": directory.SCHEMA_VERSION,
-        "modes": {mode: plan.to_json() for mode, plan in state.plans.items()},
+        "modes": {mode: plan.to_json() for mode, plan in {**plans, **state.plans}.items()},
+        "checkpoints": {**checkpoints, **prints},
     }
     write_json(state.run_dir / directory.PLAN_FILE, document)
 
@@ -186,7 +237,6 @@ def _check_fits(plan: Plan, load: LoadSpec) -> None:
 
 
 def _measure(state: _Run, mode: str, plan: Plan) -> None:
-    state.listener.on_mode(mode)
     with serve(
         plan, on_event=lambda event: state.listener.on_event(mode, event), interruption=state.interruption
     ) as served:
@@ -212,8 +262,17 @@ def _sweep(state: _Run, target: Target, still_serving: Callable[[], None]) -> No
             guardian = Guardian(f"TRTX_LOAD={session}", scratch)
             cleanup.callback(guardian.goodbye)
             guardian.watch(session)
+            state.journal.note("load_started", mode=target.mode, session=session, scratch=str(scratch))
 
-        sweep(target, state.spec.load, state.run_dir, state.listener.on_progress, still_serving, guard)
+        sweep(
+            target,
+            state.spec.load,
+            state.run_dir,
+            state.listener.on_progress,
+            still_serving,
+            guard,
+            state.missing[target.mode],
+        )
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from trtx.bench import LoadSpec
 from trtx.config import Mode, TopologySpec
 from trtx.errors import UsageError
 
+ATTACHED = "attached"  # the mode of a deployment that something else serves
+
 
 class Attach(BaseModel):
     """A deployment that something else serves."""
@@ -62,6 +64,15 @@ class ExperimentSpec(BaseModel):
             )
         return self
 
+    @property
+    def measured_modes(self) -> tuple[str, ...]:
+        """What is measured one after the other, as the report names it."""
+        return self.modes if self.attach is None else (ATTACHED,)
+
+    @property
+    def cell_count(self) -> int:
+        return len(self.measured_modes) * len(self.load.concurrency)
+
     def topology_of(self, mode: Mode) -> TopologySpec:
         return self.topology.model_copy(update={"mode": mode})
 
@@ -77,6 +88,15 @@ class ExperimentSpec(BaseModel):
             for load in self.load.loads
         ]
         return document
+
+
+def spec_from_json(document: dict[str, Any], path: Path) -> ExperimentSpec:
+    """The inverse of :meth:`ExperimentSpec.to_json`, read from ``path``. Raises UsageError naming the key."""
+    load = {key: value for key, value in document.get("load", {}).items() if key != "cells"}
+    try:
+        return ExperimentSpec.model_validate({**document, "load": load})
+    except ValidationError as error:
+        raise UsageError(_sentence(error, path)) from error
 
 
 def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from trtx.bench import Cell, Distribution, Figures, read_cells, read_journal
 
 Status = Literal["ok", "errors", "failed", "missing"]
 NOT_KNOWN = "not known"
+_ENDED_EARLY = "The run ended early"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ def _conditions(
         ("Seed", load.get("seed")),
         ("Streaming", load and ("yes" if load["streaming"] else "no")),
         ("Started", env.get("started_at")),
+        ("Resumed", _resumptions(journal)),
         ("Commit", env.get("commit")),
         ("Versions", ", ".join(f"{name} {version}" for name, version in env.get("versions", {}).items())),
         ("Python", env.get("python")),
@@ -188,7 +190,7 @@ def _topology(plan: dict[str, Any]) -> str:
 
 
 def _notes(journal: tuple[dict[str, Any], ...]) -> tuple[str, ...]:
-    notes = []
+    notes: list[str] = []
     for event in journal:
         if event["event"] == "topology_stopping" and event["restarts"]:
             deaths = ", ".join(f"{restart['name']} ({restart['exit']})" for restart in event["restarts"])
@@ -197,9 +199,21 @@ def _notes(journal: tuple[dict[str, Any], ...]) -> tuple[str, ...]:
                 f"{event['mode']}: {count} restart{'s' if count > 1 else ''} while it was measured: {deaths}. "
                 "Its figures include them."
             )
+        if event["event"] == "run_resumed":
+            notes = [note for note in notes if not note.startswith(_ENDED_EARLY)]
         if event["event"] == "run_failed":
-            notes.append(f"The run ended early: {event['error']}")
+            notes.append(f"{_ENDED_EARLY}: {event['error']}")
     return tuple(notes)
+
+
+def _resumptions(journal: tuple[dict[str, Any], ...]) -> str:
+    """When a run that had ended early went on, and with which cells."""
+    return "; ".join(
+        f"{datetime.fromtimestamp(event['time'], UTC).isoformat(timespec='seconds')} for "
+        f"{', '.join(event['missing']) or 'nothing'}"
+        for event in journal
+        if event["event"] == "run_resumed"
+    )
 
 
 def _times(journal: tuple[dict[str, Any], ...], name: str) -> str:

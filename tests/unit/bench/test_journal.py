@@ -24,3 +24,13 @@ def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
 
 def test_a_run_without_a_journal_has_no_events(tmp_path: Path) -> None:
     assert read_journal(tmp_path) == ()
+
+
+def test_a_last_line_cut_short_is_cut_off_so_that_the_next_is_whole(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.note("first")
+    with journal.path.open("ab") as file:
+        file.write(b'{"event": "cut sh')
+    journal.mend()
+    journal.note("second")
+    assert [event["event"] for event in read_journal(tmp_path)] == ["first", "second"]

@@ -1,0 +1,81 @@
+"""``trtx bench --resume`` whole: kill -9 in the middle of a sweep, then go on with real aiperf on the paced engine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+from topology_clients import PACED, wait_until
+
+TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
+# The second cell takes 4 s to measure: there is time to kill it in the middle.
+LOAD = ["--concurrency", "2,1", "--request-count", "24", "--isl", "32", "--osl", "8"]
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
+    }
+
+
+def prompts(trial: Path) -> list[str]:
+    document = json.loads((trial / "inputs.json").read_text())
+    return [payload["messages"][0]["content"] for entry in document["data"] for payload in entry["payloads"]]
+
+
+def has_text(directory: Path, name: str) -> bool:
+    return (directory / name).exists() and (directory / name).stat().st_size > 0
+
+
+def resume(run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TRTX, "bench", "--resume", str(run_dir), *arguments], capture_output=True, text=True, timeout=240
+    )
+
+
+def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> None:
+    bench = subprocess.Popen(
+        [*TRTX, "bench", *PACED, "--model", "synthetic:tiny", *LOAD, "-o", str(tmp_path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: any(tmp_path.glob("*/aiperf/agg/c2")), 120, "the first cell is measured")
+        (run_dir,) = tmp_path.iterdir()
+        refused = resume(run_dir)
+        assert refused.returncode == 2 and "another trtx measures" in refused.stderr
+        second = run_dir / "aiperf" / "agg" / "c1"
+        wait_until(lambda: has_text(second, "profile_export.jsonl"), 120, "the second cell is measured")
+        wait_until(lambda: has_text(second, "inputs.json"), 5, "its prompts are written")
+    finally:
+        bench.send_signal(signal.SIGKILL)
+        bench.wait()
+    begun = prompts(second)
+    ended = files(run_dir / "aiperf" / "agg" / "c2")
+
+    refused = resume(run_dir, "--isl", "64")
+    assert refused.returncode == 2 and "--isl" in refused.stderr and "leave it out" in refused.stderr
+    done = resume(run_dir, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "kept: agg-c2\nto measure: agg-c1\n" in done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert [(row["concurrency"], row["status"], row["request_count"]) for row in rows] == [(1, "ok", 24), (2, "ok", 24)]
+    assert files(run_dir / "cells" / "agg-c2" / "trial-01") == ended
+    assert prompts(run_dir / "cells" / "agg-c1" / "trial-01") == begun
+    assert prompts(run_dir / "attempts" / "1" / "aiperf" / "agg" / "c1") == begun
+    suite = ElementTree.parse(run_dir / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "0")
+    assert "| Resumed |" in (run_dir / "summary.md").read_text()
+
+    before = files(run_dir / "cells")
+    again = resume(run_dir)
+    assert again.returncode == 0, again.stderr
+    assert "to measure: nothing" in again.stderr
+    assert files(run_dir / "cells") == before
+    assert [path.name for path in (run_dir / "attempts").iterdir()] == ["1"]

@@ -1,0 +1,199 @@
+"""Which cells of a run that ended early hold, what is moved away, and when going on is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtx.bench import Cell, Journal, Load, Trial, cell_directory
+from trtx.bench.cells import write_cell
+from trtx.bench.files import write_json
+from trtx.bench.metrics import figures
+from trtx.bench.records import RECORDS_FILE, RequestRecord
+from trtx.errors import UsageError
+from trtx.experiment import load_sweep, resumption
+from trtx.experiment.directory import create, hold, read_lock, write_lock
+from trtx.launch import prepare
+from trtx.topology import Plan
+
+NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
+CONDITIONS = {
+    "trtx_sources": "abc", "python": "3.11.7", "versions": {"torch": "2.13.0", "aiperf": "0.13.0"}, "cpu": "EPYC",
+    "cpu_cores": 4, "gpus": [], "gpu_driver": None, "platform": "Linux-6.1", "load_average": 0.1,
+}  # fmt: skip
+ATTACH = {
+    "attach": {"url": "http://127.0.0.1:9"},
+    "load": {"concurrency": [1, 2, 4], "request_count": 5, "warmup_request_count": 0},
+}
+
+
+def recorded(parent: Path, sweep: dict[str, Any] = ATTACH) -> resumption.Recorded:
+    """A run directory as it is after its files were written and before anything was measured."""
+    spec = load_sweep(None, sweep)
+    run_dir = create(parent, spec, NOON)
+    write_lock(run_dir, spec)
+    write_json(run_dir / "env.json", CONDITIONS)
+    return resumption.read_recorded(run_dir, read_lock(run_dir))
+
+
+def measured(run_dir: Path, concurrency: int, *, failed: int = 0, result: bool = True, requests: int = 5) -> None:
+    """A cell as a sweep leaves it."""
+    trial = cell_directory(run_dir, "attached", concurrency) / "trial-01"
+    trial.mkdir(parents=True)
+    records = [RequestRecord(0, 10**9, "HTTP 500" if n < failed else None, 1, 1, 1, 1, 1) for n in range(requests)]
+    status = "failed" if not result else "errors" if failed else "ok"
+    if result:
+        (trial / RECORDS_FILE).write_text("{}\n")
+    of_cell = figures([records]) if result else None
+    load = Load(concurrency, requests, 0)
+    entry = Trial(1, status, trial.name, of_cell, (), None if result else "stopped before it ended")  # type: ignore[arg-type]
+    write_cell(trial.parent, Cell("attached", concurrency, "worker", 1, load, (entry,), of_cell))
+
+
+def swept(run_dir: Path, *ended: int, begun: int) -> None:
+    """What a killed sweep of all three loads leaves: whole runs, one that had begun, and a journal."""
+    staging = run_dir / "aiperf" / "attached"
+    Journal(run_dir).note(
+        "sweep_started", mode="attached", model="tiny", cells=["attached-c1", "attached-c2", "attached-c4"]
+    )
+    for concurrency in (*ended, begun):
+        (staging / f"c{concurrency}").mkdir(parents=True)
+        (staging / f"c{concurrency}" / RECORDS_FILE).write_text("")
+    for concurrency in ended:
+        (staging / f"c{concurrency}" / ".aiperf_results_ready.json").write_text("{}")
+
+
+def missing(run: resumption.Recorded) -> list[int]:
+    return [load.concurrency for loads in resumption.missing_loads(run).values() for load in loads]
+
+
+def test_a_spec_survives_its_lock(tmp_path: Path) -> None:
+    spec = load_sweep(None, {"modes": ["agg", "disagg"], "topology": {"engine": "paced", "overrides": ["a=1"]}})
+    write_lock(tmp_path, spec)
+    assert read_lock(tmp_path) == spec
+
+
+def test_cells_with_a_result_hold_failed_requests_or_not_and_others_are_missing(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    assert missing(run) == [1, 2, 4]
+    measured(run.run_dir, 1)
+    measured(run.run_dir, 2, failed=3)
+    measured(run.run_dir, 4, result=False)
+    assert missing(run) == [4]
+
+
+def test_a_cell_whose_records_are_gone_or_that_had_another_load_is_missing(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    measured(run.run_dir, 1)
+    measured(run.run_dir, 2, requests=3)
+    measured(run.run_dir, 4)
+    (cell_directory(run.run_dir, "attached", 1) / "trial-01" / RECORDS_FILE).unlink()
+    assert missing(run) == [1, 2]
+
+
+def test_runs_that_ended_before_the_kill_become_cells_and_the_begun_one_is_set_aside(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    swept(run.run_dir, 1, begun=2)
+    assert missing(run) == [2, 4]
+    assert not (run.run_dir / "cells").exists()
+    resumption.clear_the_way(run, resumption.missing_loads(run))
+    assert [path.name for path in (run.run_dir / "cells").iterdir()] == ["attached-c1"]
+    assert (run.run_dir / "cells" / "attached-c1" / "trial-01" / ".aiperf_results_ready.json").exists()
+    assert (run.run_dir / "attempts" / "1" / "aiperf" / "attached" / "c2").is_dir()
+    assert not (run.run_dir / "aiperf" / "attached").exists()
+
+
+def test_a_failed_cell_is_set_aside_by_each_attempt(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    for attempt in ("1", "2"):
+        measured(run.run_dir, 4, result=False)
+        resumption.clear_the_way(run, resumption.missing_loads(run))
+        assert (run.run_dir / "attempts" / attempt / "cells" / "attached-c4" / "cell.json").exists()
+        assert not cell_directory(run.run_dir, "attached", 4).exists()
+
+
+def test_nothing_missing_leaves_every_file_where_it_is(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    for concurrency in (1, 2, 4):
+        measured(run.run_dir, concurrency)
+    before = sorted(run.run_dir.rglob("*"))
+    assert resumption.missing_loads(run) == {}
+    resumption.clear_the_way(run, {})
+    assert sorted(run.run_dir.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"trtx_sources": "def"}, "trtx_sources was abc and is def"),
+        ({"versions": {"torch": "2.11.0", "aiperf": "0.13.0"}}, "versions torch was 2.13.0 and is 2.11.0"),
+        ({"cpu_cores": 8}, "cpu_cores was 4 and is 8"),
+        ({"gpus": [{"name": "H100"}]}, "H100"),
+    ],
+)
+def test_other_conditions_are_refused_by_name(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    run = recorded(tmp_path)
+    resumption.check_conditions(run, {**CONDITIONS, "platform": "Linux-6.2", "load_average": 3.0, "commit": "1"})
+    with pytest.raises(UsageError) as raised:
+        resumption.check_conditions(run, {**CONDITIONS, **change})
+    assert words in str(raised.value) and "start a new run" in str(raised.value)
+
+
+def test_another_model_of_an_attached_deployment_is_refused(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    resumption.check_model(run, "any")
+    swept(run.run_dir, begun=1)
+    resumption.check_model(run, "tiny")
+    with pytest.raises(UsageError, match="model was tiny and is other"):
+        resumption.check_model(run, "other")
+
+
+def test_another_topology_is_refused_with_what_differs(tmp_path: Path) -> None:
+    spec = load_sweep(None, {"topology": {"engine": "paced", "model": "synthetic:tiny"}})
+    plan = prepare(spec.topology_of("agg"), run_dir=tmp_path / "agg")
+    prints = {"agg": resumption.fingerprint(plan.model_path)}
+    run = resumption.Recorded(
+        tmp_path, spec, {"agg": Plan.from_json(json.loads(json.dumps(plan.to_json())))}, prints, {}
+    )
+    resumption.check_plan(run, "agg", plan)
+    config = {"agg": {**plan.engine_configs["agg"], "max_batch_size": 3}}
+    for other, words in (
+        (replace(plan, engine_configs=config), "max_batch_size was"),
+        (replace(plan, engine="torch"), "engine of agg was paced and is torch"),
+        (replace(plan, processes=(*plan.processes, plan.processes[-1])), "workers of agg agg was 1 and is 2"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            resumption.check_plan(run, "agg", other)
+    with pytest.raises(UsageError, match="have changed"):
+        resumption.check_plan(replace(run, checkpoints={"agg": "other"}), "agg", plan)
+
+
+def test_only_one_trtx_measures_in_a_run(tmp_path: Path) -> None:
+    run_dir = recorded(tmp_path).run_dir
+    with hold(run_dir), pytest.raises(UsageError, match="another trtx measures"), hold(run_dir):
+        pass
+    with hold(run_dir):
+        pass
+
+
+@pytest.mark.parametrize(
+    "text", [None, "[]", "schema_version: 2\n", "modes: [agg]\n", "{", "schema_version: 1\nx: 1\n"]
+)
+def test_a_directory_that_is_no_run_of_this_trtx_is_refused(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "run.lock.yaml").write_text(text)
+    with pytest.raises(UsageError) as raised:
+        read_lock(tmp_path)
+    assert "run.lock.yaml" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_run_that_ended_before_its_records_were_written_is_refused(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (run.run_dir / "env.json").unlink()
+    with pytest.raises(UsageError, match="not whole"):
+        resumption.read_recorded(run.run_dir, run.spec)

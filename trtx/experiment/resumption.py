@@ -1,0 +1,193 @@
+"""Going on with a run that ended early: which cells hold, and whether what is measured now compares with them.
+
+A cell holds when every trial of it has its records; failed requests are a result, and stay one. Whatever else is of an
+earlier attempt is moved to ``attempts/<n>/``, under the path that it had, and its cell is measured anew and whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtx.bench import (
+    Load,
+    Target,
+    cell_directory,
+    cell_name,
+    collect_ended,
+    read_cells,
+    read_journal,
+    staging_directory,
+)
+from trtx.errors import UsageError
+from trtx.experiment.directory import ENVIRONMENT_FILE, PLAN_FILE
+from trtx.experiment.spec import ATTACHED, ExperimentSpec
+from trtx.launch.processes import members
+from trtx.topology import Plan
+
+ATTEMPTS = "attempts"
+END_S = 20.0  # a guardian ends what a killed launcher left within 7 s
+
+# What a figure depends on beside the plan. The kernel's name, the load of the machine and the command may differ.
+_CONDITIONS = ("trtx_sources", "python", "versions", "cpu", "cpu_cores", "gpus", "gpu_driver")
+_PLANNED = ("engine", "model", "model_path", "gpu_names", "engine_configs")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What an earlier attempt wrote down."""
+
+    run_dir: Path
+    spec: ExperimentSpec
+    plans: dict[str, Plan]  # by mode; none where the run attached
+    checkpoints: dict[str, str]  # by mode, see :func:`fingerprint`
+    conditions: dict[str, Any]
+
+    @property
+    def model(self) -> str | None:
+        """The name under which an attached deployment served its model; None before the first sweep."""
+        return next((event["model"] for event in read_journal(self.run_dir) if event["event"] == "sweep_started"), None)
+
+    def target(self, mode: str) -> Target:
+        """What was measured, as far as its cells depend on it."""
+        if mode == ATTACHED:
+            assert self.spec.attach is not None
+            return Target(self.spec.attach.url, self.model or "", Path(), ATTACHED, self.spec.attach.gpu_count)
+        plan = self.plans[mode]
+        return Target(plan.url, plan.model, plan.model_path, mode, plan.gpu_count, plan.worker_count)
+
+
+def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded:
+    """Reads ``plan.json`` and ``env.json``. Raises UsageError where a run ended before it wrote them."""
+    try:
+        conditions = json.loads((run_dir / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+        if spec.attach is not None:
+            return Recorded(run_dir, spec, {}, {}, conditions)
+        document = json.loads((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
+        plans = {mode: Plan.from_json(plan) for mode, plan in document["modes"].items()}
+        return Recorded(run_dir, spec, plans, document["checkpoints"], conditions)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{run_dir} can't be resumed: its records are not whole ({error}); start a new run") from error
+
+
+def wait_for_the_end(recorded: Recorded) -> None:
+    """Until no process of a killed attempt lives: its load would write beside ours, its workers hold the GPUs."""
+    markers = [plan.marker for plan in recorded.plans.values()]
+    markers += [
+        f"TMPDIR={event['scratch']}" for event in read_journal(recorded.run_dir) if event["event"] == "load_started"
+    ]
+    deadline = time.monotonic() + END_S
+    while alive := {pid for marker in markers for pid in members(marker, ())}:
+        if time.monotonic() > deadline:
+            raise UsageError(
+                f"processes of an earlier attempt of {recorded.run_dir} still run (pid "
+                f"{', '.join(map(str, sorted(alive)))}); end them and resume again"
+            )
+        time.sleep(0.1)
+
+
+def missing_loads(recorded: Recorded) -> dict[str, tuple[Load, ...]]:
+    """By mode, what is to be measured. A mode of which everything holds is left out. Writes nothing."""
+    held = {
+        cell.name: cell.load
+        for cell in read_cells(recorded.run_dir)
+        if cell.status != "failed" and cell.has_files(recorded.run_dir)
+    }
+    missing = {}
+    for mode in recorded.spec.measured_modes:
+        ended = _collect(recorded, mode, dry_run=True)
+        loads = [
+            load
+            for load in recorded.spec.load.loads
+            if held.get(cell_name(mode, load.concurrency)) != load and load not in ended
+        ]
+        if loads:
+            missing[mode] = tuple(loads)
+    return missing
+
+
+def clear_the_way(recorded: Recorded, missing: Mapping[str, Sequence[Load]]) -> None:
+    """Writes the cells that a killed attempt had all trials of, and moves what else it left out of the way."""
+    for mode in recorded.spec.measured_modes:
+        _collect(recorded, mode, dry_run=False)
+    run_dir = recorded.run_dir
+    left = [staging_directory(run_dir, mode) for mode in missing]
+    left += [cell_directory(run_dir, mode, load.concurrency) for mode, loads in missing.items() for load in loads]
+    attempt = run_dir / ATTEMPTS / str(1 + len(list((run_dir / ATTEMPTS).glob("*"))))
+    for path in left:
+        if path.exists():
+            aside = attempt / path.relative_to(run_dir)
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(aside)
+
+
+def _collect(recorded: Recorded, mode: str, *, dry_run: bool) -> tuple[Load, ...]:
+    """The loads of the mode's last sweep that had ended when it was killed."""
+    swept = [
+        set(event["cells"])
+        for event in read_journal(recorded.run_dir)
+        if event["event"] == "sweep_started" and event["mode"] == mode
+    ]
+    if not swept:
+        return ()
+    loads = [load for load in recorded.spec.load.loads if cell_name(mode, load.concurrency) in swept[-1]]
+    return collect_ended(recorded.target(mode), recorded.spec.load, loads, recorded.run_dir, dry_run=dry_run)
+
+
+def check_conditions(recorded: Recorded, now: Mapping[str, Any]) -> None:
+    """Raises UsageError where machine, versions or commit are others than those of the cells that hold."""
+    differing = [name for name in _CONDITIONS if recorded.conditions.get(name) != now.get(name)]
+    _refuse(
+        recorded.run_dir,
+        [_difference(name, recorded.conditions.get(name), now.get(name)) for name in differing],
+    )
+
+
+def check_model(recorded: Recorded, model: str) -> None:
+    """Raises UsageError where an attached deployment serves another model than before."""
+    if recorded.model not in (None, model):
+        _refuse(recorded.run_dir, [_difference("model", recorded.model, model)])
+
+
+def check_plan(recorded: Recorded, mode: str, plan: Plan) -> None:
+    """Raises UsageError where the topology would be another: engine, model and its files, GPUs, configs, workers."""
+    before, now = (
+        {name: one.to_json()[name] for name in _PLANNED} | {"workers": one.expected_workers()}
+        for one in (recorded.plans[mode], plan)
+    )
+    differences = [
+        _difference(f"{name} of {mode}", before[name], now[name]) for name in before if before[name] != now[name]
+    ]
+    if not differences and recorded.checkpoints[mode] != fingerprint(plan.model_path):
+        differences.append(f"the files under {plan.model_path} have changed")
+    _refuse(recorded.run_dir, differences)
+
+
+def fingerprint(model_path: Path) -> str:
+    """Changes with the names, sizes and times of a checkpoint's files: reading the weights would take minutes."""
+    entries = sorted(
+        (str(path.relative_to(model_path)), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in model_path.rglob("*")
+        if path.is_file()
+    )
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
+def _refuse(run_dir: Path, differences: Sequence[str]) -> None:
+    if differences:
+        raise UsageError(
+            f"{run_dir} can't be resumed: {'; '.join(differences)}; its cells would not compare, so start a new run"
+        )
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """Names the parts that differ of a map, else both values."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        parts = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+        return ", ".join(_difference(f"{name} {key}", before.get(key), now.get(key)) for key in parts)
+    return f"{name} was {before} and is {now}"
