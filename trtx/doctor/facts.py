@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from trtx.engine import EngineKind
+from trtx.engine import EngineKind, needs_gpu
 
 ClockReason = Literal[
     "idle",
@@ -161,4 +161,4 @@ class Facts:
     @property
     def needs_gpu(self) -> bool:
         """False for a local version ``+cpu``: a stand-in of the package that computes without a GPU."""
-        return self.engine == "tensorrt-llm" and not (self.tensorrt_llm or "").endswith("+cpu")
+        return self.engine == "tensorrt-llm" and needs_gpu(self.tensorrt_llm or "")

@@ -48,6 +48,7 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
         (["--engine", "paced", "--model", "synthetic:tiny", "--isl", "9000"], ["9128", "context", "8192"]),
         (["--engine", "paced", "--model", "synthetic:tiny", "--osl", "9000", "--dry-run"], ["9512", "context", "8192"]),
         (["--config", "decode=decode.yaml"], ["--config 'decode=decode.yaml'", "--mode agg"]),
+        (["--resume", "runs/none"], ["--output", "--resume", "leave it out"]),
         (["--mode", "disagg", "--set", "agg.max_batch_size=4"], ["--set 'agg.max_batch_size=4'", "decode and prefill"]),
     ],
 )
@@ -91,3 +92,17 @@ def test_a_sweep_file_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[s
     (tmp_path / "sweep.yaml").write_bytes(b"\xff\xfe\x00")
     assert run(["bench", "--sweep", str(tmp_path / "sweep.yaml")]) == 2
     assert "is not YAML" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [([], "run.lock.yaml"), (["--set", "a=1"], "--set"), (["--isl", "9"], "--isl"), (["--dry-run"], "--dry-run")],
+)
+def test_resuming_takes_a_run_directory_and_nothing_beside_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], word: str
+) -> None:
+    assert run(["bench", "--resume", str(tmp_path), *arguments]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("trtx: ") and "\n" not in said
+    assert word in said
+    assert list(tmp_path.iterdir()) == []

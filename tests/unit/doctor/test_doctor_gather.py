@@ -181,7 +181,7 @@ def sleeper(tmp_path: Path) -> Any:
 
 
 def _found(temporary: Path) -> Any:
-    return next((one for one in gather_topologies(temporary=temporary) if one.name == "trtx-0123abcd"), None)
+    return next((one for one in gather_topologies(temporary) if one.name == "trtx-0123abcd"), None)
 
 
 def test_a_process_whose_guardian_is_gone_is_told_apart_from_a_guarded_one(
@@ -198,8 +198,8 @@ def test_a_process_whose_guardian_is_gone_is_told_apart_from_a_guarded_one(
 def test_scratch_directories_count_once_they_have_settled(tmp_path: Path) -> None:
     for name in ("trtx-deadbeef", "trtx-aiperf-a1b2c3d4", "trtx-notes", "other"):
         (tmp_path / name).mkdir()
-    assert [one for one in gather_topologies(temporary=tmp_path) if one.scratch] == []
+    assert [one for one in gather_topologies(tmp_path) if one.scratch] == []
     for path in tmp_path.iterdir():
         os.utime(path, (0, 0))
-    names = [one.name for one in gather_topologies(temporary=tmp_path) if one.scratch]
+    names = [one.name for one in gather_topologies(tmp_path) if one.scratch]
     assert names == ["trtx-aiperf-a1b2c3d4", "trtx-deadbeef"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import platform
 import re
@@ -13,8 +14,10 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from trtx.doctor.facts import Package, Software
+from trtx.engine import installed_version
 
 _MPIRUN_TIMEOUT_S = 2.0
+_CUDA_RELEASE = re.compile(r"""^cuda\b[^=\n]*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
 def gather_software() -> Software:
@@ -25,13 +28,14 @@ def gather_software() -> Software:
             packages.setdefault(
                 canonicalize_name(name), Package(distribution.version, tuple(distribution.requires or ()))
             )
-    if "tensorrt-llm" not in packages and (version := _version_in("tensorrt_llm")):
-        packages["tensorrt-llm"] = Package(version)
+    if engine := installed_version():  # what is first on the path, with or without metadata
+        known = packages.get("tensorrt-llm")
+        packages["tensorrt-llm"] = known if known and known.version == engine else Package(engine)
     return Software(
         python=platform.python_version(),
         requires_python=_requires_python(),
         packages=packages,
-        torch_cuda=_assigned("torch", "cuda"),
+        torch_cuda=_torch_cuda(),
         open_mpi=_open_mpi() if "tensorrt-llm" in packages else None,
     )
 
@@ -43,23 +47,14 @@ def _requires_python() -> str | None:
         return None
 
 
-def _version_in(package: str) -> str | None:
-    """For a package that lies on the path without metadata."""
-    return _assigned(package, "__version__")
-
-
-def _assigned(package: str, name: str) -> str | None:
-    """The text that ``<package>/version.py`` assigns to ``name``. Importing torch would take seconds."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    for directory in spec.submodule_search_locations:
-        try:
+def _torch_cuda() -> str | None:
+    """The CUDA release in torch's ``version.py``: importing torch would take seconds."""
+    spec = importlib.util.find_spec("torch")
+    for directory in (spec.submodule_search_locations if spec else None) or ():
+        with contextlib.suppress(OSError):
             text = (Path(directory) / "version.py").read_text(encoding="utf-8")
-        except OSError:
-            continue
-        if found := re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE):
-            return found[1]
+            if found := _CUDA_RELEASE.search(text):
+                return found[1]
     return None
 
 

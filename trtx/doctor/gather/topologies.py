@@ -18,18 +18,26 @@ _SETTLED_S = 60.0  # a launcher makes its scratch directory a moment before its 
 _GUARDIAN = b"trtx.launch.guardian"
 
 
-def gather_topologies(proc: Path = Path("/proc"), temporary: Path | None = None) -> tuple[Topology, ...]:
-    """Every topology and load of this user, running or left behind."""
+def gather_topologies(*temporary: Path) -> tuple[Topology, ...]:
+    """Every topology and load of this user, running or left behind.
+
+    ``temporary``: where scratch directories are looked for, instead of the temporary directory and ``/tmp``, which
+    ``trtx bench`` takes where the other's name is too long for a socket.
+    """
     pids: dict[str, list[int]] = defaultdict(list)
     guarded: set[str] = set()
-    for process in proc.glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # another user's, or gone
             command = (process / "cmdline").read_bytes().split(b"\0")
             if _GUARDIAN in command:
                 guarded.add(_after(command, b"--scratch"))
             elif name := _name(_environment(process)):
                 pids[name].append(int(process.name))
-    scratches = {path.name: path for path in _scratches(temporary or Path(tempfile.gettempdir()))}
+    scratches = {
+        path.name: path
+        for directory in temporary or {Path(tempfile.gettempdir()), Path("/tmp")}
+        for path in _scratches(directory)
+    }
     return tuple(
         Topology(name, tuple(sorted(pids.get(name, ()))), name in guarded, scratches.get(name))
         for name in sorted(pids.keys() | scratches.keys())

@@ -11,6 +11,7 @@ from packaging.version import Version
 from trtx.doctor.check import Check, absent, failed, ok, warning
 from trtx.doctor.facts import Facts, Software
 from trtx.doctor.judge.requirements import Unmet, is_met, requirements, unmet
+from trtx.engine import needs_gpu
 
 # Rows of their own, by the packages that each stands for; what else is amiss shares one row.
 _ROWS = {
@@ -34,7 +35,7 @@ def judge_software(facts: Facts) -> Iterator[Check]:
         own = [problem for problem in problems if problem.name in members]
         yield _refused(name, own) if own else _nixl(software) if name == "nixl" else _installed(software, name)
     yield _tensorrt_llm(facts)
-    if facts.tensorrt_llm is not None and not facts.tensorrt_llm.endswith("+cpu"):
+    if facts.tensorrt_llm is not None and needs_gpu(facts.tensorrt_llm):
         yield _mpi(software)
     yield _modelopt(software)
     rest = [p for p in problems if not any(p.name in members for members in _ROWS.values())]
@@ -126,6 +127,8 @@ def _tensorrt_llm(facts: Facts) -> Check:
         return absent("tensorrt_llm", "not installed: the torch engine serves")
     if extra and not is_met(packages, extra[0]):
         return failed("tensorrt_llm", version, wanted, f"pip install 'tensorrt_llm{wanted}'")
+    if not needs_gpu(version):
+        return ok("tensorrt_llm", f"{version}: a stand-in, which computes without a GPU", wanted)
     built = [r for r in requirements(packages, "ai-dynamo", "trtllm") if canonicalize_name(r.name) == "tensorrt-llm"]
     if built and not is_met(packages, built[0]):
         dynamo = packages["ai-dynamo"].version
