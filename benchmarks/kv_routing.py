@@ -7,10 +7,7 @@ Serves one topology a router variant, all on the same GPUs at once, and loads th
 has work. The load is aiperf's own: each request is one of ``--prefixes`` prefixes, picked at random, and ``--isl``
 tokens of its own. All variants see the same requests; each round has prefixes of its own, so every round begins cold.
 
-Variants: round-robin; kv with Dynamo's default weights; kv with ``--router``'s flags of dynamo.frontend ("" leaves it
-out). Dynamo's default counts a block that has to be computed as much as a block that a running request holds, so one
-running request outweighs a cached prefix of its own length; and a prefix is unknown to the router while its first
-request is still computing it.
+Variants: round-robin; kv with Dynamo's own weights; kv as trtx serves it, with ``KV_ROUTER_FLAGS``, which says why.
 
 Each worker's KV pool is set in tokens (``--pool-tokens``, by default 0.6 of all prefixes together plus the running
 requests): one worker can't hold all prefixes, two can hold them if each keeps to its share. Round-robin sends every
@@ -42,8 +39,8 @@ from trtx.config import RouterMode, TopologySpec
 from trtx.launch import Event, ServedTopology, prepare, serve
 from trtx.launch.interruption import Interruption
 from trtx.topology import Plan
+from trtx.topology.commands import KV_ROUTER_FLAGS
 
-TUNED = "--router-prefill-load-scale 4 --router-predicted-ttl-secs 5"
 _BLOCK = 32
 _TEMPLATE_TOKENS = 32  # room for what the chat template adds to a prompt
 _COUNTER = re.compile(r"^trtx_(prompt_tokens|cached_tokens|requests)_total(?:\{[^}]*\})? ([\d.e+]+)$", re.MULTILINE)
@@ -51,11 +48,11 @@ _COUNTER = re.compile(r"^trtx_(prompt_tokens|cached_tokens|requests)_total(?:\{[
 
 @dataclass(slots=True)
 class Variant:
-    """One way to route, and what its rounds came to. ``flags``: of dynamo.frontend, beside the mode."""
+    """One way to route, and what its rounds came to."""
 
     name: str
     router_mode: RouterMode
-    flags: str = ""
+    has_own_weights: bool = False  # Dynamo's, not ours
     rounds: list[tuple[RequestRecord, ...]] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -63,7 +60,7 @@ class Variant:
 
     @property
     def directory(self) -> str:
-        return self.name.replace(", ", "-")
+        return re.sub(r"\W+", "-", self.name)
 
     def row(self) -> str:
         result = figures(self.rounds)
@@ -87,8 +84,11 @@ def main() -> int:
     own = arguments.isl + arguments.osl + _TEMPLATE_TOKENS
     pool = (arguments.pool_tokens or int(0.6 * working_set) + arguments.concurrency * own) // _BLOCK * _BLOCK
     output = Path(arguments.output or tempfile.mkdtemp(prefix="trtx-kv-routing-"))
-    variants = [Variant("round-robin", "round-robin"), Variant("kv", "kv")]
-    variants += [Variant("kv, tuned", "kv", arguments.router)] if arguments.router else []
+    variants = [
+        Variant("round-robin", "round-robin"),
+        Variant("kv, Dynamo's weights", "kv", has_own_weights=True),
+        Variant("kv", "kv"),
+    ]
     # All are prepared before one starts: their ports are held, and none counts another's memory.
     plans = [_plan(variant, arguments, pool, output) for variant in variants]
     interruption = Interruption()
@@ -124,9 +124,12 @@ def _plan(variant: Variant, arguments: argparse.Namespace, pool: int, output: Pa
         ),
     )
     plan = prepare(spec, run_dir=output / variant.directory)
+    if not variant.has_own_weights:
+        return plan
     frontend, *workers = plan.processes
-    frontend = replace(frontend, argv=(*frontend.argv, *shlex.split(variant.flags)))
-    return replace(plan, processes=(frontend, *workers))
+    start = frontend.argv.index(KV_ROUTER_FLAGS[0])
+    argv = frontend.argv[:start] + frontend.argv[start + len(KV_ROUTER_FLAGS) :]
+    return replace(plan, processes=(replace(frontend, argv=argv), *workers))
 
 
 def _say(variant: Variant) -> Callable[[Event], None]:
@@ -192,7 +195,6 @@ def _table(
         "| routing | TTFT p50 ms | TTFT p90 ms | tokens/s | prefix hit rate | requests a worker | failed |",
         "|---|--:|--:|--:|--:|--:|--:|",
         *(variant.row() for variant in variants),
-        *(f"\n{variant.name}: dynamo.frontend with `{variant.flags}`" for variant in variants if variant.flags),
     ]
     return "\n".join(lines)
 
@@ -213,7 +215,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pool-tokens", type=int, default=None, help="of each worker's KV pool")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--set", action="append", help="further engine config fields, as trtx serve takes them")
-    parser.add_argument("--router", default=TUNED, help="flags of dynamo.frontend for the last variant")
     parser.add_argument("-o", "--output", default=None, help="directory for logs, aiperf's files and kv_routing.md")
     return parser.parse_args()
 

@@ -25,7 +25,7 @@ _LOAD, _OUTPUT = "Load", "Output"
 _TOPOLOGY_NAMES = {"config": "engine_configs", "recipe": "engine_configs"}  # option → field, where they differ
 _TOPOLOGY_OPTIONS = (
     "model", "served_model_name", "engine", "config", "recipe", "overrides", "workers", "prefill", "decode", "tp",
-    "gpus", "router_mode", "host", "port",
+    "gpus", "router_mode", "router_args", "host", "port",
 )  # fmt: skip
 _OPTION_NAMES = {"overrides": "set"}  # parameter → option, where they differ
 _LOAD_OPTIONS = ("isl", "osl", "request_count", "warmup_request_count", "trials", "seed")
@@ -122,6 +122,7 @@ def bench(
     tp: options.TpOption = 1,
     gpus: options.GpusOption = None,
     router_mode: options.RouterModeOption = "round-robin",
+    router_args: options.RouterArgsOption = None,
     host: options.HostOption = "127.0.0.1",
     port: options.PortOption = 0,
     output: options.OutputOption = Path("runs"),

@@ -44,6 +44,7 @@ def serve(
     tp: options.TpOption = 1,
     gpus: options.GpusOption = None,
     router_mode: options.RouterModeOption = "round-robin",
+    router_args: options.RouterArgsOption = None,
     host: options.HostOption = "127.0.0.1",
     port: options.PortOption = 8000,
     output: options.OutputOption = Path("runs"),
@@ -87,6 +88,7 @@ def serve(
         tp=tp,
         gpus=gpus,
         router_mode=router_mode,
+        router_args=router_args,
         host=host,
         port=port,
     )

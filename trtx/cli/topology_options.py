@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -109,6 +110,16 @@ RouterModeOption = Annotated[
         rich_help_panel=_TOPOLOGY,
     ),
 ]
+RouterArgsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--router-args",
+        metavar="FLAGS",
+        help="Further flags of dynamo.frontend, in quotes, such as '--router-temperature 0.5'.",
+        rich_help_panel=_TOPOLOGY,
+        show_default=False,
+    ),
+]
 HostOption = Annotated[
     str,
     typer.Option(
@@ -141,6 +152,7 @@ def build_spec(
     tp: int = 1,
     gpus: str | None = None,
     router_mode: str = "round-robin",
+    router_args: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
 ) -> TopologySpec:
@@ -159,6 +171,7 @@ def build_spec(
         "tp": tp,
         "gpus": None if gpus is None else _indices(gpus),
         "router_mode": router_mode,
+        "router_args": _words("--router-args", router_args or ""),
         "host": host,
         "port": port,
     }
@@ -205,6 +218,13 @@ def role_file(entry: str) -> tuple[Role, Path]:
     if not equals or role not in get_args(Role) or not path:
         raise UsageError(f"--config {entry!r} is not ROLE=FILE; expected a role of {', '.join(get_args(Role))}")
     return cast(Role, role), Path(path)
+
+
+def _words(option: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} can't be split into words ({error}); close the quotes") from error
 
 
 def _indices(text: str) -> tuple[int, ...]:

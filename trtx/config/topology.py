@@ -29,6 +29,7 @@ class TopologySpec(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
     router_mode: RouterMode = "round-robin"
+    router_args: tuple[str, ...] = ()  # further flags of dynamo.frontend; the last of a kind wins
     engine_configs: dict[Role, Path] = Field(default_factory=dict)  # role -> YAML; absent: shipped defaults
     overrides: tuple[str, ...] = ()  # "a.b=c", every role; "prefill.a.b=c", one role
 

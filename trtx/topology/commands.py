@@ -12,6 +12,10 @@ from trtx.topology.plan import TOPOLOGY_VARIABLE
 
 # Streams that stay silent for this long are broken off by the frontend; a long prompt on a CPU stays far below it.
 _STREAM_TIMEOUT_S = 300
+KV_ROUTER_FLAGS = ("--router-prefill-load-scale", "4", "--router-predicted-ttl-secs", "5")
+"""Dynamo 1.4.2's own scale of 1 counts a block that has to be computed as much as one that a running request holds, so
+that one running request outweighs a cached prefix of its length; and without prediction a prefix is unknown to the
+router while its first request is still computing it. docs/performance.md, "KV-aware routing", has both measured."""
 _MIGRATION_LIMIT = 3
 # A worker without traffic for this long is sent one token's work; what it answers to clients counts as well.
 _CANARY_WAIT_S = 5
@@ -78,7 +82,9 @@ def frontend_command(spec: TopologySpec, namespace: str, port: int, xsub: int, x
     command += ["--broker-xsub", f"tcp://127.0.0.1:{xsub}", "--broker-xpub", f"tcp://127.0.0.1:{xpub}"]
     command += ["--namespace", namespace]
     command += ["--router-mode", spec.router_mode, "--migration-limit", str(_MIGRATION_LIMIT)]
-    return tuple(command)
+    if spec.router_mode == "kv":
+        command += KV_ROUTER_FLAGS
+    return tuple(command) + spec.router_args
 
 
 def worker_command(

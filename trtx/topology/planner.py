@@ -100,6 +100,11 @@ def plan(
         )
     for config in engine_configs.values():
         reasons += config.reasons
+    if spec.router_mode == "kv":
+        reasons.append(
+            f"the KV router runs with {' '.join(commands.KV_ROUTER_FLAGS)} because with Dynamo's own one running "
+            "request outweighs a cached prefix; --router-args overrides"
+        )
     if not is_loopback(spec.host):
         reasons.append(f"HTTP listens on {spec.host} because --host says so; everything else stays on loopback")
     return Plan(

@@ -246,3 +246,13 @@ def test_pipeline_stages_on_prefill_are_planned_where_they_work() -> None:
 def test_a_build_that_needs_no_gpu_is_planned_without_one() -> None:
     made = plan_of(machine(0), engine="tensorrt-llm", engine_version="1.3.0rc22+cpu", mode="disagg")
     assert [worker.env["CUDA_VISIBLE_DEVICES"] for worker in made.workers] == ["", ""]
+
+
+def test_the_kv_router_gets_weights_that_routers_of_other_modes_do_not_and_typed_flags_win() -> None:
+    def frontend(**spec: Any) -> str:
+        return " ".join(plan_of(machine(0), workers=2, **spec).processes[0].argv)
+
+    assert "--router-prefill-load-scale" not in frontend()
+    assert frontend(router_mode="kv").count("--router-prefill-load-scale") == 1
+    # argparse takes the last
+    assert frontend(router_mode="kv", router_args=("--router-prefill-load-scale", "1")).endswith("-load-scale 1")
