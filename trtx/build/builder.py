@@ -176,7 +176,7 @@ def _make(
     """Fills ``partial`` with everything, proof and manifest included."""
     clock = Clock(on_progress)
     built_for = request.target.name if request.target else "CPU"
-    check_space(partial.path, contents.bytes_needed(source, request.form))
+    check_space(request.output, contents.bytes_needed(source, request.form))
     proof = None
     if request.backend == "tensorrt":
         _build_engine(partial, request, source, calibration, next(iter(configs.values())), clock)

@@ -17,20 +17,21 @@ from trtx.checkpoint.facts import DRAWN_WEIGHTS
 from trtx.config import ResolvedEngineConfig
 
 ENGINE_CONFIGS = "engine_configs"
-_SPARE_BYTES = 16 << 20  # configs, tokenizer, manifest, log
+_OWN_BYTES = 1 << 20  # engine configs, manifest, log
 _CONFIG = "config.json"
 _OF_THE_EXPORT = (_CONFIG, "hf_quant_config.json")
 
 
 def bytes_needed(source: Source, form: str) -> int:
     """About what a build takes on the disk. Weights that are not quantized are linked where the file system can."""
+    beside = sum(file.stat().st_size for file in source.other_files) + _OWN_BYTES
     if form == NO_FORMAT:
-        return _SPARE_BYTES
+        return beside
     facts = source.checkpoint
     width = facts.weight_bytes / facts.parameter_count
     heads = 1 if source.config.get("tie_word_embeddings") else 2
     kept = min(facts.parameter_count, heads * facts.vocab_size * int(source.config["hidden_size"]))
-    return int((facts.parameter_count - kept) * FORMATS[form].bits / 8 + kept * width) + _SPARE_BYTES
+    return int((facts.parameter_count - kept) * FORMATS[form].bits / 8 + kept * width) + beside
 
 
 def complete_export(source: Source, directory: Path) -> None:

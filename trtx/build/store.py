@@ -82,7 +82,7 @@ def no_space(parent: Path, needed: int) -> UsageError:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Also for safetensors, whose errors carry the system's error as text (seen: 0.6)."""
+    """Also for safetensors, whose errors carry the system's error as text (seen: 0.8)."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return any(f"os error {number}" in str(error) for number in _FULL)

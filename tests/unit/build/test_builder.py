@@ -1,0 +1,139 @@
+"""``trtx build`` killed, stopped or out of disk while it exports, and TensorRT's own route: real processes.
+
+ModelOpt and TensorRT-LLM 1.2 are the few names of them under ``fakes/``; everything else is real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+FAKES = Path(__file__).parent / "fakes"
+MODEL = "synthetic:tiny-trained"
+Run = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def trtx_build(tmp_path: Path) -> Iterator[Run]:
+    started: list[subprocess.Popen[str]] = []
+
+    def run(fake: str, *arguments: str, export: str = "", calibration_size: int = 2) -> subprocess.Popen[str]:
+        environment = os.environ | {
+            "PYTHONPATH": str(FAKES / fake),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "FAKE_EXPORT": export,
+        }
+        command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "build", MODEL, *arguments]
+        command += ["-o", str(tmp_path / "builds"), "--calib-size", str(calibration_size)]
+        started.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                cwd=Path(__file__).parents[3],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def until_it_exports(process: subprocess.Popen[str]) -> psutil.Process:
+    """Waits until half of the weights are written; the child that hangs there."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == "exporting":
+            (child,) = psutil.Process(process.pid).children()
+            return child
+    raise AssertionError("it ended before it exported")
+
+
+def left(builds: Path) -> list[str]:
+    return sorted(path.name for path in builds.iterdir())
+
+
+def test_killed_while_it_exports_it_leaves_no_build_and_the_next_one_clears_up(trtx_build: Run, tmp_path: Path) -> None:
+    builds = tmp_path / "builds"
+    killed = trtx_build("modelopt", "--quant", "fp8", export="hang")
+    child = until_it_exports(killed)
+    killed.kill()
+    killed.wait(10)
+    child.wait(10)
+    assert not any((path / "config.json").exists() for path in builds.iterdir())
+    assert all(name.startswith(".") or name.endswith(".log") for name in left(builds))
+    stopped = trtx_build("modelopt", "--quant", "fp8", export="hang", calibration_size=1)
+    until_it_exports(stopped)
+    partial = [path for path in builds.iterdir() if path.name.endswith(".partial")]
+    assert len(partial) == 1  # its own: the killed one's is gone, though its name was another
+    stopped.send_signal(signal.SIGINT)
+    assert stopped.wait(20) == 130
+    assert [path for path in builds.iterdir() if path.is_dir()] == []
+
+
+def test_sigterm_while_it_exports_leaves_nothing(trtx_build: Run, tmp_path: Path) -> None:
+    stopped = trtx_build("modelopt", "--quant", "fp8", export="hang")
+    child = until_it_exports(stopped)
+    stopped.send_signal(signal.SIGTERM)
+    assert stopped.wait(20) == 143
+    assert not child.is_running()
+    assert left(tmp_path / "builds") == []
+
+
+def test_a_disk_that_fills_up_while_it_exports_is_named_and_nothing_is_left(trtx_build: Run, tmp_path: Path) -> None:
+    full = trtx_build("modelopt", "--quant", "fp8", export="full")
+    said = full.communicate(timeout=60)[0].splitlines()
+    assert full.returncode == 2
+    assert "is full: the build needs about" in said[-1]
+    assert "bytes" in said[-1]
+    assert left(tmp_path / "builds") == []
+
+
+def test_a_quantizer_that_crashes_is_one_sentence_with_its_log(trtx_build: Run, tmp_path: Path) -> None:
+    crashed = trtx_build("modelopt", "--quant", "fp8", export="crash")
+    said = crashed.communicate(timeout=60)[0].splitlines()
+    assert crashed.returncode == 4
+    assert "trtx.build.quantize ended with signal 11" in said[-1]
+    (log,) = left(tmp_path / "builds")
+    assert str(tmp_path / "builds" / log) in said[-1]
+
+
+def test_tensorrt_builds_an_engine_with_the_configs_sizes_and_the_calibration_text(
+    trtx_build: Run, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "once upon a time"}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    options = ("--backend", "tensorrt", "--quant", "fp8", "--kv-dtype", "fp8", "--calib", str(text))
+    built = trtx_build("trtllm", *options, "--set", "max_batch_size=7", "--set", "max_seq_len=512")
+    said = built.communicate(timeout=60)[0]
+    assert built.returncode == 0, said
+    (directory,) = (tmp_path / "builds").iterdir()
+    asked = json.loads((directory / "config.json").read_text())
+    assert asked["build_config"] == {"max_batch_size": 7, "max_num_tokens": 2048, "max_seq_len": 512}
+    assert asked["quant_config"] == {"quant_algo": "fp8", "kv_cache_quant_algo": "fp8"}
+    assert asked["calib_config"]["calib_batches"] == 2
+    assert asked["texts"][0] == "once upon a time"
+    assert "Hi" in asked["texts"][1]
+    assert asked["texts"][1] != "Hi"  # through the model's chat template
+    assert (directory / "rank0.engine").read_bytes() == b"engine"
+    assert (directory / "tokenizer.json").is_file()
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert manifest["proof"] is None
+    assert manifest["inputs"]["backend"] == "tensorrt"
+    assert "--backend tensorrt" in said
