@@ -13,7 +13,7 @@ import yaml
 from trtx.build.formats import FORMATS, NO_FORMAT
 from trtx.build.source import Source, weight_files
 from trtx.build.store import check_space
-from trtx.checkpoint.facts import DRAWN_WEIGHTS
+from trtx.checkpoint.facts import DRAWN_WEIGHTS, text_config
 from trtx.config import ResolvedEngineConfig
 
 ENGINE_CONFIGS = "engine_configs"
@@ -27,11 +27,12 @@ def bytes_needed(source: Source, form: str) -> int:
     beside = sum(file.stat().st_size for file in source.other_files) + _OWN_BYTES
     if form == NO_FORMAT:
         return beside
-    facts = source.checkpoint
-    width = facts.weight_bytes / facts.parameter_count
-    heads = 1 if source.config.get("tie_word_embeddings") else 2
-    kept = min(facts.parameter_count, heads * facts.vocab_size * int(source.config["hidden_size"]))
-    return int((facts.parameter_count - kept) * FORMATS[form].bits / 8 + kept * width) + beside
+    width = source.checkpoint.dtype_bytes
+    parameters = source.checkpoint.weight_bytes // width
+    text = text_config(source.config)
+    heads = 1 if text.get("tie_word_embeddings") else 2
+    kept = min(parameters, heads * int(text["vocab_size"]) * int(text["hidden_size"]))
+    return int((parameters - kept) * FORMATS[form].bits / 8 + kept * width) + beside
 
 
 def complete_export(source: Source, directory: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.weights import head_dim_of, parameter_count
+from trtx.checkpoint.weights import parameter_count
 from trtx.errors import UsageError
 
 # The key of config.json that says "no weights here: draw them", with their seed and standard deviation.
@@ -23,63 +23,57 @@ class Checkpoint:
 
     ``path``: directory with ``config.json`` and tokenizer; safetensors too when ``has_weights``, else
     ``config.json`` carries ``trtx_synthetic: {seed, init_std}`` and the engine draws the weights.
-    ``context_length``: the most tokens, prompt and output together, that the positions allow.
-    ``architecture``: as in ``config.json``, such as ``Qwen3ForCausalLM``; ``family``: its ``model_type``.
-    ``weight_bytes``: of all parameters in ``dtype`` (of the files, where they are stored).
-    ``kv_bytes_per_token``: keys and values of all layers in ``dtype``.
+    ``context_length``: the most tokens, prompt and output together, that the positions allow; None where the config
+    leaves it to the model's code (Gemma 3).
+    ``architecture``: as in ``config.json``, such as ``Qwen3ForCausalLM``.
+    ``weight_bytes``: of the files; of all parameters in ``dtype`` where weights are drawn.
     """
 
     path: Path
     served_model_name: str
-    context_length: int
     architecture: str
-    family: str
+    context_length: int | None
     dtype: str
     has_weights: bool
-    vocab_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    parameter_count: int
     weight_bytes: int
-    kv_bytes_per_token: int
+
+    @property
+    def dtype_bytes(self) -> int:
+        return _DTYPE_BYTES.get(self.dtype, 2)
 
 
 def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
-    """Reads ``config.json`` of a directory. Raises UsageError where it is no decoder-only text model."""
+    """Reads ``config.json`` of a directory. Raises UsageError where it describes no model that generates text."""
     config = read_config(path)
-    try:
-        dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
-        heads = int(config["num_attention_heads"])
-        kv_heads = int(config.get("num_key_value_heads") or heads)
-        facts = {**config, "num_key_value_heads": kv_heads}
-        head_dim, layers, parameters = head_dim_of(facts), int(config["num_hidden_layers"]), parameter_count(facts)
-        context_length, vocab_size = int(config["max_position_embeddings"]), int(config["vocab_size"])
-    except (KeyError, TypeError, ValueError) as error:
+    text = text_config(config)
+    if not all(isinstance(text.get(field), int) for field in ("hidden_size", "num_hidden_layers")):
         raise UsageError(
-            f"{path / 'config.json'} lacks or garbles the field {error}; expected a decoder-only text model in "
-            "Hugging Face form (Qwen3, Qwen2.5 or Llama 3)"
-        ) from error
-    width = _DTYPE_BYTES.get(dtype, 2)
+            f"{path / 'config.json'} has no hidden_size or num_hidden_layers, at its top or in text_config; expected a "
+            "text model in Hugging Face form"
+        )
+    positions = text.get("max_position_embeddings")
+    dtype = str(_first(config, text, "dtype", "torch_dtype") or "bfloat16")
     stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    drawn = parameter_count(config) * _DTYPE_BYTES.get(dtype, 2) if DRAWN_WEIGHTS in config else 0
     return Checkpoint(
         path=path,
         served_model_name=served_model_name,
-        context_length=context_length,
         architecture=str((config.get("architectures") or [config.get("model_type", "unknown")])[0]),
-        family=str(config.get("model_type", "unknown")),
+        context_length=positions if isinstance(positions, int) else None,
         dtype=dtype,
         has_weights=stored > 0,
-        vocab_size=vocab_size,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        parameter_count=parameters,
-        weight_bytes=stored or parameters * width,
-        kv_bytes_per_token=layers * 2 * kv_heads * head_dim * width,
+        weight_bytes=stored or drawn,
     )
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that describes the decoder: multimodal checkpoints nest it."""
+    nested = config.get("text_config") or config.get("llm_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def _first(config: Mapping[str, Any], text: Mapping[str, Any], *names: str) -> object:
+    return next((of[name] for of in (config, text) for name in names if of.get(name)), None)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

@@ -225,7 +225,7 @@ def _check_fits(plan: Plan, load: LoadSpec) -> None:
     asked = load.isl + load.osl
     what = f"isl {load.isl} and osl {load.osl} make {asked} tokens"
     context = resolve_checkpoint(str(plan.model_path)).context_length
-    if asked > context:
+    if context is not None and asked > context:
         raise UsageError(f"{what}, and the context of {plan.model} is {context}; ask for less")
     for role, config in plan.engine_configs.items():
         longest = config.get("max_seq_len")

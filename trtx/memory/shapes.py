@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trtx.checkpoint.facts import text_config
 from trtx.memory.vision import vision_parameters
 
 # Counts by how they are divided: over attention "heads", over "kv_heads" (at least one a GPU), over the width of an
@@ -59,7 +60,7 @@ class ModelShape:
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape:
     """Reads a whole ``config.json``. Raises UnknownShapeError naming the field that is missing or not covered."""
-    text = config.get("text_config") or config.get("llm_config") or config
+    text = text_config(config)
     architecture = str((config.get("architectures") or [config.get("model_type", "unknown")])[0])
     if recurrent := {"linear_attention", "mamba"} & set(text.get("layer_types") or ()) or (
         {"mamba"} if any(str(key).startswith(("mamba", "ssm")) for key in text) else set()
@@ -103,9 +104,7 @@ def _shape(config: Mapping[str, Any], text: Mapping[str, Any], architecture: str
         expert_width=top_k * (hidden + 3 * inner) if experts else 0,
         windows=_windows(text, count),
         context_length=int(text.get("max_position_embeddings") or config.get("max_position_embeddings") or 8192),
-        dtype=next(
-            (str(of[key]) for of in (config, text) for key in ("dtype", "torch_dtype") if of.get(key)), "bfloat16"
-        ),
+        dtype=_dtype(config, text),
     )
 
 

@@ -93,9 +93,7 @@ def test_a_shape_without_stored_weights_says_how_to_draw_them(cache: Path) -> No
     assert not checkpoint.has_weights
     config = json.loads((checkpoint.path / "config.json").read_text())
     assert config["trtx_synthetic"] == {"seed": 0, "init_std": 0.02}
-    assert checkpoint.parameter_count == 8_190_735_360  # Qwen3-8B's own count
-    assert checkpoint.weight_bytes == 2 * checkpoint.parameter_count
-    assert checkpoint.kv_bytes_per_token == 147_456
+    assert checkpoint.weight_bytes == 2 * 8_190_735_360  # Qwen3-8B's own count, bfloat16
     assert checkpoint.context_length == 40_960
 
 
@@ -108,7 +106,7 @@ def test_a_local_directory_is_served_under_its_own_name(copy_of_tiny: Path, tiny
     checkpoint = resolve_checkpoint(str(copy_of_tiny))
     assert checkpoint.path == copy_of_tiny.resolve()
     assert checkpoint.served_model_name == "my-model"
-    assert checkpoint.parameter_count == tiny.parameter_count
+    assert checkpoint.weight_bytes == tiny.weight_bytes
 
 
 @pytest.mark.parametrize(
@@ -135,8 +133,17 @@ def test_a_missing_shard_is_named(copy_of_tiny: Path) -> None:
 
 def test_a_config_of_another_kind_of_model_is_refused(copy_of_tiny: Path) -> None:
     (copy_of_tiny / "config.json").write_text('{"architectures": ["BertModel"], "hidden_size": 8}')
-    with pytest.raises(UsageError, match="lacks or garbles.*expected a decoder-only text model"):
+    with pytest.raises(UsageError, match="has no hidden_size or num_hidden_layers.*expected a text model"):
         resolve_checkpoint(str(copy_of_tiny))
+
+
+def test_the_decoder_of_a_multimodal_checkpoint_is_in_its_text_config(copy_of_tiny: Path) -> None:
+    text = {"hidden_size": 8, "num_hidden_layers": 2, "max_position_embeddings": 4096, "torch_dtype": "float16"}
+    config = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": text}
+    (copy_of_tiny / "config.json").write_text(json.dumps(config))
+    checkpoint = resolve_checkpoint(str(copy_of_tiny))
+    assert (checkpoint.architecture, checkpoint.context_length) == ("Llama4ForConditionalGeneration", 4096)
+    assert checkpoint.dtype == "float16"
 
 
 def test_a_file_is_no_model_directory(copy_of_tiny: Path) -> None:
