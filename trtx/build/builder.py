@@ -14,7 +14,7 @@ from trtx.build import contents
 from trtx.build.calibration import MAX_TOKENS, Calibration, built_in, read_calibration
 from trtx.build.child import DiskFullError, run_child
 from trtx.build.formats import FORMATS, NO_FORMAT, check_gpu, check_model
-from trtx.build.manifest import SCHEMA_VERSION, Manifest, key_of, read_manifest, tool_versions
+from trtx.build.manifest import SCHEMA_VERSION, Manifest, code_hash, key_of, read_manifest, tool_versions
 from trtx.build.progress import Clock, Listener, Progress
 from trtx.build.proof import Proof, prove
 from trtx.build.quantize import Job
@@ -160,6 +160,7 @@ def _inputs(
         # An engine of the TensorRT backend runs on the kind of GPU that it was built on alone.
         "device": _device(request) if request.backend == "pytorch" or request.here is None else request.here.name,
         "versions": tool_versions(),
+        "code_sha256": code_hash("quantize", "contents", "tensorrt"),
         "engine_configs": {role: config.values for role, config in configs.items()},
     }
 

@@ -69,6 +69,14 @@ def key_of(inputs: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
+def code_hash(*modules: str) -> str:
+    """SHA-256 of the text of modules beside this one: what they do decides a build's bytes as any input does."""
+    digest = hashlib.sha256()
+    for module in modules:
+        digest.update(Path(__file__).with_name(f"{module}.py").read_bytes())
+    return digest.hexdigest()
+
+
 def tool_versions() -> dict[str, str | None]:
     """Of the packages that decide a build's bytes; None for one that is not installed. Imports none of them."""
     return {package: _version(package) for package in _PACKAGES}

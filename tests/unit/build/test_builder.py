@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,14 +56,15 @@ def trtx_build(tmp_path: Path) -> Iterator[Run]:
         process.stdout.close()
 
 
-def until_it_exports(process: subprocess.Popen[str]) -> psutil.Process:
-    """Waits until half of the weights are written; the child that hangs there."""
+def until(process: subprocess.Popen[str], said: str) -> psutil.Process:
+    """Waits until it says so and has its child, which it starts in the same breath."""
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.strip() == "exporting":
-            (child,) = psutil.Process(process.pid).children()
-            return child
-    raise AssertionError("it ended before it exported")
+    if not any(line.strip() == said for line in process.stdout):
+        raise AssertionError(f"it ended before it said {said}")
+    deadline = time.monotonic() + 10
+    while not (children := psutil.Process(process.pid).children()):
+        assert time.monotonic() < deadline
+    return children[0]
 
 
 def left(builds: Path) -> list[str]:
@@ -72,26 +74,24 @@ def left(builds: Path) -> list[str]:
 def test_killed_while_it_exports_it_leaves_no_build_and_the_next_one_clears_up(trtx_build: Run, tmp_path: Path) -> None:
     builds = tmp_path / "builds"
     killed = trtx_build("modelopt", "--quant", "fp8", export="hang")
-    child = until_it_exports(killed)
+    child = until(killed, "exporting")
     killed.kill()
     killed.wait(10)
     child.wait(10)
-    assert not any((path / "config.json").exists() for path in builds.iterdir())
-    assert all(name.startswith(".") or name.endswith(".log") for name in left(builds))
-    stopped = trtx_build("modelopt", "--quant", "fp8", export="hang", calibration_size=1)
-    until_it_exports(stopped)
-    partial = [path for path in builds.iterdir() if path.name.endswith(".partial")]
-    assert len(partial) == 1  # its own: the killed one's is gone, though its name was another
-    stopped.send_signal(signal.SIGINT)
-    assert stopped.wait(20) == 130
-    assert [path for path in builds.iterdir() if path.is_dir()] == []
+    (partial,) = builds.glob(".*.partial")
+    assert (partial / "model.safetensors").read_bytes() == b"half"
+    assert [path for path in builds.iterdir() if path.is_dir()] == [partial]
+    another = trtx_build("modelopt", "--quant", "fp8", export="hang", calibration_size=1)
+    until(another, "starting ModelOpt")
+    assert not partial.exists()
 
 
-def test_sigterm_while_it_exports_leaves_nothing(trtx_build: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_leaves_nothing(trtx_build: Run, tmp_path: Path, number: signal.Signals) -> None:
     stopped = trtx_build("modelopt", "--quant", "fp8", export="hang")
-    child = until_it_exports(stopped)
-    stopped.send_signal(signal.SIGTERM)
-    assert stopped.wait(20) == 143
+    child = until(stopped, "starting ModelOpt")
+    stopped.send_signal(number)
+    assert stopped.wait(20) == 128 + number
     assert not child.is_running()
     assert left(tmp_path / "builds") == []
 
