@@ -224,7 +224,7 @@ def _quantize(
         dtype=source.checkpoint.dtype,
         entries=calibration.entries,
     )
-    _run("trtx.build.quantize", job, partial, on_progress)
+    _run("quantize", job, partial, on_progress)
     contents.complete_export(source, partial.path)
 
 
@@ -244,16 +244,16 @@ def _build_engine(
         values=config.values,
         entries=calibration.entries if calibration else (),
     )
-    _run("trtx.build.tensorrt", job, partial, on_progress)
+    _run("tensorrt", job, partial, on_progress)
     contents.complete_engine(source, partial.path)
 
 
-def _run(module: str, job: Job | EngineJob, partial: Partial, on_progress: Listener) -> None:
+def _run(kind: str, job: Job | EngineJob, partial: Partial, on_progress: Listener) -> None:
     """In a child. Its log ends up in the build, or beside it where the child crashed."""
     log = partial.target.with_name(f"{partial.target.name}.log")
     on_progress(Progress("starting"))
     try:
-        run_child(module, job, log=log, lock_fd=partial.lock_fd, on_progress=on_progress)
+        run_child(kind, job, log=log, lock_fd=partial.lock_fd, on_progress=on_progress)
         log.rename(partial.path / "build.log")
     except LaunchError:
         raise

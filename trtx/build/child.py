@@ -13,13 +13,15 @@ from typing import Any
 from trtx.build.progress import Listener, Progress
 from trtx.errors import LaunchError, UsageError
 
+_DOES = {"quantize": "quantizes the model", "tensorrt": "builds the TensorRT engine"}
+
 
 class DiskFullError(Exception):
     """The child met a full disk."""
 
 
-def run_child(module: str, job: Any, *, log: Path, lock_fd: int, on_progress: Listener) -> None:
-    """``python -m module <fd>`` with ``job``, a dataclass, on stdin, until it ends.
+def run_child(kind: str, job: Any, *, log: Path, lock_fd: int, on_progress: Listener) -> None:
+    """``python -m trtx.build kind <fd>`` with ``job``, a dataclass, on stdin, until it ends.
 
     ``lock_fd`` stays locked as long as it lives. Raises UsageError with the child's own sentence, DiskFullError, or
     LaunchError naming ``log`` for a crash. However it is left, the child is gone.
@@ -30,7 +32,7 @@ def run_child(module: str, job: Any, *, log: Path, lock_fd: int, on_progress: Li
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
     with log.open("wb") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs)],
+            [sys.executable, "-m", "trtx.build", kind, str(theirs)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -65,4 +67,4 @@ def run_child(module: str, job: Any, *, log: Path, lock_fd: int, on_progress: Li
     if failure.get("error") == "disk-full":
         raise DiskFullError
     ended = f"ended with signal {-code}" if code < 0 else f"failed ({failure.get('text', f'exit code {code}')})"
-    raise LaunchError(f"{module} {ended}; its output is in {log}")
+    raise LaunchError(f"the process that {_DOES[kind]} {ended}; its output is in {log}")

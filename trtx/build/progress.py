@@ -20,6 +20,7 @@ class Progress:
 
 
 Listener = Callable[[Progress], None]
+Tell = Callable[[Phase, int, int], None]  # phase, done, total: the same from within the child
 
 
 class Clock:

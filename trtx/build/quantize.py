@@ -1,9 +1,4 @@
-"""The child that quantizes: ``python -m trtx.build.quantize <fd>``, with a :class:`Job` as JSON on stdin.
-
-ModelOpt takes 20 to 35 s to import and runs for minutes: in a process of its own it can be ended at any time, and its
-crash is a sentence. It writes a line of JSON for each step of progress on ``fd``, and last what went wrong, if
-anything did.
-"""
+"""Quantizes a model with ModelOpt and exports it as TensorRT-LLM loads it. Runs in the build's child."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtx.build.calibration import MAX_TOKENS, Entry
 from trtx.build.formats import FORMATS
-from trtx.build.process import Tell, run_job
+from trtx.build.progress import Tell
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,7 +125,3 @@ def render(tokenizer: Any, entry: Entry) -> str:
         return str(tokenizer.apply_chat_template(entry, tokenize=False))
     except Exception as error:  # whatever a template raises: jinja2's own errors are not all of them
         raise UsageError(f"the model's chat template refuses the calibration text {entry!r:.80}: {error}") from error
-
-
-if __name__ == "__main__":
-    run_job(lambda fields, tell: quantize(Job(**fields), tell))

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from trtx.build.calibration import MAX_TOKENS, Entry
 from trtx.build.formats import FORMATS, NO_FORMAT
-from trtx.build.process import Tell, run_job
+from trtx.build.progress import Tell
 from trtx.build.quantize import render
 from trtx.build.source import Source
 from trtx.config import Role
@@ -108,7 +108,3 @@ def _write_texts(job: EngineJob, directory: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(job.source)
     rows = [json.dumps({"text": render(tokenizer, entry)}) for entry in job.entries]
     (directory / "train.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    run_job(lambda fields, tell: build_engine(EngineJob(**fields), tell))
