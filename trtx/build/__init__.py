@@ -6,9 +6,10 @@ Enter through :func:`build`. A directory that it returns is complete, named by t
 bytes, and loads wherever a Hugging Face checkpoint does.
 """
 
-from trtx.build.builder import Build, BuildRequest, build
+from trtx.build.builder import Build, build
 from trtx.build.formats import FORMATS, NO_FORMAT
 from trtx.build.manifest import Manifest, read_manifest
+from trtx.build.plan import BuildRequest
 from trtx.build.progress import Progress
 from trtx.build.proof import Proof
 

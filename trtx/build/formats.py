@@ -66,11 +66,12 @@ def check_model(form: Format, config: Mapping[str, Any], *, name: str) -> None:
         raise UsageError(
             f"model {name} is quantized already ({method}); give the unquantized checkpoint, or --quant {NO_FORMAT}"
         )
-    head = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    heads, head = int(config.get("num_attention_heads", 0)), int(config.get("head_dim") or 0)
+    hidden = int(config.get("hidden_size", 0))
     inputs = {
-        "hidden_size": int(config["hidden_size"]),
-        "intermediate_size": int(config["intermediate_size"]),
-        "num_attention_heads x head_dim": int(config["num_attention_heads"]) * head,
+        "hidden_size": hidden,
+        "intermediate_size": int(config.get("intermediate_size", 0)),
+        "num_attention_heads x head_dim": heads * head or hidden,
     }
     for field, size in inputs.items():
         if size % form.block:

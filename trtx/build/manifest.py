@@ -25,7 +25,7 @@ class Manifest:
 
     ``inputs``: what the build's key is the hash of: source, format, recipe, calibration text, tool versions, engine
     configs. ``gate``: the limit on the perplexity's increase that was asked for last and whether it was kept; None
-    where nobody asked. ``proof``: None for a TensorRT engine, which the embedded engine can't run.
+    where nobody asked. ``proof``: None where the embedded engine can't run the model; ``unproved`` says why.
     """
 
     schema_version: int
@@ -39,6 +39,7 @@ class Manifest:
     weight_bytes: dict[str, int]  # source, result
     seconds: dict[str, float]
     proof: Proof | None
+    unproved: str | None = None
     gate: dict[str, Any] | None = None
 
     def write(self, directory: Path) -> None:

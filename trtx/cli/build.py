@@ -14,7 +14,7 @@ import typer
 from trtx.cli import topology_options as options
 from trtx.cli.console import ProgressConsole
 from trtx.config import Mode, Role
-from trtx.errors import GateError, Interrupted, UsageError
+from trtx.errors import GateError, Interrupted, NoVerdictError, UsageError
 
 if TYPE_CHECKING:
     from trtx.build import BuildRequest
@@ -28,7 +28,7 @@ Backend = Literal["pytorch", "tensorrt"]
 
 @app.command(
     no_args_is_help=True,
-    epilog="Exit codes: 1 past --max-ppl-increase; 2 usage, config or a full disk; 4 the build failed; "
+    epilog="Exit codes: 1 past --max-ppl-increase; 2 usage, config or a full disk; 3 not proved; 4 the build failed; "
     "130 and 143 interrupted.",
 )
 def build(
@@ -235,6 +235,10 @@ def _run(request: BuildRequest) -> None:
     console.print(proof_table(manifest))
     took = f"built in {sum(manifest.seconds.values()):.0f} s" if made.is_new else f"found, built {manifest.created}"
     console.print(f"\n{made.directory} ({took})\n", soft_wrap=True)
+    if manifest.unproved:
+        console.print(f"not proved: {manifest.unproved}\n", soft_wrap=True)
+        if request.max_ppl_increase is not None:
+            raise NoVerdictError(f"--max-ppl-increase has nothing to judge by; the build is kept in {made.directory}")
     if manifest.gate and not manifest.gate["passed"]:
         assert manifest.proof is not None
         raise GateError(

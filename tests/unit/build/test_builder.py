@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from trtx.checkpoint import resolve_checkpoint
+
 FAKES = Path(__file__).parent / "fakes"
 MODEL = "synthetic:tiny-trained"
 Run = Callable[..., "subprocess.Popen[str]"]
@@ -26,14 +29,16 @@ Run = Callable[..., "subprocess.Popen[str]"]
 def trtx_build(tmp_path: Path) -> Iterator[Run]:
     started: list[subprocess.Popen[str]] = []
 
-    def run(fake: str, *arguments: str, export: str = "", calibration_size: int = 2) -> subprocess.Popen[str]:
+    def run(
+        fake: str, *arguments: str, export: str = "", calibration_size: int = 2, model: str = MODEL
+    ) -> subprocess.Popen[str]:
         environment = os.environ | {
             "PYTHONPATH": str(FAKES / fake),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "FAKE_EXPORT": export,
         }
-        command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "build", MODEL, *arguments]
+        command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "build", model, *arguments]
         command += ["-o", str(tmp_path / "builds"), "--calib-size", str(calibration_size)]
         started.append(
             subprocess.Popen(
@@ -137,3 +142,23 @@ def test_tensorrt_builds_an_engine_with_the_configs_sizes_and_the_calibration_te
     assert manifest["proof"] is None
     assert manifest["inputs"]["backend"] == "tensorrt"
     assert "--backend tensorrt" in said
+
+
+def test_a_model_that_the_embedded_engine_does_not_know_is_configured_and_not_proved(
+    trtx_build: Run, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(resolve_checkpoint(MODEL).path, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text()) | {"architectures": ["MysteryForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(config))
+    taken = trtx_build("modelopt", "--quant", "none", "--max-ppl-increase", "1", model=str(model))
+    said = taken.communicate(timeout=60)[0]
+    assert taken.returncode == 3
+    assert "not proved" in said
+    assert "MysteryForCausalLM" in said
+    (build,) = (tmp_path / "builds").iterdir()
+    assert (build / "model.safetensors").samefile(model / "model.safetensors")
+    assert (build / "engine_configs" / "decode.yaml").is_file()
+    refused = trtx_build("modelopt", "--quant", "fp8", model=str(model))
+    assert "MysteryForCausalLM is not known" in refused.communicate(timeout=60)[0].splitlines()[-1]
+    assert refused.returncode == 2
+    assert left(tmp_path / "builds") == [build.name]

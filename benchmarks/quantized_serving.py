@@ -1,0 +1,154 @@
+"""A quantized build served beside its source: tokens/s, ITL and TTFT of both at several concurrencies.
+
+    python benchmarks/quantized_serving.py --model synthetic:qwen3-8b --quant fp8 -o /tmp/quantized
+
+Builds with `trtx build` (or finds the build: `--output` keeps it), then serves source and result with the embedded
+engine, one after the other on the same GPU and with the same engine config and prompts, `--rounds` times in turn. The
+load is aiperf's, streaming, output lengths exact; a few requests a client (`REQUESTS`), so that all of it takes five
+minutes on an H100 with one round. The table is Markdown, on stdout and in `--output`; ratios are the result's over the
+source's. Exit 1 when a request failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trtx.bench import LoadSpec, Target
+from trtx.bench.aiperf import Aiperf, command, run_files
+from trtx.bench.load import Load
+from trtx.bench.metrics import figures
+from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
+from trtx.config import TopologySpec
+from trtx.launch import prepare, serve
+
+REQUESTS = {1: 12, 2: 16, 4: 24, 8: 48, 16: 80, 32: 160, 64: 256}
+"""Measured requests at a concurrency; three times the concurrency above it."""
+
+
+@dataclass
+class Variant:
+    """One checkpoint, and what was measured on it: records by concurrency, a list a round."""
+
+    name: str
+    model: str
+    rounds: dict[int, list[list[RequestRecord]]] = field(default_factory=dict)
+    device_memory_bytes: int = 0
+    kv_blocks: int = 0
+
+
+def main() -> int:
+    arguments = _arguments()
+    output = Path(arguments.output or tempfile.mkdtemp(prefix="trtx-quantized-")).absolute()
+    started = time.monotonic()
+    build = arguments.build or _build(arguments, output / "builds")
+    built_s = time.monotonic() - started
+    variants = (Variant("source", arguments.model), Variant(arguments.quant, build))
+    for number in range(1, arguments.rounds + 1):
+        for variant in variants:
+            _round(variant, arguments, output / f"round-{number}" / variant.name)
+    table = _table(arguments, variants, built_s)
+    print(table)
+    (output / "quantized_serving.md").write_text(table + "\n", encoding="utf-8")
+    records = [record for variant in variants for rounds in variant.rounds.values() for one in rounds for record in one]
+    return 1 if any(not record.succeeded for record in records) else 0
+
+
+def _build(arguments: argparse.Namespace, output: Path) -> str:
+    """The directory, as the command's last line names it; its proof is printed as it comes."""
+    argv = ["build", arguments.model, "--quant", arguments.quant, "--kv-dtype", arguments.kv_dtype, "-o", str(output)]
+    done = subprocess.run(
+        [sys.executable, "-c", "from trtx.cli.app import main; main()", *argv], stdout=subprocess.PIPE, text=True
+    )
+    print(done.stdout, flush=True)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return done.stdout.splitlines()[-1].removeprefix("trtx serve --model ")
+
+
+def _round(variant: Variant, arguments: argparse.Namespace, run_dir: Path) -> None:
+    spec = TopologySpec(
+        model=variant.model,
+        engine="torch",
+        gpus=None if arguments.gpus is None else (int(arguments.gpus),),
+        port=0,
+        overrides=tuple(arguments.set or ()),
+    )
+    concurrency = tuple(int(part) for part in arguments.concurrency.split(","))
+    load = LoadSpec(concurrency=concurrency, isl=arguments.isl, osl=arguments.osl, seed=arguments.seed)
+    loads = [Load(c, REQUESTS.get(c, 3 * c), max(4, c)) for c in concurrency]
+    plan = prepare(spec, run_dir=run_dir)
+    with serve(plan, on_event=lambda event: print(f"- {variant.name}: {event.message}", flush=True)) as topology:
+        target = Target(topology.url, topology.model, plan.model_path, "agg", gpu_count=len(plan.gpu_names))
+        with Aiperf(command(target, load, loads, run_dir / "load"), run_dir / "aiperf.log") as aiperf:
+            while (code := aiperf.poll()) is None:
+                topology.wait(0.1)
+            if code:
+                raise SystemExit(f"aiperf exited {code}:\n{aiperf.log_tail()}")
+        for slot in topology.slots:
+            if slot.status is not None:
+                variant.device_memory_bytes = slot.status.device_memory_bytes
+                variant.kv_blocks = slot.status.kv_blocks
+    for files in run_files(run_dir / "load", loads, trials=1):
+        records = read_records(files.directory / RECORDS_FILE)
+        variant.rounds.setdefault(files.load.concurrency, []).append(records)
+
+
+def _table(arguments: argparse.Namespace, variants: tuple[Variant, Variant], built_s: float) -> str:
+    source, result = variants
+    lines = [
+        f"`python {' '.join(map(shlex.quote, sys.argv))}`",
+        "",
+        f"{arguments.model}, {arguments.isl} tokens in, {arguments.osl} out, {arguments.rounds} "
+        f"round{'s' * (arguments.rounds > 1)}; built and proved in {built_s:.0f} s. "
+        + "; ".join(
+            f"{variant.name}: {variant.device_memory_bytes / 2**30:.1f} GiB on the device, "
+            f"{variant.kv_blocks:,} KV blocks"
+            for variant in variants
+        )
+        + ".",
+        "",
+        f"| concurrency | tokens/s source | {result.name} | ratio | ITL p50 ms source | {result.name} "
+        f"| TTFT p50 ms source | {result.name} | failed |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for concurrency in source.rounds:
+        before, after = (figures(variant.rounds[concurrency]) for variant in variants)
+        speeds = [one.output_token_throughput or 0.0 for one in (before, after)]
+        cells = [
+            str(concurrency),
+            *(f"{speed:,.0f}" for speed in speeds),
+            f"{speeds[1] / speeds[0]:.2f}" if speeds[0] else "–",
+            *(f"{one.inter_token_latency.p50:.2f}" if one.inter_token_latency else "–" for one in (before, after)),
+            *(f"{one.time_to_first_token.p50:.1f}" if one.time_to_first_token else "–" for one in (before, after)),
+            str(before.error_request_count + after.error_request_count),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="synthetic:qwen3-8b")
+    parser.add_argument("--quant", default="fp8")
+    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--build", default=None, help="a finished build of the model, instead of making one")
+    parser.add_argument("--gpus", default=None, help="index of the GPU")
+    parser.add_argument("--concurrency", default="1,8,64,256")
+    parser.add_argument("--isl", type=int, default=512)
+    parser.add_argument("--osl", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--set", action="append", help="further engine config fields, as trtx serve takes them")
+    parser.add_argument("-o", "--output", default=None, help="directory for builds, logs and the table")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

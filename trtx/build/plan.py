@@ -1,0 +1,170 @@
+"""What is to be built, checked and identified before anything is made."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trtx.build.calibration import MAX_TOKENS, Calibration, built_in, read_calibration
+from trtx.build.formats import FORMATS, NO_FORMAT, check_gpu, check_model
+from trtx.build.manifest import code_hash, key_of, tool_versions
+from trtx.build.source import Source, read_source
+from trtx.build.tensorrt import check_backend
+from trtx.config import (
+    ModelFacts,
+    ResolvedEngineConfig,
+    Role,
+    check_engine_configs,
+    config_family,
+    load_engine_config,
+    refuse_errors,
+)
+from trtx.engine import installed_version
+from trtx.errors import UsageError
+from trtx.memory import Device
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """What was asked for. ``here``: the GPU to quantize and prove on; ``target``: the one to serve on; None: a CPU."""
+
+    model: str
+    form: str  # a key of FORMATS, or NO_FORMAT
+    output: Path  # parent of the build
+    backend: Literal["pytorch", "tensorrt"] = "pytorch"
+    kv_dtype: str = "auto"
+    calibration: Path | None = None  # None: the built-in set
+    calibration_size: int = 128
+    roles: tuple[Role, ...] = ("agg", "prefill", "decode")
+    engine_configs: Mapping[Role, Path] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    trtllm_version: str | None = None  # to check the engine configs for; None: the one installed, or what they name
+    max_ppl_increase: float | None = None
+    here: Device | None = None
+    target: Device | None = None
+
+    @property
+    def device(self) -> str:
+        """torch's name of where the model is quantized."""
+        return "cpu" if self.here is None else "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """A request with everything that it names found. ``calibration``: None where nothing is calibrated.
+
+    ``inputs``: all that decides the build's bytes, as the manifest has it.
+    """
+
+    request: BuildRequest
+    source: Source
+    calibration: Calibration | None
+    configs: Mapping[Role, ResolvedEngineConfig]
+    inputs: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return key_of(self.inputs)
+
+    @property
+    def target(self) -> Path:
+        """Where the build will lie."""
+        model = self.source.checkpoint.served_model_name.replace("/", "--")
+        return self.request.output / f"{model}-{self.request.form}-{self.key[:8]}"
+
+    @property
+    def built_on(self) -> str:
+        return "CPU" if self.request.here is None else self.request.here.name
+
+    @property
+    def built_for(self) -> str:
+        return "CPU" if self.request.target is None else self.request.target.name
+
+
+def plan_build(request: BuildRequest) -> BuildPlan:
+    """Finds and hashes the model, reads the calibration text, resolves the engine configs. Makes nothing.
+
+    Raises UsageError for what can't be built.
+    """
+    source = read_source(request.model, on_gpu=request.here is not None)
+    calibration = _check(request, source)
+    configs = _engine_configs(request, source)
+    return BuildPlan(request, source, calibration, configs, _inputs(request, source, calibration, configs))
+
+
+def _check(request: BuildRequest, source: Source) -> Calibration | None:
+    """Refuses what can't be built. The calibration text; None where nothing is calibrated."""
+    if request.backend == "tensorrt":
+        check_backend(installed_version(), gpu=request.here, source=source, roles=request.roles)
+    if request.form == NO_FORMAT:
+        return None
+    form = FORMATS[request.form]
+    if request.target is not None:
+        check_gpu(form, request.target)
+    check_model(form, source.config, name=source.name)
+    if request.backend == "pytorch" and importlib.util.find_spec("modelopt") is None:
+        raise UsageError(
+            f"--quant {form.name} needs NVIDIA ModelOpt, which is not installed; "
+            "run pip install 'trtx[quantize]', or choose --quant none"
+        )
+    if request.calibration is None:
+        return built_in(request.calibration_size)
+    return read_calibration(request.calibration, request.calibration_size)
+
+
+def _engine_configs(request: BuildRequest, source: Source) -> dict[Role, ResolvedEngineConfig]:
+    """Loaded, overlaid and checked against the rules. For a GPU, TensorRT-LLM will read them."""
+    kv = () if request.kv_dtype == "auto" else (f"kv_cache_config.dtype={request.kv_dtype}",)
+    facts = source.checkpoint
+    engine = "torch" if request.target is None else "tensorrt-llm"
+    configs = {
+        role: load_engine_config(
+            role,
+            family=config_family(facts.architecture, on_gpu=request.target is not None),
+            path=request.engine_configs.get(role),
+            overrides=(*kv, *request.overrides),
+            engine=engine,
+        )
+        for role in request.roles
+    }
+    findings = check_engine_configs(
+        configs,
+        engine=engine,
+        version=request.trtllm_version or installed_version(),
+        model=ModelFacts(facts.architecture, facts.context_length),
+        gpus=() if request.target is None else (request.target.name,),
+    )
+    refuse_errors(findings)
+    return configs
+
+
+def _inputs(
+    request: BuildRequest,
+    source: Source,
+    calibration: Calibration | None,
+    configs: Mapping[Role, ResolvedEngineConfig],
+) -> dict[str, Any]:
+    """Everything that decides the bytes of a build."""
+    return {
+        "weights_sha256": source.weights_hash,
+        "files_sha256": source.files_hash,
+        "backend": request.backend,
+        "format": request.form,
+        "kv_dtype": request.kv_dtype,
+        "recipe": None if request.form == NO_FORMAT else FORMATS[request.form].recipe,
+        "calibration": calibration
+        and {
+            "source": calibration.source,
+            "entries": len(calibration.entries),
+            "max_tokens": MAX_TOKENS,
+            "sha256": calibration.digest,
+        },
+        # An engine of the TensorRT backend runs on the kind of GPU that it was built on alone.
+        "device": request.device if request.backend == "pytorch" or request.here is None else request.here.name,
+        "versions": tool_versions(),
+        "code_sha256": code_hash("quantize", "contents", "tensorrt"),
+        "engine_configs": {role: config.values for role, config in configs.items()},
+    }
