@@ -23,17 +23,18 @@ _CANARY_WAIT_S = 5
 _CANARY_TIMEOUT_S = 30
 
 
-def shared_environment(namespace: str, discovery_dir: Path, broker_xsub: int, broker_xpub: int) -> dict[str, str]:
+def shared_environment(namespace: str, scratch_dir: Path, broker_xsub: int, broker_xpub: int) -> dict[str, str]:
     """What every process of a topology gets, frontend and workers alike. Seen with Dynamo 1.4.2.
 
     ``DYN_TCP_RESPONSE_STREAM_HOST`` takes the name of an interface: an address there means that no model is ever added.
     ``DYN_ZMQ_BROKER_URL`` keeps the event plane, which carries prompt token ids, from binding every interface.
+    ``TMPDIR``: every Dynamo process leaves the file of its logging configuration where temporary files are.
     """
     return {
         TOPOLOGY_VARIABLE: namespace,
         "DYN_NAMESPACE": namespace,
         "DYN_DISCOVERY_BACKEND": "file",
-        "DYN_FILE_KV": str(discovery_dir),
+        "DYN_FILE_KV": str(scratch_dir / "kv"),
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
         "DYN_TCP_RPC_HOST": "127.0.0.1",
@@ -43,6 +44,7 @@ def shared_environment(namespace: str, discovery_dir: Path, broker_xsub: int, br
         "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(scratch_dir),
     }
 
 

@@ -72,7 +72,7 @@ def plan(
     wants_gpu = engine == "tensorrt-llm" and (engine_version is None or needs_gpu(engine_version))
     gpus, threads = _place_all(spec, machine, engine, workers, reasons, wants_gpu=wants_gpu)
     logs, status = run_dir / "serve" / "logs", run_dir / "serve" / "status"
-    shared = commands.shared_environment(namespace, scratch_dir / "kv", ports.broker_xsub, ports.broker_xpub)
+    shared = commands.shared_environment(namespace, scratch_dir, ports.broker_xsub, ports.broker_xpub)
     processes = [
         ProcessSpec(
             name="frontend",

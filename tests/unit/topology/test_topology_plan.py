@@ -256,3 +256,8 @@ def test_the_kv_router_gets_weights_that_routers_of_other_modes_do_not_and_typed
     assert frontend(router_mode="kv").count("--router-prefill-load-scale") == 1
     # argparse takes the last
     assert frontend(router_mode="kv", router_args=("--router-prefill-load-scale", "1")).endswith("-load-scale 1")
+
+
+def test_temporary_files_of_every_process_go_where_the_topology_ends() -> None:
+    found = plan_of(machine(0), workers=2)
+    assert {process.env["TMPDIR"] for process in found.processes} == {str(found.scratch_dir)}
