@@ -29,7 +29,7 @@ def judge_software(facts: Facts) -> Iterator[Check]:
     yield _engine(facts)
     yield _python(software)
     problems = [*unmet(software.packages, "trtx"), *unmet(software.packages, "ai-dynamo")]
-    problems += [*unmet(software.packages, "nixl"), *unmet(software.packages, "tensorrt-llm")]
+    problems += unmet(software.packages, "tensorrt-llm")  # nixl asks for the wheels of both CUDAs, and needs one
     yield _trtx(software, problems)
     for name, members in _ROWS.items():
         own = [problem for problem in problems if problem.name in members]
@@ -112,6 +112,8 @@ def _nixl(software: Software) -> Check:
         if backend not in versions:
             return failed("nixl", seen, f"{backend} for torch's CUDA", f"pip install {backend}=={own}")
         return ok("nixl", f"{own}, {backend} for torch's CUDA {software.torch_cuda}")
+    if len(versions) == 1:
+        return failed("nixl", f"{seen} without a backend", "nixl-cu12 or nixl-cu13", f"pip install nixl-cu13=={own}")
     return ok("nixl", f"{own}, for CPU memory")
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 from trtx.doctor.check import Check, failed, ok, warning
 from trtx.doctor.facts import Facts
-from trtx.launch.environment import child_environment
+from trtx.engine.tensorrt_llm.environment import job_variables
 
 _RANK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
-_MPI_PREFIXES = ("SLURM_", "PMI", "OMPI_", "ORTE_", "PRTE_", "MPI_", "MV2_", "I_MPI_")
 
 
 def judge_topologies(facts: Facts) -> Iterator[Check]:
@@ -53,13 +52,7 @@ def judge_environment(facts: Facts) -> Iterator[Check]:
             "start trtx without mpirun, or with srun --ntasks=1",
         )
         return
-    found = sorted(name for name in environment if name.startswith(_MPI_PREFIXES))
-    if not found:
-        return
-    kept = [name for name in found if name in child_environment(environment, {})]
-    if kept:
-        yield warning("MPI variables", f"{_few(kept)} reach the engines", "none", f"unset {' '.join(kept)}")
-    else:
+    if found := job_variables(environment):
         yield ok("MPI variables", f"{_few(found)}: kept from the engines")
 
 
