@@ -89,7 +89,7 @@ def test_a_tensorrt_llm_without_the_backend_says_so(
         assert word in said
 
 
-def test_help_fits_80_columns_and_imports_nothing_slow(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["build", "--help"]) == 0
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80
