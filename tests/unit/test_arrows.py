@@ -70,7 +70,9 @@ def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
     assert not above, f"{path.relative_to(ROOT)} reaches up to {sorted(above)}"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["bench", "--help"], ["build", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["bench", "--help"], ["build", "--help"], ["--version"]]
+)
 def test_help_imports_no_slow_package(arguments: list[str]) -> None:
     program = (
         "import sys; from trtx.cli.app import run; code = run(sys.argv[1:]); "
