@@ -143,7 +143,12 @@ def serve(
             guardian.watch(pid)
 
         supervisor = Supervisor(
-            plan, on_event, on_start=started, on_look=guardian.ensure_alive, on_ranks=guardian.watch_ranks
+            plan,
+            on_event,
+            on_start=started,
+            on_look=guardian.ensure_alive,
+            on_ranks=guardian.watch_ranks,
+            is_routed=lambda: _ask(plan).is_ready,
         )
         topology = ServedTopology(plan, supervisor, interruption)
         on_slots(topology.slots)
@@ -206,7 +211,11 @@ def _wait_ready(topology: ServedTopology, deadline: float) -> None:
                 f"and lower the model's size or max_seq_len if it loads too slowly{_hint(plan)}"
             )
         time.sleep(_POLL_S)
-        seen = ask_readiness(plan.url, plan.model, plan.namespace, plan.expected_workers())
+        seen = _ask(plan)
+
+
+def _ask(plan: Plan) -> Readiness:
+    return ask_readiness(plan.url, plan.model, plan.namespace, plan.expected_workers())
 
 
 def _hint(plan: Plan) -> str:

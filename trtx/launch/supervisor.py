@@ -74,11 +74,13 @@ class Supervisor:
         on_start: Callable[[int], None] = lambda pid: None,
         on_look: Callable[[], None] = lambda: None,
         on_ranks: Callable[[str, tuple[Rank, ...]], None] = lambda name, ranks: None,
+        is_routed: Callable[[], bool] = lambda: True,
         spawn: Callable[[ProcessSpec], Child] = RealChild,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``on_event``, ``on_start`` (each pid), ``on_look`` (now and then) and ``on_ranks`` (a worker's name and the
-        processes of its engine) are called from the loop's thread."""
+        processes of its engine) are called from the loop's thread. ``is_routed``: the frontend counts every worker,
+        which it does a moment after they serve; asked before the topology is called whole again."""
         self.slots = [Slot(spec) for spec in plan.processes]
         self.registry = Registry(plan.discovery_dir)
         self.failure: str | None = None
@@ -88,6 +90,7 @@ class Supervisor:
         self._on_start = on_start
         self._on_look = on_look
         self._on_ranks = on_ranks
+        self._is_routed = is_routed
         self._spawn = spawn
         self._clock = clock
         self._next_look = 0.0
@@ -207,7 +210,7 @@ class Supervisor:
                 self._look_at_frontend(slot)
             else:
                 self._look_at_worker(slot, slot.child, registered, now)
-        if self._is_degraded and self.is_whole:
+        if self._is_degraded and self.is_whole and self._is_routed():
             self._is_degraded = False
             self._emit("recovered", "the topology is whole again")
 
