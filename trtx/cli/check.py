@@ -159,12 +159,12 @@ def _model_directory(model: str) -> Path:
 
 
 def _facts(directory: Path) -> ModelFacts:
-    from trtx.checkpoint.facts import read_config  # brings NumPy, which a check without a model does not need
+    # Brings NumPy, which a check without a model does not need.
+    from trtx.checkpoint.facts import read_config, text_config
 
     config = read_config(directory)
-    text = config.get("text_config") or config
     architectures = config.get("architectures") or [str(config.get("model_type", "unknown"))]
-    return ModelFacts(str(architectures[0]), text.get("max_position_embeddings"))
+    return ModelFacts(str(architectures[0]), text_config(config).get("max_position_embeddings"))
 
 
 def _lines(checked: _Checked) -> Iterator[str]:

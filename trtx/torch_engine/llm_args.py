@@ -109,7 +109,7 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any]) -> tuple[LlmArgs,
     range, and for a value that ignoring would make wrong, such as ``tensor_parallel_size`` 2.
     """
     plain = {name: _plain(value) for name, value in arguments.items()}
-    problems = [found.message for found in schema.findings(plain) if " is not known to " not in found.message]
+    problems = [found.message for found in schema.findings(plain) if found.kind != "other-version"]
     if problems:
         raise ValueError("; ".join(problems))
     for name, allowed in _MUST_BE.items():
