@@ -19,13 +19,13 @@ import torch
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.batch import Batch, ScheduledSequence
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
 def measure(runner: TorchRunner, *, batch: int, isl: int, osl: int, max_num_tokens: int) -> dict[str, float]:
     """Prefill in chunks of whole prompts, then ``osl - 1`` decode steps of all sequences."""
     per_sequence = -(-(isl + osl) // runner.geometry.tokens_per_block)
-    sampling = SamplingParams(max_tokens=osl, ignore_eos=True)
+    sampling = SamplingPlan(max_tokens=osl)
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(runner.vocab_size, (batch, isl), generator=generator).tolist()
     order = torch.randperm(runner.num_blocks, generator=generator)[: batch * per_sequence].tolist()

@@ -141,14 +141,14 @@ def _measure(model: str, overrides: tuple[str, ...]) -> dict[str, Any]:
 def _fullest_steps(runner: Any, max_batch_size: int, max_num_tokens: int) -> None:
     """Prompts for every slot, ``max_num_tokens`` a step, then two decode steps of all, for each way to sample."""
     from trtx.torch_engine.batch import Batch, ScheduledSequence
-    from trtx.torch_engine.sampling import SamplingParams
+    from trtx.torch_engine.sampling_plan import SamplingPlan
 
     length = min(_PROMPT, max_num_tokens)
     blocks = -(-(length + 4) // runner.geometry.tokens_per_block)
     rows = min(max_batch_size, runner.num_blocks // blocks)
     for sampling in (
-        SamplingParams(max_tokens=4, ignore_eos=True),
-        SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.8, top_p=0.9, top_k=50),
+        SamplingPlan(max_tokens=4),
+        SamplingPlan(is_greedy=False, max_tokens=4, temperature=0.8, top_p=0.9, top_k=50),
     ):
         sequences = [
             ScheduledSequence(

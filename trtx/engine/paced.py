@@ -23,7 +23,7 @@ from trtx.errors import UsageError
 from trtx.torch_engine.choices import Choice
 from trtx.torch_engine.messages import Handover, Update
 from trtx.torch_engine.results import Delivery, DisaggregatedParams, RequestError, RequestOutput
-from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.sampling import SamplingParams, checked_sampling
 from trtx.torch_engine.text import StopStrings, TextStream, load_tokenizer
 
 __all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "SamplingParams"]
@@ -93,7 +93,7 @@ class LLM:
         priority: float = 0.5,
     ) -> RequestOutput:
         """Starts a request and returns at once. Raises RequestError for what a clock can't answer."""
-        sampling = sampling_params if sampling_params is not None else SamplingParams()
+        sampling = checked_sampling(sampling_params)
         if sampling.n != 1 or sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             raise RequestError("the paced engine makes one choice without logprobs; ask for n 1 and no logprobs")
         room = self.args.max_seq_len - len(inputs)
@@ -116,7 +116,7 @@ class LLM:
             Choice(0, output, [output.request_id], self._stop_strings(sampling) if kind != "context_only" else None),
             ready_at=now + self.args.paced_ttft_ms / 1000,
             position=len(inputs),
-            left=1 if kind == "context_only" else min(sampling.max_tokens, room),
+            left=1 if kind == "context_only" else min(sampling.max_tokens or room, room),
             hands_off=kind == "context_only",
         )
         if kind == "generation_only" and disaggregated_params is not None:
@@ -199,11 +199,15 @@ class LLM:
         to_wake: dict[asyncio.AbstractEventLoop, list[RequestOutput]] = {}
         for running in self._running:
             loop = None
-            if running.is_aborted:
+            try:
+                if running.is_aborted:
+                    running.left = 0
+                    loop = running.choice.output.push(Delivery(0, [], "cancelled"))
+                elif running.ready_at <= at:
+                    loop = self._give(running, self._token_ids[running.position % len(self._token_ids)])
+            except Exception as error:  # of its text: nobody else's clock stops for it
                 running.left = 0
-                loop = running.choice.output.push(Delivery(0, [], "cancelled"))
-            elif running.ready_at <= at:
-                loop = self._give(running, self._token_ids[running.position % len(self._token_ids)])
+                loop = running.choice.output.fail(RequestError(f"the request failed: {type(error).__name__}: {error}"))
             if running.left:
                 still_running.append(running)
             if loop is not None:

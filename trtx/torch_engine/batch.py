@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from trtx.torch_engine.sampling import SamplingParams
+    from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
 class Logprob(NamedTuple):
@@ -61,11 +61,11 @@ class ScheduledSequence:
     start: int
     block_ids: list[int]
     samples: bool  # the last new token's logits produce a token (False: a prompt chunk before the last)
-    sampling: SamplingParams
+    sampling: SamplingPlan
     prompt_token_ids: list[int]  # for penalties and prompt logprobs; do not mutate
     output_token_ids: list[int]  # tokens generated before this step; do not mutate
     seed: int  # resolved: the request's own, or one drawn at admission
-    allowed_stop_ids: tuple[int, ...] = ()  # ids that min_tokens forbids while output is shorter
+    banned_ids: tuple[int, ...] = ()  # of the vocabulary, that this step must not sample: min_tokens is not reached
 
 
 @dataclass(slots=True, eq=False)
@@ -77,13 +77,18 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Sampled:
-    """What one sequence got from one step. ``token_id`` is None for a prompt chunk that does not sample."""
+    """What one sequence got from one step. ``token_id`` is None for a prompt chunk that does not sample.
+
+    With ``error`` set the rest means nothing, and the sequence must end: its numbers are no numbers, say. The runner
+    and every other sequence are unharmed, which is what tells it from an exception.
+    """
 
     token_id: int | None
     logprobs: dict[int, Logprob] | None = None  # chosen token and top-k, as TensorRT-LLM's CompletionOutput
     # Of the prompt tokens that follow this step's: a prompt computed whole gives one entry fewer than it has tokens,
     # its chunks' lists joined the same. The first token has none; tokens taken from the prefix cache have none either.
     prompt_logprobs: list[dict[int, Logprob]] | None = None
+    error: str | None = None
 
 
 class ModelRunner(Protocol):

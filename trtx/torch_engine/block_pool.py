@@ -2,9 +2,9 @@
 
 A block is in exactly one of three states:
 
-    free    refs == 0, no hash      in the free stack
-    held    refs  > 0               by sequences or leases; with a hash once it is full and findable
-    cached  refs == 0, with a hash  in LRU order; taken again by a prefix hit, or evicted by ``allocate``
+    free    refs == 0, no name      in the free stack
+    held    refs  > 0               by sequences or leases; with a name once it is full and findable
+    cached  refs == 0, with a name  in LRU order; taken again by a prefix hit, or evicted by ``allocate``
 
 ``free + held + cached == num_blocks`` after every call.
 """
@@ -19,22 +19,23 @@ from hashlib import blake2b
 
 from trtx.torch_engine.kv_events import KvEventLog
 
-_ROOT = bytes(8)
+NAME_BYTES = 32
+"""A hit compares names, never tokens, and a client chooses its tokens: no two contents, and no two salts, that anybody
+could find may share a name. 256 bits cost what 64 do: both fill the hash's blocks of 128 bytes alike."""
+_ROOT = bytes(NAME_BYTES)
 
 
-def chain_hash(parent: int | None, tokens: Sequence[int], cache_salt: str | None = None) -> int:
-    """Unsigned 64-bit name of a full block: of its tokens and of everything before it.
+def root_name(cache_salt: str | None) -> bytes:
+    """The parent of a sequence's first block. Sequences with other salts share no block."""
+    return _ROOT if cache_salt is None else blake2b(cache_salt.encode(), digest_size=NAME_BYTES).digest()
 
-    ``parent``: the preceding block's hash, None for the first block, where ``cache_salt`` enters. Equal in every
-    process and on every machine of one byte order, so engines that share nothing agree on it.
+
+def block_name(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Name of a full block: of its tokens (32-bit ids) and of everything before it, by the preceding block's name.
+
+    Equal in every process and on every machine of one byte order, so engines that share nothing agree on it.
     """
-    if parent is not None:
-        seed = parent.to_bytes(8, "little")
-    elif cache_salt is not None:
-        seed = blake2b(cache_salt.encode(), digest_size=8).digest()
-    else:
-        seed = _ROOT
-    return int.from_bytes(blake2b(seed + array("q", tokens).tobytes(), digest_size=8).digest(), "little")
+    return blake2b(parent + array("i", tokens).tobytes(), digest_size=NAME_BYTES).digest()
 
 
 @dataclass(slots=True)
@@ -66,8 +67,8 @@ class BlockPool:
         self.counters = PoolCounters()
         self._events = events
         self._refs = [0] * num_blocks
-        self._hashes: list[int | None] = [None] * num_blocks
-        self._block_of: dict[int, int] = {}  # hash -> block, held or cached
+        self._names: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}  # name -> block, held or cached
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
@@ -84,12 +85,12 @@ class BlockPool:
     def num_held(self) -> int:
         return self.num_blocks - self.num_available
 
-    def match(self, block_hashes: Iterable[int]) -> list[int]:
+    def match(self, names: Iterable[bytes]) -> list[int]:
         """The blocks of the longest cached prefix. Takes no reference: call ``take`` before anything allocates."""
         matched: list[int] = []
         if self.enable_reuse:
-            for block_hash in block_hashes:
-                block_id = self._block_of.get(block_hash)
+            for name in names:
+                block_id = self._block_of.get(name)
                 if block_id is None:
                     break
                 matched.append(block_id)
@@ -122,14 +123,14 @@ class BlockPool:
         return taken
 
     def _evict(self, count: int) -> None:
-        removed: list[int] = []
+        removed: list[bytes] = []
         for _ in range(count):
             block_id, _none = self._cached.popitem(last=False)
-            block_hash = self._hashes[block_id]
-            assert block_hash is not None
-            del self._block_of[block_hash]
-            self._hashes[block_id] = None
-            removed.append(block_hash)
+            name = self._names[block_id]
+            assert name is not None
+            del self._block_of[name]
+            self._names[block_id] = None
+            removed.append(name)
             self._free.append(block_id)
         if self._events is not None:
             self._events.removed(removed)
@@ -137,28 +138,40 @@ class BlockPool:
     def register(
         self,
         block_ids: Sequence[int],
-        block_hashes: Sequence[int],
-        parent_hash: int | None,
+        names: Sequence[bytes],
+        parent: bytes | None,
         block_tokens: Sequence[Sequence[int]],
     ) -> None:
         """Makes held, full, consecutive blocks findable. One whose contents are already known stays unnamed."""
         if not self.enable_reuse:
             return
-        run: list[tuple[int, Sequence[int]]] = []
-        run_parent = parent_hash
-        for block_id, block_hash, tokens in zip(block_ids, block_hashes, block_tokens, strict=True):
-            if block_hash in self._block_of:
+        run: list[tuple[bytes, Sequence[int]]] = []
+        run_parent = parent
+        for block_id, name, tokens in zip(block_ids, names, block_tokens, strict=True):
+            if name in self._block_of:
                 self._announce(run_parent, run)
-                run, run_parent = [], block_hash
+                run, run_parent = [], name
                 continue
-            self._block_of[block_hash] = block_id
-            self._hashes[block_id] = block_hash
-            run.append((block_hash, tokens))
+            self._block_of[name] = block_id
+            self._names[block_id] = name
+            run.append((name, tokens))
         self._announce(run_parent, run)
 
-    def _announce(self, parent_hash: int | None, run: list[tuple[int, Sequence[int]]]) -> None:
+    def _announce(self, parent: bytes | None, run: list[tuple[bytes, Sequence[int]]]) -> None:
         if run and self._events is not None:
-            self._events.stored(parent_hash, run)
+            self._events.stored(parent, run)
+
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Makes held blocks unfindable: nobody shall reuse what is in them. Their holders keep them."""
+        removed: list[bytes] = []
+        for block_id in block_ids:
+            name = self._names[block_id]
+            if name is not None:
+                del self._block_of[name]
+                self._names[block_id] = None
+                removed.append(name)
+        if removed and self._events is not None:
+            self._events.removed(removed)
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Gives back one reference each. Later blocks of a sequence become evictable before the ones they follow."""
@@ -170,7 +183,7 @@ class BlockPool:
                 )
             self._refs[block_id] = refs
             if refs == 0:
-                if self._hashes[block_id] is None:
+                if self._names[block_id] is None:
                     self._free.append(block_id)
                 else:
                     self._cached[block_id] = None
@@ -189,18 +202,18 @@ class BlockPool:
         _require(len(set(self._free)) == free, f"{free - len(set(self._free))} blocks are on the free stack twice")
         for block_id in self._free:
             _require(
-                self._refs[block_id] == 0 and self._hashes[block_id] is None,
-                f"free block {block_id} has {self._refs[block_id]} references and hash {self._hashes[block_id]}",
+                self._refs[block_id] == 0 and self._names[block_id] is None,
+                f"free block {block_id} has {self._refs[block_id]} references and name {self._names[block_id]!r}",
             )
         for block_id in self._cached:
             _require(
-                self._refs[block_id] == 0 and self._hashes[block_id] is not None,
-                f"cached block {block_id} has {self._refs[block_id]} references and hash {self._hashes[block_id]}",
+                self._refs[block_id] == 0 and self._names[block_id] is not None,
+                f"cached block {block_id} has {self._refs[block_id]} references and name {self._names[block_id]!r}",
             )
-        named = {h: block_id for block_id, h in enumerate(self._hashes) if h is not None}
+        named = {name: block_id for block_id, name in enumerate(self._names) if name is not None}
         _require(
             named == self._block_of,
-            f"{len(named)} blocks carry a hash, {len(self._block_of)} hashes name a block; expected the same pairs",
+            f"{len(named)} blocks carry a name, {len(self._block_of)} names lead to a block; expected the same pairs",
         )
         if holders is not None:
             counted = Counter(block_id for holder in holders for block_id in holder)

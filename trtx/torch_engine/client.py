@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -157,7 +158,7 @@ class EngineClient:
         return next(self._ids)
 
     def submit(self, choice: Choice, message: Submit) -> None:
-        """Raises RuntimeError when the engine is gone."""
+        """Raises RuntimeError when the engine is gone, RequestError for what no message can hold."""
         self._choices[message.sequence_id] = choice
         try:
             if self._death is not None or self._is_stopping:
@@ -167,6 +168,9 @@ class EngineClient:
             self._choices.pop(message.sequence_id, None)
             self._dead.wait(_EXIT_GRACE_S)
             raise self._death or RuntimeError("the engine is shutting down") from None
+        except (OverflowError, ValueError, TypeError, struct.error) as error:
+            self._choices.pop(message.sequence_id, None)
+            raise RequestError(f"the request can't be sent to the engine: {error}") from error
         except BaseException:
             self._choices.pop(message.sequence_id, None)
             raise
@@ -231,11 +235,14 @@ class EngineClient:
     def _deliver(self, choice: Choice, update: Update, overrun: list[int]) -> asyncio.AbstractEventLoop | None:
         """Hands one update on. Adds sequences that must end before the engine knows it to ``overrun``."""
         if update.error is not None:
-            for sequence_id in choice.siblings:
-                if self._choices.pop(sequence_id, None) is not None and sequence_id != update.sequence_id:
-                    overrun.append(sequence_id)
-            return choice.output.fail(RequestError(update.error))
-        delivery = choice.delivery(update)
+            return self._refuse(choice, update.sequence_id, update.error, overrun)
+        try:
+            delivery = choice.delivery(update)
+        except Exception as error:
+            logger.exception("request %d ends with an error of its text", choice.output.request_id)
+            overrun.append(update.sequence_id)
+            problem = f"the text of this request could not be made: {type(error).__name__}: {str(error)[:500]}"
+            return self._refuse(choice, update.sequence_id, problem, overrun)
         if delivery is None:
             return None
         if delivery.finish_reason is not None:
@@ -243,6 +250,16 @@ class EngineClient:
             if update.finish_reason is None:
                 overrun.append(update.sequence_id)
         return choice.output.push(delivery)
+
+
+    def _refuse(
+        self, choice: Choice, ended: int, problem: str, overrun: list[int]
+    ) -> asyncio.AbstractEventLoop | None:
+        """Ends a request with an error for all of its choices, of which the engine has ended one."""
+        for sequence_id in choice.siblings:
+            if self._choices.pop(sequence_id, None) is not None and sequence_id != ended:
+                overrun.append(sequence_id)
+        return choice.output.fail(RequestError(problem))
 
 
 def _wake(wakes: list[tuple[asyncio.AbstractEventLoop | None, RequestOutput]]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 
 import msgspec
 import psutil
 
-from trtx.torch_engine.batch import ModelRunner, Sampled
+from trtx.torch_engine.batch import Logprob, ModelRunner, Sampled
 from trtx.torch_engine.block_pool import BlockPool
 from trtx.torch_engine.handoff import KvTransport
 from trtx.torch_engine.kv_events import KvEventLog
@@ -18,6 +19,10 @@ from trtx.torch_engine.scheduler import Scheduler, SchedulerLimits, Step
 from trtx.torch_engine.stats import iteration_stats
 from trtx.torch_engine.transfers import LEASE_POLL_S, Transfers
 
+logger = logging.getLogger(__name__)
+
+MAX_PROMPT_LOGPROBS = 1 << 22
+"""Entries of one request, all its prompt's tokens together: about 1 GB in this process, 60 MB on the way to the other."""
 MEMORY_REPORT_S = 2.0
 """How often a working engine measures what memory it holds: it takes longer than a step's bookkeeping."""
 
@@ -25,7 +30,9 @@ MEMORY_REPORT_S = 2.0
 class EngineCore:
     """Scheduler, pool, runner and transport, moved one step at a time by one thread.
 
-    ``max_seq_len`` tokens (prompt and output) always fit into an empty pool, so every accepted request can run.
+    ``max_seq_len`` tokens (prompt and output) always fit into an empty pool, so every accepted request can run. What
+    goes wrong with one sequence ends that sequence, with an error; what the runner raises is nobody's in particular,
+    leaves the device in an unknown state, and ends the engine.
     """
 
     def __init__(
@@ -90,9 +97,18 @@ class EngineCore:
         size = scheduler.pool.tokens_per_block
         num_completed = 0
         for sequence, sampled in zip(step.sequences, results, strict=True):
-            update = sequence.advance(sampled)
-            if sequence.num_computed // size > sequence.num_registered:
-                scheduler.register(sequence)
+            if sampled.error is not None:
+                num_completed += 1
+                self._fail(sequence, sampled.error)
+                continue
+            try:
+                update = sequence.advance(sampled)
+                if sequence.num_computed // size > sequence.num_registered:
+                    scheduler.register(sequence)
+            except Exception as error:
+                num_completed += 1
+                self._fail(sequence, _unexpected(sequence.sequence_id, error))
+                continue
             if update is None:
                 continue
             updates.append(update)
@@ -100,6 +116,11 @@ class EngineCore:
                 num_completed += 1
                 self._finish(sequence, update)
         return num_completed
+
+    def _fail(self, sequence: Sequence, problem: str) -> None:
+        """Ends a running sequence with an error. Nobody shall reuse its KV: what it holds may be the cause."""
+        self.scheduler.pool.forget(sequence.block_ids)
+        self._end(sequence, Update(sequence.sequence_id, [], error=problem))
 
     def _finish(self, sequence: Sequence, update: Update) -> None:
         del self._sequences[sequence.sequence_id]
@@ -173,12 +194,18 @@ class EngineCore:
     def submit(self, submit: Submit) -> None:
         """Accepts one sequence. A bad one is answered with an error update, and harms nobody else."""
         try:
-            sequence = Sequence.from_submit(
-                submit, arrival=self._arrivals, arrived_s=time.perf_counter(), max_seq_len=self.max_seq_len
-            )
-        except ValueError as error:
-            self._updates.append(Update(submit.sequence_id, [], error=str(error)))
-            return
+            self._accept(submit)
+        except Exception as error:
+            self._updates.append(Update(submit.sequence_id, [], error=_unexpected(submit.sequence_id, error)))
+
+    def _accept(self, submit: Submit) -> None:
+        sequence = Sequence.from_submit(
+            submit,
+            arrival=self._arrivals,
+            arrived_s=time.perf_counter(),
+            max_seq_len=self.max_seq_len,
+            vocab_size=self._runner.vocab_size,
+        )
         self._arrivals += 1
         if (problem := self._problem(sequence)) is not None:
             self._refuse(sequence, problem)
@@ -204,10 +231,21 @@ class EngineCore:
                 f"the prompt has {length} tokens; expected at most {self.max_seq_len - 1}, which with one generated "
                 f"token is the longest sequence here ({self.max_seq_len}, bound by the {self._bound_by}); shorten it"
             )
-        if min(prompt) < 0 or max(prompt) >= self._runner.vocab_size:
-            outside = next(token for token in prompt if not 0 <= token < self._runner.vocab_size)
+        vocab_size = self._runner.vocab_size
+        for name, tokens in (("the prompt has", prompt), ("first_gen_tokens have", sequence.handed_tokens)):
+            if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+                outside = next(token for token in tokens if not 0 <= token < vocab_size)
+                return f"{name} token id {outside}; expected 0 to {vocab_size - 1}, as the model has it"
+        if len(sequence.banned_ids) >= vocab_size:
             return (
-                f"the prompt has token id {outside}; expected 0 to {self._runner.vocab_size - 1}, as the model has it"
+                f"min_tokens is {sequence.min_tokens}, and end_id and stop_token_ids hold all {vocab_size} tokens of "
+                "the model, so that none could be first; expected at least one token that ends nothing"
+            )
+        asked = sequence.sampling.prompt_logprobs
+        if asked is not None and length * (asked + 1) > MAX_PROMPT_LOGPROBS:
+            return (
+                f"prompt_logprobs is {asked} for a prompt of {length} tokens; expected at most {MAX_PROMPT_LOGPROBS} "
+                "entries in all; ask for fewer or shorten the prompt"
             )
         request_type = handover.request_type if handover is not None else None
         if (
@@ -221,6 +259,9 @@ class EngineCore:
             )
         if request_type == "generation_only" and not (handover and handover.first_gen_tokens):
             return "a generation_only request has no first_gen_tokens; pass on the prefill side's disaggregated_params"
+        logprobs = handover.first_gen_log_probs if handover is not None else None
+        if logprobs and not _fit(logprobs, sequence.handed_tokens):
+            return "first_gen_log_probs do not fit first_gen_tokens; pass on the prefill side's disaggregated_params"
         needs_transport = request_type == "context_only" or sequence.wants_pull
         if needs_transport and self._transfers is None:
             return (
@@ -248,7 +289,11 @@ class EngineCore:
 
     def _begin_pull(self, sequence: Sequence) -> None:
         assert self._transfers is not None
-        if (problem := self._transfers.begin(sequence)) is not None:
+        try:
+            problem = self._transfers.begin(sequence)
+        except Exception as error:  # what a peer, or whoever wrote its opaque_state, has thought of
+            problem = _unexpected(sequence.sequence_id, error)
+        if problem is not None:
             self._release_peer(sequence)
             self._end(sequence, Update(sequence.sequence_id, [], error=problem))
         elif sequence.handed_update is not None:
@@ -278,3 +323,13 @@ class EngineCore:
         if self._transfers is not None:
             self._transfers.close()
         self._runner.close()
+
+
+def _fit(logprobs: list[dict[int, Logprob]], tokens: list[int]) -> bool:
+    """One entry a token, which is among them."""
+    return len(logprobs) == len(tokens) and all(t in entry for t, entry in zip(tokens, logprobs, strict=True))
+
+
+def _unexpected(sequence_id: int, error: Exception) -> str:
+    logger.error("sequence %d ends with an error of the engine's own", sequence_id, exc_info=error)
+    return f"the engine could not serve this request: {type(error).__name__}: {str(error)[:500]}; its log has the rest"

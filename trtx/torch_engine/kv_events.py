@@ -10,6 +10,11 @@ DEFAULT_PRIORITY = 35
 """TensorRT-LLM's default retention priority of a block. This engine evicts by last use alone and reports it as is."""
 
 
+def event_hash(name: bytes) -> int:
+    """A block's hash for a router, unsigned 64 bits of its name: a hint, in which two blocks may meet one day."""
+    return int.from_bytes(name[:8], "little")
+
+
 class KvEventLog:
     """Numbers events from 0 and keeps the latest ``max_size`` until they are taken: a gap in the ids means loss.
 
@@ -22,27 +27,27 @@ class KvEventLog:
         self._next_id = 0
         self._add({"type": "created", "num_blocks_per_cache_level": [num_blocks, 0]})
 
-    def stored(self, parent_hash: int | None, blocks: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """``blocks``: (hash, tokens) of consecutive blocks, the first a child of ``parent_hash`` (None: the root)."""
+    def stored(self, parent: bytes | None, blocks: Iterable[tuple[bytes, Sequence[int]]]) -> None:
+        """``blocks``: (name, tokens) of consecutive blocks, the first a child of ``parent`` (None: the root)."""
         self._add(
             {
                 "type": "stored",
-                "parent_hash": parent_hash,
+                "parent_hash": None if parent is None else event_hash(parent),
                 "blocks": [
                     {
                         "type": "stored_block",
-                        "block_hash": block_hash,
+                        "block_hash": event_hash(name),
                         "tokens": [{"type": "unique_token", "token_id": t, "token_extra_id": 0} for t in tokens],
                         "cache_level": 0,
                         "priority": DEFAULT_PRIORITY,
                     }
-                    for block_hash, tokens in blocks
+                    for name, tokens in blocks
                 ],
             }
         )
 
-    def removed(self, block_hashes: Sequence[int]) -> None:
-        self._add({"type": "removed", "block_hashes": list(block_hashes)})
+    def removed(self, names: Iterable[bytes]) -> None:
+        self._add({"type": "removed", "block_hashes": [event_hash(name) for name in names]})
 
     def take(self) -> list[dict[str, Any]]:
         """Everything since the last call, oldest first."""

@@ -18,7 +18,9 @@ from trtx.torch_engine.client import EngineClient
 from trtx.torch_engine.llm_args import LlmArgs, resolve_llm_args
 from trtx.torch_engine.messages import HandoffStats, Submit
 from trtx.torch_engine.results import DisaggregatedParams, RequestError, RequestOutput
-from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.sampling import SamplingParams, checked_sampling
+from trtx.torch_engine.sampling_fields import is_text, shown
+from trtx.torch_engine.sampling_plan import resolve_sampling
 from trtx.torch_engine.text import (
     StopStrings,
     TextStream,
@@ -147,8 +149,12 @@ class LLM:
             raise RequestError(
                 "the torch engine supports no lora_request and no prompt_adapter_request; leave them out"
             )
-        sampling = sampling_params if sampling_params is not None else SamplingParams()
+        sampling = checked_sampling(sampling_params)
         text, prompt = self._prompt(inputs, sampling)
+        if disaggregated_params is not None and not isinstance(disaggregated_params, DisaggregatedParams):
+            raise RequestError(
+                f"disaggregated_params is {shown(disaggregated_params)}; expected DisaggregatedParams or None"
+            )
         handover = disaggregated_params.handover() if disaggregated_params is not None else None
         if handover is not None and sampling.n > 1:
             raise RequestError(f"n is {sampling.n}; expected 1 for a {handover.request_type} request")
@@ -167,11 +173,11 @@ class LLM:
             on_abort=lambda: self._client.abort(sequence_ids),
             text_streams=self._text_streams(sampling) if sampling.detokenize and not looks_for_stops else None,
         )
-        asked = {name: value for name, value in sampling.asked().items() if name not in ("n", "best_of")}
         end_ids = self._ends(sampling)
         for index, sequence_id in enumerate(sequence_ids):
             stops = self._stop_strings(sampling) if looks_for_stops else None
-            message = _checked(Submit(sequence_id, prompt, asked, end_ids, index, cache_salt, priority, handover))
+            plan = resolve_sampling(sampling, choice=index)
+            message = _checked(Submit(sequence_id, prompt, plan, end_ids, cache_salt, priority, handover))
             self._client.submit(Choice(index, output, sequence_ids, stops), message)
         return output
 
@@ -188,9 +194,13 @@ class LLM:
             text = inputs
             if self._tokenizer is None:
                 raise ValueError("inputs are text and skip_tokenizer_init is set; pass token ids")
+            if not is_text(text):
+                raise RequestError(f"the prompt is {shown(text)}, with surrogates; expected Unicode text or token ids")
             token_ids = list(self._tokenizer.encode(inputs, add_special_tokens=sampling.add_special_tokens).ids)
-        else:
+        elif isinstance(inputs, (list, tuple)):
             token_ids = list(inputs)
+        else:
+            raise RequestError(f"inputs are {shown(inputs)}; expected text, a list of token ids, or a dict with either")
         if sampling.truncate_prompt_tokens is not None:
             token_ids = token_ids[-sampling.truncate_prompt_tokens :]
         return text, token_ids
@@ -309,9 +319,14 @@ class LLM:
 def _checked(message: Submit) -> Submit:
     """The engine's process reads typed messages: what it could not read is refused here, where it harms nobody else."""
     try:
-        return msgspec.convert(msgspec.to_builtins(message, builtin_types=(bytes,)), Submit)
+        message = msgspec.convert(msgspec.to_builtins(message, builtin_types=(bytes,)), Submit)
     except (msgspec.ValidationError, TypeError) as error:
         raise RequestError(f"the request holds a value of the wrong type: {error}") from error
+    if message.cache_salt is not None and not is_text(message.cache_salt):
+        raise RequestError(f"cache_salt is {shown(message.cache_salt)}, with surrogates; expected Unicode text")
+    if not 0.0 <= message.priority <= 1.0:
+        raise RequestError(f"priority is {message.priority}; expected a number from 0 to 1")
+    return message
 
 
 def _model_directory(model: str | Path) -> Path:

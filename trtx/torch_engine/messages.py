@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from trtx.torch_engine.batch import KvGeometry, Logprob
 from trtx.torch_engine.llm_args import LlmArgs
+from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
 class Handover(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """A request's disaggregation state as it travels: the part of ``DisaggregatedParams`` that an engine reads."""
 
-    request_type: str
+    request_type: Literal["context_only", "generation_only"]
     first_gen_tokens: list[int] | None = None
     first_gen_log_probs: list[dict[int, Logprob]] | None = None
     ctx_request_id: int | None = None
@@ -35,9 +36,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_de
 
     sequence_id: int
     prompt_token_ids: list[int]
-    sampling: dict[str, Any]  # SamplingParams.asked()
+    sampling: SamplingPlan
     end_ids: tuple[int, ...] = ()
-    choice: int = 0
     cache_salt: str | None = None
     priority: float = 0.5
     handover: Handover | None = None

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from trtx.torch_engine.batch import Logprob, Sampled, ScheduledSequence
-from trtx.torch_engine.block_pool import chain_hash
+from trtx.torch_engine.block_pool import block_name, root_name
 from trtx.torch_engine.messages import Handover, Submit, Update
-from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
 class State(Enum):
@@ -33,7 +33,7 @@ class Sequence:
     arrival: int  # its place in the order of arrival
     arrived_s: float  # on the clock of time.perf_counter
     prompt_token_ids: list[int]
-    sampling: SamplingParams
+    sampling: SamplingPlan
     end_ids: frozenset[int]
     max_tokens: int  # clamped to the context
     seed: int
@@ -48,8 +48,8 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     slot: int = -1
     held: ScheduledSequence | None = None
-    block_hashes: list[int] = field(default_factory=list)  # of full blocks of known tokens, extended on demand
-    num_registered: int = 0  # leading blocks that the pool knows by hash
+    block_names: list[bytes] = field(default_factory=list)  # of full blocks of known tokens, extended on demand
+    num_registered: int = 0  # leading blocks that the pool knows by name
     num_reused: int = 0  # leading blocks found in the prefix cache at the last admission
     is_resumed: bool = False  # was preempted before
     is_cancelled: bool = False  # while TRANSFERRING: ended for the client, its blocks still belong to the transport
@@ -57,31 +57,35 @@ class Sequence:
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     handed_update: Update | None = None  # the prefill side's tokens, told to the client once they are sure to go on
     stop_ids: frozenset[int] = frozenset()
+    banned_ids: tuple[int, ...] = ()  # what would end it, as far as the model has it: not sampled before min_tokens
     min_tokens: int = 0
 
     @classmethod
-    def from_submit(cls, submit: Submit, *, arrival: int, arrived_s: float, max_seq_len: int) -> Sequence:
-        """Raises ValueError for sampling values that ``SamplingParams`` refuses."""
-        sampling = SamplingParams(**submit.sampling)
+    def from_submit(
+        cls, submit: Submit, *, arrival: int, arrived_s: float, max_seq_len: int, vocab_size: int
+    ) -> Sequence:
+        sampling = submit.sampling
         prompt = submit.prompt_token_ids
         handover = submit.handover
         context_only = handover is not None and handover.request_type == "context_only"
-        seed = random.getrandbits(63) if sampling.seed is None else sampling.seed + submit.choice
+        end_ids, stop_ids = frozenset(submit.end_ids), frozenset(sampling.stop_ids)
+        ends = end_ids | stop_ids if sampling.min_tokens else ()
         return cls(
             sequence_id=submit.sequence_id,
             arrival=arrival,
             arrived_s=arrived_s,
             prompt_token_ids=prompt,
             sampling=sampling,
-            end_ids=frozenset(submit.end_ids),
+            end_ids=end_ids,
             max_tokens=1 if context_only else min(sampling.max_tokens, max_seq_len - len(prompt)),
-            seed=seed,
+            seed=random.getrandbits(63) if sampling.seed is None else sampling.seed,
             priority=submit.priority,
             cache_salt=submit.cache_salt,
             handover=handover,
             num_tokens=len(prompt),
-            stop_ids=frozenset(sampling.stop_token_ids or ()),
-            min_tokens=sampling.min_tokens or 0,
+            stop_ids=stop_ids,
+            banned_ids=tuple(sorted(token_id for token_id in ends if 0 <= token_id < vocab_size)),
+            min_tokens=sampling.min_tokens,
         )
 
     @property
@@ -103,14 +107,17 @@ class Sequence:
         )
 
     @property
+    def handed_tokens(self) -> list[int]:
+        """What the prefill side sampled of a generation_only request."""
+        handover = self.handover
+        if handover is None or handover.request_type != "generation_only":
+            return []
+        return handover.first_gen_tokens or []
+
+    @property
     def emits_handed_tokens(self) -> bool:
         """The prefill side's first tokens were not taken over yet."""
-        return (
-            self.handover is not None
-            and self.handover.request_type == "generation_only"
-            and not self.output_token_ids
-            and bool(self.handover.first_gen_tokens)
-        )
+        return bool(self.handed_tokens) and not self.output_token_ids
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Known tokens at positions ``[start, end)``."""
@@ -121,13 +128,14 @@ class Sequence:
             return self.output_token_ids[start - prompt_length : end - prompt_length]
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - prompt_length]
 
-    def hashes(self, count: int, tokens_per_block: int) -> list[int]:
-        """Chain hashes of the first ``count`` full blocks; the list is the sequence's own, maybe longer."""
-        known = self.block_hashes
+    def names(self, count: int, tokens_per_block: int) -> list[bytes]:
+        """Names of the first ``count`` full blocks; the list is the sequence's own, maybe longer."""
+        known = self.block_names
+        parent = known[-1] if known else root_name(self.cache_salt)
         for index in range(len(known), count):
             start = index * tokens_per_block
-            parent = known[index - 1] if index else None
-            known.append(chain_hash(parent, self.tokens(start, start + tokens_per_block), self.cache_salt))
+            parent = block_name(parent, self.tokens(start, start + tokens_per_block))
+            known.append(parent)
         return known
 
     def hold(self, slot: int, block_ids: list[int], num_computed: int) -> None:
@@ -160,8 +168,7 @@ class Sequence:
         else:
             held.new_token_ids = self.tokens(start, start + count)
         if self.min_tokens:
-            short = len(self.output_token_ids) < self.min_tokens
-            held.allowed_stop_ids = tuple(self.end_ids | self.stop_ids) if short else ()
+            held.banned_ids = self.banned_ids if len(self.output_token_ids) < self.min_tokens else ()
         return held
 
     def advance(self, sampled: Sampled) -> Update | None:
@@ -185,11 +192,10 @@ class Sequence:
 
     def accept_handed(self) -> Update:
         """Takes over the tokens that the prefill side sampled. Kept in ``handed_update`` unless they end it."""
-        handover = self.handover
-        assert handover is not None and handover.first_gen_tokens
-        logprobs = handover.first_gen_log_probs if self.sampling.logprobs is not None else None
+        assert self.handover is not None
+        logprobs = self.handover.first_gen_log_probs if self.sampling.logprobs is not None else None
         whole = Update(self.sequence_id, [], logprobs=[] if logprobs else None)
-        for index, token_id in enumerate(handover.first_gen_tokens):
+        for index, token_id in enumerate(self.handed_tokens):
             update = self.accept(token_id, logprobs[index] if logprobs else None)
             whole.token_ids += update.token_ids
             if whole.logprobs is not None:
@@ -217,7 +223,7 @@ class Sequence:
             update.finish_reason = "stop"
         elif can_stop and token_id in self.stop_ids:
             update.finish_reason, update.stop_reason = "stop", token_id
-            if not self.sampling.include_stop_str_in_output:
+            if not self.sampling.keeps_stop_id:
                 update.token_ids = []
                 update.logprobs = None
         elif len(self.output_token_ids) >= self.max_tokens:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from trtx.torch_engine.batch import Logprob
 from trtx.torch_engine.messages import Handover
+from trtx.torch_engine.sampling_fields import shown
 from trtx.torch_engine.text import TextStream
 
 
@@ -22,7 +23,7 @@ class RequestError(RuntimeError):
 class DisaggregatedParams:
     """TensorRT-LLM's: what travels from a prefill engine to a decode engine. The torch engine reads the first six."""
 
-    request_type: str | None = None  # context_only, generation_only, context_and_generation
+    request_type: Literal["context_only", "generation_only", "context_and_generation"] | None = None
     first_gen_tokens: list[int] | None = None
     first_gen_log_probs: list[dict[int, Logprob]] | None = None
     ctx_request_id: int | None = None
@@ -43,7 +44,9 @@ class DisaggregatedParams:
     def __post_init__(self) -> None:
         known = (None, "context_only", "generation_only", "context_and_generation")
         if self.request_type not in known:
-            raise ValueError(f"request_type is {self.request_type!r}; expected one of {', '.join(map(str, known[1:]))}")
+            raise ValueError(
+                f"request_type is {shown(self.request_type)}; expected one of {', '.join(map(str, known[1:]))}"
+            )
 
     @classmethod
     def from_handover(cls, handover: Handover) -> DisaggregatedParams:
@@ -57,7 +60,8 @@ class DisaggregatedParams:
         )
 
     def handover(self) -> Handover | None:
-        """None for a whole request, which an engine serves without a peer."""
+        """None for a whole request, which an engine serves without a peer. Raises ValueError as the constructor."""
+        self.__post_init__()
         if self.request_type is None or self.request_type == "context_and_generation":
             return None
         return Handover(
@@ -136,7 +140,7 @@ class Delivery:
 
 
 class RequestOutput:
-    """A request under way: await it, iterate over it, or block on ``result``. Yields itself.
+    """A request under way: await it, iterate over it (``async for`` or ``for``), or block on ``result``. Yields itself.
 
     One thread pushes, one consumer looks. Nothing that the consumer sees changes between two looks: what arrives
     meanwhile waits in ``_arrived`` and is taken in all at once, so a slow consumer gets fewer, larger steps.
@@ -171,6 +175,7 @@ class RequestOutput:
         self._ended = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._news: threading.Event | None = None  # of a consumer that iterates without a loop
 
     @property
     def disaggregated_params(self) -> DisaggregatedParams | None:
@@ -194,6 +199,8 @@ class RequestOutput:
             self._open_choices -= 1
             if self._open_choices == 0:
                 self._ended.set()
+        if self._news is not None:
+            self._news.set()
         wakes = self._waiter is not None and (self._streaming or self._ended.is_set())
         return self._loop if wakes else None
 
@@ -201,6 +208,8 @@ class RequestOutput:
         """Ends the request with an exception, after what was pushed before it."""
         self._error = error
         self._ended.set()
+        if self._news is not None:
+            self._news.set()
         return self._loop if self._waiter is not None else None
 
     def wake(self) -> None:
@@ -250,18 +259,38 @@ class RequestOutput:
             output.finish_reason = delivery.finish_reason
             output.stop_reason = delivery.stop_reason
 
+    def _has_step(self) -> bool:
+        """Takes in the next step for an iterator, if there is one. Raises the request's error."""
+        if not (self._streaming or self._ended.is_set()) or not self._look():
+            return False
+        self._is_over = self.finished
+        return self._streaming or self.finished
+
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
         return self
 
     async def __anext__(self) -> RequestOutput:
         if self._is_over:
             raise StopAsyncIteration
-        while True:
-            may_look = self._streaming or self._ended.is_set()
-            if may_look and self._look() and (self._streaming or self.finished):
-                self._is_over = self.finished
-                return self
+        while not self._has_step():
             await self._wait()
+        return self
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        return self
+
+    def __next__(self) -> RequestOutput:
+        """Blocks for the next step, from any thread but the one whose event loop consumes it."""
+        if self._is_over:
+            raise StopIteration
+        if self._news is None:
+            self._news = threading.Event()
+        while True:
+            # The pushing thread appends before it sets the event: whatever comes after this look, wakes us.
+            self._news.clear()
+            if self._has_step():
+                return self
+            self._news.wait()
 
     async def _wait(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -291,3 +320,7 @@ class RequestOutput:
             self._look()
         self._is_over = True
         return self
+
+    def __repr__(self) -> str:
+        names = ("request_id", "prompt", "prompt_token_ids", "outputs", "finished")
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"

@@ -156,7 +156,7 @@ class Scheduler:
         reusable = (len(sequence.prompt_token_ids) if wants_pull else known - 1) // tokens_per_block
         if self._needs_every_logit(sequence):
             reusable = 0
-        matched = pool.match(sequence.hashes(reusable, tokens_per_block)[:reusable]) if pool.enable_reuse else []
+        matched = pool.match(sequence.names(reusable, tokens_per_block)[:reusable]) if pool.enable_reuse else []
         num_computed = len(matched) * tokens_per_block
         if (
             not wants_pull
@@ -203,11 +203,11 @@ class Scheduler:
         size = self.pool.tokens_per_block
         first, full = sequence.num_registered, sequence.num_computed // size
         if full > first:
-            hashes = sequence.hashes(full, size)
+            names = sequence.names(full, size)
             self.pool.register(
                 sequence.block_ids[first:full],
-                hashes[first:full],
-                hashes[first - 1] if first else None,
+                names[first:full],
+                names[first - 1] if first else None,
                 [sequence.tokens(index * size, (index + 1) * size) for index in range(first, full)],
             )
             sequence.num_registered = full

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from trtx.torch_engine.batch import ModelRunner
-from trtx.torch_engine.handoff import HandoffError, KvTransport, LayoutMismatch, LeaseTable, PeerGone
+from trtx.torch_engine.handoff import KvTransport, LayoutMismatch, LeaseTable, PeerGone
 from trtx.torch_engine.messages import HandoffStats
 from trtx.torch_engine.request import Sequence
 from trtx.torch_engine.scheduler import Scheduler
@@ -94,7 +94,7 @@ class Transfers:
     def refuse(self, sequence: Sequence) -> None:
         """The sequence has ended, or never began, and will read nothing: its peer may have the blocks back."""
         if sequence.wants_pull:
-            with suppress(HandoffError):  # a state that cannot be read names no peer to tell
+            with suppress(Exception):  # a state that cannot be read, in whichever way, names no peer to tell
                 self._transport.release(_opaque_state(sequence))
 
     def _recompute(self, sequence: Sequence) -> None:

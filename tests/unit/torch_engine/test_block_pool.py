@@ -9,23 +9,56 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine.block_pool import BlockPool, chain_hash
-from trtx.torch_engine.kv_events import KvEventLog
+from trtx.torch_engine.block_pool import NAME_BYTES, BlockPool, block_name, root_name
+from trtx.torch_engine.kv_events import KvEventLog, event_hash
 
 BLOCK = [1, 2, 3, 4]
+ROOT = root_name(None)
 
 
-def test_a_hash_names_tokens_and_everything_before_them() -> None:
-    root = chain_hash(None, BLOCK)
-    assert 0 <= root < 1 << 64
-    assert root == chain_hash(None, list(BLOCK))
-    assert len({root, chain_hash(root, BLOCK), chain_hash(None, [4, 3, 2, 1]), chain_hash(None, BLOCK, "salt")}) == 4
+def name_of(number: int) -> bytes:
+    """A block's name whose routing hash is ``number``."""
+    return number.to_bytes(8, "little") + bytes([1]) * (NAME_BYTES - 8)
 
 
-def test_a_hash_is_the_same_in_another_process() -> None:
-    program = "from trtx.torch_engine.block_pool import chain_hash; print(chain_hash(5, [1, 2, 3, 4], 'salt'))"
+def test_a_name_is_of_the_tokens_and_of_everything_before_them() -> None:
+    first = block_name(ROOT, BLOCK)
+    assert first == block_name(ROOT, list(BLOCK))
+    salted, other = block_name(root_name("salt"), BLOCK), block_name(root_name(""), BLOCK)
+    assert len({first, salted, other, block_name(first, BLOCK), block_name(ROOT, [4, 3, 2, 1])}) == 5
+
+
+def test_a_name_is_the_same_in_another_process() -> None:
+    program = "from trtx.torch_engine.block_pool import *; print(block_name(root_name('salt'), [1, 2, 3, 4]).hex())"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(other.stdout) == chain_hash(5, BLOCK, "salt")
+    assert other.stdout.strip() == block_name(root_name("salt"), BLOCK).hex()
+
+
+def test_contents_whose_routing_hashes_meet_share_no_block() -> None:
+    """Isolation by salt rests on the whole name: a router's 64 bits may meet, and a client may look for such tokens."""
+    assert NAME_BYTES >= 16
+    mine, theirs = name_of(7), name_of(7)[:8] + bytes(NAME_BYTES - 8)
+    assert event_hash(mine) == event_hash(theirs)
+    pool = BlockPool(2, 4)
+    block = pool.allocate(1)
+    assert block is not None
+    pool.register(block, [mine], None, [BLOCK])
+    assert pool.match([mine]) == block
+    assert pool.match([theirs]) == []
+
+
+def test_a_forgotten_block_is_found_no_more_and_free_once_let_go() -> None:
+    pool = BlockPool(2, 4, events=(log := KvEventLog(10, num_blocks=2, window_size=64)))
+    block = pool.allocate(1)
+    assert block is not None
+    pool.register(block, [name_of(7)], None, [BLOCK])
+    pool.forget(block)
+    pool.check([block])
+    assert pool.match([name_of(7)]) == []
+    pool.release(block)
+    pool.check([])
+    assert (pool.num_cached, pool.num_available) == (0, 2)
+    assert log.take()[-1]["data"] == {"type": "removed", "block_hashes": [7]}
 
 
 def test_allocation_is_all_or_nothing() -> None:
@@ -44,25 +77,25 @@ def test_the_least_recently_used_block_is_evicted_first_and_a_tail_before_its_he
     for first in (10, 20):
         blocks = pool.allocate(2)
         assert blocks is not None
-        head = chain_hash(None, [first] * 4)
-        pool.register(blocks, [head, chain_hash(head, BLOCK)], None, [[first] * 4, BLOCK])
+        head = block_name(ROOT, [first] * 4)
+        pool.register(blocks, [head, block_name(head, BLOCK)], None, [[first] * 4, BLOCK])
         pool.release(blocks)
-    old = chain_hash(None, [10] * 4)
+    old = block_name(ROOT, [10] * 4)
     assert pool.num_cached == 4
     taken = pool.allocate(1)
     assert taken is not None
-    assert len(pool.match([old, chain_hash(old, BLOCK)])) == 1
+    assert len(pool.match([old, block_name(old, BLOCK)])) == 1
     pool.release(taken)
     assert pool.allocate(2) is not None
     assert pool.match([old]) == []
-    assert len(pool.match([chain_hash(None, [20] * 4)])) == 1
+    assert len(pool.match([block_name(ROOT, [20] * 4)])) == 1
 
 
 def test_equal_contents_are_cached_once() -> None:
     pool = BlockPool(4, 4)
     one, two = pool.allocate(1), pool.allocate(1)
     assert one is not None and two is not None
-    name = chain_hash(None, BLOCK)
+    name = block_name(ROOT, BLOCK)
     pool.register(one, [name], None, [BLOCK])
     pool.register(two, [name], None, [BLOCK])
     assert pool.match([name]) == one
@@ -75,7 +108,7 @@ def test_a_shared_block_is_cached_when_its_last_holder_lets_go() -> None:
     pool = BlockPool(2, 4)
     block = pool.allocate(1)
     assert block is not None
-    pool.register(block, [7], None, [BLOCK])
+    pool.register(block, [name_of(7)], None, [BLOCK])
     pool.take(block)
     pool.release(block)
     assert pool.num_held == 1
@@ -103,7 +136,7 @@ def test_check_spells_out_references_that_nobody_holds() -> None:
 def test_events_overrun_shows_as_a_gap_in_the_ids() -> None:
     log = KvEventLog(2, num_blocks=5, window_size=64)
     for number in range(4):
-        log.removed([number])
+        log.removed([name_of(number)])
     assert [event["event_id"] for event in log.take()] == [3, 4]
     assert log.take() == []
 
@@ -113,7 +146,7 @@ def test_a_stored_event_has_tensorrt_llms_shape() -> None:
     pool = BlockPool(4, 2, events=log)
     blocks = pool.allocate(2)
     assert blocks is not None
-    pool.register(blocks, [11, 12], None, [[1, 2], [3, 4]])
+    pool.register(blocks, [name_of(11), name_of(12)], None, [[1, 2], [3, 4]])
     assert log.take()[1] == {
         "event_id": 1,
         "window_size": 64,
@@ -135,7 +168,7 @@ def test_a_stored_event_has_tensorrt_llms_shape() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["allocate", "release", "reuse"]), st.integers(0, 5)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "release", "reuse", "forget"]), st.integers(0, 5)), max_size=60))
 def test_every_invariant_holds_after_any_sequence_of_calls(calls: list[tuple[str, int]]) -> None:
     pool = BlockPool(8, 4, events=KvEventLog(1000, num_blocks=8, window_size=64))
     holders: list[list[int]] = []
@@ -144,10 +177,12 @@ def test_every_invariant_holds_after_any_sequence_of_calls(calls: list[tuple[str
             blocks = pool.allocate(argument)
             if blocks:
                 holders.append(blocks)
-                pool.register(blocks[:1], [argument], None, [[number] * 4])
+                pool.register(blocks[:1], [name_of(argument)], None, [[number] * 4])
         elif call == "release" and holders:
             pool.release(holders.pop(argument % len(holders)))
-        elif call == "reuse" and (matched := pool.match([argument])):
+        elif call == "reuse" and (matched := pool.match([name_of(argument)])):
             pool.take(matched)
             holders.append(matched)
+        elif call == "forget" and holders:
+            pool.forget(holders[argument % len(holders)])
         pool.check(holders)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from tests.unit.torch_engine.oracle_runner import VOCAB, OracleRunner, next_token, undisturbed
 from trtx.torch_engine.core import EngineCore
 from trtx.torch_engine.messages import Submit
+from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.sampling_plan import SamplingPlan, resolve_sampling
 from trtx.torch_engine.scheduler import SchedulerLimits
 
 
@@ -34,7 +36,7 @@ class Harness:
 
     def submit(self, sequence_id: int, prompt: list[int], max_tokens: int = 8, **fields: Any) -> None:
         sampling = {"max_tokens": max_tokens, **fields.pop("sampling", {})}
-        self.core.submit(Submit(sequence_id, prompt, sampling, **fields))
+        self.core.submit(Submit(sequence_id, prompt, resolve_sampling(SamplingParams(**sampling)), **fields))
 
     def step(self) -> None:
         report = self.core.step()
@@ -242,7 +244,7 @@ def test_priority_decides_who_waits_only_where_it_is_asked_for() -> None:
         runner = OracleRunner(64)
         core = EngineCore(runner, SchedulerLimits(1, 64, by_priority=by_priority))
         for sequence_id, priority in ((1, 0.1), (2, 0.5), (3, 0.9)):
-            core.submit(Submit(sequence_id, prompt_of(4, sequence_id), {"max_tokens": 1}, priority=priority))
+            core.submit(Submit(sequence_id, prompt_of(4, sequence_id), SamplingPlan(max_tokens=1), priority=priority))
         ended = []
         for _ in range(3):
             report = core.step()

@@ -37,7 +37,6 @@ def test_greedy_unless_randomness_is_asked_for(fields: dict[str, Any], greedy: b
         ({"top_k": 1.5}, "top_k is 1.5"),
         ({"min_p": 2}, "min_p is 2"),
         ({"max_tokens": 0}, "max_tokens is 0; expected an integer of at least 1"),
-        ({"max_tokens": None}, "max_tokens is None"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9; expected at most max_tokens, here 8"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0"),
         ({"presence_penalty": float("inf")}, "presence_penalty is inf"),
@@ -78,7 +77,3 @@ def test_equal_greedy_choices_are_served_where_tensorrt_llms_switch_allows_them(
     assert SamplingParams(n=2).n == 2
 
 
-def test_what_travels_makes_an_equal_value() -> None:
-    params = SamplingParams(max_tokens=5, temperature=0.7, stop=["x"], seed=3, logprobs=0)
-    assert SamplingParams(**params.asked()) == params
-    assert SamplingParams().asked() == {}

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs
+from trtx.torch_engine.runner.sampler import best_tokens
 
 _WARM_UP_PASSES = 2  # Triton compiles and cuBLAS picks its workspace outside the capture
 
@@ -18,7 +19,7 @@ def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
 
 
 class DecodeGraphs:
-    """Captured at start, replayed for ever. A graph ends with the argmax, so a greedy step launches one thing.
+    """Captured at start, replayed for ever. A graph ends with the best tokens, so a greedy step launches one thing.
 
     Inputs and outputs are the same memory for every size: what :meth:`replay` returns holds until the next one.
     """
@@ -41,7 +42,7 @@ class DecodeGraphs:
 
                 def run(inputs: PassInputs = inputs, size: int = size) -> None:
                     decoder.logits(decoder.hidden(inputs), out=logits[:size])
-                    torch.argmax(logits[:size], dim=-1, out=greedy[:size])
+                    greedy[:size] = best_tokens(logits[:size])
 
                 for _ in range(_WARM_UP_PASSES):
                     run()
@@ -55,7 +56,7 @@ class DecodeGraphs:
         return num_sequences <= self._sizes[-1]
 
     def replay(self, tokens: list[int], positions: list[int], slots: list[int]) -> tuple[Tensor, Tensor]:
-        """(logits [rows, vocab], their argmax [rows] int64) of one decode pass."""
+        """(logits [rows, vocab], their best tokens [rows] int64) of one decode pass."""
         rows = len(tokens)
         size = next(size for size in self._sizes if size >= rows)
         padding = size - rows

@@ -9,7 +9,7 @@ from trtx.torch_engine.batch import Batch, KvGeometry, Logprob, Sampled, Schedul
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans, int32
-from trtx.torch_engine.runner.sampler import Sampler, rank_logprobs
+from trtx.torch_engine.runner.sampler import Sampler, best_tokens, prompt_problem, rank_logprobs
 from trtx.torch_engine.runner.slots import BlockTable
 
 _PROMPT_LOGPROB_ROWS = 256  # of the vocabulary in float32: 256 rows of 151,936 are 156 MB
@@ -63,7 +63,7 @@ class TorchRunner:
         return results
 
     def _decode(self, sequences: list[ScheduledSequence]) -> tuple[Tensor, Tensor]:
-        """(logits [rows, vocab], their argmax [rows])"""
+        """(logits [rows, vocab], their best tokens [rows])"""
         tokens = [sequence.new_token_ids[0] for sequence in sequences]
         positions = [sequence.start for sequence in sequences]
         slots = [sequence.slot for sequence in sequences]
@@ -71,7 +71,7 @@ class TorchRunner:
             return self._graphs.replay(tokens, positions, slots)
         inputs = PassInputs(*_upload(tokens, positions, slots, self._device))
         logits = self._decoder.logits(self._decoder.hidden(inputs))
-        return logits, logits.argmax(dim=-1)
+        return logits, best_tokens(logits)
 
     def _prefill(self, sequences: list[ScheduledSequence]) -> tuple[Tensor, list[int]]:
         """(hidden states of all chunks [tokens, hidden], where among them each sequence ends)"""
@@ -84,14 +84,15 @@ class TorchRunner:
         if sampling:
             last = int32([ends[index] - 1 for index in sampling], self._device).long()
             logits = self._decoder.logits(hidden[last])
-            chosen = self._sampler.sample(logits, logits.argmax(dim=-1), [sequences[index] for index in sampling])
+            chosen = self._sampler.sample(logits, best_tokens(logits), [sequences[index] for index in sampling])
             for index, sampled in zip(sampling, chosen, strict=True):
                 results[index] = sampled
         for index, sequence in enumerate(sequences):
-            count = self._sampler.plan(sequence).prompt_logprobs
-            if count is not None:
+            count = sequence.sampling.prompt_logprobs
+            if count is not None and results[index].error is None:
                 begin = ends[index] - len(sequence.new_token_ids)
-                results[index].prompt_logprobs = self._prompt_logprobs(hidden[begin : ends[index]], sequence, count)
+                found = self._prompt_logprobs(hidden[begin : ends[index]], sequence, count)
+                results[index].prompt_logprobs, results[index].error = found, prompt_problem(found)
         return results
 
     def _chunk_inputs(self, sequences: list[ScheduledSequence]) -> tuple[PassInputs, list[int]]:

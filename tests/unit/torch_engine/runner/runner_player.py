@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 
 from trtx.torch_engine.batch import Batch, ModelRunner, Sampled, ScheduledSequence
 from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.sampling_plan import resolve_sampling
 
 VOCAB = 211
 _SHAPE: dict[str, Any] = {
@@ -83,8 +84,11 @@ class Playing:
         new = tokens[self.computed : self.computed + limit]
         return ScheduledSequence(
             self.slot, self.is_first, new, self.computed, self.block_ids, self.computed + len(new) == len(tokens),
-            self.sampling, self.prompt, self.output, self.seed, self.stop_ids,
+            resolve_sampling(self.sampling), self.prompt, self.output, self.seed, self._banned(),
         )  # fmt: skip
+
+    def _banned(self) -> tuple[int, ...]:
+        return self.stop_ids if len(self.output) < (self.sampling.min_tokens or 0) else ()
 
     def take(self, share: ScheduledSequence, sampled: Sampled) -> None:
         self.is_first = False

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtx.torch_engine.batch import Sampled, ScheduledSequence
-from trtx.torch_engine.runner.sampler import Sampler, uniform
+from trtx.torch_engine.runner.sampler import Sampler, best_tokens, uniform
 from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.sampling_plan import resolve_sampling
 
 VOCAB = 40
 
@@ -21,13 +22,12 @@ def sequence(
     slot: int = 0, *, seed: int = 0, prompt: list[int] | None = None, output: list[int] | None = None,
     stops: tuple[int, ...] = (), **params: Any,
 ) -> ScheduledSequence:  # fmt: skip
-    return ScheduledSequence(
-        slot, True, [0], 5, [], True, SamplingParams(**params), prompt or [0], output or [], seed, stops
-    )
+    plan = resolve_sampling(SamplingParams(**params))
+    return ScheduledSequence(slot, True, [0], 5, [], True, plan, prompt or [0], output or [], seed, stops)
 
 
 def sample(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> list[Sampled]:
-    return Sampler(len(sequences)).sample(logits, logits.argmax(dim=-1), sequences)
+    return Sampler(len(sequences)).sample(logits, best_tokens(logits), sequences)
 
 
 def token(logits: torch.Tensor, **more: Any) -> int:
@@ -114,13 +114,12 @@ def test_greedy_in_every_spelling_is_the_argmax(params: dict[str, Any]) -> None:
         assert token(logits, seed=seed, **params) == int(logits.argmax())
 
 
-def test_min_tokens_forbids_stop_ids_until_reached() -> None:
+def test_banned_ids_are_never_sampled() -> None:
     logits = random_logits(0)[0]
     best, second = logits.topk(2).indices.tolist()
-    assert token(logits, stops=(best,), min_tokens=3, output=[1, 1]) == second
-    assert token(logits, stops=(best,), min_tokens=3, output=[1, 1, 1]) == best
-    assert token(logits, stops=(best, VOCAB + 7), min_tokens=3) == second  # an id that the model does not have
-    assert best not in counts(logits, draws=200, stops=(best,), min_tokens=3, temperature=1.0)
+    assert token(logits, stops=(best,)) == second
+    assert token(logits) == best
+    assert best not in counts(logits, draws=200, stops=(best,), temperature=1.0)
 
 
 def test_penalties_change_logits_as_their_formulas_say() -> None:
@@ -142,12 +141,12 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
     logits = random_logits(7)[0]
     raw = torch.log_softmax(logits, dim=-1)
     best, second, third = logits.topk(3).indices.tolist()
-    result = sample(logits[None], [sequence(stops=(best,), min_tokens=9, temperature=0.0, logprobs=2)])[0]
+    result = sample(logits[None], [sequence(stops=(best,), temperature=0.0, logprobs=2)])[0]
     assert result.token_id == second and result.logprobs is not None
     assert list(result.logprobs) == [second, best]
     assert result.logprobs[second].rank == 2 and result.logprobs[best].rank == 1
     assert result.logprobs[second].logprob == pytest.approx(raw[second].item())
-    alone = sample(logits[None], [sequence(stops=(best, second), min_tokens=9, logprobs=0)])[0].logprobs
+    alone = sample(logits[None], [sequence(stops=(best, second), logprobs=0)])[0].logprobs
     assert alone is not None and alone[third].rank == 3 and list(alone) == [third]
 
 
@@ -161,6 +160,10 @@ def test_every_row_gets_as_many_logprobs_as_it_asked_for() -> None:
 
 def test_a_slot_taken_by_another_sequence_samples_by_its_own_parameters() -> None:
     sampler, logits = Sampler(1), random_logits(0)
-    best = int(logits.argmax())
-    sampler.sample(logits, logits.argmax(dim=-1), [sequence(stops=(best,), min_tokens=5)])
-    assert sampler.sample(logits, logits.argmax(dim=-1), [sequence()])[0].token_id == best
+    first, second, third = logits[0].topk(3).indices.tolist()
+    greedy = best_tokens(logits)
+    assert sampler.sample(logits, greedy, [sequence(stops=(first,))])[0].token_id == second
+    later = sequence(stops=(first, second))
+    later.is_first = False  # its first chunk did not sample
+    assert sampler.sample(logits, greedy, [later])[0].token_id == third
+    assert sampler.sample(logits, greedy, [sequence()])[0].token_id == first
