@@ -46,7 +46,7 @@ def test_greedy_unless_randomness_is_asked_for(fields: dict[str, Any], greedy: b
         ({"n": 2}, "2 choices without randomness"),
         ({"stop": ["a", ""]}, "non-empty strings"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
-        ({"use_beam_search": True}, "use_beam_search is True, which the torch engine does not support"),
+        ({"use_beam_search": True}, "use_beam_search is True; expected False: the torch engine does not support it"),
         ({"guided_decoding": object()}, "guided_decoding"),
         ({"bad": ["word"]}, "bad is"),
         ({"logits_processor": [print]}, "logits_processor"),

@@ -54,9 +54,9 @@ class Sampler:
         try:
             return self._sample(logits, greedy, sequences)
         except Exception as error:
-            if len(sequences) == 1 or is_device_error(error):
+            if is_device_error(error):
                 raise
-            logger.exception("a batch could not be sampled; its %d rows are sampled one by one", len(sequences))
+            logger.exception("%d rows could not be sampled together; they are sampled one by one", len(sequences))
         return [
             self._sample_alone(logits[row : row + 1], greedy[row : row + 1], one) for row, one in enumerate(sequences)
         ]

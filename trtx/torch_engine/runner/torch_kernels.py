@@ -88,9 +88,12 @@ class TorchKernels:
             keys, values = self._gather(layer, blocks, q.dtype)
             # [rows, tokens]
             seen = torch.arange(keys.shape[-2], device=q.device) <= inputs.positions[part].unsqueeze(-1)
-            out[part] = F.scaled_dot_product_attention(
-                q[part].unsqueeze(2), keys, values, attn_mask=seen[:, None, None], enable_gqa=True
-            ).squeeze(2)
+            attended = _attend_seen(q[part], keys, values, seen)
+            if not attended.isfinite().all():
+                # Behind a sequence's end lies what others left there, and a mask makes of their NaN 0 * NaN.
+                beyond = ~seen[:, None, :, None]
+                attended = _attend_seen(q[part], keys.masked_fill(beyond, 0.0), values.masked_fill(beyond, 0.0), seen)
+            out[part] = attended
         return out.flatten(1)
 
     def _prefill(self, q: Tensor, layer: int, spans: Spans) -> Tensor:
@@ -113,6 +116,13 @@ class TorchKernels:
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return _scaled(F.silu(gate) * up, scale)
+
+
+def _attend_seen(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """One query a row: ``[rows, heads, head_dim]`` over the keys of which ``seen`` [rows, tokens] says True."""
+    return F.scaled_dot_product_attention(
+        q.unsqueeze(2), keys, values, attn_mask=seen[:, None, None], enable_gqa=True
+    ).squeeze(2)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
