@@ -104,7 +104,8 @@ def test_a_request_whose_logits_are_nan_ends_alone_with_an_error_that_says_so(
 
 def test_what_others_left_in_the_pool_reaches_nobody(checkpoint: Path, expected: dict[int, list[int]]) -> None:
     engine = Engine(checkpoint)
-    engine.pool.fill_(torch.nan)
+    with torch.inference_mode():
+        engine.pool.fill_(torch.nan)
     for index, neighbour in enumerate(NEIGHBOURS):
         engine.submit(index, clean_prompt(9 + 7 * index, index), **neighbour)
     engine.run()
@@ -112,7 +113,7 @@ def test_what_others_left_in_the_pool_reaches_nobody(checkpoint: Path, expected:
 
 
 def test_nobody_reuses_kv_of_a_request_without_numbers(checkpoint: Path) -> None:
-    engine = Engine(checkpoint)
+    engine = Engine(checkpoint, max_num_tokens=8)  # its first block is full, and findable, before it samples
     prompt = [POISON, *clean_prompt(15, 1)]
     for sequence_id in (1, 2):
         engine.submit(sequence_id, prompt)
