@@ -251,10 +251,7 @@ class EngineClient:
                 overrun.append(update.sequence_id)
         return choice.output.push(delivery)
 
-
-    def _refuse(
-        self, choice: Choice, ended: int, problem: str, overrun: list[int]
-    ) -> asyncio.AbstractEventLoop | None:
+    def _refuse(self, choice: Choice, ended: int, problem: str, overrun: list[int]) -> asyncio.AbstractEventLoop | None:
         """Ends a request with an error for all of its choices, of which the engine has ended one."""
         for sequence_id in choice.siblings:
             if self._choices.pop(sequence_id, None) is not None and sequence_id != ended:

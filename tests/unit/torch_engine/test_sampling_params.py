@@ -75,5 +75,3 @@ def test_equal_greedy_choices_are_served_where_tensorrt_llms_switch_allows_them(
 ) -> None:
     monkeypatch.setenv(GREEDY_CHOICES_VARIABLE, "1")
     assert SamplingParams(n=2).n == 2
-
-
