@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import math
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trtx.torch_engine.sampling import GREEDY_CHOICES_VARIABLE, SamplingParams
+from trtx.torch_engine.sampling_fields import FIELDS, Use
+from trtx.torch_engine.sampling_plan import SamplingPlan, resolve_sampling
 
 
 @pytest.mark.parametrize(
@@ -75,3 +85,82 @@ def test_equal_greedy_choices_are_served_where_tensorrt_llms_switch_allows_them(
 ) -> None:
     monkeypatch.setenv(GREEDY_CHOICES_VARIABLE, "1")
     assert SamplingParams(n=2).n == 2
+
+
+FACTS = Path(__file__).parents[2] / "standin" / "llm_api.json"
+# Used where a request is made, before there is a plan: their effects have tests of their own.
+BEFORE_THE_PLAN = {
+    "end_id", "stop", "ignore_eos", "truncate_prompt_tokens", "n", "best_of", "detokenize", "add_special_tokens",
+    "skip_special_tokens",
+}  # fmt: skip
+
+
+def test_every_field_of_tensorrt_llm_is_honoured_without_effect_or_refused() -> None:
+    facts = json.loads(FACTS.read_text(encoding="utf-8"))
+    theirs = {field["name"] for part in facts.values() for field in part["dataclasses"].get("SamplingParams", [])}
+    theirs = {name for name in theirs if not name.startswith("_")}
+    assert len(theirs) > 40
+    assert {field.name for field in fields(SamplingParams) if field.init} == theirs == FIELDS.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.use is Use.REFUSED])
+def test_a_refused_field_is_refused_whatever_it_holds(name: str) -> None:
+    for value in (object(), 2, ["x"], "x", 0.5):
+        with pytest.raises(ValueError, match=f"SamplingParams.{name} is .* does not support it"):
+            SamplingParams(**{name: value})
+
+
+PROBES: tuple[Any, ...] = (1, 3, 0.25, True, [3], "x")
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.use is not Use.REFUSED])
+def test_a_field_changes_the_plan_exactly_if_it_is_honoured_there(name: str) -> None:
+    """A refusal that is lifted with nothing built, or an effect that is lost, shows here."""
+    plans = set()
+    for value in PROBES:
+        with suppress(ValueError):  # of another type than the field's
+            plans.add(repr(resolve_sampling(SamplingParams(**{"temperature": 1.0} | {name: value}))))
+    assert plans, "no probe suits this field; add one"
+    changes = plans != {repr(resolve_sampling(SamplingParams(temperature=1.0)))}
+    assert changes is (FIELDS[name].use is Use.HONOURED and name not in BEFORE_THE_PLAN)
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+anything = st.one_of(
+    st.floats(), st.integers(), st.booleans(), st.none(), st.text(), st.binary(), st.complex_numbers(),
+    st.sampled_from(
+        [10**5000, -(10**400), [10**5000], "\ud800", ["\ud800"], object(), Unspeakable(), {}, [], [[]], {1: 2}]
+    ),
+    st.lists(st.one_of(st.integers(), st.floats(), st.text())), st.just("x" * 10**6), st.sampled_from([[["x" * 99] * 9] * 9] * 2),
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.dictionaries(st.sampled_from(sorted(FIELDS)), anything, max_size=5))
+def test_whatever_is_given_is_taken_or_refused_in_one_sentence(given_fields: dict[str, Any]) -> None:
+    try:
+        params = SamplingParams(**given_fields)
+    except ValueError as error:
+        said = str(error)
+        assert said.startswith("SamplingParams") and len(said) < 1000 and said.isprintable(), said
+        return
+    plan = resolve_sampling(params, choice=2)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=SamplingPlan) == plan
+    numbers = [value for value in msgspec.structs.astuple(plan) if isinstance(value, float)]
+    assert all(math.isfinite(value) for value in numbers)
+    assert plan.repetition_penalty > 0 and plan.max_tokens >= 1
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    params = SamplingParams(max_tokens=np.int64(4), temperature=np.float32(0.5), stop_token_ids=[np.int32(3)])
+    assert [type(value) for value in (params.max_tokens, params.temperature)] == [int, float]
+    assert params.stop_token_ids == [3]
+
+
+def test_choices_of_the_largest_seed_have_seeds_of_their_own() -> None:
+    params = SamplingParams(seed=2**64 - 1, n=3, temperature=1.0)
+    assert [resolve_sampling(params, choice).seed for choice in range(3)] == [2**64 - 1, 0, 1]
