@@ -150,7 +150,8 @@ def test_what_is_assigned_later_is_checked_as_well(llm: LLM, expected: list[list
 @pytest.mark.parametrize(
     "inputs",
     [
-        [], "", None, 5, 5.5, b"abc", object(), [5, -1], [5, 2**31], [5, 2**63], [5, 10**40], [True], ["5"], [None], [[5]],
+        [], "", None, 5, 5.5, b"abc", object(), [5, -1], [5, 2**31], [5, 2**63], [5, 10**40], [True], ["5"], [None],
+        [[5]],
         "a\ud800b", {"prompt": 5}, {"prompt": "a\ud800"}, {"prompt_token_ids": [5, -7]}, {"prompt_token_ids": 5}, {},
         [5] * 300_000, {"prompt": "x", "multi_modal_data": {"image": 1}}, range(3), np.array([1, 2]), [np.int64(5)],
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
 
 from trtx.torch_engine.sampling import SamplingParams
 
@@ -11,7 +11,8 @@ _LARGEST = 3.4028234663852886e38  # the largest finite float32, as penalised log
 _SMALLEST = 1.1754943508222875e-38  # the smallest normal float32
 
 
-class SamplingPlan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
     """Every None of the request replaced by the value that changes nothing, every number one that a step can use."""
 
     is_greedy: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,8 @@ anything = st.one_of(
     st.sampled_from(
         [10**5000, -(10**400), [10**5000], "\ud800", ["\ud800"], object(), Unspeakable(), {}, [], [[]], {1: 2}]
     ),
-    st.lists(st.one_of(st.integers(), st.floats(), st.text())), st.just("x" * 10**6), st.sampled_from([[["x" * 99] * 9] * 9] * 2),
+    st.lists(st.one_of(st.integers(), st.floats(), st.text())), st.just("x" * 10**6),
+    st.just([[["x" * 99] * 9] * 9]),
 )  # fmt: skip
 
 
@@ -150,7 +151,7 @@ def test_whatever_is_given_is_taken_or_refused_in_one_sentence(given_fields: dic
         return
     plan = resolve_sampling(params, choice=2)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=SamplingPlan) == plan
-    numbers = [value for value in msgspec.structs.astuple(plan) if isinstance(value, float)]
+    numbers = [value for value in astuple(plan) if isinstance(value, float)]
     assert all(math.isfinite(value) for value in numbers)
     assert plan.repetition_penalty > 0 and plan.max_tokens >= 1
 
