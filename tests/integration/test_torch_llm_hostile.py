@@ -104,7 +104,7 @@ _PARAMS = st.lists(st.sampled_from([*sorted(FIELDS), *_SUITABLE]), min_size=1, m
 
 
 @settings(
-    max_examples=80,
+    max_examples=150,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
