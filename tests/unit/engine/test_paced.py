@@ -14,6 +14,7 @@ import pytest
 from trtx.checkpoint import resolve_checkpoint
 from trtx.engine.paced import LLM, DisaggregatedParams, RequestError, SamplingParams
 from trtx.errors import UsageError
+from trtx.torch_engine.text import StopStrings
 
 PROMPT = [5, 6, 7]
 
@@ -158,3 +159,29 @@ def test_what_a_clock_can_not_answer_is_refused(model: Path) -> None:
             llm.generate_async(PROMPT, SamplingParams())
     with pytest.raises(UsageError, match="paced_itl_ms is -1"):
         LLM(model, paced_itl_ms=-1)
+
+
+def test_a_request_that_fails_stops_nobody_elses_clock(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = StopStrings.feed
+
+    def feed(self: Any, token_ids: Any, *, is_last: bool) -> Any:
+        if "planted" in self._stops:
+            raise ZeroDivisionError("planted")
+        return real(self, token_ids, is_last=is_last)
+
+    monkeypatch.setattr(StopStrings, "feed", feed)
+    with paced(model) as llm:
+        bad = llm.generate_async(PROMPT, SamplingParams(max_tokens=9, stop="planted"))
+        good = llm.generate_async(PROMPT, SamplingParams(max_tokens=9, stop="never said"))
+        assert len(good.result(30).outputs[0].token_ids) == 9
+        with pytest.raises(RequestError, match="ZeroDivisionError: planted"):
+            bad.result(30)
+
+
+def test_sampling_is_checked_when_a_request_is_made(model: Path) -> None:
+    params = SamplingParams(max_tokens=None)
+    with paced(model, max_seq_len=10) as llm:
+        assert len(llm.generate_async(PROMPT, params).result(30).outputs[0].token_ids) == 7
+        params.max_tokens = "x"  # type: ignore[assignment]
+        with pytest.raises(ValueError, match="SamplingParams.max_tokens is 'x'"):
+            llm.generate_async(PROMPT, params)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.torch_engine.oracle_runner import VOCAB, OracleRunner, next_token, undisturbed
 from trtx.torch_engine.core import EngineCore
 from trtx.torch_engine.messages import Submit
+from trtx.torch_engine.request import Sequence
 from trtx.torch_engine.sampling import SamplingParams
 from trtx.torch_engine.sampling_plan import SamplingPlan, resolve_sampling
 from trtx.torch_engine.scheduler import SchedulerLimits
@@ -222,6 +223,34 @@ def test_events_name_every_cached_block_and_every_eviction() -> None:
             assert set(data["block_hashes"]) <= known
             known -= set(data["block_hashes"])
     assert len(known) == h.core.scheduler.pool.num_cached
+
+
+def test_what_goes_wrong_with_one_sequence_ends_that_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted at two places of a sequence's life: whatever is wrong there, is wrong with it."""
+    real_advance, real_submit = Sequence.advance, Sequence.from_submit
+
+    def advance(self: Sequence, sampled: Any) -> Any:
+        if self.sequence_id == 2 and len(self.output_token_ids) == 3:
+            raise ZeroDivisionError("planted in advance")
+        return real_advance(self, sampled)
+
+    def from_submit(submit: Submit, **more: Any) -> Sequence:
+        if submit.sequence_id == 3:
+            raise ZeroDivisionError("planted in submit")
+        return real_submit(submit, **more)
+
+    monkeypatch.setattr(Sequence, "advance", advance)
+    monkeypatch.setattr(Sequence, "from_submit", from_submit)
+    h = Harness()
+    for sequence_id in (1, 2, 3, 4):
+        h.submit(sequence_id, prompt_of(9, sequence_id), 8)
+    h.run()
+    assert {key: error.split(";")[0] for key, error in h.errors.items()} == {
+        2: "the engine could not serve this request: ZeroDivisionError: planted in advance",
+        3: "the engine could not serve this request: ZeroDivisionError: planted in submit",
+    }
+    assert [h.tokens[key] for key in (1, 4)] == [undisturbed(prompt_of(9, key), 8) for key in (1, 4)]
+    assert h.is_empty()
 
 
 def test_statistics_have_tensorrt_llms_keys_and_add_up() -> None:
