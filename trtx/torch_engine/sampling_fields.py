@@ -20,8 +20,8 @@ MAX_LOGPROBS = 1024
 """Alternatives a token. All of a vocabulary would be 150,000 objects a token, made in everybody's step."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_LENGTH = 256
-"""Characters. Every new token is compared with all of them, in the one thread that hands out everybody's tokens: at both
-limits up to 1.5 ms of it a token, measured on one core of an AMD EPYC."""
+"""Characters. Every new token is compared with all of them, in the one thread that hands out everybody's tokens: at
+both limits up to 1.3 ms of it a token, measured on one core of an AMD EPYC."""
 MAX_TOKEN_ID = 2**31 - 1
 """Ids are 32-bit on every device; which of them a model has, its engine says."""
 
