@@ -140,7 +140,7 @@ anything = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.dictionaries(st.sampled_from(sorted(FIELDS)), anything, max_size=5))
 def test_whatever_is_given_is_taken_or_refused_in_one_sentence(given_fields: dict[str, Any]) -> None:
     try:
