@@ -27,9 +27,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.fp8 import FP8, FP8_MAX, to_fp8
-from trtx.torch_engine.runner.model_config import ModelConfig, read_model_config
 from trtx.torch_engine.runner.scaled_linear import ScaledLinear
 from trtx.torch_engine.runner.weights import named_tensors
 

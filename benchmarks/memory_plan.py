@@ -59,12 +59,12 @@ def _measure(model: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     import torch
 
     from trtx.checkpoint import resolve_checkpoint
+    from trtx.checkpoint.model_config import read_model_config
     from trtx.config import config_family, load_engine_config
     from trtx.launch.machine import probe
     from trtx.memory import Device, plan_memory
     from trtx.torch_engine.runner import RunnerArgs, create_runner
     from trtx.torch_engine.runner.args import has_scaled_products
-    from trtx.torch_engine.runner.model_config import read_model_config
     from trtx.torch_engine.runner.weights import load_weights
 
     machine = probe()

@@ -6,9 +6,10 @@ import os
 
 import torch
 
+from trtx.checkpoint.model_config import ModelConfig
+from trtx.checkpoint.rope import RopeConfig
 from trtx.torch_engine.runner.fp8 import to_fp8
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
-from trtx.torch_engine.runner.model_config import ModelConfig, RopeConfig
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 

@@ -10,8 +10,8 @@ import torch
 from quantized_export import export
 from runner_player import FAMILIES, Player, build, random_prompt
 
+from trtx.checkpoint.quantization import ALGORITHMS
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.runner.quantization import ALGORITHMS
 from trtx.torch_engine.sampling import SamplingParams
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)

@@ -21,9 +21,9 @@ from kernel_cases import (
     span_inputs,
 )
 
+from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.linear import PlainLinear
-from trtx.torch_engine.runner.model_config import ModelConfig
 from trtx.torch_engine.runner.weights import LayerWeights
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)

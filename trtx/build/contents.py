@@ -11,9 +11,10 @@ from pathlib import Path
 import yaml
 
 from trtx.build.formats import FORMATS, NO_FORMAT
-from trtx.build.source import Source, weight_files
+from trtx.build.source import Source
 from trtx.build.store import check_space
 from trtx.checkpoint.facts import DRAWN_WEIGHTS, text_config
+from trtx.checkpoint.weight_index import INDEX, weight_files
 from trtx.config import ResolvedEngineConfig
 
 ENGINE_CONFIGS = "engine_configs"
@@ -70,7 +71,7 @@ def take_over(source: Source, directory: Path) -> None:
         except OSError:
             check_space(directory, blob.stat().st_size)
             shutil.copyfile(blob, directory / file.name)
-    index = source.path / "model.safetensors.index.json"
+    index = source.path / INDEX
     if index.is_file():
         shutil.copyfile(index, directory / index.name)
 

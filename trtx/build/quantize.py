@@ -39,7 +39,7 @@ def quantize(job: Job, tell: Tell) -> None:
 
     if job.device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"this PyTorch ({torch.__version__}) has no CUDA for the GPU here; install a CUDA build of it")
-    from trtx.torch_engine.runner.model_config import read_model_config
+    from trtx.checkpoint.model_config import read_model_config
 
     read_model_config(Path(job.source))  # refuses what the engine doesn't know before the long import
     import modelopt.torch.quantization as mtq

@@ -12,12 +12,12 @@ from typing import Any
 
 from trtx.checkpoint import Checkpoint, resolve_checkpoint
 from trtx.checkpoint.facts import read_config
+from trtx.checkpoint.quantization import read_modelopt_file
 from trtx.checkpoint.synthetic import default_cache_dir
-from trtx.errors import UsageError
+from trtx.checkpoint.weight_index import INDEX, weight_files
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,8 @@ def read_source(model: str, *, on_gpu: bool) -> Source:
     """
     checkpoint = resolve_checkpoint(model, on_gpu=on_gpu)
     config = dict(read_config(checkpoint.path))
-    quantized = checkpoint.path / "hf_quant_config.json"
-    if quantized.is_file() and not config.get("quantization_config"):
-        config["quantization_config"] = _read_quantization(quantized)
+    if not config.get("quantization_config") and (quantization := read_modelopt_file(checkpoint.path)) is not None:
+        config["quantization_config"] = quantization
     parent = checkpoint.path
     revision = parent.name if parent.parent.name == "snapshots" and _REVISION.fullmatch(parent.name) else None
     return Source(
@@ -67,30 +66,11 @@ def read_source(model: str, *, on_gpu: bool) -> Source:
     )
 
 
-def weight_files(path: Path) -> list[Path]:
-    """Those that the index names, or all safetensors of the directory; none where weights are drawn."""
-    index = path / _INDEX
-    if index.is_file():
-        return [
-            path / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        ]
-    return sorted(path.glob("*.safetensors"))
-
-
-def _read_quantization(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["quantization"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path} is no ModelOpt quantization config ({error!r}); download the checkpoint again"
-        ) from error
-
-
 def _other_files(path: Path) -> tuple[Path, ...]:
     """Configuration and tokenizer: every file beside the weights that an engine may read. No code, no documents."""
     kinds = (".json", ".jinja", ".txt", ".model")
     return tuple(
-        sorted(file for file in path.iterdir() if file.is_file() and file.suffix in kinds and file.name != _INDEX)
+        sorted(file for file in path.iterdir() if file.is_file() and file.suffix in kinds and file.name != INDEX)
     )
 
 

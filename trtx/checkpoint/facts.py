@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtx.checkpoint.documents import Fields, read_object
+from trtx.checkpoint.model_config import LARGEST
 from trtx.checkpoint.weights import parameter_count
 from trtx.errors import UsageError
 
 # The key of config.json that says "no weights here: draw them", with their seed and standard deviation.
 DRAWN_WEIGHTS = "trtx_synthetic"
 
+_NESTED = ("text_config", "llm_config")
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -51,24 +53,46 @@ def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
             f"{path / 'config.json'} has no hidden_size or num_hidden_layers, at its top or in text_config; expected a "
             "text model in Hugging Face form"
         )
-    positions = text.get("max_position_embeddings")
     dtype = str(_first(config, text, "dtype", "torch_dtype") or "bfloat16")
     stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    drawn = parameter_count(config) * _DTYPE_BYTES.get(dtype, 2) if DRAWN_WEIGHTS in config else 0
+    drawn = _drawn_parameters(config, path) * _DTYPE_BYTES.get(dtype, 2) if DRAWN_WEIGHTS in config else 0
     return Checkpoint(
         path=path,
         served_model_name=served_model_name,
-        architecture=str((config.get("architectures") or [config.get("model_type", "unknown")])[0]),
-        context_length=positions if isinstance(positions, int) else None,
+        architecture=architecture_of(config),
+        context_length=context_length_of(config),
         dtype=dtype,
         has_weights=stored > 0,
         weight_bytes=stored or drawn,
     )
 
 
+def _drawn_parameters(config: Mapping[str, Any], path: Path) -> int:
+    try:
+        return parameter_count(config)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UsageError(
+            f"{path / 'config.json'} asks for drawn weights ({DRAWN_WEIGHTS}), but lacks or garbles {error}; expected "
+            "the sizes of a dense decoder"
+        ) from error
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The first of ``architectures``, else ``model_type``, else "unknown"."""
+    listed = config.get("architectures")
+    named = listed[0] if isinstance(listed, list) and listed else listed
+    return next((name for name in (named, config.get("model_type")) if name and isinstance(name, str)), "unknown")
+
+
+def context_length_of(config: Mapping[str, Any]) -> int | None:
+    """The positions of the decoder; None where the config leaves them to the model's code."""
+    positions = text_config(config).get("max_position_embeddings")
+    return positions if isinstance(positions, int) else None
+
+
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part that describes the decoder: multimodal checkpoints nest it."""
-    nested = config.get("text_config") or config.get("llm_config")
+    nested = next(filter(None, map(config.get, _NESTED)), None)
     return nested if isinstance(nested, Mapping) else config
 
 
@@ -77,10 +101,23 @@ def _first(config: Mapping[str, Any], text: Mapping[str, Any], *names: str) -> o
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path / 'config.json'} cannot be read ({error}); expected a Hugging Face config") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{path / 'config.json'} holds a {type(config).__name__}; expected a JSON object")
+    """``config.json`` of a directory, whatever model it describes. Raises UsageError, naming the file, for no JSON
+    object, and for sizes that no model has."""
+    file = path / "config.json"
+    config = read_object(file, "a Hugging Face config")
+    _check_sizes(Fields(config, str(file)))
+    for name in _NESTED:
+        if isinstance(config.get(name), Mapping):
+            _check_sizes(Fields(config[name], str(file), f"{name}."))
     return config
+
+
+def _check_sizes(fields: Fields) -> None:
+    """Of whatever family: single numbers, of which some may be 0; lists of one a layer pass."""
+    for name, most in LARGEST.items():
+        value = fields.values.get(name)
+        if value is None or isinstance(value, (list, dict)):
+            continue
+        least = 1 if name in ("hidden_size", "num_hidden_layers") else 0
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            fields.refuse(name, f"an integer from {least} to {most}")

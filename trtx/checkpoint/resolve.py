@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -10,11 +9,11 @@ from pathlib import Path
 from trtx.checkpoint.facts import DRAWN_WEIGHTS, Checkpoint, read_checkpoint, read_config
 from trtx.checkpoint.shapes import PREFIX, find_shape, list_shapes
 from trtx.checkpoint.synthetic import make_synthetic
+from trtx.checkpoint.weight_index import weight_files
 from trtx.errors import UsageError
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-_INDEX = "model.safetensors.index.json"
 _DOWNLOAD_TIMEOUT_S = 10.0
 
 
@@ -54,20 +53,11 @@ def _from_directory(directory: Path, served_model_name: str) -> Checkpoint:
 def _missing_files(directory: Path) -> list[str]:
     """What serving needs and ``directory`` lacks. Weights are not needed where the engine draws them."""
     missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
-    if (directory / _INDEX).is_file():
-        missing += [name for name in _shards(directory / _INDEX) if not (directory / name).is_file()]
-    elif not any(directory.glob("*.safetensors")) and (
-        "config.json" in missing or DRAWN_WEIGHTS not in read_config(directory)
-    ):
+    files = weight_files(directory)
+    missing += [file.name for file in files if not file.is_file()]
+    if not files and ("config.json" in missing or DRAWN_WEIGHTS not in read_config(directory)):
         missing.append("weights (*.safetensors)")
     return missing
-
-
-def _shards(index: Path) -> list[str]:
-    try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UsageError(f"{index} is no safetensors index ({error!r}); download the checkpoint again") from error
 
 
 def _find_on_hub(name: str) -> Path:

@@ -160,11 +160,10 @@ def _model_directory(model: str) -> Path:
 
 def _facts(directory: Path) -> ModelFacts:
     # Brings NumPy, which a check without a model does not need.
-    from trtx.checkpoint.facts import read_config, text_config
+    from trtx.checkpoint.facts import architecture_of, context_length_of, read_config
 
     config = read_config(directory)
-    architectures = config.get("architectures") or [str(config.get("model_type", "unknown"))]
-    return ModelFacts(str(architectures[0]), text_config(config).get("max_position_embeddings"))
+    return ModelFacts(architecture_of(config), context_length_of(config))
 
 
 def _lines(checked: _Checked) -> Iterator[str]:

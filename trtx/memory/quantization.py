@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from trtx.errors import UsageError
+from trtx.checkpoint.quantization import read_quantization as checkpoint_quantization
 
 # Bytes a parameter, scales included. Layouts: ModelOpt's unified export, DeepSeek-V3's 128 x 128 blocks with a float32
 # scale, OCP MX with a byte for 32 values.
@@ -29,7 +28,6 @@ _ALGORITHMS = {
     "W4A8_MXFP4_FP8": 0.5 + 1 / 32,
     "W4A8_MXFP4_MXFP8": 0.5 + 1 / 32,
 }
-_METHODS = {"mxfp4": "MXFP4", "awq": "W4A16_AWQ", "gptq": "W4A16_GPTQ"}
 # By kind of weight, a module name to match exclusions against.
 _MODULES = {
     "heads": "model.layers.0.self_attn.q_proj",
@@ -65,32 +63,8 @@ class Quantization:
 
 
 def read_quantization(directory: Path, config: Mapping[str, Any]) -> Quantization:
-    """From ``hf_quant_config.json`` (ModelOpt), else ``quantization_config`` of ``config.json``."""
-    path = directory / "hf_quant_config.json"
-    if path.is_file():
-        try:
-            facts = json.loads(path.read_text(encoding="utf-8"))["quantization"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} can't be read ({error!r}); expected what ModelOpt exports") from error
-        return Quantization(
-            facts.get("quant_algo"), facts.get("kv_cache_quant_algo"), tuple(facts.get("exclude_modules") or ())
-        )
-    facts = config.get("quantization_config") or {}
-    excluded = facts.get("modules_to_not_convert") or facts.get("ignore") or facts.get("exclude_modules") or ()
-    return Quantization(_algorithm(facts), _kv_algorithm(facts), tuple(excluded))
-
-
-def _algorithm(facts: Mapping[str, Any]) -> str | None:
-    method = facts.get("quant_method")
-    if method is None:
-        return None
-    if method == "fp8":
-        return "FP8_BLOCK_SCALES" if facts.get("weight_block_size") else "FP8"
-    return str(facts.get("quant_algo") or _METHODS.get(method) or method)
-
-
-def _kv_algorithm(facts: Mapping[str, Any]) -> str | None:
-    scheme = facts.get("kv_cache_scheme") or {}
-    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float":
-        return "FP8"
-    return facts.get("kv_cache_quant_algo")
+    """As the checkpoint says it, in either place."""
+    found = checkpoint_quantization(directory, config)
+    if found is None:
+        return Quantization()
+    return Quantization(found.algorithm, found.kv_cache_algorithm, found.excluded)

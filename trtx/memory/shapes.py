@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtx.checkpoint.facts import text_config
+from trtx.checkpoint.facts import architecture_of, text_config
 from trtx.memory.vision import vision_parameters
 
 # Counts by how they are divided: over attention "heads", over "kv_heads" (at least one a GPU), over the width of an
@@ -61,14 +61,14 @@ class ModelShape:
 def model_shape(config: Mapping[str, Any]) -> ModelShape:
     """Reads a whole ``config.json``. Raises UnknownShapeError naming the field that is missing or not covered."""
     text = text_config(config)
-    architecture = str((config.get("architectures") or [config.get("model_type", "unknown")])[0])
+    architecture = architecture_of(config)
     if recurrent := {"linear_attention", "mamba"} & set(text.get("layer_types") or ()) or (
         {"mamba"} if any(str(key).startswith(("mamba", "ssm")) for key in text) else set()
     ):
         raise UnknownShapeError(f"{architecture} has {' and '.join(sorted(recurrent))} layers, which hold no KV")
     try:
         return _shape(config, text, architecture)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UnknownShapeError(f"{architecture}: config.json lacks or garbles {error}") from error
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtx.checkpoint.weight_index import weight_files
 from trtx.errors import UsageError
 
 _MAX_HEADER = 256 << 20  # the format allows 100 MB; anything longer is no header
@@ -39,7 +40,7 @@ class StoredWeights:
 
 def stored_weights(directory: Path) -> StoredWeights | None:
     """None where the directory holds no safetensors, or not all of them. Raises UsageError for a file that is none."""
-    files = _files(directory)
+    files = weight_files(directory)
     if not files or not all(path.is_file() for path in files):
         return None
     layers: dict[int, Counter[str]] = {}
@@ -55,18 +56,6 @@ def stored_weights(directory: Path) -> StoredWeights | None:
     return StoredWeights(
         layers, outside["embedding"], outside["head"], outside["vision"], outside["other"], files=len(files)
     )
-
-
-def _files(directory: Path) -> list[Path]:
-    """Those that the index names, where there is one: other files beside them may hold the same weights again."""
-    index = directory / "model.safetensors.index.json"
-    if not index.is_file():
-        return sorted(directory.glob("*.safetensors"))
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{index} is no safetensors index ({error!r}); download the checkpoint again") from error
-    return [directory / str(name) for name in sorted(names)]
 
 
 def _split(name: str) -> str:
@@ -86,5 +75,5 @@ def _sizes(path: Path) -> list[tuple[str, int]]:
             for name, entry in header.items()
             if name != "__metadata__"
         ]
-    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, struct.error, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path} can't be read as safetensors ({error}); download it again") from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from trtx.checkpoint.documents import Fields, read_object
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CHARACTER_BYTES = 4
@@ -49,13 +50,16 @@ def fast_tokenizer(tokenizer: Any) -> Tokenizer:
 
 
 def end_ids_of(model_dir: Path) -> tuple[int, ...]:
-    """The model's end-of-sequence ids: ``generation_config.json``'s, else ``config.json``'s, else none."""
+    """The model's end-of-sequence ids: ``generation_config.json``'s, else ``config.json``'s, else none.
+
+    Raises UsageError, naming the file, for a file that is no JSON object and for ids that are none.
+    """
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
-        if path.is_file():
-            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            if found is not None:
-                return tuple(found) if isinstance(found, list) else (found,)
+        if path.exists():
+            fields = Fields(read_object(path, "what transformers writes"), str(path))
+            if fields.has("eos_token_id"):
+                return fields.token_ids("eos_token_id")
     return ()
 
 

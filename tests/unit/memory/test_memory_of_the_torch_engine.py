@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.shapes import SHAPES
 from trtx.memory import Device, MemoryPlan, device_named, plan_memory
 from trtx.memory.limits import limits_of
@@ -21,7 +22,6 @@ from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.runner import kv_sizing
 from trtx.torch_engine.runner.args import RunnerArgs
 from trtx.torch_engine.runner.create import create_runner
-from trtx.torch_engine.runner.model_config import read_model_config
 
 GIB = 1 << 30
 HOST = Device("CPU", 64 * GIB, 64 * GIB, is_gpu=False)

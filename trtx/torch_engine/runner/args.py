@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from trtx.checkpoint.quantization import Quantization
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.fp8 import FP8
-from trtx.torch_engine.runner.quantization import Quantization
 
 FP8_CAPABILITY = (8, 9)
 """Compute capability from which a GPU converts and multiplies float8_e4m3fn."""

@@ -6,6 +6,7 @@ from hashlib import blake2b
 
 import torch
 
+from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
 from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.runner.args import (
@@ -21,7 +22,6 @@ from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.kernels import Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
-from trtx.torch_engine.runner.model_config import ModelConfig, read_model_config
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.runner import TorchRunner
 from trtx.torch_engine.runner.slots import new_block_table

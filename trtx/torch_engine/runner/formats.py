@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trtx.checkpoint.quantization import Quantization
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
-from trtx.torch_engine.runner.quantization import Quantization
 
 _E2M1_MAX = 6.0
 _NVFP4_BLOCK = 16

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from trtx.checkpoint.model_config import ModelConfig
 from trtx.errors import UsageError
 from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.runner.args import RunnerArgs
-from trtx.torch_engine.runner.model_config import ModelConfig
 
 _CPU_TOKENS = 65536  # room for 16 sequences of 4,096 tokens
 _CPU_BYTES = 1 << 30

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from trtx.torch_engine.runner.model_config import RopeConfig
+from trtx.checkpoint.rope import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -10,9 +9,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from trtx.checkpoint.model_config import ModelConfig
+from trtx.checkpoint.weight_index import INDEX, weight_files
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.formats import Stored
-from trtx.torch_engine.runner.model_config import ModelConfig
 
 _WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -24,7 +24,11 @@ def tensors_of(
 
     Raises UsageError for a missing, misshapen, unexpected or unreadable tensor.
     """
-    files = _weight_files(model_dir)
+    files = weight_files(model_dir)
+    if absent := [file for file in files if not file.is_file()]:
+        raise UsageError(
+            f"{model_dir / INDEX} names {absent[0].name}, which is not there; download the checkpoint whole"
+        )
     if files:
         return _stored(files, expected, config, model_dir, device, dtype)
     if config.synthetic_seed is None:
@@ -33,20 +37,6 @@ def tensors_of(
             "model.safetensors.index.json: download the checkpoint whole, or use synthetic:<shape>"
         )
     return _drawn(expected, config, device, dtype)
-
-
-def _weight_files(model_dir: Path) -> list[Path]:
-    index = model_dir / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UsageError(f"{index} is no safetensors index ({error!r}); download the checkpoint again") from error
-        missing = [name for name in names if not (model_dir / name).is_file()]
-        if missing:
-            raise UsageError(f"{index} names {missing[0]}, which is not there; download the checkpoint whole")
-        return [model_dir / name for name in names]
-    return sorted(model_dir.glob("*.safetensors"))
 
 
 def _read(files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:

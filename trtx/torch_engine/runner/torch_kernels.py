@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
-from trtx.torch_engine.runner.model_config import ModelConfig
 from trtx.torch_engine.runner.weights import LayerWeights
 
 _GATHERED_TOKENS = 32768  # of one layer's K and V at a time: 64 MiB in float32 with 2 heads of 128

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
-from trtx.torch_engine.runner.model_config import ModelConfig
 from trtx.torch_engine.runner.triton_attention import merge_splits_kernel, paged_decode_kernel, paged_prefill_kernel
 from trtx.torch_engine.runner.triton_pointwise import rms_norm_kernel, rope_and_write_kernel, silu_and_mul_kernel
 from trtx.torch_engine.runner.weights import LayerWeights

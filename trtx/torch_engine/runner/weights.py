@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.formats import Format, Fp8, Part, Stored, format_of, shared_input_scale
 from trtx.torch_engine.runner.linear import Linear, PlainLinear
-from trtx.torch_engine.runner.model_config import ModelConfig, read_model_config
 from trtx.torch_engine.runner.tensor_source import tensors_of
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from quantized_export import export
 from runner_player import Player, build, random_prompt, save
 from safetensors.torch import load_file, save_file
 
+from trtx.checkpoint.quantization import ALGORITHMS
 from trtx.errors import UsageError
 from trtx.torch_engine.runner import RunnerArgs, create_runner
-from trtx.torch_engine.runner.quantization import ALGORITHMS
 from trtx.torch_engine.runner.weights import named_tensors
 from trtx.torch_engine.sampling import SamplingParams
 
@@ -112,7 +112,7 @@ def test_a_quantization_that_does_not_fit_is_refused_by_name(
         ({"quant_method": "gptq", "bits": 4}, "does not load gptq weights"),
         ({"quant_method": "mxfp4"}, "does not load mxfp4 weights"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "does not load fp8 with block scales weights"),
-        ("int8", "does not load int8 weights"),
+        ({"load_in_8bit": True}, "does not load unnamed weights"),
     ],
 )
 def test_other_peoples_formats_are_refused_by_name(tmp_path: Path, stated: Any, message: str) -> None:
@@ -151,5 +151,5 @@ def test_a_broken_quantization_file_is_named_and_named_tensors_wants_the_origina
     with pytest.raises(UsageError, match="quantized already, to NVFP4; expected the original"):
         next(named_tensors(tmp_path, device=torch.device("cpu"), dtype=torch.float32))
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": 5}')
-    with pytest.raises(UsageError, match=r"hf_quant_config\.json is not ModelOpt's quantization config"):
+    with pytest.raises(UsageError, match=r"hf_quant_config\.json is no ModelOpt quantization config"):
         create_runner(args(tmp_path))

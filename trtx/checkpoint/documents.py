@@ -1,0 +1,150 @@
+"""JSON files of a checkpoint, read strictly: an object of typed fields, or a sentence that names file and field."""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from trtx.errors import UsageError
+
+_LARGEST_BYTES = 64 << 20  # an index of DeepSeek-R1's 91,991 tensors has 9 MB
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 60
+_SHOWN.maxdict, _SHOWN.maxlist, _SHOWN.maxlevel = 6, 4, 2
+
+
+def shown(value: object) -> str:
+    """A value for a message: cut to some ten words, whatever it is."""
+    return _SHOWN.repr(value)
+
+
+def read_object(path: Path, expected: str) -> dict[str, Any]:
+    """The JSON object in ``path``. Raises UsageError, naming the file and what was ``expected`` of it, for all else.
+
+    A key that stands twice is refused: readers differ in which of the two they take.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise _Unreadable("is no file")
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise _Unreadable(f"has more than {_LARGEST_BYTES >> 20} MiB")
+        found = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_without_duplicates)
+    except OSError as error:
+        raise UsageError(f"{path} can't be read ({error.strerror or error}); expected {expected}") from error
+    except _Unreadable as error:
+        raise UsageError(f"{path} {error}; expected {expected}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 (byte {error.start}: {error.reason}); expected {expected}") from error
+    except RecursionError as error:
+        raise UsageError(f"{path} nests too deep to be read; expected {expected}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON ({error}); expected {expected}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds {_article(found)}; expected {expected}: a JSON object")
+    return found
+
+
+class _Unreadable(Exception):
+    """Ends a sentence that begins with the path."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Unreadable(f"has the key {shown(twice)} twice")
+    return found
+
+
+def _article(value: object) -> str:
+    return "null" if value is None else f"a {type(value).__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Typed look-ups in one object of a file. Every refusal names the file, the field and its value.
+
+    ``parent``: what stands before a field's name, such as ``rope_parameters.``; "" in the file's own object.
+    """
+
+    values: Mapping[str, Any]
+    file: str
+    parent: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the field that holds this object."""
+        return self.parent.removesuffix(".")
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there with a value; null is none."""
+        return self.values.get(name) is not None
+
+    def count(self, name: str, *, most: int) -> int:
+        """An integer from 1 to ``most``."""
+        value = self.values.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            self.refuse(name, f"an integer from 1 to {most}")
+        return value
+
+    def number(self, name: str, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
+        """A finite number. ``above``, ``at_least``: its bounds."""
+        value = self.values.get(name)
+        bound = (
+            f" above {above:g}" if above > -math.inf else f" of at least {at_least:g}" if at_least > -math.inf else ""
+        )
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
+            self.refuse(name, f"a finite number{bound}")
+        if not (value > above and value >= at_least):
+            self.refuse(name, f"a number{bound}")
+        return float(value)
+
+    def flag(self, name: str, *, missing: bool) -> bool:
+        """true or false; ``missing`` where the field is not there."""
+        value = self.values.get(name, missing)
+        if not isinstance(value, bool):
+            self.refuse(name, "true or false")
+        return value
+
+    def word(self, name: str, expected: str) -> str:
+        value = self.values.get(name)
+        if not isinstance(value, str) or not value:
+            self.refuse(name, expected)
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One id or a list of them."""
+        value = self.values.get(name)
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 1 << 31 for token in ids):
+            self.refuse(name, "a token id, or a list of them")
+        return tuple(ids)
+
+    def inner(self, name: str) -> Fields | None:
+        """The object in a field; None where the field is missing or null."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            self.refuse(name, "a JSON object")
+        return Fields(value, self.file, f"{self.parent}{name}.")
+
+    def refuse(self, name: str, expected: str) -> NoReturn:
+        """``expected``: what would have been right, and what to do where that isn't the same."""
+        field = f"{self.parent}{name}"
+        if name not in self.values:
+            raise UsageError(f"{self.file} has no {field}; expected {expected}")
+        raise UsageError(f"{self.file}: {field} is {shown(self.values[name])}; expected {expected}")
+
+
+def _is_finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False

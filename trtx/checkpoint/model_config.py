@@ -1,0 +1,246 @@
+"""``config.json`` of a dense decoder becomes one checked value, which the torch engine and its plans share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtx.checkpoint.documents import Fields, read_object, shown
+from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
+from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
+from trtx.checkpoint.rope import RopeConfig, read_rope
+from trtx.errors import UsageError
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+LARGEST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "max_position_embeddings": 1 << 24,
+}
+"""A multiple of every published model's (Llama 4 Scout has 10,485,760 positions): what is larger is no model, and
+would be counted and allocated for a long time before that shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What transformers' config class of an architecture takes where the file is silent.
+
+    ``derives_…``: from other sizes. Where a class has a number of its own instead (32 heads, a size of 128), whatever
+    the model's size, the field is demanded. ``window_switch``: whether it knows ``use_sliding_window``.
+    """
+
+    model_type: str
+    derives_kv_heads: bool = False
+    derives_head_dim: bool = False
+    needs_theta: bool = True
+    window_switch: bool = True
+    qkv_bias: bool | None = None  # None: as attention_bias says, of the output projection too
+    qk_norm: bool = False
+
+
+_FAMILIES = {
+    "LlamaForCausalLM": _Family(
+        "llama", derives_kv_heads=True, derives_head_dim=True, needs_theta=False, window_switch=False
+    ),
+    "Qwen2ForCausalLM": _Family("qwen2", derives_head_dim=True, qkv_bias=True),
+    "Qwen3ForCausalLM": _Family("qwen3", qk_norm=True),
+}
+ARCHITECTURES = tuple(_FAMILIES)
+
+_READ = frozenset((
+    *LARGEST, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
+    "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
+    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a dense decoder: Llama 3, Qwen2 or Qwen3."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_position: int
+    rope: RopeConfig
+    tied_head: bool
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm: bool
+    dtype: str  # the checkpoint's: "bfloat16"
+    synthetic_seed: int | None  # weights are drawn, not read, when the directory holds none
+    synthetic_std: float
+    quantization: Quantization | None = None
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+def read_model_config(model_dir: Path) -> ModelConfig:
+    """Reads ``model_dir/config.json`` and what is said of quantization.
+
+    Every field is honoured as transformers 5.23 does, or refused: raises UsageError, naming file, field and value, for
+    what is missing or no such value, and for what the torch engine does not compute exactly.
+    """
+    path = model_dir / "config.json"
+    if not path.exists():
+        raise UsageError(
+            f"model directory {model_dir} has no config.json; expected a Hugging Face checkpoint directory"
+        )
+    config = Fields(read_object(path, "a Hugging Face config"), str(path))
+    architecture = _architecture(config)
+    _refuse_unknown(config, architecture)
+    quantization = read_quantization(model_dir, config.values)
+    check_loadable(quantization, model_dir, config.values)
+    return _parse(config, architecture, quantization)
+
+
+def _architecture(config: Fields) -> str:
+    listed = config.values.get("architectures")
+    if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
+        config.refuse("architectures", "a list of one name")
+    architecture = listed[0]
+    if architecture not in _FAMILIES:
+        raise UsageError(
+            f"{config.file}: architecture {shown(architecture)} is not known to the torch engine; expected "
+            f"one of {', '.join(_FAMILIES)}, or --engine tensorrt-llm"
+        )
+    wanted = _FAMILIES[architecture].model_type
+    if config.values.get("model_type") != wanted:  # transformers goes by the one, engines by the other
+        config.refuse("model_type", f"{wanted!r}, as architectures says {architecture}")
+    return architecture
+
+
+def _refuse_unknown(config: Fields, architecture: str) -> None:
+    """The rule that keeps fields from being dropped: what nobody knows and has a value is refused."""
+    for name, allowed in ONLY.items():
+        if config.has(name) and config.values[name] not in allowed:
+            config.refuse(
+                name,
+                f"{shown(allowed[0])}: the torch engine does not compute {architecture} with anything else; use "
+                "another checkpoint or --engine tensorrt-llm",
+            )
+    for name, value in config.values.items():
+        is_known = name in _READ or name in ONLY or name in WITHOUT_EFFECT or name.startswith(PREFIXES_WITHOUT_EFFECT)
+        if not is_known and value is not None and value is not False and value != [] and value != {}:
+            config.refuse(
+                name,
+                f"no such field in a {architecture}: the torch engine does not know what it asks for; delete it if "
+                "the answers do not depend on it, or use --engine tensorrt-llm",
+            )
+
+
+def _parse(config: Fields, architecture: str, quantization: Quantization | None) -> ModelConfig:
+    family = _FAMILIES[architecture]
+    sizes = {name: config.count(name, most=LARGEST[name]) for name in LARGEST if _is_needed(name, config, family)}
+    heads, kv_heads, head_dim = _heads(config, family, sizes)
+    _refuse_windows(config, family, sizes["num_hidden_layers"])
+    attention_bias = config.flag("attention_bias", missing=False)
+    seed, std = _synthetic(config)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=sizes["vocab_size"],
+        hidden_size=sizes["hidden_size"],
+        intermediate_size=sizes["intermediate_size"],
+        num_layers=sizes["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=config.number("rms_norm_eps", at_least=0.0),
+        max_position=sizes["max_position_embeddings"],
+        rope=read_rope(config, needs_theta=family.needs_theta),
+        tied_head=config.flag("tie_word_embeddings", missing=False),
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        output_bias=attention_bias and family.qkv_bias is None,
+        qk_norm=family.qk_norm,
+        dtype=_dtype(config),
+        synthetic_seed=seed,
+        synthetic_std=std,
+        quantization=quantization,
+    )
+
+
+def _is_needed(name: str, config: Fields, family: _Family) -> bool:
+    """All sizes, but for those that transformers' class of the family derives from others."""
+    if config.has(name):
+        return True
+    if name == "num_key_value_heads":  # null is "as many as query heads" in every class
+        return not family.derives_kv_heads and name not in config.values
+    return name != "head_dim" or not family.derives_head_dim
+
+
+def _heads(config: Fields, family: _Family, sizes: dict[str, int]) -> tuple[int, int, int]:
+    """(heads, KV heads, size of one)"""
+    heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
+    kv_heads = sizes.get("num_key_value_heads", heads)
+    if heads % kv_heads:
+        config.refuse("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
+    if hidden % heads and (
+        "head_dim" not in sizes or family.model_type == "llama"
+    ):  # LlamaConfig.validate_architecture
+        config.refuse("num_attention_heads", f"a divisor of hidden_size, {hidden}")
+    head_dim = sizes.get("head_dim", hidden // heads)
+    if head_dim % 2:
+        config.refuse(
+            "head_dim" if "head_dim" in sizes else "hidden_size", f"heads of an even size, not {head_dim}, to rotate"
+        )
+    return heads, kv_heads, head_dim
+
+
+def _refuse_windows(config: Fields, family: _Family, num_layers: int) -> None:
+    """Layers that attend to a window. transformers takes ``layer_types`` where they are listed, whatever
+    ``use_sliding_window`` says, and derives them from it where they are not. A window in a family that has none, and
+    no switch that says otherwise, is taken for meant."""
+    engine = "the torch engine computes full attention alone; use --engine tensorrt-llm"
+    kinds = config.values.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != num_layers:
+            config.refuse("layer_types", f"a list of {num_layers} names, one a layer")
+        if any(kind != "full_attention" for kind in kinds):
+            config.refuse("layer_types", f"'full_attention' throughout: {engine}")
+    is_on = config.flag("use_sliding_window", missing=not family.window_switch)
+    if not is_on or kinds is not None or not config.has("sliding_window"):
+        return
+    first = config.values.get("max_window_layers", 28) if family.window_switch else 0  # 28: Qwen2Config's
+    if isinstance(first, bool) or not isinstance(first, int) or first < num_layers:
+        config.refuse("sliding_window", f"null, or use_sliding_window false: {engine}")
+
+
+def _dtype(config: Fields) -> str:
+    names = [name for name in ("dtype", "torch_dtype") if config.has(name)]
+    found = [config.word(name, f"one of {', '.join(DTYPES)}") for name in names]
+    if len(set(found)) > 1:
+        config.refuse("torch_dtype", f"{found[0]!r} as in dtype, or no such field")
+    if found and found[0] not in DTYPES:
+        config.refuse(names[0], f"one of {', '.join(DTYPES)}")
+    return found[0] if found else "float32"
+
+
+def _synthetic(config: Fields) -> tuple[int | None, float]:
+    """(seed, standard deviation) of weights that are drawn"""
+    std = config.number("initializer_range", at_least=0.0) if config.has("initializer_range") else 0.02
+    stated = config.inner("trtx_synthetic")
+    if stated is None or not stated.values:
+        return None, std
+    seed: Any = stated.values.get("seed")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        stated.refuse("seed", "an integer of at least 0")
+    return seed, stated.number("init_std", at_least=0.0) if stated.has("init_std") else std

@@ -1,0 +1,139 @@
+"""How a checkpoint says that its weights are quantized: ModelOpt's own file, or ``quantization_config``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from trtx.checkpoint.documents import Fields, read_object, shown
+from trtx.errors import UsageError
+
+ALGORITHMS = ("FP8", "W4A16_AWQ", "NVFP4", "W8A8_SQ_PER_CHANNEL")
+"""``quant_algo`` of ModelOpt 0.47, as ``trtx build --quant fp8|int4_awq|nvfp4|int8_sq`` writes them and the torch
+engine loads them."""
+
+_FILE = "hf_quant_config.json"
+_MODELOPT = "modelopt"
+_AWQ_GROUP = 128
+_FP8_BLOCKS = "FP8_BLOCK_SCALES"
+_METHODS = {"mxfp4": "MXFP4", "awq": "W4A16_AWQ", "gptq": "W4A16_GPTQ"}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """``algorithm`` is TensorRT-LLM's QuantAlgo, or the method's own name where it has none; None: full precision.
+
+    ``method``: who exported it, "modelopt" or another ``quant_method``. ``kv_cache_algorithm``: of the KV cache where
+    it was calibrated. ``excluded``: module names in full precision, with shell wildcards. ``source``: for errors.
+    """
+
+    method: str
+    algorithm: str | None
+    kv_cache_algorithm: str | None
+    excluded: tuple[str, ...]
+    group_size: int
+    source: str
+
+    def covers(self, module: str) -> bool:
+        """Whether the linear module of that Hugging Face name is quantized."""
+        return self.algorithm is not None and not any(fnmatchcase(module, pattern) for pattern in self.excluded)
+
+
+def read_quantization(directory: Path, config: Mapping[str, Any]) -> Quantization | None:
+    """From ``hf_quant_config.json``, else from ``config`` (config.json's content); None: an unquantized checkpoint.
+
+    Knows every format by name; raises UsageError for what can't be read as one.
+    """
+    own = read_modelopt_file(directory)
+    if own is not None:
+        return _parsed(own, str(directory / _FILE), _MODELOPT, excluded="exclude_modules")
+    return embedded_quantization(directory, config)
+
+
+def read_modelopt_file(directory: Path) -> dict[str, Any] | None:
+    """What ``hf_quant_config.json`` says under ``quantization``; None where there is no such file."""
+    path = directory / _FILE
+    if not path.exists():
+        return None
+    found = read_object(path, "what ModelOpt exports").get("quantization")
+    if not isinstance(found, dict):
+        raise UsageError(
+            f"{path} is no ModelOpt quantization config: quantization is {shown(found)}; export the checkpoint again"
+        )
+    return found
+
+
+def embedded_quantization(directory: Path, config: Mapping[str, Any]) -> Quantization | None:
+    """What config.json itself says, whatever lies beside it."""
+    stated = config.get("quantization_config")
+    if stated is None or stated == {}:
+        return None
+    file = str(directory / "config.json")
+    if not isinstance(stated, Mapping):
+        Fields(config, file).refuse("quantization_config", "an object with quant_method")
+    names = ("ignore", "modules_to_not_convert", "exclude_modules")
+    excluded = next((name for name in names if stated.get(name)), names[0])
+    source = f"quantization_config in {file}"
+    method = Fields(stated, source).word("quant_method", "a name") if stated.get("quant_method") else "unnamed"
+    return _parsed(stated, source, method, excluded=excluded)
+
+
+def check_loadable(found: Quantization | None, directory: Path, config: Mapping[str, Any]) -> None:
+    """Raises UsageError for what the torch engine does not load: every format but :data:`ALGORITHMS` of ModelOpt."""
+    if found is None:
+        return
+    known = (None, *ALGORITHMS)
+    if found.method != _MODELOPT or found.algorithm not in known:
+        name = found.algorithm if found.method == _MODELOPT else found.method
+        what = shown(name).strip("'") + (" with block scales" if found.algorithm == _FP8_BLOCKS else "")
+        raise UsageError(
+            f"{found.source}: the torch engine does not load {what} weights; expected a ModelOpt export in "
+            f"{', '.join(ALGORITHMS)}: quantize the original checkpoint with trtx build, or use --engine tensorrt-llm"
+        )
+    beside = embedded_quantization(directory, config)
+    if beside is not None and beside.algorithm != found.algorithm:
+        raise UsageError(
+            f"{found.source} says {found.algorithm} and {beside.source} says {beside.algorithm}; expected the same in "
+            "both: export the checkpoint again"
+        )
+
+
+def _parsed(stated: Mapping[str, Any], source: str, method: str, *, excluded: str) -> Quantization:
+    fields = Fields(stated, source)
+    modules = stated.get(excluded) or []
+    if not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
+        fields.refuse(excluded, "a list of module names")
+    return Quantization(
+        method=method,
+        algorithm=_algorithm(fields, method),
+        kv_cache_algorithm=_kv_cache(fields),
+        excluded=tuple(modules),
+        # Other methods' own: GPTQ's -1 is a whole row.
+        group_size=fields.count("group_size", most=1 << 20)
+        if method == _MODELOPT and fields.has("group_size")
+        else _AWQ_GROUP,
+        source=source,
+    )
+
+
+def _algorithm(fields: Fields, method: str) -> str | None:
+    if fields.has("quant_algo"):
+        return fields.word("quant_algo", "the name of an algorithm")
+    if method == _MODELOPT:
+        return None
+    if method == "fp8":
+        return _FP8_BLOCKS if fields.has("weight_block_size") else "FP8"
+    return _METHODS.get(method, method)
+
+
+def _kv_cache(fields: Fields) -> str | None:
+    """ModelOpt's file names the algorithm; config.json has a scheme, of which only float8 is anybody's."""
+    scheme = fields.values.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float"):
+        return "FP8"
+    if scheme:
+        return shown(scheme)
+    return fields.word("kv_cache_quant_algo", "the name of an algorithm") if fields.has("kv_cache_quant_algo") else None

@@ -1,0 +1,140 @@
+"""Rotary positions of a dense decoder: one reading of the two places where configs have stated them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtx.checkpoint.documents import Fields, shown
+from trtx.errors import UsageError
+
+DEFAULT_THETA = 10000.0
+"""transformers' ``default_theta`` (5.23), which configs from before Llama 3 rely on."""
+
+# By rope type what it needs beside theta. What a type does not use is refused: a "factor" without its "llama3" is a
+# scaling that somebody believes in, and transformers ignores it with a warning.
+_NEEDED = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+_OF_EVERY_TYPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_LARGEST_CONTEXT = 1 << 24
+_ADVICE = "put the scaling with its rope_theta into rope_parameters, and delete rope_scaling"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """The last three fields hold for ``llama3`` alone, ``factor`` for ``linear`` too."""
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+def read_rope(config: Fields, *, needs_theta: bool) -> RopeConfig:
+    """From ``rope_parameters`` (transformers 5), or ``rope_theta`` beside ``rope_scaling`` (before it).
+
+    ``needs_theta``: whether a missing theta is refused; else it is :data:`DEFAULT_THETA`. Raises UsageError for what is
+    missing, for two places that say different things, and for types and fields that the torch engine does not compute.
+    """
+    stated = _the_one_place(config)
+    kind = "default" if stated is None else _kind(stated)
+    theta = _theta(config, stated, needs_theta=needs_theta)
+    _check_rotary_share(config, stated)
+    if stated is None or kind == "default":
+        return RopeConfig(theta)
+    factor = stated.number("factor", above=0.0)
+    if kind == "linear":
+        return RopeConfig(theta, kind, factor)
+    low, high = (stated.number(name, above=0.0) for name in ("low_freq_factor", "high_freq_factor"))
+    if high <= low:
+        stated.refuse("high_freq_factor", f"more than low_freq_factor, {low:g}")
+    return RopeConfig(theta, kind, factor, low, high, _original_positions(config, stated))
+
+
+def _the_one_place(config: Fields) -> Fields | None:
+    """The object that states the type, empty ones aside. Two that mean the same are one."""
+    modern, legacy = (config.inner(name) for name in ("rope_parameters", "rope_scaling"))
+    if modern is None or not modern.values:
+        return legacy if legacy is not None and legacy.values else None
+    if legacy is not None and legacy.values:
+        # transformers 5.23 (RotaryEmbeddingConfigMixin.convert_rope_params_to_dict) takes rope_scaling, and of
+        # rope_parameters not even the theta; engines that read rope_parameters serve other tokens.
+        outer = config.values.get("rope_theta", DEFAULT_THETA)
+        if _meaning(modern.values, outer) != _meaning(legacy.values, outer):
+            raise UsageError(
+                f"{config.file}: rope_scaling is {shown(dict(legacy.values))} and rope_parameters is "
+                f"{shown(dict(modern.values))}; expected one of them, or the same in both (transformers 5.23 takes "
+                f"rope_scaling alone, with rope_theta {DEFAULT_THETA:g} where it names none): {_ADVICE}"
+            )
+    return modern
+
+
+def _meaning(stated: Mapping[str, Any], outer_theta: object) -> dict[str, Any]:
+    kind = stated.get("rope_type", stated.get("type", "default"))
+    return {"rope_theta": outer_theta} | dict(stated) | {"rope_type": kind, "type": kind}
+
+
+def _kind(stated: Fields) -> str:
+    kinds = {name: stated.word(name, _one_of_types()) for name in ("rope_type", "type") if stated.has(name)}
+    if len(set(kinds.values())) > 1:
+        stated.refuse("type", f"{kinds['rope_type']!r} as in rope_type, or no such field")
+    for name, kind in kinds.items():
+        if kind not in _NEEDED:
+            stated.refuse(name, f"{_one_of_types()}; other rope types are not supported by the torch engine: use "
+                                "--engine tensorrt-llm")  # fmt: skip
+    found = next(iter(kinds.values()), "default")
+    _refuse_unused(stated, found)
+    return found
+
+
+def _one_of_types() -> str:
+    return f"one of {', '.join(_NEEDED)}"
+
+
+def _refuse_unused(stated: Fields, kind: str) -> None:
+    for name, value in stated.values.items():
+        if isinstance(value, Mapping):
+            stated.refuse(name, "one rotary setting for all layers: the torch engine has no other by layer type; use "
+                                "--engine tensorrt-llm")  # fmt: skip
+        if value is not None and name not in (*_OF_EVERY_TYPE, *_NEEDED[kind]):
+            stated.refuse(name, f"no such field for rope type {kind!r}: name the type that it belongs to, or delete it")
+
+
+def _theta(config: Fields, stated: Fields | None, *, needs_theta: bool) -> float:
+    places = [place for place in (stated, config) if place is not None and place.has("rope_theta")]
+    if not places:
+        if needs_theta or "rope_theta" in config.values:
+            config.refuse("rope_theta", "a number above 0, here or in rope_parameters")
+        return DEFAULT_THETA
+    found = [place.number("rope_theta", above=0.0) for place in places]
+    if len(set(found)) > 1:
+        # transformers 5 reads the inner one, releases before it the outer one.
+        config.refuse("rope_theta", f"{found[0]:g} as in {places[0].name}: keep the one that is meant")
+    return found[0]
+
+
+def _check_rotary_share(config: Fields, stated: Fields | None) -> None:
+    """Heads that are rotated in part: transformers' Llama and Qwen follow the field for some rope types alone."""
+    for place in filter(None, (config, stated)):
+        name = "partial_rotary_factor"
+        if place.has(name) and place.number(name) != 1.0:
+            place.refuse(name, "1: the torch engine rotates whole heads; use --engine tensorrt-llm")
+
+
+def _original_positions(config: Fields, stated: Fields) -> int:
+    """Of llama3. transformers 5.23 lets the outer field win (standardize_rope_params, called again by the model)."""
+    name = "original_max_position_embeddings"
+    places = [place for place in (stated, config) if place.has(name)]
+    if not places:
+        # transformers 5 falls back to max_position_embeddings, releases before it end with a KeyError.
+        stated.refuse(name, "the positions that the model was trained with before it was scaled, such as 8192")
+    found = [place.count(name, most=_LARGEST_CONTEXT) for place in places]
+    if len(set(found)) > 1:
+        config.refuse(name, f"{found[0]} as in {stated.name}: keep the one that is meant")
+    return found[0]
