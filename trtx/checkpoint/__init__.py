@@ -8,9 +8,17 @@ with the checkpoint; :func:`read_model_config` reads a dense decoder strictly: e
 A returned path is complete, never half written, and nothing here imports torch, except the training script.
 """
 
-from trtx.checkpoint.facts import Checkpoint
+from trtx.checkpoint.facts import Checkpoint, read_end_ids
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.resolve import default_model, resolve_checkpoint
 from trtx.checkpoint.shapes import list_shapes
 
-__all__ = ["Checkpoint", "ModelConfig", "default_model", "list_shapes", "read_model_config", "resolve_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "ModelConfig",
+    "default_model",
+    "list_shapes",
+    "read_end_ids",
+    "read_model_config",
+    "resolve_checkpoint",
+]

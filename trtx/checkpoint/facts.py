@@ -15,6 +15,7 @@ from trtx.errors import UsageError
 # The key of config.json that says "no weights here: draw them", with their seed and standard deviation.
 DRAWN_WEIGHTS = "trtx_synthetic"
 
+_END_IDS_IN = ("generation_config.json", "config.json")
 _NESTED = ("text_config", "llm_config")
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -88,6 +89,19 @@ def context_length_of(config: Mapping[str, Any]) -> int | None:
     """The positions of the decoder; None where the config leaves them to the model's code."""
     positions = text_config(config).get("max_position_embeddings")
     return positions if isinstance(positions, int) else None
+
+
+def read_end_ids(path: Path) -> tuple[int, ...]:
+    """The model's end-of-sequence ids: ``generation_config.json``'s, else ``config.json``'s, else none.
+
+    Raises UsageError, naming the file, for a file that is no JSON object and for ids that are none.
+    """
+    for name in _END_IDS_IN:
+        if (path / name).exists():
+            fields = Fields(read_object(path / name, "what transformers writes"), str(path / name))
+            if fields.has("eos_token_id"):
+                return fields.token_ids("eos_token_id")
+    return ()
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

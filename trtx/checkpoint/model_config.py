@@ -54,7 +54,7 @@ _FAMILIES = {
 }
 ARCHITECTURES = tuple(_FAMILIES)
 
-_READ = frozenset((
+KNOWN = frozenset((
     *LARGEST, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
     "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
@@ -139,7 +139,7 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
                 "another checkpoint or --engine tensorrt-llm",
             )
     for name, value in config.values.items():
-        is_known = name in _READ or name in ONLY or name in WITHOUT_EFFECT or name.startswith(PREFIXES_WITHOUT_EFFECT)
+        is_known = name in KNOWN or name in ONLY or name in WITHOUT_EFFECT or name.startswith(PREFIXES_WITHOUT_EFFECT)
         if not is_known and value is not None and value is not False and value != [] and value != {}:
             config.refuse(
                 name,

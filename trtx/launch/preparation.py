@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trtx.checkpoint import Checkpoint, read_model_config, resolve_checkpoint
+from trtx.checkpoint import Checkpoint, read_end_ids, read_model_config, resolve_checkpoint
 from trtx.config import (
     Finding,
     ModelFacts,
@@ -39,7 +39,9 @@ def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
     on_gpu = bool(machine.gpus) and engine in ("torch", "tensorrt-llm")
     checkpoint = resolve_checkpoint(spec.model or _default_model(engine), on_gpu=on_gpu)
     if engine == "torch":
-        read_model_config(checkpoint.path)  # refuses what the engine would refuse once it runs, in the same words
+        # Refuses what the engine would refuse once it runs, in the same words.
+        read_model_config(checkpoint.path)
+        read_end_ids(checkpoint.path)
     family = config_family(checkpoint.architecture, on_gpu=on_gpu)
     configs: dict[Role, ResolvedEngineConfig] = {
         role: load_engine_config(

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from trtx.checkpoint import read_end_ids
 from trtx.torch_engine.choices import Choice
 from trtx.torch_engine.client import EngineClient
 from trtx.torch_engine.llm_args import LlmArgs, resolve_llm_args
@@ -25,7 +26,6 @@ from trtx.torch_engine.text import (
     StopStrings,
     TextStream,
     Tokenizer,
-    end_ids_of,
     fast_tokenizer,
     load_hf_tokenizer,
     load_tokenizer,
@@ -74,7 +74,7 @@ class LLM:
         self.llm_id = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
         self._tokenizer_source = tokenizer
         self._hf_tokenizer: Any = None if isinstance(tokenizer, (str, Path)) else tokenizer
-        self._end_ids = end_ids_of(path)
+        self._end_ids = read_end_ids(path)
         self._client = EngineClient(self.args)
         try:
             self._tokenizer = self._load_tokenizer()

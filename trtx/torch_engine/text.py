@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtx.checkpoint.documents import Fields, read_object
-
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CHARACTER_BYTES = 4
 """Of a character in UTF-8 at most, and so the most tokens that one can be spread over."""
@@ -47,20 +45,6 @@ def fast_tokenizer(tokenizer: Any) -> Tokenizer:
     if backend is None:
         raise ValueError(f"tokenizer {type(tokenizer).__name__} has no fast form; expected one with a tokenizer.json")
     return backend
-
-
-def end_ids_of(model_dir: Path) -> tuple[int, ...]:
-    """The model's end-of-sequence ids: ``generation_config.json``'s, else ``config.json``'s, else none.
-
-    Raises UsageError, naming the file, for a file that is no JSON object and for ids that are none.
-    """
-    for name in ("generation_config.json", "config.json"):
-        path = model_dir / name
-        if path.exists():
-            fields = Fields(read_object(path, "what transformers writes"), str(path))
-            if fields.has("eos_token_id"):
-                return fields.token_ids("eos_token_id")
-    return ()
 
 
 class TextStream:

@@ -14,6 +14,7 @@ from trtx.checkpoint.weight_index import INDEX, weight_files
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.formats import Stored
 
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
@@ -59,10 +60,13 @@ def _stored(
 ) -> Iterator[tuple[str, Tensor]]:
     missing = {name for name, stored in expected.items() if not stored.is_optional}
     described = config.quantization.source if config.quantization is not None else "its config.json"
+    tied: list[Tensor] = []
     for name, read in _read(files):
+        if config.tied_head and name in (_EMBEDDING, _HEAD):
+            tied.append(read())
         if name not in expected:
             # A tied checkpoint may repeat its head; old ones carry rotary buffers, which are computed here.
-            if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_head):
+            if name.endswith("rotary_emb.inv_freq") or (name == _HEAD and config.tied_head):
                 continue
             raise UsageError(
                 f"{model_dir} holds the tensor {name}, which {config.architecture} as {described} describes it has no "
@@ -80,6 +84,11 @@ def _stored(
         missing.discard(name)
         # A copy: the file's own memory changes with the file.
         yield name, value.reshape(wanted.shape).to(device, target, copy=True)
+    if len(tied) == 2 and not torch.equal(*tied):
+        raise UsageError(
+            f"{model_dir} holds a {_HEAD} that differs from {_EMBEDDING}, and its config.json ties the two; expected "
+            "tie_word_embeddings false, as transformers reads it then, or a checkpoint without the wrong one"
+        )
     if missing:
         raise UsageError(
             f"{model_dir} lacks {len(missing)} tensors of {config.architecture}, first {min(missing)}; "

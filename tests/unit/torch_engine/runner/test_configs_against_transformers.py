@@ -1,0 +1,281 @@
+"""Any config of a dense family: the same tokens as transformers, which reads the same file, or a refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runner_player import Player, random_prompt
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from trtx.checkpoint import read_model_config
+from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
+from trtx.checkpoint.model_config import KNOWN
+from trtx.errors import UsageError
+from trtx.torch_engine.runner import RunnerArgs, create_runner
+from trtx.torch_engine.sampling import SamplingParams
+
+VOCAB, PROMPT, COUNT = 61, 40, 4
+FAMILIES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+
+
+def base(architecture: str) -> dict[str, Any]:
+    """As its publisher would write it, tiny; with so short a theta that every pair turns within the prompt."""
+    return {
+        "architectures": [architecture], "model_type": FAMILIES[architecture], "vocab_size": VOCAB, "hidden_size": 32,
+        "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 50.0,
+        "tie_word_embeddings": False, "dtype": "float32",
+    }  # fmt: skip
+
+
+class Checkpoints:
+    """Writes configs, and the weights that transformers expects of them: the same for the same name and shape."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.count = 0
+        self.accepted = 0
+
+    def write(self, config: dict[str, Any]) -> Path:
+        self.count += 1
+        path = self.directory / str(self.count)
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(config))
+        return path
+
+    def check(self, config: dict[str, Any]) -> str | None:
+        """The refusal; None where it is accepted, and then every probability and token is transformers'."""
+        path = self.write(config)
+        try:
+            read_model_config(path)
+        except UsageError as refusal:
+            assert str(path / "config.json") in str(refusal)
+            assert len(str(refusal)) < 1000 and "\n" not in str(refusal)
+            return str(refusal)
+        self.accepted += 1
+        model = self.reference(path)
+        prompt = random_prompt(PROMPT, seed=self.count)
+        prompt = [token % VOCAB for token in prompt]
+        runner = create_runner(
+            RunnerArgs(model_dir=path, device="cpu", tokens_per_block=8, num_blocks=8, max_batch_size=1)
+        )
+        player = Player(runner)
+        playing = player.add(prompt, room=COUNT, sampling=SamplingParams(prompt_logprobs=1))
+        player.finish([playing], COUNT)
+        with torch.no_grad():
+            sequence = torch.tensor([prompt + playing.output])
+            expected = torch.log_softmax(model(sequence).logits[0].float(), dim=-1)
+        entries = playing.results[0].prompt_logprobs or []
+        found = [entry[token].logprob for entry, token in zip(entries, prompt[1:], strict=True)]
+        wanted = expected[:-1].gather(1, sequence[0, 1:, None])[: PROMPT - 1, 0].tolist()
+        assert found == pytest.approx(wanted, abs=2e-3), config
+        assert playing.output == expected[PROMPT - 1 : -1].argmax(dim=-1).tolist(), config
+        return None
+
+    @staticmethod
+    def reference(path: Path) -> torch.nn.Module:
+        """transformers' model of the file; its weights are written beside it."""
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32).eval()
+        weights: dict[str, torch.Tensor] = {}
+        for name, value in model.named_parameters():
+            drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(sum(name.encode())))
+            weights[name] = drawn * (0.2 if value.ndim == 1 else 0.35) + (1.0 if "norm" in name else 0.0)
+        model.load_state_dict(weights, strict=False)
+        save_file(weights, path / "model.safetensors")
+        return model
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoints]:
+    transformers.logging.set_verbosity_error()
+    yield Checkpoints(tmp_path_factory.mktemp("configs"))
+    transformers.logging.set_verbosity_warning()
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALED = LLAMA3 | {"original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50.0}},
+        {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_scaling": SCALED},
+        {"rope_parameters": SCALED | {"rope_theta": 50.0}, "rope_scaling": SCALED},
+        {"rope_scaling": LLAMA3, "original_max_position_embeddings": 32},
+        {"head_dim": 16},
+        {"num_key_value_heads": None},
+        {"tie_word_embeddings": True},
+        {"attention_bias": True},
+        {"hidden_act": "swish"},
+        {"rms_norm_eps": 0.1},
+        {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0},
+        {"layer_types": ["full_attention", "full_attention"]},
+        {"sliding_window": None, "partial_rotary_factor": 1.0},
+    ],
+    ids=str,
+)
+def test_what_is_accepted_means_what_it_means_to_transformers(
+    checkpoints: Checkpoints, architecture: str, changes: dict[str, Any]
+) -> None:
+    assert checkpoints.check(base(architecture) | changes) is None
+
+
+def _rope() -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "rope_type": st.sampled_from(["default", "linear", "llama3", "llama3", "yarn", "dynamic", "nonsense"]),
+            "type": st.sampled_from(["linear", "llama3"]),
+            "rope_theta": st.sampled_from([50.0, 500.0]),
+            "factor": st.sampled_from([1.0, 4, 8.0]),
+            "low_freq_factor": st.sampled_from([1.0, 2.0]),
+            "high_freq_factor": st.sampled_from([4.0, 1.0]),
+            "original_max_position_embeddings": st.sampled_from([16, 64, 512]),
+            "partial_rotary_factor": st.sampled_from([1.0, 0.5]),
+            "full_attention": st.just({"rope_type": "default", "rope_theta": 500.0}),
+        },
+    )
+
+
+def _scaled() -> st.SearchStrategy[Any]:
+    """Complete ones, of which drawing field by field makes few."""
+    complete = st.sampled_from([SCALED, {"rope_type": "linear", "factor": 4.0}, {"rope_type": "default"}])
+    theta = st.sampled_from([{}, {"rope_theta": 50.0}, {"rope_theta": 500.0}])
+    return st.builds(lambda rope, theta: rope | theta, complete, theta)
+
+
+def _changes() -> st.SearchStrategy[dict[str, Any]]:
+    rope = st.one_of(st.none(), _scaled(), _scaled(), _rope())
+    windows = [["full_attention"] * 2, ["full_attention", "sliding_attention"], ["sliding_attention"] * 2]
+    fields: dict[str, st.SearchStrategy[Any]] = {
+        "rope_parameters": rope,
+        "rope_scaling": rope,
+        "rope_theta": st.sampled_from([50.0, 500.0, 10000]),
+        "original_max_position_embeddings": st.sampled_from([16, 32, 64]),
+        "partial_rotary_factor": st.sampled_from([1.0, 1.0, 0.5]),
+        "head_dim": st.sampled_from([2, 6, 7, 8, 16]),
+        "num_key_value_heads": st.sampled_from([1, 2, 3, 4, None]),
+        "attention_bias": st.booleans(),
+        "mlp_bias": st.sampled_from([False, False, False, True]),
+        "tie_word_embeddings": st.booleans(),
+        "hidden_act": st.sampled_from(["silu", "silu", "swish", "gelu"]),
+        "rms_norm_eps": st.sampled_from([1e-6, 1e-5, 0.5]),
+        "use_sliding_window": st.booleans(),
+        "sliding_window": st.sampled_from([None, 8, 64]),
+        "max_window_layers": st.sampled_from([0, 1, 2, 28]),
+        "layer_types": st.sampled_from([None, windows[0], windows[0], *windows]),
+        "is_causal": st.sampled_from([True, True, False]),
+        "pretraining_tp": st.sampled_from([1, 2]),
+        "attn_logit_softcapping": st.sampled_from([None, None, 30.0]),
+    }  # fmt: skip
+    # Few at a time: of many at once nearly all are refused, and nothing is compared.
+    names = st.sets(st.sampled_from(sorted(fields)), max_size=4)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: fields[name] for name in sorted(chosen)}))
+
+
+@settings(
+    max_examples=150, derandomize=True, deadline=None, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(
+    architecture=st.sampled_from(sorted(FAMILIES)),
+    changes=_changes(),
+    dropped=st.sets(
+        st.sampled_from(["rope_theta", "head_dim", "num_key_value_heads", "tie_word_embeddings"]), max_size=2
+    ),
+)
+def test_a_generated_config_is_refused_or_has_transformers_tokens(
+    checkpoints: Checkpoints, architecture: str, changes: dict[str, Any], dropped: set[str]
+) -> None:
+    kept = {name: value for name, value in base(architecture).items() if name not in dropped}
+    checkpoints.check(kept | changes)
+
+
+def test_the_generated_configs_are_not_all_refused(checkpoints: Checkpoints) -> None:
+    """Runs after the others of this module, and counts what they compared."""
+    print("ACCEPTED", checkpoints.accepted, checkpoints.count)
+    assert checkpoints.accepted > 60
+
+
+def _foreign() -> dict[str, dict[str, Any]]:
+    """Decoder configs of every other family of transformers, as its classes write them, by model type."""
+    found = {}
+    for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        if model_type in FAMILIES.values():
+            continue
+        try:
+            config = CONFIG_MAPPING[model_type]()
+            whole = json.loads(json.dumps(config.get_text_config(decoder=True).to_dict(), default=str))
+        except Exception:  # families whose packages are not here
+            continue
+        found[model_type] = whole
+    return found
+
+
+def test_foreign_families_are_refused_and_under_a_dense_name_refused_or_computed(checkpoints: Checkpoints) -> None:
+    foreign = _foreign()
+    assert len(foreign) >= 100
+    accepted = []
+    for index, (model_type, fields) in enumerate(foreign.items()):
+        own = fields | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]], "model_type": model_type}
+        assert checkpoints.check(own) is not None, model_type
+        architecture = sorted(FAMILIES)[index % 3]
+        if checkpoints.check(fields | base(architecture)) is None:
+            accepted.append(model_type)
+    print(accepted)
+    assert accepted, "a family whose fields are Llama's alone is computed"
+
+
+_MODELING = (
+    "models/llama/modeling_llama",
+    "models/qwen2/modeling_qwen2",
+    "models/qwen3/modeling_qwen3",
+    "masking_utils",
+)
+_ATTRIBUTE = re.compile(r"""\bconfig\.([a-z]\w*)\b(?!\()|getattr\((?:self\.)?config,\s*["'](\w+)["']""")
+# What transformers derives or sets itself, or asks of families other than these.
+_NOT_OF_A_FILE = {
+    "per_layer_config",  # of heterogeneous models; refused as unknown
+    "attention_chunk_size",  # of layer types other than full attention; refused as unknown
+    "get_text_config",
+}
+
+
+def test_every_field_that_transformers_code_of_these_families_reads_is_known_here() -> None:
+    """A release of transformers that reads another field breaks this test, and not somebody's answers."""
+    root = Path(transformers.__file__).parent
+    read = {
+        name
+        for file in _MODELING
+        for match in _ATTRIBUTE.finditer((root / f"{file}.py").read_text(encoding="utf-8"))
+        for name in match.groups()
+        if name
+    }
+    assert {"rms_norm_eps", "sliding_window", "is_causal", "layer_types"} <= read
+    known = KNOWN | ONLY.keys() | WITHOUT_EFFECT | _NOT_OF_A_FILE
+    unknown = {name for name in read if name not in known and not name.startswith(PREFIXES_WITHOUT_EFFECT)}
+    assert not unknown
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_field_of_transformers_own_classes_is_known_here(architecture: str) -> None:
+    written = CONFIG_MAPPING[FAMILIES[architecture]]().to_dict()
+    known = KNOWN | ONLY.keys() | WITHOUT_EFFECT
+    assert not {name for name in written if name not in known and not name.startswith(PREFIXES_WITHOUT_EFFECT)}
