@@ -137,7 +137,7 @@ class Fields:
 
     def refuse(self, name: str, expected: str) -> NoReturn:
         """``expected``: what would have been right, and what to do where that isn't the same."""
-        field = f"{self.parent}{name}"
+        field = f"{self.parent}{name}"[:100]
         if name not in self.values:
             raise UsageError(f"{self.file} has no {field}; expected {expected}")
         raise UsageError(f"{self.file}: {field} is {shown(self.values[name])}; expected {expected}")

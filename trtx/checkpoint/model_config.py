@@ -225,13 +225,14 @@ def _refuse_windows(config: Fields, family: _Family, num_layers: int) -> None:
 
 
 def _dtype(config: Fields) -> str:
-    names = [name for name in ("dtype", "torch_dtype") if config.has(name)]
-    found = [config.word(name, f"one of {', '.join(DTYPES)}") for name in names]
-    if len(set(found)) > 1:
-        config.refuse("torch_dtype", f"{found[0]!r} as in dtype, or no such field")
-    if found and found[0] not in DTYPES:
-        config.refuse(names[0], f"one of {', '.join(DTYPES)}")
-    return found[0] if found else "float32"
+    wanted = f"one of {', '.join(DTYPES)}"
+    found = {name: config.word(name, wanted) for name in ("dtype", "torch_dtype") if config.has(name)}
+    for name, dtype in found.items():
+        if dtype not in DTYPES:
+            config.refuse(name, wanted)
+    if len(set(found.values())) > 1:
+        config.refuse("torch_dtype", f"{found['dtype']!r} as in dtype, or no such field")
+    return next(iter(found.values()), "float32")
 
 
 def _synthetic(config: Fields) -> tuple[int | None, float]:

@@ -96,8 +96,8 @@ def check_loadable(found: Quantization | None, directory: Path, config: Mapping[
     beside = embedded_quantization(directory, config)
     if beside is not None and beside.algorithm != found.algorithm:
         raise UsageError(
-            f"{found.source} says {found.algorithm} and {beside.source} says {beside.algorithm}; expected the same in "
-            "both: export the checkpoint again"
+            f"{found.source} says {shown(found.algorithm)} and {beside.source} says {shown(beside.algorithm)}; "
+            "expected the same in both: export the checkpoint again"
         )
 
 

@@ -82,12 +82,12 @@ def _meaning(stated: Mapping[str, Any], outer_theta: object) -> dict[str, Any]:
 
 def _kind(stated: Fields) -> str:
     kinds = {name: stated.word(name, _one_of_types()) for name in ("rope_type", "type") if stated.has(name)}
-    if len(set(kinds.values())) > 1:
-        stated.refuse("type", f"{kinds['rope_type']!r} as in rope_type, or no such field")
     for name, kind in kinds.items():
         if kind not in _NEEDED:
             stated.refuse(name, f"{_one_of_types()}; other rope types are not supported by the torch engine: use "
                                 "--engine tensorrt-llm")  # fmt: skip
+    if len(set(kinds.values())) > 1:
+        stated.refuse("type", f"{kinds['rope_type']!r} as in rope_type, or no such field")
     found = next(iter(kinds.values()), "default")
     _refuse_unused(stated, found)
     return found

@@ -62,14 +62,17 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     """Reads a whole ``config.json``. Raises UnknownShapeError naming the field that is missing or not covered."""
     text = text_config(config)
     architecture = architecture_of(config)
-    if recurrent := {"linear_attention", "mamba"} & set(text.get("layer_types") or ()) or (
-        {"mamba"} if any(str(key).startswith(("mamba", "ssm")) for key in text) else set()
-    ):
-        raise UnknownShapeError(f"{architecture} has {' and '.join(sorted(recurrent))} layers, which hold no KV")
     try:
+        _refuse_recurrent(text, architecture)
         return _shape(config, text, architecture)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise UnknownShapeError(f"{architecture}: config.json lacks or garbles {error}") from error
+        raise UnknownShapeError(f"{architecture[:80]}: config.json lacks or garbles {str(error)[:200]}") from error
+
+
+def _refuse_recurrent(text: Mapping[str, Any], architecture: str) -> None:
+    listed = {"linear_attention", "mamba"} & set(text.get("layer_types") or ())
+    if recurrent := listed or ({"mamba"} if any(str(key).startswith(("mamba", "ssm")) for key in text) else set()):
+        raise UnknownShapeError(f"{architecture} has {' and '.join(sorted(recurrent))} layers, which hold no KV")
 
 
 def _shape(config: Mapping[str, Any], text: Mapping[str, Any], architecture: str) -> ModelShape:
@@ -77,6 +80,8 @@ def _shape(config: Mapping[str, Any], text: Mapping[str, Any], architecture: str
     heads = int(text["num_attention_heads"])
     kv_heads = int(text.get("num_key_value_heads") or heads)
     head_dim = int(text.get("head_dim") or hidden // heads)
+    if min(hidden, vocab, count, heads, kv_heads, head_dim) < 1:
+        raise ValueError("sizes that are none: each layer needs heads, KV heads and a head_dim of at least 1")
     is_mla = bool(text.get("kv_lora_rank"))
     attention, attention_width = _mla(text, hidden, heads) if is_mla else _gqa(text, hidden, heads, kv_heads, head_dim)
     layers = tuple(attention + _mlp(text, hidden, index) + _norms(text, hidden) for index in range(count))

@@ -210,8 +210,7 @@ def test_a_generated_config_is_refused_or_has_transformers_tokens(
 
 def test_the_generated_configs_are_not_all_refused(checkpoints: Checkpoints) -> None:
     """Runs after the others of this module, and counts what they compared."""
-    print("ACCEPTED", checkpoints.accepted, checkpoints.count)
-    assert checkpoints.accepted > 60
+    assert checkpoints.accepted > 100
 
 
 def _foreign() -> dict[str, dict[str, Any]]:
@@ -237,10 +236,13 @@ def test_foreign_families_are_refused_and_under_a_dense_name_refused_or_computed
         own = fields | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]], "model_type": model_type}
         assert checkpoints.check(own) is not None, model_type
         architecture = sorted(FAMILIES)[index % 3]
-        if checkpoints.check(fields | base(architecture)) is None:
+        kept = {name: value for name, value in base(architecture).items() if name != "rope_theta"}
+        relabelled = fields | kept | {"pad_token_id": None}  # an id of its own, larger vocabulary
+        if isinstance(kinds := fields.get("layer_types"), list):
+            relabelled["layer_types"] = kinds[:2]
+        if checkpoints.check(relabelled) is None:
             accepted.append(model_type)
-    print(accepted)
-    assert accepted, "a family whose fields are Llama's alone is computed"
+    assert len(accepted) > 3, "those whose fields are all known here"
 
 
 _MODELING = (
