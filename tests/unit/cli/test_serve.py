@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from trtx.checkpoint import resolve_checkpoint
 from trtx.cli import app
 from trtx.cli.topology_options import build_spec
 from trtx.errors import UsageError
@@ -75,6 +78,54 @@ def test_a_dry_run_says_what_would_start_and_why_and_leaves_nothing(
     ):
         assert words in said
     assert list(tmp_path.iterdir()) == []
+
+
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}
+YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the trained model that a test may spoil."""
+    return Path(shutil.copytree(resolve_checkpoint("synthetic:tiny-trained").path, tmp_path / "model"))
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "words"),
+    [
+        ("config.json", MIXTRAL, "architecture 'MixtralForCausalLM' is not known to the torch engine"),
+        ("config.json", YARN, "rope_scaling.rope_type is 'yarn'"),
+        ("config.json", {"num_attention_heads": "four"}, "num_attention_heads is 'four'"),
+        ("generation_config.json", {"eos_token_id": "two"}, "eos_token_id is 'two'"),
+    ],
+    ids=["Mixtral", "YaRN", "a word for a number", "end ids"],
+)
+def test_a_dry_run_refuses_the_model_that_serve_refuses_in_the_same_words(
+    model: Path, file: str, changes: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(model / file, **changes)
+    said = []
+    for flags in (("--dry-run",), ()):
+        assert serve("--engine", "torch", "--model", str(model), "-o", str(model.parent / "runs"), *flags) == 2
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    assert f"{model / file}" in said[0] and words in said[0]
+    assert said[0].count("\n") == 1 and len(said[0]) < 1000
+    assert not (model.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("changes", [MIXTRAL, YARN], ids=["Mixtral", "YaRN"])
+def test_a_dry_run_leaves_other_families_to_tensorrt_llm(
+    model: Path, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "standin"))
+    edit(model / "config.json", **changes)
+    assert serve("--engine", "tensorrt-llm", "--model", str(model), "--dry-run") == 0
+    assert "--engine tensorrt-llm" in capsys.readouterr().out
 
 
 def test_two_dry_runs_share_no_port_and_no_directory(capsys: pytest.CaptureFixture[str]) -> None:
