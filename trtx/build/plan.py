@@ -13,6 +13,7 @@ from trtx.build.formats import FORMATS, NO_FORMAT, check_gpu, check_model
 from trtx.build.manifest import code_hash, key_of, tool_versions
 from trtx.build.source import Source, read_source
 from trtx.build.tensorrt import check_backend
+from trtx.checkpoint import read_model_config
 from trtx.config import (
     ModelFacts,
     ResolvedEngineConfig,
@@ -110,6 +111,8 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
             f"--quant {form.name} needs NVIDIA ModelOpt, which is not installed; "
             "run pip install 'trtx[quantize]', or choose --quant none"
         )
+    if request.backend == "pytorch":
+        read_model_config(source.path)  # the engine that calibrates and proves: what it refuses is known before it runs
     if request.calibration is None:
         return built_in(request.calibration_size)
     return read_calibration(request.calibration, request.calibration_size)

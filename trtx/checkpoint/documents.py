@@ -23,6 +23,11 @@ def shown(value: object) -> str:
     return _SHOWN.repr(value)
 
 
+def shown_name(name: str) -> str:
+    """The same for a name, without quotes."""
+    return shown(name)[1:-1]
+
+
 def read_object(path: Path, expected: str) -> dict[str, Any]:
     """The JSON object in ``path``. Raises UsageError, naming the file and what was ``expected`` of it, for all else.
 

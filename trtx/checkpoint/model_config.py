@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.documents import Fields, read_object, shown
+from trtx.checkpoint.documents import Fields, read_object, shown, shown_name
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
 from trtx.checkpoint.rope import RopeConfig, read_rope
@@ -120,7 +120,7 @@ def _architecture(config: Fields) -> str:
     architecture = listed[0]
     if architecture not in _FAMILIES:
         raise UsageError(
-            f"{config.file}: architecture {shown(architecture)} is not known to the torch engine; expected "
+            f"{config.file}: architecture {shown_name(architecture)} is not known to the torch engine; expected "
             f"one of {', '.join(_FAMILIES)}, or --engine tensorrt-llm"
         )
     wanted = _FAMILIES[architecture].model_type

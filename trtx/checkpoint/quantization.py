@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.documents import Fields, read_object, shown
+from trtx.checkpoint.documents import Fields, read_object, shown, shown_name
 from trtx.errors import UsageError
 
 ALGORITHMS = ("FP8", "W4A16_AWQ", "NVFP4", "W8A8_SQ_PER_CHANNEL")
@@ -87,8 +87,8 @@ def check_loadable(found: Quantization | None, directory: Path, config: Mapping[
         return
     known = (None, *ALGORITHMS)
     if found.method != _MODELOPT or found.algorithm not in known:
-        name = found.algorithm if found.method == _MODELOPT else found.method
-        what = shown(name).strip("'") + (" with block scales" if found.algorithm == _FP8_BLOCKS else "")
+        name = str(found.algorithm) if found.method == _MODELOPT else found.method
+        what = shown_name(name) + (" with block scales" if found.algorithm == _FP8_BLOCKS else "")
         raise UsageError(
             f"{found.source}: the torch engine does not load {what} weights; expected a ModelOpt export in "
             f"{', '.join(ALGORITHMS)}: quantize the original checkpoint with trtx build, or use --engine tensorrt-llm"

@@ -125,7 +125,7 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
         ({"architectures": "Qwen3ForCausalLM"}, "architectures is 'Qwen3ForCausalLM'; expected a list"),
         ({"architectures": ["Qwen3ForCausalLM", "Other"]}, "expected a list of one name"),
         ({"architectures": [{}]}, "architectures is [{}]; expected a list of one name"),
-        ({"architectures": ["MixtralForCausalLM"]}, "architecture 'MixtralForCausalLM' is not known to the torch"),
+        ({"architectures": ["MixtralForCausalLM"]}, "architecture MixtralForCausalLM is not known to the torch"),
         ({"model_type": "qwen2"}, "model_type is 'qwen2'; expected 'qwen3', as architectures says Qwen3ForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
         ({"mlp_bias": True}, "mlp_bias is True; expected False"),

@@ -97,7 +97,7 @@ def edit(path: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("file", "changes", "words"),
     [
-        ("config.json", MIXTRAL, "architecture 'MixtralForCausalLM' is not known to the torch engine"),
+        ("config.json", MIXTRAL, "architecture MixtralForCausalLM is not known to the torch engine"),
         ("config.json", YARN, "rope_scaling.rope_type is 'yarn'"),
         ("config.json", {"num_attention_heads": "four"}, "num_attention_heads is 'four'"),
         ("generation_config.json", {"eos_token_id": "two"}, "eos_token_id is 'two'"),

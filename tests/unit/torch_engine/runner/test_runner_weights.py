@@ -108,7 +108,7 @@ def test_synthetic_weights_are_as_wide_as_the_checkpoint_says(directory: Path) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM' is not known.*LlamaForCausalLM, Qwen2"),
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not known.*LlamaForCausalLM, Qwen2"),
         (
             {"rope_parameters": {"rope_type": "yarn"}},
             "rope_type is 'yarn'; expected .*default, linear, llama3.*not supported",
