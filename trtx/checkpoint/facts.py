@@ -9,6 +9,7 @@ from typing import Any
 
 from trtx.checkpoint.documents import Fields, read_object
 from trtx.checkpoint.model_config import LARGEST
+from trtx.checkpoint.weight_index import stored_dtype
 from trtx.checkpoint.weights import parameter_count
 from trtx.errors import UsageError
 
@@ -54,7 +55,7 @@ def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
             f"{path / 'config.json'} has no hidden_size or num_hidden_layers, at its top or in text_config; expected a "
             "text model in Hugging Face form"
         )
-    dtype = str(_first(config, text, "dtype", "torch_dtype") or "bfloat16")
+    dtype = dtype_of(path, config)
     stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     drawn = _drawn_parameters(config, path) * _DTYPE_BYTES.get(dtype, 2) if DRAWN_WEIGHTS in config else 0
     return Checkpoint(
@@ -110,8 +111,10 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, Mapping) else config
 
 
-def _first(config: Mapping[str, Any], text: Mapping[str, Any], *names: str) -> object:
-    return next((of[name] for of in (config, text) for name in names if of.get(name)), None)
+def dtype_of(path: Path, config: Mapping[str, Any]) -> str:
+    """What config.json names, at its top or for the decoder, else what the weights are stored in."""
+    stated = (of.get(name) for of in (config, text_config(config)) for name in ("dtype", "torch_dtype"))
+    return str(next(filter(None, stated), None) or stored_dtype(path))
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from trtx.checkpoint.documents import Fields, read_object, shown, shown_name
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
 from trtx.checkpoint.rope import RopeConfig, read_rope
+from trtx.checkpoint.weight_index import stored_dtype
 from trtx.errors import UsageError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -110,7 +111,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     _refuse_unknown(config, architecture)
     quantization = read_quantization(model_dir, config.values)
     check_loadable(quantization, model_dir, config.values)
-    return _parse(config, architecture, quantization)
+    return _parse(config, architecture, quantization, model_dir)
 
 
 def _architecture(config: Fields) -> str:
@@ -148,7 +149,7 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
             )
 
 
-def _parse(config: Fields, architecture: str, quantization: Quantization | None) -> ModelConfig:
+def _parse(config: Fields, architecture: str, quantization: Quantization | None, model_dir: Path) -> ModelConfig:
     family = _FAMILIES[architecture]
     sizes = {name: config.count(name, most=LARGEST[name]) for name in LARGEST if _is_needed(name, config, family)}
     heads, kv_heads, head_dim = _heads(config, family, sizes)
@@ -171,7 +172,7 @@ def _parse(config: Fields, architecture: str, quantization: Quantization | None)
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias and family.qkv_bias is None,
         qk_norm=family.qk_norm,
-        dtype=_dtype(config),
+        dtype=_dtype(config) or stored_dtype(model_dir),
         synthetic_seed=seed,
         synthetic_std=std,
         quantization=quantization,
@@ -224,7 +225,7 @@ def _refuse_windows(config: Fields, family: _Family, num_layers: int) -> None:
         config.refuse("sliding_window", f"null, or use_sliding_window false: {engine}")
 
 
-def _dtype(config: Fields) -> str:
+def _dtype(config: Fields) -> str | None:
     wanted = f"one of {', '.join(DTYPES)}"
     found = {name: config.word(name, wanted) for name in ("dtype", "torch_dtype") if config.has(name)}
     for name, dtype in found.items():
@@ -232,7 +233,7 @@ def _dtype(config: Fields) -> str:
             config.refuse(name, wanted)
     if len(set(found.values())) > 1:
         config.refuse("torch_dtype", f"{found['dtype']!r} as in dtype, or no such field")
-    return next(iter(found.values()), "float32")
+    return next(iter(found.values()), None)
 
 
 def _synthetic(config: Fields) -> tuple[int | None, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.facts import read_config
+from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.memory.budget import Budget, Model, fits, tightest
 from trtx.memory.gpus import Device
 from trtx.memory.limits import Limits, limits_of
@@ -76,7 +76,8 @@ def plan_memory(checkpoint: Path, role: str, values: Mapping[str, Any], *, engin
     largest values that would; UnknownShapeError for a model that this arithmetic does not cover.
     """
     config = read_config(checkpoint)
-    shape, quantization = model_shape(config), read_quantization(checkpoint, config)
+    shape = model_shape(config, dtype=dtype_of(checkpoint, config))
+    quantization = read_quantization(checkpoint, config)
     limits = limits_of(values, engine=engine)
     width = full_width(shape, limits, device)
     model = Model(

@@ -58,13 +58,16 @@ class ModelShape:
         return self.embedding + self.head + self.hidden + sum(sum(layer.values()) for layer in self.layers)
 
 
-def model_shape(config: Mapping[str, Any]) -> ModelShape:
-    """Reads a whole ``config.json``. Raises UnknownShapeError naming the field that is missing or not covered."""
+def model_shape(config: Mapping[str, Any], *, dtype: str = "bfloat16") -> ModelShape:
+    """Reads a whole ``config.json``; ``dtype``: of the weights, which it may leave to their files.
+
+    Raises UnknownShapeError naming the field that is missing or not covered.
+    """
     text = text_config(config)
     architecture = architecture_of(config)
     try:
         _refuse_recurrent(text, architecture)
-        return _shape(config, text, architecture)
+        return _shape(config, text, architecture, dtype)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UnknownShapeError(f"{architecture[:80]}: config.json lacks or garbles {str(error)[:200]}") from error
 
@@ -75,7 +78,7 @@ def _refuse_recurrent(text: Mapping[str, Any], architecture: str) -> None:
         raise UnknownShapeError(f"{architecture} has {' and '.join(sorted(recurrent))} layers, which hold no KV")
 
 
-def _shape(config: Mapping[str, Any], text: Mapping[str, Any], architecture: str) -> ModelShape:
+def _shape(config: Mapping[str, Any], text: Mapping[str, Any], architecture: str, dtype: str) -> ModelShape:
     hidden, vocab, count = int(text["hidden_size"]), int(text["vocab_size"]), int(text["num_hidden_layers"])
     heads = int(text["num_attention_heads"])
     kv_heads = int(text.get("num_key_value_heads") or heads)
@@ -109,13 +112,8 @@ def _shape(config: Mapping[str, Any], text: Mapping[str, Any], architecture: str
         expert_width=top_k * (hidden + 3 * inner) if experts else 0,
         windows=_windows(text, count),
         context_length=int(text.get("max_position_embeddings") or config.get("max_position_embeddings") or 8192),
-        dtype=_dtype(config, text),
+        dtype=dtype,
     )
-
-
-def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    named = (of.get(key) for of in (config, text) for key in ("dtype", "torch_dtype"))
-    return str(next(filter(None, named), "bfloat16"))
 
 
 def _gqa(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Parameters, int]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtx.checkpoint.weight_index import weight_files
-from trtx.errors import UsageError
+from trtx.checkpoint.weight_index import read_header, weight_files
 
-_MAX_HEADER = 256 << 20  # the format allows 100 MB; anything longer is no header
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d+)\.")
 _VISION = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model|multi_modal_projector|mm_projector)\b")
 # First match wins. What is left over (norms, routers, scales of inputs) is on every GPU whole.
@@ -46,7 +42,8 @@ def stored_weights(directory: Path) -> StoredWeights | None:
     layers: dict[int, Counter[str]] = {}
     outside: Counter[str] = Counter()
     for path in files:
-        for name, size in _sizes(path):
+        for name, entry in read_header(path).items():
+            size = entry["data_offsets"][1] - entry["data_offsets"][0]
             if _VISION.search(name):
                 outside["vision"] += size
             elif found := _LAYER.search(name):
@@ -60,20 +57,3 @@ def stored_weights(directory: Path) -> StoredWeights | None:
 
 def _split(name: str) -> str:
     return next((split for pattern, split in _SPLITS if pattern.search(name)), "whole")
-
-
-def _sizes(path: Path) -> list[tuple[str, int]]:
-    """(tensor name, bytes). The file begins with the header's length, 8 bytes little-endian, then JSON."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > _MAX_HEADER:
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(file.read(length))
-        return [
-            (name, entry["data_offsets"][1] - entry["data_offsets"][0])
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
-    except (OSError, ValueError, struct.error, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{path} can't be read as safetensors ({error}); download it again") from error

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint.facts import read_checkpoint
 from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.shapes import SHAPES
 from trtx.memory import Device, MemoryPlan, device_named, plan_memory
@@ -92,3 +95,15 @@ def test_fp8_weights_stay_small_where_the_gpu_multiplies_them(tmp_path: Path) ->
     hopper, ampere = (_plan(tmp_path, {}, device_named(name)).weight_bytes for name in ("H100", "A100"))
     assert ampere == pytest.approx(8_190_735_360 * 2)
     assert hopper < 0.6 * ampere
+
+
+@pytest.mark.parametrize(("stored", "width"), [("float16", 2), ("float32", 4)])
+def test_a_config_without_a_dtype_means_what_is_stored_to_the_plan_and_to_the_runner(
+    tmp_path: Path, stored: str, width: int
+) -> None:
+    config = {name: value for name, value in SHAPES["tiny"].config.items() if name != "torch_dtype"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"model.norm.weight": np.zeros(256, dtype=stored)}, tmp_path / "model.safetensors")
+    assert read_model_config(tmp_path).dtype == read_checkpoint(tmp_path, "m").dtype == stored
+    plan = _plan(tmp_path, {"max_batch_size": 1}, device_named("H100"))
+    assert plan.weight_bytes == model_shape(config).parameter_count * width
