@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from trtx.errors import UsageError
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CHARACTER_BYTES = 4
 """Of a character in UTF-8 at most, and so the most tokens that one can be spread over."""
@@ -23,12 +25,20 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
-    """The fast tokenizer of a checkpoint, without transformers' 2 s import where ``tokenizer.json`` is there."""
+    """The fast tokenizer of a checkpoint, without transformers' 2 s import where ``tokenizer.json`` is there.
+
+    Raises UsageError, naming the file, for one that is none.
+    """
     path = model_dir / "tokenizer.json"
     if path.is_file():
         from tokenizers import Tokenizer as FastTokenizer
 
-        loaded: Tokenizer = FastTokenizer.from_file(str(path))
+        try:
+            loaded: Tokenizer = FastTokenizer.from_file(str(path))
+        except Exception as error:  # the package raises no class of its own
+            raise UsageError(
+                f"{path} can't be read as a tokenizer ({str(error)[:200]}); download the checkpoint again"
+            ) from error
         return loaded
     return fast_tokenizer(load_hf_tokenizer(model_dir))
 

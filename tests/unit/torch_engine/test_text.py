@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from trtx.torch_engine.text import StopStrings, TextStream
+from trtx.errors import UsageError
+from trtx.torch_engine.text import StopStrings, TextStream, load_tokenizer
 
 ALPHABET = ["a", "b", "c", " ", "ab", "bc", "abc", "é", "日"]
 
@@ -164,3 +167,10 @@ def test_no_part_of_a_stop_string_is_ever_given_out(
     starts = [len("".join(pieces[:index])) for index in range(len(pieces))]
     end = at + len(stop) if include else at
     assert tokens == ids(*[piece for piece, start in zip(pieces, starts, strict=True) if start < end])
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"model": 5}'])
+def test_a_broken_tokenizer_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UsageError, match=r"tokenizer\.json can't be read as a tokenizer"):
+        load_tokenizer(tmp_path)

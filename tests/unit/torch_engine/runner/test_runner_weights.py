@@ -212,3 +212,17 @@ def test_named_tensors_are_the_files_own_or_what_a_runner_draws(directory: Path)
     drawn = greedy(directory, prompt)
     save_file(dict(named_tensors(directory, device=cpu, dtype=torch.float32)), directory / "model.safetensors")
     assert greedy(directory, prompt) == drawn
+
+
+def test_a_head_that_the_config_ties_and_the_weights_do_not_is_refused(tmp_path: Path) -> None:
+    """transformers 5.23 unties them then, with a warning; a repeated head that is the same is no matter."""
+    directory = save(build("qwen3", tie_word_embeddings=True), tmp_path)
+    weights = load_file(directory / "model.safetensors")
+    prompt, expected = random_prompt(9, 0), greedy(directory, random_prompt(9, 0))
+    save_file(
+        weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, directory / "model.safetensors"
+    )
+    assert greedy(directory, prompt) == expected
+    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"] * 2}, directory / "model.safetensors")
+    with pytest.raises(UsageError, match=r"lm_head\.weight that differs from model\.embed_tokens.*tie_word_embeddings"):
+        create_runner(args(directory))
