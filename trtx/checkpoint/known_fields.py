@@ -1,7 +1,7 @@
 """Fields of ``config.json`` that leave the tokens of a dense decoder as they are, and those that must have one value.
 
 A config of a dense family may hold these, the fields that :mod:`trtx.checkpoint.model_config` reads, and nothing else
-with a value: a field that nobody here knows may ask for a computation that the torch engine does not do.
+but what is null, false, 0 or empty: a field that nobody here knows may ask for a computation that the torch engine does not do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ transformers.js_config
 
 bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id cls_token_id mask_token_id decoder_start_token_id
 forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens bad_words_ids model_max_length
-max_sequence_length tokenizer_model_max_length tokenizer_padding_side
+max_sequence_length max_seq_len seq_length tokenizer_model_max_length tokenizer_padding_side
 
 temperature top_k top_p typical_p epsilon_cutoff eta_cutoff min_p do_sample num_beams num_beam_groups diversity_penalty
 early_stopping length_penalty repetition_penalty encoder_no_repeat_ngram_size no_repeat_ngram_size max_length min_length

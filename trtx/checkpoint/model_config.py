@@ -102,10 +102,6 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     what is missing or no such value, and for what the torch engine does not compute exactly.
     """
     path = model_dir / "config.json"
-    if not path.exists():
-        raise UsageError(
-            f"model directory {model_dir} has no config.json; expected a Hugging Face checkpoint directory"
-        )
     config = Fields(read_object(path, "a Hugging Face config"), str(path))
     architecture = _architecture(config)
     _refuse_unknown(config, architecture)
@@ -131,7 +127,7 @@ def _architecture(config: Fields) -> str:
 
 
 def _refuse_unknown(config: Fields, architecture: str) -> None:
-    """The rule that keeps fields from being dropped: what nobody knows and has a value is refused."""
+    """The rule that keeps fields from being dropped: what nobody knows is refused, unless it is null, 0 or empty."""
     for name, allowed in ONLY.items():
         if config.has(name) and config.values[name] not in allowed:
             config.refuse(
@@ -141,7 +137,7 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
             )
     for name, value in config.values.items():
         is_known = name in KNOWN or name in ONLY or name in WITHOUT_EFFECT or name.startswith(PREFIXES_WITHOUT_EFFECT)
-        if not is_known and value is not None and value is not False and value != [] and value != {}:
+        if value and not is_known:
             config.refuse(
                 name,
                 f"no such field in a {architecture}: the torch engine does not know what it asks for; delete it if "

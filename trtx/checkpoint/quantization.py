@@ -135,5 +135,5 @@ def _kv_cache(fields: Fields) -> str | None:
     if isinstance(scheme, Mapping) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float"):
         return "FP8"
     if scheme:
-        return shown(scheme)
+        return shown_name(scheme) if isinstance(scheme, str) else shown(scheme)
     return fields.word("kv_cache_quant_algo", "the name of an algorithm") if fields.has("kv_cache_quant_algo") else None

@@ -136,7 +136,7 @@ def test_a_checkpoint_that_cannot_be_computed_is_refused_by_name(
 
 
 def test_missing_and_broken_files_are_named(directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere has no config\.json"):
+    with pytest.raises(UsageError, match=r"nowhere/config\.json can't be read \(No such file"):
         create_runner(args(tmp_path / "nowhere"))
     (directory / "model.safetensors").write_bytes(b"not a tensor")
     with pytest.raises(UsageError, match=r"model\.safetensors cannot be read as safetensors"):
