@@ -1,7 +1,8 @@
 """Fields of ``config.json`` that leave the tokens of a dense decoder as they are, and those that must have one value.
 
 A config of a dense family may hold these, the fields that :mod:`trtx.checkpoint.model_config` reads, and nothing else
-but what is null, false, 0 or empty: a field that nobody here knows may ask for a computation that the torch engine does not do.
+but what is null, false, 0 or empty: a field that nobody here knows may ask for a computation that the torch engine does
+not do.
 """
 
 from __future__ import annotations

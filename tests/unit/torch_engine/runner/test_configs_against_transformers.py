@@ -191,7 +191,7 @@ def _changes() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @settings(
-    max_examples=150, derandomize=True, deadline=None, database=None,
+    max_examples=100, derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(
@@ -210,7 +210,7 @@ def test_a_generated_config_is_refused_or_has_transformers_tokens(
 
 def test_the_generated_configs_are_not_all_refused(checkpoints: Checkpoints) -> None:
     """Runs after the others of this module, and counts what they compared."""
-    assert checkpoints.accepted > 100
+    assert checkpoints.accepted > 80
 
 
 def _foreign() -> dict[str, dict[str, Any]]:
