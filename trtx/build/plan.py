@@ -105,14 +105,14 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
     form = FORMATS[request.form]
     if request.target is not None:
         check_gpu(form, request.target)
+    if request.backend == "pytorch" and not source.config.get("quantization_config"):
+        read_model_config(source.path)  # the embedded engine calibrates and proves: what it refuses is known before
     check_model(form, source.config, name=source.name)
     if request.backend == "pytorch" and importlib.util.find_spec("modelopt") is None:
         raise UsageError(
             f"--quant {form.name} needs NVIDIA ModelOpt, which is not installed; "
             "run pip install 'trtx[quantize]', or choose --quant none"
         )
-    if request.backend == "pytorch":
-        read_model_config(source.path)  # the engine that calibrates and proves: what it refuses is known before it runs
     if request.calibration is None:
         return built_in(request.calibration_size)
     return read_calibration(request.calibration, request.calibration_size)
