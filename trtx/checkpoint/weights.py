@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from math import prod, sqrt
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # 0.1 s that a reader of config.json need not pay
+    import numpy as np
+    import numpy.typing as npt
 
-FLOATS = npt.NDArray[np.float32]
+    FLOATS = npt.NDArray[np.float32]
 
 # Relative size of an embedding row: small enough that the tied head does not simply repeat the last token, since the
 # layers' outputs then outweigh the embedding in the residual stream.
@@ -59,6 +60,7 @@ def parameter_count(config: Mapping[str, Any]) -> int:
 
 def write_random_weights(config: Mapping[str, Any], fragment_ids: Sequence[int], seed: int, path: Path) -> None:
     """Writes float32 safetensors, the same bytes for the same arguments (numpy's Philox, a stream per name)."""
+    import numpy as np
     from safetensors.numpy import save_file
 
     tensors: dict[str, FLOATS] = {}
@@ -71,6 +73,8 @@ def write_random_weights(config: Mapping[str, Any], fragment_ids: Sequence[int],
 
 
 def _draw(name: str, shape: tuple[int, ...], seed: int) -> FLOATS:
+    import numpy as np
+
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
     values = np.random.Generator(np.random.Philox(key=key)).standard_normal(shape, dtype=np.float32)
     if name.endswith("norm.weight"):

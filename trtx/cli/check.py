@@ -159,7 +159,6 @@ def _model_directory(model: str) -> Path:
 
 
 def _facts(directory: Path) -> ModelFacts:
-    # Brings NumPy, which a check without a model does not need.
     from trtx.checkpoint.facts import architecture_of, context_length_of, read_config
 
     config = read_config(directory)
