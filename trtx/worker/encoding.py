@@ -38,7 +38,10 @@ class ImageEncoder:
         ``wire`` is Dynamo's request with ``multi_modal_data: {"image_url": [{"Url": "data:… or http…"}]}``. Raises
         InvalidRequest for one without images, or with one that can't be loaded.
         """
-        items = (wire.get("multi_modal_data") or {}).get("image_url") or []
+        media = wire.get("multi_modal_data") or {}
+        items = media.get("image_url") or []
+        if others := sorted(kind for kind, held in media.items() if held and kind != "image_url"):
+            raise InvalidRequest(f"the request brings {', '.join(others)}, expected images alone; send image_url")
         if not items:
             raise InvalidRequest("the request has no images; an encode worker takes multi_modal_data.image_url")
         token_ids = list(wire.get("token_ids") or ())

@@ -68,7 +68,7 @@ class LoadedEngine:
             raise InvalidRequest("stop strings need a fast tokenizer, which this model has not; use stop_token_ids")
         return StopStrings(
             request.stop_strings,
-            TextStream(self.tokenizer, skip_special_tokens=True),
+            TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens),
             include=request.includes_stop_string,
             min_tokens=request.min_tokens,
         )

@@ -1,7 +1,8 @@
 """Dynamo's request, a plain dict, becomes one checked value with the LLM API's names.
 
-The keys are those that the 1.4.2 frontend sends (``PreprocessedRequest``). Values outside their range are refused
-here with field, value and range: an engine would refuse them later and less clearly, or not at all.
+The keys are those that the 1.4.2 frontend sends (``PreprocessedRequest``), each of them in the table of ``fields``.
+Values outside their range are refused here with field, value and range: an engine would refuse them later and less
+clearly, or not at all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from dynamo.common.backend.health_check import is_probe
 
 from trtx.errors import TrtxError
+from trtx.worker import fields
 
 _SEED_LIMIT = 2**63
 
@@ -32,6 +34,7 @@ class WorkerRequest:
     min_tokens: int
     stop_strings: tuple[str, ...]
     includes_stop_string: bool  # in the text that the client gets
+    skip_special_tokens: bool  # in the text that the worker makes, where it looks for stop strings
     wants_logprobs: bool
     cache_salt: str | None
     trace_headers: dict[str, str] | None
@@ -48,6 +51,8 @@ def parse(
     ``context_length`` counts prompt and output tokens together. The frontend refuses a prompt that is longer, but
     not ``max_tokens`` past the context, and sends None where the client gave none: both mean the rest of it.
     """
+    for sentence in fields.refusals(request):
+        raise InvalidRequest(sentence)
     token_ids = list(request.get("token_ids") or ())
     if not token_ids:
         raise InvalidRequest("the prompt has no tokens; send at least one")
@@ -60,7 +65,7 @@ def parse(
     stops = request.get("stop_conditions") or {}
     options = request.get("sampling_options") or {}
     outputs = request.get("output_options") or {}
-    _refuse_unsupported(options)
+    _refuse_lost_prompt_logprobs(request)
     max_tokens = _integer("max_tokens", stops.get("max_tokens"), low=1)
     max_tokens = room if max_tokens is None else min(max_tokens, room)
     sampling = {
@@ -82,6 +87,7 @@ def parse(
         min_tokens=sampling.get("min_tokens", 0),
         stop_strings=_stop_strings(stops.get("stop")),
         includes_stop_string=bool(options.get("include_stop_str_in_output")),
+        skip_special_tokens=outputs.get("skip_special_tokens") is not False,  # the frontend's default as well
         wants_logprobs="logprobs" in sampling,
         cache_salt=_cache_salt(request),
         trace_headers=trace_headers,
@@ -91,21 +97,15 @@ def parse(
     )
 
 
-def _refuse_unsupported(options: Mapping[str, Any]) -> None:
-    for name in ("n", "best_of"):
-        count = _integer(name, options.get(name), low=1)
-        if count not in (None, 1):
-            raise InvalidRequest(
-                f"{name} is {count}, expected 1: Dynamo 1.4.2 ends a request at the first choice that finishes and "
-                f"would cut the others short; send {count} requests instead"
-            )
-    if options.get("use_beam_search"):
-        raise InvalidRequest("use_beam_search is true, expected false: beam search is not served; use sampling")
-    if options.get("guided_decoding"):
-        kinds = ", ".join(sorted(k for k, v in options["guided_decoding"].items() if v)) or "guided_decoding"
+def _refuse_lost_prompt_logprobs(request: Mapping[str, Any]) -> None:
+    """The 1.4.2 frontend shows them in ``nvext`` alone and when asked to (ai-dynamo/dynamo #13941); else they would be
+    computed and dropped. Its ``echo`` arrives as nothing but them."""
+    count = (request.get("output_options") or {}).get("prompt_logprobs")
+    nvext = (request.get("extra_args") or {}).get("nvext") or {}
+    if count is not None and not {"prompt_logprobs", "engine_data"} & set(nvext.get("extra_fields") or ()):
         raise InvalidRequest(
-            f"guided decoding ({kinds}) is not served by this worker; drop response_format, guided_* and a forced "
-            "tool_choice"
+            f"prompt_logprobs is {count}, and the frontend would drop them; send nvext with extra_fields "
+            '["prompt_logprobs"] as well, and leave echo out, which asks for them and is not served'
         )
 
 

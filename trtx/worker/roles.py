@@ -11,7 +11,7 @@ from dynamo.common.backend.health_check import is_probe
 from trtx.config.topology import Role
 from trtx.engine import EngineApi
 from trtx.worker import handoff
-from trtx.worker.request import WorkerRequest
+from trtx.worker.request import InvalidRequest, WorkerRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,12 @@ def plan(
     whole = Submission(request, api.DisaggregatedParams(request_type="context_and_generation"))
     if is_probe(wire):
         return whole  # a health canary has no peer: the request runs here from end to end
+    if "prompt_logprobs" in request.sampling:
+        # Prefill computes them, and the 1.4.2 frontend hands no more of its answer on than decode needs.
+        raise InvalidRequest(
+            f"prompt_logprobs is {request.sampling['prompt_logprobs']}, expected none where prefill and decode are "
+            "apart: the frontend drops what prefill says; leave it out, or serve with --mode agg"
+        )
     if role == "prefill":
         global_id = new_id()
         shared = {} if global_id is None else {"disagg_request_id": global_id}
