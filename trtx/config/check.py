@@ -12,6 +12,7 @@ from trtx.config.engine_config import OWN_FIELDS, ResolvedEngineConfig, load_eng
 from trtx.config.findings import SEVERITIES, Finding, Severity, refuse_errors
 from trtx.config.rules import ModelFacts, Subject, findings_of
 from trtx.config.topology import Role
+from trtx.config.torch_fields import refused_fields
 from trtx.config.versions import DEFAULT_VERSION, SchemaVersion, schema_version
 
 
@@ -49,6 +50,8 @@ def check_engine_configs(
         values = _without(values, [item.path for item in doubtful if item.kind == "wrong-type"])
         subjects[role] = _subject(config, values, at, model, gpus)
     found += findings_of(subjects, engine=engine)
+    if engine == "torch":
+        found += [refused for config in configs.values() for refused in _torch_findings(config)]
     if engine == "tensorrt-llm":
         found += [note for role, config in configs.items() for note in _header_notes(config, subjects[role])]
     elif engine != "torch":
@@ -156,6 +159,27 @@ def _finding(
         evidence=f"llm_args.json; TensorRT-LLM {at.how_sure}",
         fix=found.fix,
     )
+
+
+# How many GPUs a worker takes: the topology, which knows of --tp, refuses more than one for the torch engine.
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+
+
+def _torch_findings(config: ResolvedEngineConfig) -> Iterator[Finding]:
+    for refused in refused_fields(config.values):
+        if refused.path in _SIZES:
+            continue
+        origin = "--set" if refused.path in config.overridden else config.source
+        yield Finding(
+            severity="error",
+            rule="torch-engine",
+            roles=(config.role,),
+            path=refused.path,
+            message=f"{refused.message} ({config.role}, {origin})",
+            reason=refused.refusal.because,
+            evidence="trtx",
+            fix=refused.refusal.instead,
+        )
 
 
 def _header_notes(config: ResolvedEngineConfig, subject: Subject) -> Iterator[Finding]:

@@ -9,24 +9,13 @@ from typing import Any
 import msgspec
 
 from trtx.config import schema
+from trtx.config.torch_fields import ignored_fields, refused_fields
 
 DEFAULT_MAX_BATCH_SIZE = 256
 """TensorRT-LLM's is 2048. The torch engine keeps sampling state and CUDA graphs for every slot, and 256 is where its
 throughput on one GPU flattens."""
 
-_IGNORED = "the torch engine ignores it"
-# Fields that mean nothing here at these values, and cannot be honoured at any other.
-_MUST_BE: dict[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
-    "context_parallel_size": (1,),
-    "moe_expert_parallel_size": (None, 1, -1),
-    "moe_tensor_parallel_size": (None, 1, -1),
-    "max_beam_width": (None, 1),
-    "enable_attention_dp": (False,),
-    "encode_only": (False,),
-    "mm_encoder_only": (False,),
-}
+_IGNORED = "the torch engine leaves it out: it changes speed or memory alone"
 _TRANSPORT_OF = {"DEFAULT": "nixl", "NIXL": "nixl", "UCX": "nixl"}
 
 
@@ -94,7 +83,7 @@ class LlmArgs:
 # release has fixed it and a loop of concurrent first conversions survives.
 msgspec.msgpack.Decoder(LlmArgs)
 
-_NESTED: dict[str, type[Any]] = {
+NESTED: dict[str, type[Any]] = {
     "kv_cache_config": KvCacheConfig,
     "cuda_graph_config": CudaGraphConfig,
     "scheduler_config": SchedulerConfig,
@@ -103,39 +92,30 @@ _NESTED: dict[str, type[Any]] = {
 
 
 def resolve_llm_args(model: str, arguments: Mapping[str, Any]) -> tuple[LlmArgs, dict[str, str]]:
-    """Returns the resolved arguments, and for each one that was given but is not honoured what happens to it.
+    """Returns the resolved arguments, and for each one that was given but is left out why that is right.
 
     Raises ValueError for a name that no version of TensorRT-LLM knows (with the nearest one), for a wrong type or
-    range, and for a value that ignoring would make wrong, such as ``tensor_parallel_size`` 2.
+    range, and for a value without which answers would be others (``trtx.config.torch_fields``).
     """
     plain = {name: _plain(value) for name, value in arguments.items()}
     problems = [found.message for found in schema.findings(plain) if found.kind != "other-version"]
     if problems:
         raise ValueError("; ".join(problems))
-    for name, allowed in _MUST_BE.items():
-        if name in plain and plain[name] not in allowed:
-            raise ValueError(
-                f"{name} is {plain[name]!r}; expected {allowed[-1]!r}, the torch engine runs on one device; "
-                "use the tensorrt-llm engine for more"
-            )
-    unsupported: dict[str, str] = {}
+    if refused := [str(field) for field in refused_fields(plain)]:
+        raise ValueError("; ".join(refused))
     taken: dict[str, Any] = {"model": model}
     for name, value in plain.items():
-        if name not in _names(LlmArgs):
-            if name not in _MUST_BE and value is not None:
-                unsupported[name] = _IGNORED
-        elif name in _NESTED and isinstance(value, Mapping):
-            known = _names(_NESTED[name])
-            unsupported |= {f"{name}.{key}": _IGNORED for key, v in value.items() if key not in known and v is not None}
+        if name in NESTED and isinstance(value, Mapping):
+            known = _names(NESTED[name])
             taken[name] = {key: v for key, v in value.items() if key in known and not _means_default(key, v)}
-        elif value is not None or name == "cuda_graph_config":
+        elif name in _names(LlmArgs) and (value is not None or name == "cuda_graph_config"):
             taken[name] = value
     try:
         args = msgspec.convert(taken, LlmArgs)
     except msgspec.ValidationError as error:
         raise ValueError(f"the torch engine's arguments: {error}") from error
     _check(args)
-    return args, unsupported
+    return args, dict.fromkeys(ignored_fields(plain), _IGNORED)
 
 
 def _check(args: LlmArgs) -> None:

@@ -122,6 +122,8 @@ def load(options: WorkerOptions) -> LoadedEngine:
         llm = api.start_llm(options.model, _arguments(options))
     seconds = time.monotonic() - started
     logger.info("%s loaded %s in %.1f s", options.name, options.model, seconds)
+    if left_out := getattr(llm, "unsupported_fields", None):
+        logger.info("%s leaves out what changes speed or memory alone: %s", options.name, ", ".join(left_out))
     return _describe(options, api, llm, seconds)
 
 

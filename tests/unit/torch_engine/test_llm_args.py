@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from trtx.torch_engine.llm_args import KvCacheConfig, resolve_llm_args
+from trtx.config.torch_fields import HONOURED, REFUSED
+from trtx.torch_engine import llm_args
+from trtx.torch_engine.llm_args import KvCacheConfig, LlmArgs, resolve_llm_args
 
 
 def test_tensorrt_llms_names_are_taken() -> None:
@@ -27,6 +30,24 @@ def test_tensorrt_llms_names_are_taken() -> None:
     assert (args.transport, args.cache_transceiver_config.kv_transfer_timeout_ms) == ("nixl", 5000)
     assert args.scheduler_config.waiting_queue_policy == "priority"
     assert unsupported == {}
+
+
+def test_what_the_plan_takes_for_honoured_is_what_the_engine_has_arguments_for() -> None:
+    given = {field.name for field in fields(LlmArgs)} | {"tokenizer"}  # which the LLM takes itself
+    sections = {name for name, honoured in HONOURED.items() if name and honoured}
+    assert given == HONOURED[""] | sections | {name for name in REFUSED if name in given}
+    for section in sections:
+        nested = {field.name for field in fields(llm_args.NESTED[section])}
+        assert nested == HONOURED[section]
+
+
+def test_a_field_without_which_answers_would_be_others_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="max_attention_window is \\[512\\]; expected none, the torch engine attends to"
+    ):
+        resolve_llm_args("m", {"kv_cache_config": {"max_attention_window": [512]}, "moe_config": {}})
+    with pytest.raises(ValueError, match=r"lora_config is .*; load_format is 'DUMMY'; expected 'AUTO'"):
+        resolve_llm_args("m", {"lora_config": {"lora_dir": ["a"]}, "load_format": "DUMMY"})
 
 
 def test_a_known_field_without_effect_here_is_named() -> None:

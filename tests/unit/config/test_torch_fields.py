@@ -1,0 +1,110 @@
+"""Every argument of TensorRT-LLM has one place in the torch engine: honoured, speed alone, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trtx.config import Role, check_engine_configs, recipe_files, refuse_errors, resolve_engine_config
+from trtx.config.schema import default, known_fields
+from trtx.config.torch_fields import HONOURED, REFUSED, SPEED_ALONE, ignored_fields, refused_fields
+from trtx.config.versions import COLUMNS, schema_version
+from trtx.errors import UsageError
+
+MODELS = {
+    "": ("LlmArgs",),
+    "kv_cache_config": ("KvCacheConfig",),
+    "cuda_graph_config": ("CudaGraphConfig", "EncodeCudaGraphConfig"),
+    "scheduler_config": ("SchedulerConfig",),
+    "cache_transceiver_config": ("CacheTransceiverConfig",),
+    "speculative_config": ("SpeculativeConfig",),
+    "quant_config": ("QuantConfig",),
+}
+SERVED = ("tiny", "qwen2.5", "qwen3", "llama3")  # the folders of models that the torch engine runs
+ROLES: tuple[Role, ...] = ("agg", "prefill", "decode")
+
+
+def refused_in(section: str) -> set[str]:
+    return {path.rpartition(".")[2] for path in REFUSED if path.rpartition(".")[0] == section}
+
+
+@pytest.mark.parametrize("section", MODELS)
+def test_every_field_of_the_schema_has_exactly_one_place(section: str) -> None:
+    assert HONOURED.keys() == SPEED_ALONE.keys() == MODELS.keys()
+    known = set().union(*(known_fields(model) for model in MODELS[section]))
+    sections = {name for name in MODELS if name} if not section else set()
+    places = (HONOURED[section], SPEED_ALONE[section], refused_in(section), sections)
+    assert sorted(name for place in places for name in place) == sorted(known)
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_what_tensorrt_llm_takes_where_nothing_is_set_is_never_refused(path: str) -> None:
+    section, _, name = path.rpartition(".")
+    for column in COLUMNS:
+        value = default(path, schema_version(column), given=1 if section else 0)
+        for harmless in (value, None, *REFUSED[path].harmless):
+            values = {section: {name: harmless}} if section else {name: harmless}
+            assert list(refused_fields(values)) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"kv_cache_config": {"max_attention_window": [512, 32768]}}, "max_attention_window is [512, 32768]; expected"),
+        ({"sparse_attention_config": {"algorithm": "rocket"}}, "sparse_attention_config is {'algorithm': 'rocket'}"),
+        ({"lora_config": {"lora_dir": ["a"]}}, "lora_config is {'lora_dir': ['a']}; expected none, the torch engine"),
+        ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend is 'xgrammar'; expected none"),
+        (
+            {"speculative_config": {"decoding_type": "MTP", "use_relaxed_acceptance_for_thinking": True}},
+            "use_relaxed_acceptance_for_thinking is True; expected False, relaxed acceptance changes tokens",
+        ),
+        ({"load_format": "DUMMY"}, "load_format is 'DUMMY'; expected 'AUTO'"),
+        ({"model_kwargs": {"num_hidden_layers": 2}}, "model_kwargs is {'num_hidden_layers': 2}; expected {}"),
+        ({"quant_config": {"quant_algo": "FP8"}}, "quant_config.quant_algo is 'FP8'; expected none"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2; expected 1, the torch engine runs on one device"),
+    ],
+)
+def test_a_value_that_would_change_answers_is_refused_with_the_way_out(values: dict[str, Any], says: str) -> None:
+    (refused,) = refused_fields(values)
+    assert says in str(refused)
+    assert str(refused).endswith(refused.refusal.instead)
+
+
+def test_a_refusal_is_short_whatever_the_value_is() -> None:
+    (refused,) = refused_fields({"env_overrides": {f"NAME_{number}": "x" * 100 for number in range(1000)}})
+    assert len(str(refused)) < 300
+
+
+def test_strict_speculation_and_what_else_is_speed_alone_is_left_out_by_name() -> None:
+    values = {
+        "speculative_config": {"decoding_type": "MTP", "max_draft_len": 1},
+        "kv_cache_config": {"host_cache_size": 5, "tokens_per_block": 32},
+        "moe_config": {"backend": "CUTLASS"},
+        "stream_interval": None,
+    }
+    assert list(refused_fields(values)) == []
+    assert ignored_fields(values) == [
+        "speculative_config.decoding_type",
+        "speculative_config.max_draft_len",
+        "kv_cache_config.host_cache_size",
+        "moe_config",
+    ]
+
+
+@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("role", ROLES)
+def test_the_configs_of_the_models_that_it_runs_are_taken(family: str, role: Role) -> None:
+    config = resolve_engine_config(role, family=family, path=recipe_files(family)[role], overrides=(), engine="torch")
+    assert list(refused_fields(config.values)) == []
+
+
+def test_a_plan_refuses_what_the_engine_would_and_says_whose_it_is() -> None:
+    override = ("kv_cache_config.max_attention_window=[512]",)
+    with pytest.raises(UsageError) as refused:
+        resolve_engine_config("agg", family="tiny", path=None, overrides=override, engine="torch")
+    assert "agg: kv_cache_config.max_attention_window is [512]; expected none (agg, --set)" in str(refused.value)
+    assert "the torch engine attends to every token before" in str(refused.value)
+    for engine in ("tensorrt-llm", "paced"):
+        config = resolve_engine_config("agg", family="tiny", path=None, overrides=override, engine=engine)
+        refuse_errors(check_engine_configs({"agg": config}, engine=engine))

@@ -1,0 +1,232 @@
+"""What the torch engine makes of each of TensorRT-LLM's arguments: honours it, may leave it out, or refuses it.
+
+Here and not in ``torch_engine``, as a plan refuses what the engine would, and planning reaches no engine. Whoever lets
+the engine honour another field moves its name; a test holds that each field of ``llm_args.json`` has one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SHOWN_CHARACTERS = 80
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# By section; "" is the arguments themselves. A section's fields are looked at one by one, what is not a section is
+# honoured, left out or refused as a whole.
+HONOURED: Mapping[str, frozenset[str]] = {
+    "": _names(
+        "model tokenizer skip_tokenizer_init trust_remote_code dtype max_batch_size max_num_tokens max_seq_len "
+        "enable_chunked_prefill enable_iter_perf_stats max_stats_len return_perf_metrics"
+    ),
+    "kv_cache_config": _names(
+        "tokens_per_block free_gpu_memory_fraction max_tokens enable_block_reuse dtype event_buffer_max_size"
+    ),
+    "cuda_graph_config": frozenset({"batch_sizes"}),
+    "scheduler_config": frozenset({"waiting_queue_policy"}),
+    "cache_transceiver_config": frozenset({"backend", "kv_transfer_timeout_ms"}),
+    "speculative_config": frozenset(),
+    "quant_config": frozenset(),
+}
+
+# These change speed, memory or what is logged, and no answer: the engine leaves them out and says so.
+_SCHEDULING = (
+    "batch_wait_timeout_ms batch_wait_timeout_iters batch_wait_max_tokens_ratio disable_overlap_scheduler "
+    "enable_early_first_token_response enable_low_latency_host_dispatch reorder_policy_config stream_interval "
+    "enable_resource_governor attention_dp_config max_input_len"
+)
+_KERNELS = (
+    "sampler_type sampler_force_async_worker enable_speculative_beam_history_d2h disable_flashinfer_sampling "
+    "enable_in_graph_sampling torch_compile_config enable_autotuner enable_min_latency nvfp4_gemm_config "
+    "use_cute_dsl_blockscaling_mm use_cute_dsl_blockscaling_bmm use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm "
+    "prefill_capture_num_tokens prefill_cuda_graph_backend use_fine_grained_sync moe_config"
+)
+_SEVERAL_GPUS = "gpus_per_node enable_lm_head_tp_in_adp pp_partition allreduce_strategy dwdp_config"
+_PROCESSES = (
+    "garbage_collection_gen0_threshold num_postprocess_workers num_serve_frontends mpi_session orchestrator_type "
+    "ray_worker_extension_cls ray_placement_config ray_worker_nsight_options enable_sleep sleep_config"
+)
+_LOADING = "mx_config gms_config checkpoint_io_policy kv_connector_config"
+_OBSERVING = (
+    "iter_stats_max_iterations request_stats_max_iterations enable_iter_req_stats print_iter_log "
+    "perf_metrics_max_requests prometheus_metrics_config enable_energy_metrics otlp_traces_endpoint telemetry_config "
+    "enable_layerwise_nvtx_marker layer_wise_benchmarks_config"
+)
+# Of media, adapters and reasoning parsers: requests that bring any are refused, or nothing asks for it.
+_NOTHING_TO_ACT_ON = (
+    "multimodal_config encoder_max_batch_size encoder_max_num_tokens encoder_cuda_graph_config disable_mm_encoder "
+    "enable_encoder_decoder_mixed_cuda_graph peft_cache_config reasoning_parser gather_generation_logits "
+    "fail_fast_on_attention_window_too_large"
+)
+SPEED_ALONE: Mapping[str, frozenset[str]] = {
+    "": _names(" ".join((_SCHEDULING, _KERNELS, _SEVERAL_GPUS, _PROCESSES, _LOADING, _OBSERVING, _NOTHING_TO_ACT_ON))),
+    "kv_cache_config": _names(
+        # Where KV may lie, and what of it is kept for reuse; mamba_* and MLA's are of models that are refused.
+        "host_cache_size onboard_blocks disk_cache_size disk_cache_path cross_kv_cache_fraction "
+        "secondary_offload_min_priority attention_dp_events_gather_period_ms enable_partial_reuse "
+        "copy_on_partial_reuse use_uvm max_gpu_total_bytes iteration_stats_interval mamba_ssm_cache_dtype "
+        "mamba_ssm_stochastic_rounding mamba_ssm_philox_rounds mamba_state_cache_interval mamba_state_config "
+        "use_kv_cache_manager_v2 max_util_for_resume enable_swa_scratch_reuse kv_cache_event_hash_algo "
+        "enable_kv_pool_rebalance disk_prefetch_num_reqs pool_ratio avg_seq_len block_reuse_policy "
+        "block_reuse_config kv_events_config fp8_context_mla_kv_len_cap"
+    ),
+    "cuda_graph_config": _names("max_batch_size enable_padding mode num_tokens max_num_token seq_lens max_seq_len"),
+    "scheduler_config": _names(
+        "capacity_scheduler_policy context_chunking_policy dynamic_batch_config use_python_scheduler "
+        "enable_prefix_aware_scheduling"
+    ),
+    "cache_transceiver_config": _names(
+        "transceiver_runtime max_tokens_in_buffer kv_transfer_sender_future_timeout_ms kv_transfer_poll_interval_ms "
+        "kv_cache_bounce_size_mb enable_pipelined_transfer agent_bounce_buffer_enable agent_bounce_params"
+    ),
+    # A draft token is taken only where the model itself would have drawn it: the same tokens, sooner.
+    "speculative_config": _names(
+        "decoding_type max_draft_len max_total_draft_tokens speculative_model speculative_model_dir max_concurrency "
+        "draft_len_schedule load_format acceptance_window acceptance_length_threshold acceptance_rate_threshold "
+        "acceptance_rate_window_size use_rejection_sampling allow_advanced_sampling attention_backend eagle_choices "
+        "use_dynamic_tree dynamic_tree_max_topK num_eagle_layers max_non_leaves_per_layer eagle3_one_model "
+        "eagle3_layers_to_capture eagle3_model_arch sa_config num_nextn_predict_layers use_mtp_vanilla "
+        "mtp_eagle_one_model begin_thinking_phase_token end_thinking_phase_token max_matching_ngram_size is_keep_all "
+        "is_use_oldest is_public_pool enable_global_pool global_pool_size mask_token_id target_layer_ids block_size "
+        "markov_head_type markov_rank write_interval file_prefix drafter resource_manager "
+        "max_window_size max_ngram_size max_verification_set_size medusa_choices num_medusa_heads"
+    ),
+    "quant_config": frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """``because``: what the torch engine has not. ``harmless``: values that ask for nothing beside None, the one to
+    advise first. ``instead``: what to do, where it is not to leave the field out."""
+
+    because: str
+    harmless: tuple[Any, ...] = ()
+    instead: str = "leave it out, or use the tensorrt-llm engine"
+
+
+_ONE_DEVICE = "the torch engine runs on one device"
+_MORE_DEVICES = "use the tensorrt-llm engine for more"
+_WEIGHTS = "the torch engine takes weights and their quantization as the checkpoint has them"
+_ATTENTION = "the torch engine attends to every token before"
+_ACCEPTANCE = "relaxed acceptance changes tokens, and the torch engine does not speculate"
+_OTHER_MODEL = "the torch engine serves the directory as it is"
+_TEXT = "the torch engine makes text with the checkpoint's own fast tokenizer"
+_LORA = "the torch engine serves no adapters"
+_HOOK = "the torch engine calls no code of others"
+_BEAMS = "the torch engine samples and searches no beams"
+
+REFUSED: Mapping[str, Refusal] = {
+    **{
+        f"{name}_parallel_size": Refusal(_ONE_DEVICE, harmless, _MORE_DEVICES)
+        for name, harmless in {
+            "tensor": (1,),
+            "pipeline": (1,),
+            "context": (1,),
+            "moe_expert": (1, -1),
+            "moe_tensor": (1, -1),
+            "moe_cluster": (1, -1),
+        }.items()
+    },
+    "cp_config": Refusal(_ONE_DEVICE, ({},), _MORE_DEVICES),
+    "enable_attention_dp": Refusal(_ONE_DEVICE, (False,), _MORE_DEVICES),
+    "max_beam_width": Refusal(_BEAMS, (1,)),
+    "encode_only": Refusal("the torch engine has no encoder", (False,)),
+    "mm_encoder_only": Refusal("the torch engine has no encoder", (False,)),
+    "backend": Refusal("the torch engine is no backend of TensorRT-LLM", ("pytorch",)),
+    "attn_backend": Refusal(_ATTENTION, ("TRTLLM", "VANILLA", "FLASHINFER")),
+    "sparse_attention_config": Refusal(_ATTENTION),
+    "kv_cache_compression_config": Refusal("the torch engine keeps KV whole; kv_cache_config.dtype fp8 halves it"),
+    "enable_mla_skip_correction": Refusal(_ATTENTION, (False,)),
+    "mla_skip_correction_threshold": Refusal(_ATTENTION),
+    "kv_cache_config.max_attention_window": Refusal(_ATTENTION),
+    "kv_cache_config.sink_token_length": Refusal(_ATTENTION, (0,)),
+    "speculative_config.use_relaxed_acceptance_for_thinking": Refusal(_ACCEPTANCE, (False,)),
+    "speculative_config.relaxed_topk": Refusal(_ACCEPTANCE, (1,)),
+    "speculative_config.relaxed_delta": Refusal(_ACCEPTANCE, (0.0,)),
+    "speculative_config.posterior_threshold": Refusal(_ACCEPTANCE),
+    "speculative_config.greedy_sampling": Refusal(_ACCEPTANCE, (True,)),
+    "speculative_config.advanced_sampling_mode": Refusal(_ACCEPTANCE, ("full",)),
+    "speculative_config.enable_penalty": Refusal("the torch engine always applies penalties", (True,)),
+    "speculative_config.output_directory": Refusal("the torch engine writes no hidden states"),
+    "quant_config.quant_algo": Refusal(_WEIGHTS),
+    "quant_config.kv_cache_quant_algo": Refusal("the torch engine reads kv_cache_config.dtype for it"),
+    "quant_config.group_size": Refusal(_WEIGHTS, (128,)),
+    "quant_config.smoothquant_val": Refusal(_WEIGHTS, (0.5,)),
+    "quant_config.clamp_val": Refusal(_WEIGHTS),
+    "quant_config.use_meta_recipe": Refusal(_WEIGHTS, (False,)),
+    "quant_config.has_zero_point": Refusal(_WEIGHTS, (False,)),
+    "quant_config.pre_quant_scale": Refusal(_WEIGHTS, (False,)),
+    "quant_config.exclude_modules": Refusal(_WEIGHTS),
+    "quant_config.mamba_ssm_cache_dtype": Refusal(_WEIGHTS),
+    "force_dynamic_quantization": Refusal(_WEIGHTS, (False,)),
+    "load_format": Refusal(_WEIGHTS, ("AUTO", "auto", 0)),
+    "checkpoint_format": Refusal(_WEIGHTS, ("HF",)),
+    "checkpoint_loader": Refusal(_WEIGHTS),
+    "model_kwargs": Refusal(_OTHER_MODEL, ({},)),
+    "revision": Refusal(_OTHER_MODEL),
+    "tokenizer_revision": Refusal(_OTHER_MODEL),
+    "generation_config": Refusal("the torch engine samples as each request says", ("trtllm",)),
+    "tokenizer_mode": Refusal(_TEXT, ("auto",)),
+    "custom_tokenizer": Refusal(_TEXT),
+    "postprocess_tokenizer_dir": Refusal(_TEXT),
+    "post_processor_hook": Refusal(_HOOK),
+    "batched_logits_processor": Refusal(_HOOK),
+    "enable_lora": Refusal(_LORA, (False,)),
+    "lora_config": Refusal(_LORA),
+    "guided_decoding_backend": Refusal("the torch engine does no guided decoding"),
+    "decoding_config": Refusal("the torch engine does not speculate"),
+    "env_overrides": Refusal(
+        "the torch engine's process gets the environment of its worker", ({},), "set it in the environment"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedField:
+    """A field that holds a value which the torch engine can't honour and must not leave out."""
+
+    path: str
+    value: Any
+    refusal: Refusal
+
+    @property
+    def message(self) -> str:
+        """``kv_cache_config.max_attention_window is [512]; expected none``."""
+        text = repr(self.value)
+        shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
+        harmless = self.refusal.harmless
+        return f"{self.path} is {shown}; expected {repr(harmless[0]) if harmless else 'none'}"
+
+    def __str__(self) -> str:
+        return f"{self.message}, {self.refusal.because}; {self.refusal.instead}"
+
+
+def refused_fields(values: Mapping[str, Any]) -> Iterator[RefusedField]:
+    """What of ``values`` the torch engine refuses, in their order. Unknown fields are the schema's business."""
+    for path, value in _fields(values):
+        refusal = REFUSED.get(path)
+        if refusal is not None and value is not None and value not in refusal.harmless:
+            yield RefusedField(path, value, refusal)
+
+
+def ignored_fields(values: Mapping[str, Any]) -> list[str]:
+    """Paths of what is set and left out, as it changes speed or memory alone."""
+    return [
+        path
+        for path, value in _fields(values)
+        if value is not None and path.rpartition(".")[2] in SPEED_ALONE[path.rpartition(".")[0]]
+    ]
+
+
+def _fields(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if name not in HONOURED:
+            yield name, value
+        elif isinstance(value, Mapping):
+            yield from ((f"{name}.{inner}", held) for inner, held in value.items())
