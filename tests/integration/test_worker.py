@@ -135,6 +135,43 @@ def test_what_is_not_served_is_a_400_that_says_why_and_harms_nobody(
     assert post(agg, prompt="hello", max_tokens=2).status_code == 200
 
 
+PNG = "data:image/png;base64,iVBORw0KGgo="
+MEDIA: list[tuple[str, dict[str, Any]]] = [
+    ("image_url", {"type": "image_url", "image_url": {"url": PNG}}),
+    ("image_url", {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}),
+    ("video_url", {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}),
+    ("audio_url", {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}}),
+]
+INPUT_IMAGE = {"type": "input_image", "image_url": PNG, "detail": "auto"}
+
+
+def chat_with(part: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]}
+
+
+def response_with(part: dict[str, Any]) -> dict[str, Any]:
+    text = {"type": "input_text", "text": "What is this?"}
+    return {"input": [{"type": "message", "role": "user", "content": [text, part]}]}
+
+
+@pytest.mark.parametrize(("kind", "part"), MEDIA)
+def test_media_are_refused_and_not_answered_from_the_text_alone(agg: Topology, kind: str, part: dict[str, Any]) -> None:
+    refused = post(agg, "chat/completions", **chat_with(part))
+    assert refused.status_code == 400
+    assert f"the request brings media ({kind}), expected text alone" in refused.json()["message"]
+    (event,) = events(agg, "chat/completions", **chat_with(part))
+    assert set(event) == {"error"}
+
+
+def test_an_image_in_a_response_is_refused(agg: Topology) -> None:
+    refused = post(agg, "responses", **response_with(INPUT_IMAGE))
+    assert refused.status_code == 400
+    assert "the request brings media (image_url)" in refused.json()["message"]
+    streamed = [event["type"] for event in events(agg, "responses", **response_with(INPUT_IMAGE))]
+    assert streamed[-1] == "response.failed"
+    assert "response.output_text.delta" not in streamed
+
+
 def test_a_refused_unary_completion_is_an_error_and_harms_nobody(agg: Topology) -> None:
     """500 without our text in Dynamo 1.4.2, whose completions route looks for no error before it folds the stream;
     400 once it does, as its chat route."""
@@ -227,6 +264,22 @@ def test_a_refusal_on_prefill_stays_a_400(disagg: Topology) -> None:
             answer = post(disagg, path, **body, n=2, stream=stream)
             assert answer.status_code == 400
             assert "n is 2" in answer.json()["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_media_are_a_400_where_prefill_and_decode_are_apart(disagg: Topology, stream: bool) -> None:
+    bodies = [("chat/completions", chat_with(part)) for _, part in MEDIA]
+    for path, body in [*bodies, ("responses", response_with(INPUT_IMAGE))]:
+        refused = post(disagg, path, **body, stream=stream)
+        assert refused.status_code == 400
+        assert "the request brings media" in refused.json()["message"]
+
+
+def test_prompt_logprobs_that_the_frontend_would_lose_are_a_400(disagg: Topology) -> None:
+    asked = {"prompt_logprobs": 1, "nvext": {"extra_fields": ["prompt_logprobs"]}}
+    refused = post(disagg, prompt="hello", **asked)
+    assert refused.status_code == 400
+    assert "expected none where prefill and decode are apart" in refused.json()["message"]
 
 
 def test_a_client_that_leaves_during_prefill_leaves_nothing_running(model: Path, tmp_path: Path) -> None:

@@ -145,16 +145,21 @@ _REASONS: dict[schema.Kind, str] = {
 }
 
 
+def _origin(config: ResolvedEngineConfig, path: str) -> str:
+    """``--set`` may have given the field, or the section around it."""
+    given = any(f"{path}.".startswith(f"{overridden}.") for overridden in config.overridden)
+    return "--set" if given else config.source
+
+
 def _finding(
     config: ResolvedEngineConfig, found: schema.SchemaFinding, severity: Severity, at: SchemaVersion
 ) -> Finding:
-    origin = "--set" if found.path in config.overridden else config.source
     return Finding(
         severity=severity,
         rule=found.kind,
         roles=(config.role,),
         path=found.path,
-        message=f"{found.message} ({config.role}, {origin})",
+        message=f"{found.message} ({config.role}, {_origin(config, found.path)})",
         reason=_REASONS[found.kind],
         evidence=f"llm_args.json; TensorRT-LLM {at.how_sure}",
         fix=found.fix,
@@ -169,13 +174,12 @@ def _torch_findings(config: ResolvedEngineConfig) -> Iterator[Finding]:
     for refused in refused_fields(config.values):
         if refused.path in _SIZES:
             continue
-        origin = "--set" if refused.path in config.overridden else config.source
         yield Finding(
             severity="error",
             rule="torch-engine",
             roles=(config.role,),
             path=refused.path,
-            message=f"{refused.message} ({config.role}, {origin})",
+            message=f"{refused.message} ({config.role}, {_origin(config, refused.path)})",
             reason=refused.refusal.because,
             evidence="trtx",
             fix=refused.refusal.instead,

@@ -94,6 +94,12 @@ def test_no_engine_makes_text_or_sees_a_stop_string() -> None:
     assert (parsed.stop_strings, parsed.includes_stop_string) == (("END",), True)
 
 
+@pytest.mark.parametrize(("asked", "skips"), [(None, True), (True, True), (False, False)])
+def test_special_tokens_stay_in_the_text_where_the_client_wants_them(asked: bool | None, skips: bool) -> None:
+    parsed = parse(request(output_options={"skip_special_tokens": asked}), context_length=10)
+    assert parsed.skip_special_tokens is skips
+
+
 def test_hints_of_router_and_client_are_read_and_a_canary_comes_first() -> None:
     routed = parse(
         request(routing={"priority": 7, "dp_rank": 3, "cache_salt": "tenant"}, agent_context={"session_id": "s"}),
