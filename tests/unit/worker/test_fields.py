@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo.common.backend.engine import GenerateRequest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,10 @@ def runtime() -> Iterator[mmap.mmap]:
 def test_the_table_was_read_from_the_dynamo_that_is_installed() -> None:
     """Another one: look at its PreprocessedRequest again, then at docs/request-fields.md."""
     assert importlib.metadata.version("ai-dynamo-runtime") == "1.4.2"
+
+
+def test_the_table_has_every_key_of_dynamos_own_contract() -> None:
+    assert GenerateRequest.__annotations__.keys() - names_of("") == set()
 
 
 @pytest.mark.parametrize("struct", STRUCTS)
