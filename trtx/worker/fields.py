@@ -39,7 +39,7 @@ def _refusals(values: Mapping[str, Any], section: str) -> Iterator[str]:
         path = f"{section}.{name}" if section else name
         if _is_empty(value):
             continue
-        if path in FIELDS and isinstance(value, Mapping):
+        if name and path in FIELDS and isinstance(value, Mapping):
             yield from _refusals(value, path)
             continue
         field = FIELDS[section].get(name)
