@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
 from trtx.config.families import CONFIG_ROOT, ConfigHeader, built_files, read_header, shown_path
+from trtx.config.files import read_text
+from trtx.config.strict_yaml import parse_yaml
 from trtx.config.topology import Role
+from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
 # Arguments that only trtx's own engines take, beside TensorRT-LLM's. simulated: dynamo.mocker's flags.
@@ -89,60 +90,65 @@ def _from_file(
     if found is None:
         return {}, _NO_FILE, None
     source = shown_path(found)
-    text = _text(found)
+    text = read_text(found, "engine config", _EXPECTED)
     return _mapping(text, source), source, read_header(text, source)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"engine config {path} can't be read ({error.strerror}); expected a YAML file with TensorRT-LLM's field "
-            "names, such as those in engine_configs/"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"engine config {path} is not YAML: {error}") from error
+_EXPECTED = "a YAML file with TensorRT-LLM's field names, such as those in engine_configs/"
 
 
 def _mapping(text: str, source: str) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"engine config {source} is not YAML: {' '.join(str(error).split())}") from error
+    values = parse_yaml(text, f"engine config {shown(source)}")
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise UsageError(f"engine config {source} holds a {type(values).__name__}; expected a mapping of field: value")
+        kind = type(values).__name__
+        raise UsageError(f"engine config {shown(source)} holds a {kind}; expected a mapping of field: value")
     return values
 
 
 def _assignments(overrides: Iterable[str], role: Role) -> Iterable[tuple[str, object]]:
-    everyone, this_role = [], []
+    everyone: dict[str, object] = {}
+    this_role: dict[str, object] = {}
     for text in overrides:
-        key, equals, raw = text.partition("=")
-        if not equals or not key or any(not part for part in key.split(".")):
-            raise UsageError(f"--set {text!r} is not an assignment; expected a.b=value, for one role role.a.b=value")
-        try:
-            value = yaml.safe_load(raw)
-        except yaml.YAMLError as error:
-            raise UsageError(f"--set {text!r}: {raw!r} is not a YAML value; quote it") from error
+        key, value = _assignment(text)
         head, _, rest = key.partition(".")
-        if head in get_args(Role):
-            if head == role:
-                this_role.append((rest, value))
-        else:
-            everyone.append((key, value))
-    return everyone + this_role
+        if head not in get_args(Role):
+            _add(everyone, key, value, text)
+        elif head == role:
+            _add(this_role, rest, value, text)
+    return [*everyone.items(), *this_role.items()]
+
+
+def _assignment(text: str) -> tuple[str, object]:
+    """One ``--set``, checked by itself."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key or any(not part.strip() for part in key.split(".")) or key in get_args(Role):
+        raise UsageError(f"--set {quoted(text)} is not an assignment; expected a.b=value, for one role role.a.b=value")
+    if not raw.strip():
+        raise UsageError(f"--set {quoted(text)} has no value; give one, or null for none at all")
+    return key, parse_yaml(raw, f"--set {quoted(text)}", is_file=False)
+
+
+def _add(chosen: dict[str, object], key: str, value: object, text: str) -> None:
+    """Refuses what would undo an earlier one: the same field again, or the section that it lies in."""
+    for earlier in chosen:
+        if earlier == key or earlier.startswith(f"{key}."):
+            raise UsageError(
+                f"--set {quoted(text)} would undo an earlier --set, of {shown(earlier)}; leave one of them out"
+            )
+    chosen[key] = value
 
 
 def _set(values: dict[str, Any], key: str, value: object) -> object:
     *parents, leaf = key.split(".")
-    node = values
+    node, path = values, ""
     for parent in parents:
-        child = node.get(parent)
-        if not isinstance(child, dict):
+        child, path = node.get(parent), f"{path}.{parent}" if path else parent
+        if child is None:
             child = node[parent] = {}
+        elif not isinstance(child, dict):
+            raise UsageError(f"--set {shown(key)}=… needs a section {shown(path)}, and that is {quoted(child)}")
         node = child
     before = copy.copy(node.get(leaf))
     node[leaf] = value

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trtx.config.strict_yaml import parse_yaml
 from trtx.config.topology import Role
+from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
 CONFIG_ROOT = Path(__file__).resolve().parents[2] / "engine_configs"
@@ -67,7 +68,7 @@ def recipe_files(name: str) -> dict[Role, Path]:
     if name not in recipe_names():
         close = difflib.get_close_matches(name, recipe_names(), n=1)
         nearest = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(recipe_names())}"
-        raise UsageError(f"--recipe {name!r} is no folder of engine_configs; {nearest}")
+        raise UsageError(f"--recipe {quoted(name)} is no folder of engine_configs; {nearest}")
     return _files_in(CONFIG_ROOT / name)
 
 
@@ -91,9 +92,10 @@ def read_header(text: str, source: str) -> ConfigHeader | None:
     if found is None:
         return None
     try:
-        return ConfigHeader.model_validate(yaml.safe_load(found.group(1).replace("\n#", "\n")))
-    except (yaml.YAMLError, ValidationError) as error:
+        return ConfigHeader.model_validate(parse_yaml(found.group(1).replace("\n#", "\n"), "header", is_file=False))
+    except (UsageError, ValidationError) as error:
+        line = text.count("\n", 0, found.start()) + 1
         raise UsageError(
-            f"{source}: {found.group(1)!r} is no header; expected "
+            f"{shown(source)}, line {line}: {quoted(found.group(1))} is no header; expected "
             "# trtx: {tensorrt_llm: 1.3.0rc22, gpus: 1, gpu: [H100], model: NAME}"
         ) from error

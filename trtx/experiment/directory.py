@@ -14,6 +14,8 @@ from typing import Any
 import yaml
 
 from trtx.bench.files import write_text
+from trtx.config.strict_yaml import read_yaml
+from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 from trtx.experiment.spec import ExperimentSpec, spec_from_json
 
@@ -54,15 +56,14 @@ def write_lock(run_dir: Path, spec: ExperimentSpec) -> None:
 def read_lock(run_dir: Path) -> ExperimentSpec:
     """The spec of a run. Raises UsageError where ``run_dir`` is none."""
     path = run_dir / LOCK_FILE
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        version = document.pop("schema_version")
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"{str(run_dir)!r} holds no readable {LOCK_FILE}; expected a run directory of trtx bench"
-        ) from error
+    document = read_yaml(path, "run record", "that of a run directory of trtx bench")
+    if not isinstance(document, dict) or "schema_version" not in document:
+        raise UsageError(f"run record {shown(path)} has no schema_version; expected a run directory of trtx bench")
+    version = document.pop("schema_version")
     if version != SCHEMA_VERSION:
-        raise UsageError(f"{path} has schema_version {version!r}, this trtx reads {SCHEMA_VERSION}; start a new run")
+        raise UsageError(
+            f"{shown(path)} has schema_version {quoted(version)}, this trtx reads {SCHEMA_VERSION}; start a new run"
+        )
     return spec_from_json(document, path)
 
 

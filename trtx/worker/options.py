@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
+from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Role
 from trtx.engine import ENGINE_KINDS, EngineKind
 from trtx.errors import UsageError
@@ -72,10 +71,7 @@ def parse(argv: list[str]) -> WorkerOptions:
 def _read_engine_config(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UsageError(f"--engine-config {path} can't be read ({error}); expected a YAML mapping") from error
+    values = read_yaml(path, "--engine-config", "a YAML mapping")
     if values is None:
         return {}
     if not isinstance(values, dict):

@@ -24,7 +24,7 @@ def resolve(
         ("max_batch_size=abc", "expected int"),
         ("max_batch_size=0", "expected at least 1"),
         ("kv_cache_config=5", "expected KvCacheConfig"),
-        ("onboard=[", "is not a YAML value"),
+        ("onboard=[", "is not YAML"),
         ("max_batch_size", "is not an assignment"),
         ("model=other", "--model"),
         ("paced_itl_ms=4", "unknown field paced_itl_ms"),

@@ -1,0 +1,92 @@
+"""Paths and files that a person names, held against what the system can do with them before anything is done.
+
+Every refusal is a sentence. What none of these lets through: a name that no file can have, a pipe or a device (reading
+one may never end), a file of a size that no config has.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from trtx.config.wording import shown
+from trtx.errors import UsageError
+
+MAX_BYTES = 256 * 1024
+"""Of a config. The longest that was seen, an expert placement written out, is a third of it."""
+
+_NAME_BYTES, _PATH_BYTES = 255, 4095  # NAME_MAX and PATH_MAX of Linux
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def name_problem(text: str) -> str | None:
+    """Why no path of this system and no model of a hub can be called ``text``; None where one can."""
+    if not text.strip():
+        return "is empty"
+    if "\0" in text:
+        return "holds a NUL byte"
+    try:
+        encoded = text.encode("utf-8")
+    except UnicodeEncodeError:
+        return "holds bytes that are no UTF-8"
+    if len(encoded) > _PATH_BYTES or any(len(part) > _NAME_BYTES for part in encoded.split(b"/")):
+        return f"is {len(text):,} characters long, more than a path can have"
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
+        return f"begins with {text.partition('/')[0]}, and there is no such user"
+    return None
+
+
+def path_problem(path: Path) -> str | None:
+    """Why ``path`` can't be looked at; None where it can, or where nothing is there yet."""
+    if problem := name_problem(str(path)):
+        return problem
+    try:
+        path.expanduser().stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # a loop of links, no permission
+        return f"can't be looked at ({reason(error)})"
+    return None
+
+
+def read_bytes(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) -> bytes:
+    """The content of the regular file ``path``, at most ``limit`` bytes. Raises UsageError that begins with ``what``."""
+    problem = name_problem(str(path))
+    if problem is None:
+        try:
+            mode = path.stat().st_mode
+            problem = next((f"is {kind}" for is_kind, kind in _KINDS if is_kind(mode)), None)
+            if problem is None:
+                # O_NONBLOCK: a pipe that took the file's place since must not hang the reader either.
+                with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                    content = file.read(limit + 1)
+                if len(content) <= limit:
+                    return content
+                problem = f"is larger than {limit // 1024} KiB"
+        except OSError as error:
+            problem = f"can't be read ({reason(error)})"
+    raise UsageError(f"{what} {shown(path)} {problem}; expected {expected}")
+
+
+def read_text(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) -> str:
+    """As :func:`read_bytes`, decoded."""
+    content = read_bytes(path, what, expected, limit=limit)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{what} {shown(path)}, line {line}: not text in UTF-8; expected {expected}") from error
+
+
+def reason(error: OSError) -> str:
+    """What the system says, such as ``No such file or directory``."""
+    return error.strerror or str(error)

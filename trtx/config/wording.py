@@ -1,0 +1,35 @@
+"""How a value looks inside a sentence."""
+
+from __future__ import annotations
+
+LONGEST = 80
+
+
+def shown(value: object, longest: int = LONGEST) -> str:
+    """``value`` as text of one line, its middle cut out where it is longer than ``longest`` characters."""
+    text = value if isinstance(value, str) else str(value)
+    if len(text) > 4 * longest:
+        text = text[: 2 * longest] + text[-2 * longest :]  # escapes need no more than the ends
+        return _cut(_one_line(text), longest)
+    return _cut(_one_line(text), longest)
+
+
+def quoted(value: object, longest: int = LONGEST) -> str:
+    """As Python writes it, the middle of a long one cut out."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python turns into text
+        text = "a number of thousands of digits"
+    return shown(text, longest)
+
+
+def _one_line(text: str) -> str:
+    """Control characters, line ends and lone surrogates written out: a message must not steer a terminal."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def _cut(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    half = (longest - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
