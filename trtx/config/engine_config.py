@@ -108,16 +108,17 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
 
 
 def _assignments(overrides: Iterable[str], role: Role) -> Iterable[tuple[str, object]]:
-    everyone: dict[str, object] = {}
-    this_role: dict[str, object] = {}
+    """In the order in which they hold. Of two for one field the later wins, and the reasons say what it was before: a
+    finding's fix is pasted behind what it mends."""
+    everyone, this_role = [], []
     for text in overrides:
         key, value = _assignment(text)
         head, _, rest = key.partition(".")
         if head not in get_args(Role):
-            _add(everyone, key, value, text)
+            everyone.append((key, value))
         elif head == role:
-            _add(this_role, rest, value, text)
-    return [*everyone.items(), *this_role.items()]
+            this_role.append((rest, value))
+    return everyone + this_role
 
 
 def _assignment(text: str) -> tuple[str, object]:
@@ -128,16 +129,6 @@ def _assignment(text: str) -> tuple[str, object]:
     if not raw.strip():
         raise UsageError(f"--set {quoted(text)} has no value; give one, or null for none at all")
     return key, parse_yaml(raw, f"--set {quoted(text)}", is_file=False)
-
-
-def _add(chosen: dict[str, object], key: str, value: object, text: str) -> None:
-    """Refuses what would undo an earlier one: the same field again, or the section that it lies in."""
-    for earlier in chosen:
-        if earlier == key or earlier.startswith(f"{key}."):
-            raise UsageError(
-                f"--set {quoted(text)} would undo an earlier --set, of {shown(earlier)}; leave one of them out"
-            )
-    chosen[key] = value
 
 
 def _set(values: dict[str, Any], key: str, value: object) -> object:

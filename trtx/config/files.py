@@ -59,7 +59,7 @@ def path_problem(path: Path) -> str | None:
 
 
 def read_bytes(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) -> bytes:
-    """The content of the regular file ``path``, at most ``limit`` bytes. Raises UsageError that begins with ``what``."""
+    """The content of the regular file ``path``, at most ``limit`` bytes. Raises UsageError beginning with ``what``."""
     problem = name_problem(str(path))
     if problem is None:
         try:

@@ -79,9 +79,8 @@ class _Reader:
             return value
         except yaml.MarkedYAMLError as error:
             problem = " ".join(part for part in (error.context, error.problem) if part)
-            self._refuse_line(
-                (error.problem_mark or error.context_mark).line, f"this is not YAML ({shown(problem, 200)}); mend it"
-            )
+            mark = error.problem_mark or error.context_mark
+            self._refuse_line(mark.line if mark else 0, f"this is not YAML ({shown(problem, 200)}); mend it")
         except yaml.reader.ReaderError as error:
             line = self._text.count("\n", 0, error.position)
             self._refuse_line(line, "a character that no YAML may hold; leave it out")
@@ -91,7 +90,7 @@ class _Reader:
             return self._alias(event)
         self._counted(event, 1)
         before = self._count - 1
-        anchor = event.anchor
+        anchor = getattr(event, "anchor", None)
         if anchor is not None:
             if anchor in self._anchors:
                 self._refuse(event, f"the anchor &{shown(anchor)} is set twice; give each a name of its own")
@@ -144,7 +143,7 @@ class _Reader:
             if key in own:
                 first = f" (first in line {lines[key] + 1})" if self._is_file else ""
                 self._refuse(event, f"{quoted(key)} stands twice in one mapping{first}; keep one")
-            lines[key] = event.start_mark.line
+            lines[key] = _line(event)
             own[key] = self._value(next(self._events), level + 1)
         return {**(merged or {}), **own}
 
@@ -170,7 +169,7 @@ class _Reader:
     def _tag(self, event: yaml.ScalarEvent) -> str:
         tag: str | None = event.tag
         if tag is None or tag == "!":
-            tag = self._resolver.resolve(yaml.ScalarNode, event.value, event.implicit)
+            tag = self._resolver.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]
         return str(tag)
 
     def _scalar(self, event: yaml.ScalarEvent) -> Any:
@@ -202,11 +201,15 @@ class _Reader:
             self._refuse(event, f"the tag {shown(event.tag.replace(_CORE, '!!'))} is not read here; leave it out")
 
     def _refuse(self, event: yaml.Event, problem: str, cause: Exception | None = None) -> NoReturn:
-        self._refuse_line(event.start_mark.line, problem, cause)
+        self._refuse_line(_line(event), problem, cause)
 
     def _refuse_line(self, line: int, problem: str, cause: Exception | None = None) -> NoReturn:
         where = f"{self._source}, line {line + 1}" if self._is_file else self._source
         raise UsageError(f"{where}: {problem}") from cause
+
+
+def _line(event: yaml.Event) -> int:
+    return event.start_mark.line if event.start_mark is not None else 0
 
 
 def _kind(value: object) -> str:

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+
+from trtx.config.files import name_problem
+from trtx.config.wording import quoted
 
 Mode = Literal["agg", "disagg"]
 Role = Literal["agg", "prefill", "decode", "encode"]
 RouterMode = Literal["round-robin", "random", "least-loaded", "kv"]
+
+
+def _named(value: str, info: ValidationInfo) -> str:
+    if problem := name_problem(value):
+        raise ValueError(f"{info.field_name} {quoted(value)} {problem}; give one, or leave it out")
+    return value
+
+
+def _locatable(value: Path, info: ValidationInfo) -> Path:
+    _named(str(value), info)
+    return value
+
+
+Name = Annotated[str, AfterValidator(_named)]
+"""A model, a directory or an address: not empty, and nothing that the system could not look up."""
+MAX_WORKERS = 256
+"""Of a role, on one machine."""
 
 
 class TopologySpec(BaseModel):
@@ -17,20 +37,22 @@ class TopologySpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str | None = None  # None: synthetic:tiny-trained without a GPU, synthetic:qwen3-0.6b with one
-    served_model_name: str | None = None  # None: the model's own short name
+    model: Name | None = None  # None: synthetic:tiny-trained without a GPU, synthetic:qwen3-0.6b with one
+    served_model_name: Name | None = None  # None: the model's own short name
     mode: Mode = "agg"
-    workers: int = Field(default=1, ge=1)  # agg workers
-    prefill: int = Field(default=1, ge=1)
-    decode: int = Field(default=1, ge=1)
+    workers: int = Field(default=1, ge=1, le=MAX_WORKERS)  # agg workers
+    prefill: int = Field(default=1, ge=1, le=MAX_WORKERS)
+    decode: int = Field(default=1, ge=1, le=MAX_WORKERS)
     tp: int = Field(default=1, ge=1)
-    engine: str = "auto"  # auto, torch, simulated, tensorrt-llm, paced
+    engine: Name = "auto"  # auto, torch, simulated, tensorrt-llm, paced
     gpus: tuple[int, ...] | None = None  # indices into the caller's visible set; None: all of them
-    host: str = "127.0.0.1"
+    host: Name = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
     router_mode: RouterMode = "round-robin"
     router_args: tuple[str, ...] = ()  # further flags of dynamo.frontend; the last of a kind wins
-    engine_configs: dict[Role, Path] = Field(default_factory=dict)  # role -> YAML; absent: shipped defaults
+    engine_configs: dict[Role, Annotated[Path, AfterValidator(_locatable)]] = Field(
+        default_factory=dict
+    )  # role -> YAML; absent: shipped defaults
     overrides: tuple[str, ...] = ()  # "a.b=c", every role; "prefill.a.b=c", one role
 
     @property

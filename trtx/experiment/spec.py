@@ -6,12 +6,15 @@ import json
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trtx.bench import LoadSpec
 from trtx.config import Mode, TopologySpec
+from trtx.config.strict_yaml import read_yaml
+from trtx.config.topology import Name
+from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
 ATTACHED = "attached"  # the mode of a deployment that something else serves
@@ -23,16 +26,25 @@ class Attach(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str
-    model: str | None = None  # the name that it serves; None: the only one in its /v1/models
-    tokenizer: str | None = None  # directory or Hugging Face name; None: the model's name
+    model: Name | None = None  # the name that it serves; None: the only one in its /v1/models
+    tokenizer: Name | None = None  # directory or Hugging Face name; None: the model's name
     gpu_count: int = Field(default=0, ge=0)  # 0: not known, so no figure per GPU
 
     @field_validator("url")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        if not value.startswith(("http://", "https://")):
-            raise ValueError(f"url {value!r} is no address; expected such as http://127.0.0.1:8000")
+        if not _is_address(value):
+            raise ValueError(f"url {quoted(value)} is no address; expected such as http://127.0.0.1:8000")
         return value
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # read, and refused, only when asked for
+    except ValueError:  # http://[::1, a port that is none
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable() and " " not in url
 
 
 class ExperimentSpec(BaseModel):
@@ -101,17 +113,23 @@ def spec_from_json(document: dict[str, Any], path: Path) -> ExperimentSpec:
 
 def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
     """A sweep file, or the defaults, with ``overrides`` laid over it key by key. Raises UsageError naming the key."""
-    document: dict[str, Any] = {}
+    document: Any = (
+        None if path is None else read_yaml(path, "sweep file", "a YAML file with keys such as modes and load")
+    )
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise UsageError(
+            f"sweep file {shown(path)} holds a {type(document).__name__}; expected keys such as modes and load"
+        )
     if path is not None:
-        try:
-            document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except OSError as error:
-            raise UsageError(f"sweep file {path} can't be read ({error.strerror}); expected a YAML file") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UsageError(f"sweep file {path} is not YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(document, dict):
-            raise UsageError(f"sweep file {path} holds {type(document).__name__}; expected keys such as modes and load")
+        _refuse_unused(document, path, narrowed="modes" in overrides)
     document = _laid_over(document, overrides)
+    if document.get("attach") is not None and (unused := [key for key in ("modes", "topology") if key in document]):
+        raise UsageError(
+            f"{_source(path)}attach measures what is served already, and {unused[0]} shapes what trtx serves; "
+            "leave one of them out"
+        )
     topology = document.get("topology") or {}
     if isinstance(topology, dict):  # else the model refuses it
         document["topology"] = {"port": 0, **topology}
@@ -121,27 +139,72 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
         raise UsageError(_sentence(error, path)) from error
 
 
+_COUNTED = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # field of a topology -> the mode that has it
+_ROLE_MODES = {"agg": "agg", "prefill": "disagg", "decode": "disagg"}
+
+
+def _refuse_unused(document: dict[str, Any], path: Path, *, narrowed: bool) -> None:
+    """Raises UsageError for what a sweep file says of a topology, and no topology of it would take.
+
+    ``narrowed``: other modes were typed, so those of the file are not what is served.
+    """
+    topology = document.get("topology")
+    if not isinstance(topology, dict):
+        return
+    if "mode" in topology:
+        raise UsageError(f"{_source(path)}topology.mode is not a field of a sweep; modes at the top is")
+    modes = document.get("modes", ["agg"])
+    if narrowed or not isinstance(modes, list):
+        return
+    configs, sets = topology.get("engine_configs"), topology.get("overrides")
+    said = [(f"topology.{name}", mode) for name, mode in _COUNTED.items() if name in topology]
+    for role, mode in _ROLE_MODES.items():
+        said += [(f"topology.engine_configs.{role}", mode)] if isinstance(configs, dict) and role in configs else []
+        said += [
+            (f"topology.overrides {quoted(text)}", mode)
+            for text in (sets if isinstance(sets, list) else ())
+            if isinstance(text, str) and text.startswith(f"{role}.")
+        ]
+    for name, mode in said:
+        if mode not in modes:
+            raise UsageError(
+                f"{_source(path)}{name} belongs to mode {mode}, and modes are {shown(', '.join(map(str, modes)))}; "
+                "leave it out, or add the mode"
+            )
+
+
+_JOINED = ("overrides", "router_args")  # flags come behind what the file says: of two for one thing the last wins
+
+
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
-        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _laid_over(merged[key], value) if nested else value
+        before = merged.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            merged[key] = _laid_over(before, value)
+        elif key in _JOINED and isinstance(before, list):
+            merged[key] = [*before, *value]
+        else:
+            merged[key] = value
     return merged
+
+
+def _source(path: Path | None) -> str:
+    return "" if path is None else f"{shown(path)}: "
 
 
 def _sentence(error: ValidationError, path: Path | None) -> str:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    source = f"{path}: " if path is not None else ""
+    where = shown(".".join(str(part) for part in first["loc"]))
     if first["type"] == "extra_forbidden":
         near = get_close_matches(str(first["loc"][-1]), _field_names(), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{source}{where} is not a field of a sweep{hint}"
+        return f"{_source(path)}{where} is not a field of a sweep{hint}"
     reason = first["msg"].removeprefix("Value error, ")
     if not where or first["type"] == "value_error":
-        return f"{source}{reason}"
+        return f"{_source(path)}{reason}"
     expected = reason.removeprefix("Input should be ").replace("valid tuple", "list").replace("valid dictionary", "map")
-    return f"{source}{where} is {json.dumps(first['input'], default=str)}; expected {expected}"
+    return f"{_source(path)}{where} is {shown(json.dumps(first['input'], default=str))}; expected {expected}"
 
 
 def _field_names() -> list[str]:
