@@ -9,8 +9,11 @@ from typing import Any
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
-from trtx.errors import TrtxError
+from trtx.config.findings import LIST_ITEM
+from trtx.config.wording import shown
+from trtx.errors import TrtxError, UsageError
 
 # verb -> (module with a Typer app named ``app``, the line that `trtx --help` shows)
 VERBS = {
@@ -20,6 +23,8 @@ VERBS = {
     "doctor": ("trtx.cli.doctor", "Check this machine: driver, GPUs, packages, limits, leftovers."),
 }
 
+LONGEST_MESSAGE = 1000
+"""Characters of a usage error, which is one sentence: the middle of a longer one is cut out."""
 READER_GONE = 141  # what a shell reports for SIGPIPE: the reader went away, as in `trtx … | head`
 
 
@@ -77,7 +82,20 @@ def main() -> None:
 def run(argv: list[str]) -> int:
     """Runs one command line and returns its exit code. The one place that turns errors into exit codes."""
     try:
-        app(args=argv, prog_name="trtx")
+        return _run(argv)
+    except BrokenPipeError:  # while the error itself was told
+        return READER_GONE
+
+
+def _run(argv: list[str]) -> int:
+    try:
+        for number, argument in enumerate(argv, start=1):
+            if "\0" in argument or not _is_text(argument):
+                raise UsageError(f"argument {number} holds a NUL byte or bytes that are no UTF-8; expected text")
+        code = app(args=argv, prog_name="trtx", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except TyperException as error:
+        return _refuse(error)
     except SystemExit as leaving:
         if isinstance(leaving.__context__, BrokenPipeError):
             return READER_GONE  # Typer and Rich make it a failure of their own (0.29, 14.1)
@@ -91,9 +109,33 @@ def run(argv: list[str]) -> int:
     except Exception:
         traceback.print_exc()
         return _complain("this is a bug of trtx; please report the lines above", 70)
-    return 0
+
+
+def _refuse(error: TyperException) -> int:
+    """A command line that Typer itself refuses, in one sentence. A verb without any argument: its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
+        return error.exit_code
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "trtx"
+    return _complain(f"{error.format_message().strip().rstrip('.')}; see {path} --help", error.exit_code)
 
 
 def _complain(message: str, exit_code: int) -> int:
-    print(f"trtx: {message}", file=sys.stderr)
+    """One sentence; a list of findings keeps its lines. Nothing in it steers a terminal."""
+    lines = message.split(LIST_ITEM)
+    text = LIST_ITEM.join(shown(line, len(line) + LONGEST_MESSAGE) for line in lines)
+    if exit_code == UsageError.exit_code and len(text) > LONGEST_MESSAGE - len("trtx: \n"):
+        half = LONGEST_MESSAGE // 2 - 20
+        text = f"{text[:half]} ... {text[-half:]}"
+    print(f"trtx: {text}", file=sys.stderr)
     return exit_code
+
+
+def _is_text(argument: str) -> bool:
+    """Bytes of an argument that are no UTF-8 arrive as lone surrogates."""
+    try:
+        argument.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from trtx.cli import topology_options as options
+from trtx.cli.command import Verb, typed_options
+from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
+from trtx.config.wording import quoted
 from trtx.errors import TrtxError, UsageError
 
 if TYPE_CHECKING:
@@ -27,11 +30,12 @@ _TOPOLOGY_OPTIONS = (
     "model", "served_model_name", "engine", "config", "recipe", "overrides", "workers", "prefill", "decode", "tp",
     "gpus", "router_mode", "router_args", "host", "port",
 )  # fmt: skip
-_OPTION_NAMES = {"overrides": "set"}  # parameter → option, where they differ
+_ATTACH_OPTIONS = ("url", "tokenizer", "gpu_count")
 _LOAD_OPTIONS = ("isl", "osl", "request_count", "warmup_request_count", "trials", "seed")
 
 
 @app.command(
+    cls=Verb,
     no_args_is_help=False,
     epilog="Exit codes: 0 every request succeeded; 1 requests failed; 2 usage or config; 3 cells are missing; "
     "4 launch failed; 5 aiperf failed; 130 and 143 interrupted.",
@@ -156,20 +160,26 @@ def bench(
       trtx bench --mode disagg --prefill 1 --decode 2 --concurrency 8 --trials 3
       trtx bench --engine simulated --concurrency 64 --dry-run
     """
-    typed = {name: value for name, value in context.params.items() if _was_typed(context, name)}
+    names = typed_options(context)
+    typed = {name: context.params[name] for name in names}
     if resume is not None:
-        _refuse_beside_resume(typed, resume)
+        refuse_ignored("bench", names.values(), ("resume",))
         from trtx.experiment import resume as go_on
 
         _run(partial(go_on, resume, argv=_argv()), as_json)
         return
+    uses = [*options.engine_uses(engine), *(["dry run"] if dry_run else [])]
+    if url is not None or sweep is None:
+        uses.append("serve" if url is None else "attach")
+    refuse_ignored("bench", names.values(), uses)
     overlay = _overlay(typed)
     from trtx.experiment import load_sweep
     from trtx.experiment import run as measure
 
     spec = load_sweep(sweep, overlay)
     if spec.attach is None:
-        options.check_roles(spec.modes, config, overrides)
+        refuse_ignored("bench", names.values(), [*spec.modes] if len(spec.modes) == 1 else [])
+        options.check_roles(spec.modes, config, overrides, recipe)
     if dry_run:
         _show_plans(spec, output)
         return
@@ -178,14 +188,6 @@ def bench(
 
 def _argv() -> list[str]:
     return ["trtx", *sys.argv[1:]]
-
-
-def _refuse_beside_resume(typed: dict[str, Any], run_dir: Path) -> None:
-    if refused := sorted(typed.keys() - {"resume", "as_json"}):
-        name = _OPTION_NAMES.get(refused[0], refused[0].replace("_", "-"))
-        raise UsageError(
-            f"--{name} can't be given beside --resume, which goes on with what {run_dir} was asked; leave it out"
-        )
 
 
 def _run(start: Callable[..., Outcome], as_json: bool) -> None:
@@ -233,11 +235,6 @@ def _show_plans(spec: ExperimentSpec, output: Path) -> None:
         typer.echo(f"  $ {shlex.join(planned.aiperf)}\n")
 
 
-def _was_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def _overlay(typed: dict[str, Any]) -> dict[str, Any]:
     """What was typed, as a sweep file would say it."""
     overlay: dict[str, Any] = {}
@@ -248,18 +245,9 @@ def _overlay(typed: dict[str, Any]) -> dict[str, Any]:
         load["concurrency"] = _integers("--concurrency", typed["concurrency"])
     if load:
         overlay["load"] = load
-    if "url" in typed:
-        overlay["attach"] = {"url": typed["url"]} | {
-            name: typed[name] for name in ("model", "tokenizer", "gpu_count") if name in typed
-        }
-        if refused := sorted({"mode", *_TOPOLOGY_OPTIONS} & typed.keys() - {"model"}):
-            raise UsageError(
-                f"--{refused[0].replace('_', '-')} shapes a topology that trtx serves, and --url serves none; "
-                "leave one of them out"
-            )
+    if attach := {name: typed[name] for name in _ATTACH_OPTIONS if name in typed}:  # a sweep may have the url
+        overlay["attach"] = attach | ({"model": typed["model"]} if "model" in typed else {})
         return overlay
-    if alone := sorted({"tokenizer", "gpu_count"} & typed.keys()):
-        raise UsageError(f"--{alone[0].replace('_', '-')} belongs to --url, which was not given; add it")
     if topology := _topology(typed, overlay.get("modes", [])):
         overlay["topology"] = topology
     return overlay
@@ -285,12 +273,14 @@ def _modes(text: str) -> list[str]:
     modes = [part.strip() for part in text.split(",")]
     for mode in modes:
         if mode not in get_args(Mode):
-            raise UsageError(f"--mode {mode!r} is not a mode; expected {' or '.join(get_args(Mode))}, or agg,disagg")
+            raise UsageError(
+                f"--mode {quoted(mode)} is not a mode; expected {' or '.join(get_args(Mode))}, or agg,disagg"
+            )
     return modes
 
 
 def _integers(option: str, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() for part in parts):
-        raise UsageError(f"{option} {text!r} is not a list of whole numbers; expected such as 8 or 1,8,64")
+    if not all(options.WHOLE_NUMBER.fullmatch(part) for part in parts):
+        raise UsageError(f"{option} {quoted(text)} is not a list of whole numbers; expected such as 8 or 1,8,64")
     return [int(part) for part in parts]

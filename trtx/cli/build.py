@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import typer
 
 from trtx.cli import topology_options as options
+from trtx.cli.command import Verb, typed_options
 from trtx.cli.console import ProgressConsole
+from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode, Role
 from trtx.errors import GateError, Interrupted, NoVerdictError, UsageError
 
@@ -27,11 +29,13 @@ Backend = Literal["pytorch", "tensorrt"]
 
 
 @app.command(
+    cls=Verb,
     no_args_is_help=True,
     epilog="Exit codes: 1 past --max-ppl-increase; 2 usage, config or a full disk; 3 not proved; 4 the build failed; "
     "130 and 143 interrupted.",
 )
 def build(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(help="Directory, Hugging Face name or synthetic:<shape>.", show_default=False),
@@ -132,24 +136,24 @@ def build(
       trtx build --check synthetic:qwen3-8b --mode disagg
       trtx build --check --recipe deepseek-r1-mtp --trtllm-version 1.3.0rc24
     """
+    uses = ("check", *(["check all"] if every_recipe else [])) if check else ("build", str(quant), backend)
+    refuse_ignored("build", typed_options(context).values(), uses)
     if check:
         from trtx.cli.check import CheckRequest
         from trtx.cli.check import check as check_configs
 
-        options.check_roles((mode,) if mode else get_args(Mode), config, overrides, beside=("encode",))
+        options.check_roles((mode,) if mode else get_args(Mode), config, overrides, recipe, beside=("encode",))
         asked = CheckRequest(
             model=model,
             modes=(mode,) if mode else get_args(Mode),
             recipe=recipe,
-            files=dict(options.role_file(entry) for entry in config or ()),
+            files=options.role_files(config),
             overrides=tuple(overrides or ()),
             version=trtllm_version,
             gpu=gpu,
             every_recipe=every_recipe,
         )
         raise typer.Exit(check_configs(asked, as_json=as_json))
-    if mode or every_recipe or as_json:
-        raise UsageError("--mode, --all and --json belong to --check; add it, or leave them out")
     request = _request(
         model=model,
         quant=quant,
@@ -200,7 +204,9 @@ def _request(
     chosen: tuple[Role, ...] = tuple(name for name in get_args(Role) if name in asked)
     for name in asked - set(chosen):
         raise UsageError(f"--role {name!r} is no role; expected one of {', '.join(get_args(Role))}")
-    files = dict(options.role_file(entry) for entry in config or ())
+    files = options.role_files(config)
+    if recipe is not None and asked <= files.keys():
+        raise UsageError(options.unused_recipe(recipe))
     files |= {name: path for name, path in options.recipe_roles(recipe).items() if name in asked - files.keys()}
     for name in files.keys() - asked:
         raise UsageError(f"--config {name}=… is for a role that is not built; add --role {name}, or leave it out")

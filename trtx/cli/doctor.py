@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from trtx.cli.command import Verb
 from trtx.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _STATUS_WIDTH, _NAME_WIDTH = 11, 20
 
 
 @app.command(
+    cls=Verb,
     no_args_is_help=False,
     epilog="Exit codes: 0 nothing failed (warnings are no failure); 2 usage; 4 something failed.",
 )

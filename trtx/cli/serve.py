@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtx.cli import topology_options as options
+from trtx.cli.command import Verb, typed_options
+from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
 
 if TYPE_CHECKING:
@@ -20,10 +22,12 @@ _REFRESH_S = 0.5
 
 
 @app.command(
+    cls=Verb,
     no_args_is_help=False,
     epilog="Exit codes: 2 usage, config or port in use; 4 launch failed or crash loop; 130 and 143 interrupted.",
 )
 def serve(
+    context: typer.Context,
     model: options.ModelOption = None,
     served_model_name: options.ServedModelNameOption = None,
     engine: options.EngineOption = "auto",
@@ -68,6 +72,7 @@ def serve(
       trtx serve --mode disagg --gpus 0,1 --model synthetic:qwen3-0.6b
       trtx serve --set kv_cache_config.max_tokens=8192 --dry-run
     """
+    refuse_ignored("serve", typed_options(context).values(), (mode, *options.engine_uses(engine)))
     from trtx.cli.topology_text import describe_plan
     from trtx.cli.topology_view import open_view
     from trtx.launch import prepare
@@ -92,7 +97,7 @@ def serve(
         host=host,
         port=port,
     )
-    options.check_roles((mode,), config, overrides)
+    options.check_roles((mode,), config, overrides, recipe)
     plan = prepare(spec, run_dir=new_run_directory(output, f"serve-{mode}"))
     if dry_run:
         typer.echo(describe_plan(plan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,10 @@ import typer
 from pydantic import ValidationError
 
 from trtx.config import Mode, Role, RouterMode, TopologySpec, recipe_files
+from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
+WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")  # of a list; str.isdigit() takes ² and any length
 _MODEL, _TOPOLOGY, _OUTPUT = "Model", "Topology", "Output"
 
 ModelOption = Annotated[
@@ -157,16 +160,12 @@ def build_spec(
     port: int = 8000,
 ) -> TopologySpec:
     """What was typed, checked. Raises UsageError, naming the option, for anything that contradicts itself."""
-    if mode == "agg" and (prefill is not None or decode is not None):
-        raise UsageError("--prefill and --decode belong to --mode disagg; with --mode agg use --workers")
-    if mode == "disagg" and workers is not None:
-        raise UsageError("--workers belongs to --mode agg; with --mode disagg use --prefill and --decode")
     fields: dict[str, Any] = {
         "mode": mode,
         "model": model,
         "served_model_name": served_model_name,
         "engine": engine,
-        "engine_configs": recipe_roles(recipe) | dict(role_file(entry) for entry in config or ()),
+        "engine_configs": recipe_roles(recipe) | role_files(config),
         "overrides": tuple(overrides or ()),
         "tp": tp,
         "gpus": None if gpus is None else _indices(gpus),
@@ -184,16 +183,32 @@ def build_spec(
         return TopologySpec(**fields)
     except ValidationError as error:
         first = error.errors()[0]
-        option = str(first["loc"][0]).replace("_", "-") if first["loc"] else "option"
+        field = str(first["loc"][0])
+        option = f"--{_OPTIONS.get(field, field).replace('_', '-')}"
+        if first["type"] == "value_error":  # a sentence that begins with the field
+            raise UsageError(first["msg"].removeprefix("Value error, ").replace(field, option, 1)) from error
         expected = first["msg"].removeprefix("Input should be ")
-        raise UsageError(f"--{option} {first.get('input')!r}: expected {expected}; see --help") from error
+        raise UsageError(f"{option} {quoted(first.get('input'))}: expected {expected}; see --help") from error
+
+
+_OPTIONS = {"engine_configs": "config", "overrides": "set"}  # field -> option, where they differ
+
+
+def engine_uses(engine: str) -> tuple[str, ...]:
+    """As :mod:`trtx.cli.placement` calls them."""
+    return ("no GPU",) if engine in ("simulated", "paced") else ()
 
 
 def check_roles(
-    modes: Sequence[Mode], config: list[str] | None, overrides: list[str] | None, *, beside: Sequence[Role] = ()
+    modes: Sequence[Mode],
+    config: list[str] | None,
+    overrides: list[str] | None,
+    recipe: str | None,
+    *,
+    beside: Sequence[Role] = (),
 ) -> None:
     """Raises UsageError for a typed config or override of a role that neither a topology of ``modes`` nor ``beside``
-    has."""
+    has, and for a recipe of which every config is replaced."""
     served = {role for mode in modes for role in TopologySpec(mode=mode).roles} | {*beside}
     for option, entries in (("--config", config), ("--set", overrides)):
         for entry in entries or ():
@@ -201,9 +216,17 @@ def check_roles(
             if role in get_args(Role) and role not in served:
                 way_out = "leave it out" if role == "encode" else "leave it out, or choose another --mode"
                 raise UsageError(
-                    f"{option} {entry!r} is for {role} workers, and --mode {','.join(modes)} has "
+                    f"{option} {quoted(entry)} is for {role} workers, and --mode {','.join(modes)} has "
                     f"{' and '.join(sorted(served))} workers alone; {way_out}"
                 )
+
+    if recipe is not None and served - {*beside} <= role_files(config).keys():
+        raise UsageError(unused_recipe(recipe))
+
+
+def unused_recipe(recipe: str) -> str:
+    """Why a recipe beside a ``--config`` of every role is refused."""
+    return f"--recipe {quoted(recipe)} means nothing beside a --config of every role; leave one of them out"
 
 
 def recipe_roles(recipe: str | None) -> dict[Role, Path]:
@@ -212,23 +235,30 @@ def recipe_roles(recipe: str | None) -> dict[Role, Path]:
     return {role: path for role, path in files.items() if role != "encode"}
 
 
-def role_file(entry: str) -> tuple[Role, Path]:
-    """One ``--config ROLE=FILE``."""
-    role, equals, path = entry.partition("=")
-    if not equals or role not in get_args(Role) or not path:
-        raise UsageError(f"--config {entry!r} is not ROLE=FILE; expected a role of {', '.join(get_args(Role))}")
-    return cast(Role, role), Path(path)
+def role_files(config: list[str] | None) -> dict[Role, Path]:
+    """What ``--config ROLE=FILE`` names; each role once."""
+    files: dict[Role, Path] = {}
+    for entry in config or ():
+        role, equals, path = entry.partition("=")
+        if not equals or role not in get_args(Role) or not path.strip():
+            raise UsageError(
+                f"--config {quoted(entry)} is not ROLE=FILE; expected a role of {', '.join(get_args(Role))}"
+            )
+        if role in files:
+            raise UsageError(f"--config names {role} twice; leave one of them out")
+        files[cast(Role, role)] = Path(path)
+    return files
 
 
 def _words(option: str, text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise UsageError(f"{option} {text!r} can't be split into words ({error}); close the quotes") from error
+        raise UsageError(f"{option} {quoted(text)} can't be split into words ({error}); close the quotes") from error
 
 
 def _indices(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() for part in parts):
-        raise UsageError(f"--gpus {text!r} is not a list of indices; expected such as 0 or 0,1")
+    if not all(WHOLE_NUMBER.fullmatch(part) for part in parts):
+        raise UsageError(f"--gpus {quoted(text)} is not a list of indices; expected such as 0 or 0,1")
     return tuple(int(part) for part in parts)

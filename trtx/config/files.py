@@ -84,7 +84,7 @@ def read_text(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) -
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{what} {shown(path)}, line {line}: not text in UTF-8; expected {expected}") from error
+        raise UsageError(f"{what} {shown(path)}, line {line} is not UTF-8; expected {expected}") from error
 
 
 def reason(error: OSError) -> str:

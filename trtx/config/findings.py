@@ -10,6 +10,8 @@ from trtx.config.topology import Role
 from trtx.errors import UsageError
 
 Severity = Literal["error", "warning", "note"]
+LIST_ITEM = "\n  - "  # before each of several findings
+_LISTED_CHARACTERS = 800
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -46,5 +48,11 @@ def refuse_errors(findings: Iterable[Finding]) -> None:
     if len(errors) == 1:
         raise UsageError(f"engine config of {errors[0]}")
     if errors:
-        listed = "\n".join(f"  - {error}" for error in errors)
-        raise UsageError(f"{len(errors)} findings in the engine configs:\n{listed}")
+        listed: list[str] = []
+        for error in errors:
+            if sum(map(len, listed)) + len(error) <= _LISTED_CHARACTERS or not listed:
+                listed.append(error)
+        more = len(errors) - len(listed)
+        if more:
+            listed.append(f"{more} more, which trtx build --check lists")
+        raise UsageError(f"{len(errors)} findings in the engine configs:{''.join(LIST_ITEM + one for one in listed)}")

@@ -200,6 +200,8 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
         near = get_close_matches(str(first["loc"][-1]), _field_names(), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"{_source(path)}{where} is not a field of a sweep{hint}"
+    if first["type"] == "missing":
+        return f"{_source(path)}{where} is missing; expected it"
     reason = first["msg"].removeprefix("Value error, ")
     if not where or first["type"] == "value_error":
         return f"{_source(path)}{reason}"

@@ -91,7 +91,7 @@ def test_an_output_that_is_a_file_is_refused(
 def test_a_sweep_file_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_bytes(b"\xff\xfe\x00")
     assert run(["bench", "--sweep", str(tmp_path / "sweep.yaml")]) == 2
-    assert "is not YAML" in capsys.readouterr().err
+    assert "line 1 is not UTF-8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""The command class of every verb: what was typed is whole before any of it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from trtx.errors import UsageError
+
+
+class Verb(TyperCommand):
+    """Refuses what a command line drops without a word: an empty value, and all but the last of an option's values."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and not ctx.resilient_parsing:
+            given, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            seen = set()
+            for parameter in order:
+                name = option_name(parameter)
+                takes_one = not getattr(parameter, "multiple", False) and not getattr(parameter, "is_flag", False)
+                if takes_one and parameter.name in seen:
+                    raise UsageError(f"{name} is given twice, and it takes one value; leave one of them out")
+                seen.add(parameter.name)
+                values = given.get(parameter.name)
+                if any(isinstance(one, str) and not one.strip() for one in _each(values)):
+                    raise UsageError(f"{name} is empty, as an unset variable leaves it; give a value, or leave it out")
+        return list(super().parse_args(ctx, args))
+
+
+def option_name(parameter: Any) -> str:
+    """As a person types it: ``--output``, or ``MODEL`` for an argument."""
+    longest = max((str(option) for option in parameter.opts), key=len)
+    return longest if longest.startswith("-") else str(parameter.name).upper()
+
+
+def typed_options(context: typer.Context) -> dict[str, str]:
+    """Parameter -> the option's name, of everything that stands on the command line."""
+    return {
+        str(parameter.name): option_name(parameter)
+        for parameter in context.command.params
+        if (source := context.get_parameter_source(str(parameter.name))) is not None and source.name == "COMMANDLINE"
+    }
+
+
+def _each(values: Any) -> Any:
+    return values if isinstance(values, (list, tuple)) else (values,)
