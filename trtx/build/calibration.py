@@ -11,6 +11,8 @@ from typing import Any
 
 from trtx.checkpoint.tasks import TASKS, samples
 from trtx.checkpoint.text import sentences
+from trtx.config.files import open_file, reason
+from trtx.config.wording import shown
 from trtx.errors import UsageError
 
 MAX_TOKENS = 512
@@ -18,6 +20,7 @@ MAX_TOKENS = 512
 
 _EXPECTED = 'expected a JSON object with "text", "prompt" or "messages", such as {"text": "Once upon a time"}'
 _SEED = 2_000_003  # neither training nor the held-out text draws from it
+_LONGEST_LINE = 16 << 20  # bytes: MAX_TOKENS of it are used
 _SENTENCES = 12  # a text, some 250 tokens
 
 # A text, or a conversation: the model's own chat template makes text of it.
@@ -53,19 +56,24 @@ def built_in(size: int) -> Calibration:
 def read_calibration(path: Path, size: int) -> Calibration:
     """The first ``size`` entries of a JSONL file; all of them where it has fewer. Raises UsageError naming the line."""
     entries: list[Entry] = []
+    expected = f"{_EXPECTED.removeprefix('expected ')}, on each line"
     try:
-        with path.open("rb") as lines:
+        with open_file(path, "calibration file", expected) as file:
+            lines = iter(lambda: file.readline(_LONGEST_LINE), b"")
             for number, line in enumerate(lines, start=1):
+                where = f"calibration file {shown(path)}, line {number}"
+                if len(line) == _LONGEST_LINE:
+                    raise UsageError(f"{where} is longer than {_LONGEST_LINE >> 20} MiB; {_EXPECTED}")
                 if line.strip():
-                    entries.append(_entry(line, f"calibration file {path}, line {number}"))
+                    entries.append(_entry(line, where))
                 if len(entries) == size:
                     break
     except OSError as error:
         raise UsageError(
-            f"calibration file {path} can't be read ({error.strerror}); {_EXPECTED} on each line"
+            f"calibration file {shown(path)} can't be read ({reason(error)}); {_EXPECTED} on each line"
         ) from error
     if not entries:
-        raise UsageError(f"calibration file {path} is empty; {_EXPECTED} on each line")
+        raise UsageError(f"calibration file {shown(path)} is empty; {_EXPECTED} on each line")
     return Calibration(path.name, tuple(entries))
 
 
@@ -74,15 +82,15 @@ def _entry(line: bytes, where: str) -> Entry:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UsageError(f"{where} is not text (byte {error.start} is no UTF-8); {_EXPECTED}") from error
-    except ValueError as error:
-        raise UsageError(f"{where} is no JSON ({error}); {_EXPECTED}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is no JSON ({shown(error)}); {_EXPECTED}") from error
     if not isinstance(row, dict):
         raise UsageError(f"{where} holds a {type(row).__name__}; {_EXPECTED}")
     if "messages" in row:
         return _conversation(row["messages"], where)
     text = row.get("text", row.get("prompt"))
     if text is None:
-        raise UsageError(f"{where} has the fields {', '.join(row) or '(none)'}; {_EXPECTED}")
+        raise UsageError(f"{where} has the fields {shown(', '.join(row)) or '(none)'}; {_EXPECTED}")
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"{where} has {json.dumps(text)[:40]} as its text; expected text that is not empty")
     return text

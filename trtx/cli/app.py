@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from trtx.config.findings import LIST_ITEM
-from trtx.config.wording import shown
+from trtx.config.wording import printable
 from trtx.errors import TrtxError, UsageError
 
 # verb -> (module with a Typer app named ``app``, the line that `trtx --help` shows)
@@ -122,10 +122,12 @@ def _refuse(error: TyperException) -> int:
 
 
 def _complain(message: str, exit_code: int) -> int:
-    """One sentence; a list of findings keeps its lines. Nothing in it steers a terminal."""
-    lines = message.split(LIST_ITEM)
-    text = LIST_ITEM.join(shown(line, len(line) + LONGEST_MESSAGE) for line in lines)
-    if exit_code == UsageError.exit_code and len(text) > LONGEST_MESSAGE - len("trtx: \n"):
+    """What a person typed or wrote is answered in one sentence, findings in a list; elsewhere a log's end keeps its
+    lines. Nothing in it steers a terminal."""
+    is_usage = exit_code == UsageError.exit_code
+    line_end = LIST_ITEM if is_usage else "\n"
+    text = line_end.join(printable(line) for line in message.split(line_end))
+    if is_usage and len(text) > LONGEST_MESSAGE - len("trtx: \n"):
         half = LONGEST_MESSAGE // 2 - 20
         text = f"{text[:half]} ... {text[-half:]}"
     print(f"trtx: {text}", file=sys.stderr)

@@ -16,6 +16,8 @@ from trtx.cli.command import Verb, typed_options
 from trtx.cli.console import ProgressConsole
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode, Role
+from trtx.config.files import name_problem
+from trtx.config.wording import quoted
 from trtx.errors import GateError, Interrupted, NoVerdictError, UsageError
 
 if TYPE_CHECKING:
@@ -198,6 +200,10 @@ def _request(
 
     if not model:
         raise UsageError("no model is named; expected such as trtx build synthetic:tiny-trained --quant fp8")
+    if problem := name_problem(model):
+        raise UsageError(
+            f"model {quoted(model)} {problem}; expected a directory, a name of the hub or a synthetic shape"
+        )
     if quant is None:
         raise UsageError(f"--quant is missing; expected one of {', '.join(get_args(Quant))}")
     asked = set(roles or (("agg",) if backend == "tensorrt" else ("agg", "prefill", "decode")))

@@ -27,8 +27,10 @@ from trtx.config import (
     recipe_names,
 )
 from trtx.config.check import checked_version
+from trtx.config.files import name_problem
 from trtx.config.findings import SEVERITIES, Severity
 from trtx.config.versions import SchemaVersion
+from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 from trtx.memory import MemoryPlan, UnknownShapeError, device_named, plan_memory
 
@@ -142,6 +144,10 @@ def _model_directory(model: str) -> Path:
     """Where ``config.json`` of a model lies. Downloads nothing: weights are not needed to check."""
     from trtx.checkpoint import resolve_checkpoint
 
+    if problem := name_problem(model):
+        raise UsageError(
+            f"model {quoted(model)} {problem}; expected a directory, a name of the hub or a synthetic shape"
+        )
     directory = Path(model).expanduser()
     if (directory / "config.json").is_file():
         return directory
@@ -149,11 +155,14 @@ def _model_directory(model: str) -> Path:
         return resolve_checkpoint(model).path
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(model, "config.json")
+    try:
+        cached = try_to_load_from_cache(model, "config.json")
+    except ValueError:  # it can't be a name of the hub
+        cached = None
     if not isinstance(cached, str):
         raise UsageError(
-            f"config.json of {model!r} is not in the Hugging Face cache; fetch it with "
-            f"hf download {model} config.json, or check a --recipe without a model"
+            f"config.json of {quoted(model)} is not in the Hugging Face cache; fetch it with "
+            f"hf download {shown(model)} config.json, or check a --recipe without a model"
         )
     return Path(cached).parent
 

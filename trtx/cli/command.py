@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
+from trtx.config.files import path_problem
+from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
 
@@ -26,7 +29,12 @@ class Verb(TyperCommand):
                 values = given.get(parameter.name)
                 if any(isinstance(one, str) and not one.strip() for one in _each(values)):
                     raise UsageError(f"{name} is empty, as an unset variable leaves it; give a value, or leave it out")
-        return list(super().parse_args(ctx, args))
+        rest = list(super().parse_args(ctx, args))
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name)
+            if isinstance(value, Path) and (problem := path_problem(value)):
+                raise UsageError(f"{option_name(parameter)} {quoted(str(value))} {problem}; name another path")
+        return rest
 
 
 def option_name(parameter: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from trtx.config.wording import shown
 from trtx.errors import UsageError
@@ -58,8 +59,8 @@ def path_problem(path: Path) -> str | None:
     return None
 
 
-def read_bytes(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) -> bytes:
-    """The content of the regular file ``path``, at most ``limit`` bytes. Raises UsageError beginning with ``what``."""
+def open_file(path: Path, what: str, expected: str) -> BinaryIO:
+    """A regular file, open. Raises UsageError that begins with ``what`` and ends with what is ``expected``."""
     problem = name_problem(str(path))
     if problem is None:
         try:
@@ -67,14 +68,22 @@ def read_bytes(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) 
             problem = next((f"is {kind}" for is_kind, kind in _KINDS if is_kind(mode)), None)
             if problem is None:
                 # O_NONBLOCK: a pipe that took the file's place since must not hang the reader either.
-                with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-                    content = file.read(limit + 1)
-                if len(content) <= limit:
-                    return content
-                problem = f"is larger than {limit // 1024} KiB"
+                return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
         except OSError as error:
             problem = f"can't be read ({reason(error)})"
     raise UsageError(f"{what} {shown(path)} {problem}; expected {expected}")
+
+
+def read_bytes(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) -> bytes:
+    """The content of a regular file of at most ``limit`` bytes. Raises UsageError as :func:`open_file`."""
+    with open_file(path, what, expected) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise UsageError(f"{what} {shown(path)} can't be read ({reason(error)}); expected {expected}") from error
+    if len(content) > limit:
+        raise UsageError(f"{what} {shown(path)} is larger than {limit // 1024} KiB; expected {expected}")
+    return content
 
 
 def read_text(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) -> str:

@@ -7,11 +7,10 @@ LONGEST = 80
 
 def shown(value: object, longest: int = LONGEST) -> str:
     """``value`` as text of one line, its middle cut out where it is longer than ``longest`` characters."""
-    text = value if isinstance(value, str) else str(value)
-    if len(text) > 4 * longest:
-        text = text[: 2 * longest] + text[-2 * longest :]  # escapes need no more than the ends
-        return _cut(_one_line(text), longest)
-    return _cut(_one_line(text), longest)
+    text = str(value)
+    if len(text) > 2 * longest:
+        text = text[:longest] + text[-longest:]  # written out they are longer: their ends are enough
+    return _cut(printable(text), longest)
 
 
 def quoted(value: object, longest: int = LONGEST) -> str:
@@ -23,7 +22,7 @@ def quoted(value: object, longest: int = LONGEST) -> str:
     return shown(text, longest)
 
 
-def _one_line(text: str) -> str:
+def printable(text: str) -> str:
     """Control characters, line ends and lone surrogates written out: a message must not steer a terminal."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
