@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
@@ -25,6 +25,7 @@ from trtx.config import (
     load_engine_config,
     recipe_files,
     recipe_names,
+    schema,
 )
 from trtx.config.check import checked_version
 from trtx.config.files import name_problem
@@ -62,6 +63,8 @@ class _Checked:
 
 def check(request: CheckRequest, *, as_json: bool) -> int:
     """Prints every finding of every topology. Returns 2 where one is an error, else 0."""
+    if request.gpu is not None:
+        device_named(request.gpu)  # refuses a name that no rule could know
     checked = list(_checked(request))
     if as_json:
         typer.echo(json.dumps([_document(topology) for topology in checked], indent=1))
@@ -115,17 +118,30 @@ def _topology(
     findings = check_engine_configs(configs, version=request.version, model=facts, gpus=gpus)
     memory: list[MemoryPlan] = []
     if directory is not None and request.gpu is not None:
-        findings += tuple(_plan_memory(configs, directory, request.gpu, memory))
+        broken = frozenset(
+            role
+            for finding in findings
+            if finding.severity == "error" and finding.rule in get_args(schema.Kind)
+            for role in finding.roles
+        )
+        findings += tuple(_plan_memory(configs, directory, request.gpu, memory, broken))
     return _Checked(name, checked_version(configs, request.version), tuple(configs.values()), findings, tuple(memory))
 
 
 def _plan_memory(
-    configs: Mapping[Role, ResolvedEngineConfig], directory: Path, gpu: str, planned: list[MemoryPlan]
+    configs: Mapping[Role, ResolvedEngineConfig],
+    directory: Path,
+    gpu: str,
+    planned: list[MemoryPlan],
+    broken: frozenset[Role],
 ) -> Iterator[Finding]:
-    """Adds a plan a role to ``planned``. Finds a role that the GPU can't hold, or a model of an unknown shape."""
+    """Adds a plan a role to ``planned``. Finds a role that the GPU can't hold, or a model of an unknown shape.
+
+    Nothing is planned from a config with ``broken`` fields: they are told by themselves.
+    """
     device = device_named(gpu)
     for role, config in configs.items():
-        if role == "encode":
+        if role == "encode" or role in broken:
             continue
         severity: Severity = "error"
         try:

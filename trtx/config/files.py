@@ -65,7 +65,7 @@ def open_file(path: Path, what: str, expected: str) -> BinaryIO:
     if problem is None:
         try:
             mode = path.stat().st_mode
-            problem = next((f"is {kind}" for is_kind, kind in _KINDS if is_kind(mode)), None)
+            problem = next((f"can't be read (it is {kind})" for is_kind, kind in _KINDS if is_kind(mode)), None)
             if problem is None:
                 # O_NONBLOCK: a pipe that took the file's place since must not hang the reader either.
                 return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")

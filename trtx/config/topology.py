@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,6 +27,14 @@ def _locatable(value: Path, info: ValidationInfo) -> Path:
     return value
 
 
+def _bindable(value: str, info: ValidationInfo) -> str:
+    if not _HOST.fullmatch(_named(value, info)):
+        raise ValueError(f"{info.field_name} {quoted(value)} is no address; expected such as 127.0.0.1 or 0.0.0.0")
+    return value
+
+
+# An IPv4 or IPv6 address, or a name of labels of at most 63 characters.
+_HOST = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\w+)?|[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,20}\.?")
 Name = Annotated[str, AfterValidator(_named)]
 """A model, a directory or an address: not empty, and nothing that the system could not look up."""
 MAX_WORKERS = 256
@@ -46,7 +55,7 @@ class TopologySpec(BaseModel):
     tp: int = Field(default=1, ge=1)
     engine: Name = "auto"  # auto, torch, simulated, tensorrt-llm, paced
     gpus: tuple[int, ...] | None = None  # indices into the caller's visible set; None: all of them
-    host: Name = "127.0.0.1"
+    host: Annotated[str, AfterValidator(_bindable)] = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
     router_mode: RouterMode = "round-robin"
     router_args: tuple[str, ...] = ()  # further flags of dynamo.frontend; the last of a kind wins

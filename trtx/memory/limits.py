@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trtx.config.wording import quoted
+from trtx.errors import UsageError
+
 # Each engine's own defaults: TensorRT-LLM's llm_args.json (2048 since 1.3.0rc7; CUDA graphs to 128), and
 # trtx.torch_engine.llm_args, trtx.torch_engine.runner.graphs.
 _MAX_BATCH_SIZE = {"tensorrt-llm": 2048, "torch": 256}
 _MAX_NUM_TOKENS = 8192
 _GRAPH_BATCH = 128
 FRACTION = 0.9
+# Bounds of what is counted out one by one, ranks and sizes of graphs; and of everything else, in bytes or tokens.
+_MOST_RANKS, _MOST_SEQUENCES, _MOST = 1 << 12, 1 << 20, 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,53 +55,106 @@ class Limits:
 
 
 def limits_of(values: Mapping[str, Any], *, engine: str) -> Limits:
-    """Reads resolved values of one role, as ``trtx.config.resolve_engine_config`` returns them."""
-    kv = values.get("kv_cache_config") or {}
-    transceiver = values.get("cache_transceiver_config") or {}
-    speculative = values.get("speculative_config") or {}
-    balancer = (values.get("moe_config") or {}).get("load_balancer")
-    batch = int(values.get("max_batch_size") or _MAX_BATCH_SIZE.get(engine, _MAX_BATCH_SIZE["tensorrt-llm"]))
+    """Reads resolved values of one role, as ``trtx.config.resolve_engine_config`` returns them.
+
+    Raises UsageError naming a field of another type than this arithmetic can calculate with.
+    """
+    config = _Section(values, "")
+    kv, transceiver = config.section("kv_cache_config"), config.section("cache_transceiver_config")
+    speculative = config.section("speculative_config")
+    balancer = config.section("moe_config").values.get("load_balancer")  # or the name of a file
+    usual_batch = _MAX_BATCH_SIZE.get(engine, _MAX_BATCH_SIZE["tensorrt-llm"])
+    batch = config.whole("max_batch_size", most=_MOST_SEQUENCES) or usual_batch
     # AutoDeploy shards over world_size and refuses the other parallel fields.
-    tp = int(values.get("world_size" if values.get("backend") == "_autodeploy" else "tensor_parallel_size") or 1)
-    expert_parallel = int(values.get("moe_expert_parallel_size") or 0)
-    fraction = kv.get("free_gpu_memory_fraction")
+    is_autodeploy = values.get("backend") == "_autodeploy"
     return Limits(
         engine=engine,
-        tp=tp,
-        pp=int(values.get("pipeline_parallel_size") or 1),
-        cp=int(values.get("context_parallel_size") or 1),
-        moe_ep=expert_parallel if expert_parallel > 0 else 1,
+        tp=config.whole("world_size" if is_autodeploy else "tensor_parallel_size", most=_MOST_RANKS) or 1,
+        pp=config.whole("pipeline_parallel_size", most=_MOST_RANKS) or 1,
+        cp=config.whole("context_parallel_size", most=_MOST_RANKS) or 1,
+        moe_ep=max(1, config.whole("moe_expert_parallel_size", least=-1, most=_MOST_RANKS) or 0),
         attention_dp=bool(values.get("enable_attention_dp")),
         lm_head_tp=bool(values.get("enable_lm_head_tp_in_adp")),
-        expert_slots=int(balancer.get("num_slots") or 0) if isinstance(balancer, Mapping) else 0,
+        expert_slots=_Section(balancer, "moe_config.load_balancer.").whole("num_slots") or 0
+        if isinstance(balancer, Mapping)
+        else 0,
         max_batch_size=batch,
-        max_num_tokens=int(values.get("max_num_tokens") or _MAX_NUM_TOKENS),
-        max_seq_len=values.get("max_seq_len"),
-        tokens_per_block=int(kv.get("tokens_per_block") or 32),
-        fraction=FRACTION if fraction is None else float(fraction),
-        max_tokens=kv.get("max_tokens"),
-        max_gpu_total_bytes=int(kv.get("max_gpu_total_bytes") or 0),
-        kv_dtype=str(kv.get("dtype") or "auto"),
+        max_num_tokens=config.whole("max_num_tokens") or _MAX_NUM_TOKENS,
+        max_seq_len=config.whole("max_seq_len"),
+        tokens_per_block=kv.whole("tokens_per_block") or 32,
+        fraction=kv.share("free_gpu_memory_fraction", FRACTION),
+        max_tokens=kv.whole("max_tokens"),
+        max_gpu_total_bytes=kv.whole("max_gpu_total_bytes") or 0,
+        kv_dtype=str(kv.values.get("dtype") or "auto"),
         dtype=str(values.get("dtype") or "auto"),
-        windows=tuple(int(window) for window in kv.get("max_attention_window") or ()),
-        graph_sizes=_graph_sizes(values, batch),
-        transfers=bool(transceiver.get("backend")),
-        transfer_tokens=transceiver.get("max_tokens_in_buffer"),
-        speculation=speculative.get("decoding_type"),
-        draft_tokens=int(speculative.get("max_draft_len") or speculative.get("num_nextn_predict_layers") or 0),
-        draft_model=speculative.get("speculative_model") or speculative.get("speculative_model_dir"),
+        windows=kv.wholes("max_attention_window"),
+        graph_sizes=_graph_sizes(config, batch),
+        transfers=bool(transceiver.values.get("backend")),
+        transfer_tokens=transceiver.whole("max_tokens_in_buffer"),
+        speculation=speculative.text("decoding_type"),
+        draft_tokens=speculative.whole("max_draft_len") or speculative.whole("num_nextn_predict_layers") or 0,
+        draft_model=speculative.text("speculative_model") or speculative.text("speculative_model_dir"),
     )
 
 
-def _graph_sizes(values: Mapping[str, Any], batch: int) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A mapping of an engine config, its fields read as the types that this arithmetic needs. ``prefix``: its path."""
+
+    values: Mapping[str, Any]
+    prefix: str
+
+    def section(self, name: str) -> _Section:
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self._refused(name, "a section of fields")
+        return _Section(value or {}, f"{self.prefix}{name}.")
+
+    def whole(self, name: str, *, least: int = 0, most: int = _MOST) -> int | None:
+        value = self.values.get(name)
+        if value is None or _is_whole(value, least, most):
+            return value
+        raise self._refused(name, f"a whole number from {least} to {most}")
+
+    def wholes(self, name: str) -> tuple[int, ...]:
+        value = self.values.get(name)
+        if value is None:
+            return ()
+        if isinstance(value, (list, tuple)) and all(_is_whole(item, 0, _MOST) for item in value):
+            return tuple(value)
+        raise self._refused(name, "a list of whole numbers")
+
+    def share(self, name: str, default: float) -> float:
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
+            return float(value)
+        raise self._refused(name, "a number from 0 to 1")
+
+    def text(self, name: str) -> str | None:
+        value = self.values.get(name)
+        if value is None or isinstance(value, str):
+            return value
+        raise self._refused(name, "text")
+
+    def _refused(self, name: str, expected: str) -> UsageError:
+        return UsageError(f"{self.prefix}{name} is {quoted(self.values[name])}; expected {expected}")
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _graph_sizes(values: _Section, batch: int) -> tuple[int, ...]:
     """CUDA graph sizes: those listed, else as TensorRT-LLM makes them (CudaGraphConfig in llm_args.py, 1.3.0rc)."""
-    config = values.get("cuda_graph_config", {})
-    if config is None:
+    if values.values.get("cuda_graph_config", {}) is None:
         return ()
-    if listed := config.get("batch_sizes"):
-        return tuple(sorted(int(size) for size in listed if size <= batch))
-    largest = min(int(config.get("max_batch_size") or _GRAPH_BATCH), batch)
-    if config.get("enable_padding"):
+    config = values.section("cuda_graph_config")
+    if listed := config.wholes("batch_sizes"):
+        return tuple(sorted(size for size in listed if size <= batch))
+    largest = min(config.whole("max_batch_size", most=_MOST_SEQUENCES) or _GRAPH_BATCH, batch)
+    if config.values.get("enable_padding"):
         sizes = {1, 2, 4, *range(8, 129, 8), *range(192, largest + 1, 64), largest}
     else:
         sizes = {*range(1, 33), 64, 128, *(1 << power for power in range(8, largest.bit_length())), largest}

@@ -66,8 +66,8 @@ def _driver(facts: Facts) -> Check:
             "driver",
             f"{seen}; torch {torch.version} is built without CUDA",
             "a torch with CUDA",
-            f"pip install torch=={torch.version.split('+')[0]} --index-url https://download.pytorch.org/whl/cu130, "
-            "or export CUDA_VISIBLE_DEVICES= to serve on the CPU",
+            f"pip uninstall torch, then install torch {torch.version.split('+')[0]} in its build with CUDA, such as "
+            f"{torch.version.split('+')[0]}+cu130, or export CUDA_VISIBLE_DEVICES= to serve on the CPU",
         )
     if torch_cuda is None or gpus.cuda is None:
         return ok("driver", seen)
