@@ -59,8 +59,11 @@ def cases(count: int, *names: object) -> Iterator[random.Random]:
 def ask(argv: Sequence[str]) -> Answer:
     """One command line, in this process, within bounds of time."""
     out, err = io.StringIO(), io.StringIO()
-    with _bounded(argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = app.run(list(argv))
+    try:
+        with _bounded(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = app.run(list(argv))
+    except TooLongError:
+        raise AssertionError(f"{[word[:200] for word in argv]} takes longer than it may") from None
     with HOLDER._lock:
         held = list(HOLDER._held)
     HOLDER.release(held)  # of a dry run; a process would have ended
@@ -94,9 +97,9 @@ def options_of(verb: str) -> set[str]:
 
 
 @contextlib.contextmanager
-def _bounded(argv: Sequence[str]) -> Iterator[None]:
+def _bounded() -> Iterator[None]:
     def late(number: int, frame: FrameType | None) -> None:
-        raise TooLongError(f"{[word[:200] for word in argv]} takes longer than it may")
+        raise TooLongError
 
     before = {number: signal.signal(number, late) for number in (signal.SIGPROF, signal.SIGALRM)}
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
