@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from trtx.config.files import name_problem
 from trtx.config.wording import quoted
@@ -22,9 +22,9 @@ def _named(value: str, info: ValidationInfo) -> str:
     return value
 
 
-def _locatable(value: Path, info: ValidationInfo) -> Path:
-    _named(str(value), info)
-    return value
+def _locatable(value: object, info: ValidationInfo) -> object:
+    """Before a path is made of it: an empty one would be the current directory."""
+    return _named(value, info) if isinstance(value, str) else value
 
 
 def _bindable(value: str, info: ValidationInfo) -> str:
@@ -59,7 +59,7 @@ class TopologySpec(BaseModel):
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
     router_mode: RouterMode = "round-robin"
     router_args: tuple[str, ...] = ()  # further flags of dynamo.frontend; the last of a kind wins
-    engine_configs: dict[Role, Annotated[Path, AfterValidator(_locatable)]] = Field(
+    engine_configs: dict[Role, Annotated[Path, BeforeValidator(_locatable)]] = Field(
         default_factory=dict
     )  # role -> YAML; absent: shipped defaults
     overrides: tuple[str, ...] = ()  # "a.b=c", every role; "prefill.a.b=c", one role

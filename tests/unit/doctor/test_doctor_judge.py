@@ -170,6 +170,8 @@ def test_a_torch_without_cuda_beside_a_gpu_fails() -> None:
     facts = with_packages(h100_box(), torch="2.13.0+cpu")
     facts = replace(facts, software=replace(facts.software, torch_cuda=None))
     assert amiss(facts) == {"driver": "failed"}
+    fix = rows(facts)["driver"].fix
+    assert "torch 2.13.0 in its build with CUDA" in fix and "://" not in fix
 
 
 def test_gpus_on_the_bus_without_a_driver_are_a_warning_for_torch_and_a_failure_for_tensorrt_llm() -> None:

@@ -42,7 +42,23 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("- agg", ["list", "modes"]),
         ("modes: agg", ['"agg"', "expected a list"]),
         ("topology: 3", ["topology is 3", "expected a map"]),
-        ("load: [", ["not YAML"]),
+        ("load: [", ["not YAML", "line 1"]),
+        ("load: {isl: 1}\nload: {isl: 2}", ["line 2", "'load' stands twice", "first in line 1"]),
+        ("topology: {model: ''}", ["model ''", "is empty"]),
+        ("topology: {model: ~no-such-user/x}", ["model '~no-such-user/x'", "no such user"]),
+        ("topology: {engine_configs: {agg: ''}}", ["engine_configs", "is empty"]),
+        ("attach: {url: 'http://[::1'}", ["'http://[::1'", "no address"]),
+        ("attach: {tokenizer: x}", ["attach.url is missing"]),
+        ("attach: {url: 'http://127.0.0.1:9'}\ntopology: {engine: paced}", ["attach", "topology", "leave one"]),
+        ("attach: {url: 'http://127.0.0.1:9'}\nmodes: [agg]", ["attach", "modes", "leave one"]),
+        ("topology: {mode: disagg}", ["topology.mode", "modes"]),
+        ("modes: [agg]\ntopology: {prefill: 2}", ["topology.prefill", "mode disagg"]),
+        ("topology: {decode: 2}", ["topology.decode", "mode disagg", "agg"]),
+        ("modes: [disagg]\ntopology: {workers: 2}", ["topology.workers", "mode agg"]),
+        ("topology: {overrides: [prefill.a=1]}", ["'prefill.a=1'", "mode disagg"]),
+        ("topology: {engine_configs: {decode: d.yaml}}", ["engine_configs.decode", "mode disagg"]),
+        ("topology: {workers: 100000}", ["topology.workers is 100000", "256"]),
+        ("topology: {host: ..}", ["host '..'", "no address"]),
     ],
 )
 def test_a_mistake_in_a_sweep_is_named_with_its_value(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -64,3 +80,24 @@ def test_a_sweep_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
 def test_an_identical_spec_gives_an_identical_document() -> None:
     assert load_sweep(None, {}).to_json() == load_sweep(None, {}).to_json()
     assert load_sweep(None, {}).to_json() != load_sweep(None, {"load": {"seed": 8}}).to_json()
+
+
+def test_a_file_for_both_modes_may_be_narrowed_by_what_was_typed(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("modes: [agg, disagg]\ntopology: {prefill: 2, workers: 3}\n")
+    assert load_sweep(file, {"modes": ["agg"]}).modes == ("agg",)
+
+
+def test_overrides_of_the_file_and_typed_ones_both_hold(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("topology: {overrides: [a=1], router_args: [--x, '1']}\n")
+    topology = load_sweep(file, {"topology": {"overrides": ["b=2"], "router_args": ["--y"]}}).topology
+    assert topology.overrides == ("a=1", "b=2")
+    assert topology.router_args == ("--x", "1", "--y")
+
+
+def test_an_attached_sweep_may_be_given_its_tokenizer_by_flags(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("attach: {url: 'http://127.0.0.1:9', model: m}\n")
+    attach = load_sweep(file, {"attach": {"tokenizer": "t"}}).attach
+    assert attach is not None and (attach.url, attach.model, attach.tokenizer) == ("http://127.0.0.1:9", "m", "t")

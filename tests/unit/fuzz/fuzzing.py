@@ -27,7 +27,8 @@ CPU_SECONDS, WALL_SECONDS = 10, 60  # of one case; the second is for what hangs 
 
 LONG = "x" * 5000
 ODD_TEXTS = (
-    "", " ", "~nobody/", "http://[::1", "a/b/c", LONG, "a/" + "b" * 300, "\n", "\x1b[31m", "²", "١", "é", "\u202e", "-",
+    "", " ", "~nobody/", "~no-such-user/",
+    "http://[::1", "a/b/c", LONG, "a/" + "b" * 300, "\n", "\x1b[31m", "²", "١", "é", "\u202e", "-",
     "--", "..", "/", "/dev/zero", "/dev/null", "/proc/self/mem", "synthetic:", "synthetic:../../x", "a b", "a//b", "\0",
     "http://a:99999", "http://a:b", "http://", "ftp://x", "none", "null", "{}", "[", "{a: 1, a: 2}", "%s", "${X}",
     "9" * 5000, "99999999999999999999", "-1", "0", "1e9", "1e400", ".nan", "0x10", "1_0", "010", "12:30", "2001-99-99",
