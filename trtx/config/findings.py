@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from trtx.config.topology import Role
+from trtx.config.wording import shown
 from trtx.errors import UsageError
 
 Severity = Literal["error", "warning", "note"]
 LIST_ITEM = "\n  - "  # before each of several findings
-_LISTED_CHARACTERS = 800
+_LISTED_CHARACTERS = 850  # of a message, which is below 1,000
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -44,15 +45,25 @@ class Finding:
 
 def refuse_errors(findings: Iterable[Finding]) -> None:
     """Raises UsageError that names every error among ``findings``."""
-    errors = [str(finding) for finding in findings if finding.severity == "error"]
+    errors = [finding for finding in findings if finding.severity == "error"]
     if len(errors) == 1:
         raise UsageError(f"engine config of {errors[0]}")
     if errors:
-        listed: list[str] = []
-        for error in errors:
-            if sum(map(len, listed)) + len(error) <= _LISTED_CHARACTERS or not listed:
-                listed.append(error)
-        more = len(errors) - len(listed)
-        if more:
-            listed.append(f"{more} more, which trtx build --check lists")
-        raise UsageError(f"{len(errors)} findings in the engine configs:{''.join(LIST_ITEM + one for one in listed)}")
+        raise UsageError(
+            f"{len(errors)} findings in the engine configs:{''.join(map(LIST_ITEM.__add__, _listed(errors)))}"
+        )
+
+
+def _listed(errors: list[Finding]) -> list[str]:
+    """Whole while there is room, then by role, path and rule alone, then counted."""
+    lines: list[str] = []
+    left = _LISTED_CHARACTERS
+    for number, error in enumerate(errors):
+        short = shown(f"{'+'.join(error.roles)}: {error.path} [{error.rule}]; trtx build --check says why", 160)
+        behind = len(errors) - number - 1
+        line = next((text for text in (str(error), short) if len(text) <= left - behind * len(short)), short)
+        if len(line) > left:
+            return [*lines, f"{behind + 1} more, which trtx build --check lists"]
+        lines.append(line)
+        left -= len(line)
+    return lines

@@ -39,7 +39,9 @@ def trtx_build(tmp_path: Path) -> Iterator[Run]:
             "FAKE_EXPORT": export,
         }
         command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "build", model, *arguments]
-        command += ["-o", str(tmp_path / "builds"), "--calib-size", str(calibration_size)]
+        command += ["-o", str(tmp_path / "builds")]
+        if "none" not in arguments:
+            command += ["--calib-size", str(calibration_size)]
         started.append(
             subprocess.Popen(
                 command,
