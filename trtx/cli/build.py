@@ -216,6 +216,9 @@ def _request(
     files |= {name: path for name, path in options.recipe_roles(recipe).items() if name in asked - files.keys()}
     for name in files.keys() - asked:
         raise UsageError(f"--config {name}=… is for a role that is not built; add --role {name}, or leave it out")
+    by_hand = next((text for text in overrides or () if text.partition("=")[0].endswith("kv_cache_config.dtype")), None)
+    if kv_dtype != "auto" and by_hand is not None:
+        raise UsageError(f"--kv-dtype {kv_dtype} means nothing beside --set {quoted(by_hand)}; leave one of them out")
     found = probe().gpus
     here = Device(found[0].name, found[0].memory_bytes, capability=capability_of(found[0].name)) if found else None
     return BuildRequest(

@@ -113,6 +113,8 @@ def test_an_option_without_a_place_can_not_be_typed() -> None:
         (["serve", "--dry-run", "--set", "agg=1"], ["--set 'agg=1'", "role.a.b=value"]),
         (["serve", "--dry-run", "--set", "kv_cache_config={x: 1, x: 2}"], ["--set", "'x' stands twice"]),
         (["build", "--check", "--recipe", "qwen3", "--gpu", "H1000"], ["'H1000'", "Known"]),
+        (["build", "synthetic:tiny", "--quant", "fp8", "--kv-dtype", "fp8", "--set", "kv_cache_config.dtype=auto"],
+         ["--kv-dtype fp8", "--set 'kv_cache_config.dtype=auto'"]),
         (["serve", "--dry-run", "--workers", "99999"], ["--workers 99999", "256"]),
     ],
 )  # fmt: skip
