@@ -173,8 +173,10 @@ def _model_directory(model: str) -> Path:
 
     try:
         cached = try_to_load_from_cache(model, "config.json")
-    except ValueError:  # it can't be a name of the hub
-        cached = None
+    except ValueError as error:
+        raise UsageError(
+            f"model {quoted(model)} is no directory here, and no name of the hub; expected such as Qwen/Qwen3-8B"
+        ) from error
     if not isinstance(cached, str):
         raise UsageError(
             f"config.json of {quoted(model)} is not in the Hugging Face cache; fetch it with "

@@ -16,7 +16,7 @@ from trtx.cli.app import VERBS
 # What keeps each verb from starting or building anything, whatever stands beside it. Of a build: a config of a role
 # whose file is not there is looked for after the model was read.
 SAFE = {
-    "serve": ["serve", "--dry-run", "--port", "0"],
+    "serve": ["serve", "--dry-run"],
     "bench": ["bench", "--dry-run"],
     "build": ["build", "--check"],
     "build --quant": ["build", "--config", "agg=no/such.yaml", "--quant", "fp8"],
@@ -85,10 +85,10 @@ def test_what_is_no_command_line_is_one_sentence(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
-def test_an_empty_value_of_any_option_is_refused(verb: str) -> None:
+def test_an_empty_value_of_any_option_is_refused(verb: str, odd_directory: Path) -> None:
     for option in sorted(options_of(verb) - _FLAGS):
         if option.startswith("--"):
-            for argv in ([verb, option, ""], [verb, f"{option}="], [verb, option, "  "]):
+            for argv in ([*SAFE[verb], option, ""], [*SAFE[verb], f"{option}="], [*SAFE[verb], option, "  "]):
                 answer = ask(argv)
                 assert answer.code == 2 and option in answer.err, argv
                 judge(argv, answer)
