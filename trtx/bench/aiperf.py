@@ -16,11 +16,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from trtx.bench.endpoint import ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
 from trtx.bench.load import Load, LoadSpec, Target
+from trtx.errors import UsageError
 
 GRACE_S = 5.0
 SCRATCH_PREFIX = "trtx-aiperf-"
@@ -72,6 +75,15 @@ def run_files(staging: Path, loads: Sequence[Load], trials: int) -> tuple[RunFil
     return tuple(runs)
 
 
+def check_endpoint() -> None:
+    """Raises UsageError where aiperf would not find our endpoint, before anything is started for it to measure."""
+    if not entry_points(group=ENTRY_POINT_GROUP, name=ENTRY_POINT):
+        raise UsageError(
+            f"the installed trtx does not offer aiperf its endpoint {ENDPOINT_TYPE!r} (entry point {ENTRY_POINT!r} of "
+            f"{ENTRY_POINT_GROUP!r}), without which no answer is checked; install trtx again: make setup, or pip install"
+        )
+
+
 def command(target: Target, spec: LoadSpec, loads: Sequence[Load], staging: Path) -> tuple[str, ...]:
     """One aiperf call for ``loads``, some or all of the spec's, and their trials, on one topology."""
     argv = [
@@ -79,7 +91,7 @@ def command(target: Target, spec: LoadSpec, loads: Sequence[Load], staging: Path
         "--model", target.model,
         "--tokenizer", str(target.tokenizer_path),
         "--url", target.url,
-        "--endpoint-type", "chat",
+        "--endpoint-type", ENDPOINT_TYPE,
         "--isl", str(spec.isl),
         "--osl", str(spec.osl),
         # Lengths as the server sees them: prompts are made shorter by the chat template's own tokens, and counts come

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.files import write_json
 from trtx.bench.load import Load, Target
 from trtx.bench.metrics import (
@@ -20,11 +22,13 @@ from trtx.bench.metrics import (
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
 from trtx.errors import UsageError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: a request succeeds only with a whole answer; in 1, with any answer that aiperf took
 CELL_FILE = "cell.json"
 
-# ok: every request succeeded. errors: measured, but requests failed. failed: aiperf left no usable records.
-Status = Literal["ok", "errors", "failed"]
+# ok: every request succeeded. uncounted: so they did, but answers lack usage, so figures do. errors: requests failed.
+# failed: aiperf left no usable records. Of a cell's trials, the worst counts.
+Status = Literal["ok", "uncounted", "errors", "failed"]
+_FROM_BAD: tuple[Status, ...] = ("failed", "errors", "uncounted")
 Device = Literal["gpu", "worker"]
 
 
@@ -36,7 +40,7 @@ class Trial:
     status: Status
     directory: str
     figures: Figures | None
-    errors: tuple[tuple[str, int], ...] = ()  # message, how often
+    errors: Reasons = ()
     failure: str | None = None  # why there are no figures
 
 
@@ -59,15 +63,16 @@ class Cell:
     @property
     def status(self) -> Status:
         statuses = {trial.status for trial in self.trials}
-        return "failed" if "failed" in statuses or not statuses else "errors" if "errors" in statuses else "ok"
+        return next((bad for bad in _FROM_BAD if bad in statuses), "ok" if statuses else "failed")
 
     @property
     def failure(self) -> str | None:
         return next((trial.failure for trial in self.trials if trial.failure), None)
 
     @property
-    def errors(self) -> tuple[tuple[str, int], ...]:
-        return tuple(error for trial in self.trials for error in trial.errors)
+    def errors(self) -> Reasons:
+        """Why requests failed, over all trials, most frequent first."""
+        return merge_reasons(trial.errors for trial in self.trials)
 
     @property
     def output_token_throughput_per_device(self) -> float | None:
@@ -100,7 +105,7 @@ def cell_directory(run_dir: Path, mode: str, concurrency: int) -> Path:
 def measure_cell(directory: Path, target: Target, load: Load, trial_failures: dict[int, str], trials: int) -> Cell:
     """Reads what aiperf left under ``directory``/trial-NN and computes the figures.
 
-    ``trial_failures`` says, by trial number, why a trial without records has none.
+    ``trial_failures`` says, by trial number, why aiperf ended a trial without a result.
     """
     measured: list[Trial] = []
     records: list[tuple[RequestRecord, ...]] = []
@@ -108,13 +113,12 @@ def measure_cell(directory: Path, target: Target, load: Load, trial_failures: di
         name = f"trial-{number:02d}"
         path = directory / name / RECORDS_FILE
         of_trial = read_records(path) if path.exists() else ()
-        if of_trial and number not in trial_failures:
+        failure = _why_unusable(of_trial, load, trial_failures.get(number))
+        if failure is None:
             of_this = figures([of_trial])
-            status: Status = "errors" if of_this.error_request_count else "ok"
-            measured.append(Trial(number, status, name, of_this, most_common_errors(of_trial)))
+            measured.append(Trial(number, _status(of_this), name, of_this, most_common_errors(of_trial)))
             records.append(of_trial)
         else:
-            failure = trial_failures.get(number, "aiperf left no record of a measured request")
             measured.append(Trial(number, "failed", name, None, most_common_errors(of_trial), failure))
     device: Device = "gpu" if target.gpu_count else "worker"
     return Cell(
@@ -126,6 +130,20 @@ def measure_cell(directory: Path, target: Target, load: Load, trial_failures: di
         trials=tuple(measured),
         figures=figures(records) if records else None,
     )
+
+
+def _why_unusable(records: Sequence[RequestRecord], load: Load, failure: str | None) -> str | None:
+    """None where every measured request has its record, also when ``failure`` says that aiperf ended badly over it.
+
+    aiperf 0.13.0 exits 1 and writes no result when all requests failed. That is the server's failure, not aiperf's.
+    """
+    if len(records) == load.request_count and (failure is None or not any(record.succeeded for record in records)):
+        return None
+    return failure or f"aiperf left records of {len(records)} of {load.request_count} measured requests"
+
+
+def _status(measured: Figures) -> Status:
+    return "errors" if measured.error_request_count else "uncounted" if measured.uncounted_request_count else "ok"
 
 
 def write_cell(directory: Path, cell: Cell) -> None:
@@ -143,7 +161,7 @@ def _cell(path: Path) -> Cell:
     if (version := document.get("schema_version")) != SCHEMA_VERSION:
         raise UsageError(
             f"{path} has schema_version {version!r}, this trtx reads {SCHEMA_VERSION}; "
-            "render it with the trtx that it is from"
+            "its requests were judged by other rules, so start a new run"
         )
     return Cell(
         mode=document["mode"],

@@ -2,14 +2,15 @@
 
 Every function leaves out warm-up. Latencies, lengths and tokens come from requests that succeeded; the time that
 throughput is divided by runs from the first measured request's start to the last one's end, failed ones included.
+A figure is None, never 0, where it can't be computed: no request succeeded, or one that did lacks what it takes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trtx.bench.failures import Reasons, count_reasons
 from trtx.bench.records import RequestRecord
 from trtx.bench.statistics import percentile, samples_needed
 
@@ -34,10 +35,11 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one cell, or one trial of it, came to. None: no request of it gave that figure."""
+    """What one cell, or one trial of it, came to. None: it can't be computed from its requests."""
 
     request_count: int  # requests that succeeded
     error_request_count: int
+    uncounted_request_count: int  # of those that succeeded: no usage, so no figure that takes tokens is known
     request_error_rate: float  # %
     benchmark_duration: float | None  # s
     request_throughput: float | None  # requests/s
@@ -56,6 +58,7 @@ def figures(trials: Sequence[Records]) -> Figures:
     return Figures(
         request_count=request_count(pooled),
         error_request_count=error_request_count(pooled),
+        uncounted_request_count=uncounted_request_count(pooled),
         request_error_rate=request_error_rate(pooled),
         benchmark_duration=_mean_over(trials, benchmark_duration),
         request_throughput=_mean_over(trials, request_throughput),
@@ -75,8 +78,13 @@ def request_count(records: Records) -> int:
 
 
 def error_request_count(records: Records) -> int:
-    """Requests that failed: HTTP errors, broken streams, timeouts, answers without content, cancelled ones."""
+    """Requests that failed: HTTP errors, timeouts, cancelled ones, and whatever answer was not whole."""
     return len(records) - request_count(records)
+
+
+def uncounted_request_count(records: Records) -> int:
+    """Requests that succeeded, but whose answer has no usage."""
+    return sum(record.succeeded and not record.is_counted for record in records)
 
 
 def request_error_rate(records: Records) -> float:
@@ -93,14 +101,12 @@ def benchmark_duration(records: Records) -> float | None:
 
 def request_throughput(records: Records) -> float | None:
     """Requests that succeeded / duration, in requests/s."""
-    duration = benchmark_duration(records)
-    return request_count(records) / duration if duration else None
+    return _rate(request_count(records), records)
 
 
 def output_token_throughput(records: Records) -> float | None:
     """Output tokens of requests that succeeded / duration, in tokens/s, all users together."""
-    duration = benchmark_duration(records)
-    return sum(_values(records, "output_sequence_length")) / duration if duration else None
+    return _rate(sum(_values(records, "output_sequence_length")), records) if _all_counted(records) else None
 
 
 def output_token_throughput_per_user(records: Records) -> float | None:
@@ -108,8 +114,8 @@ def output_token_throughput_per_user(records: Records) -> float | None:
 
     aiperf's p50. Its mean is ruled by the few answers whose tokens came nearly at once: 1 / ITL has no upper end.
     """
-    rates = [1000 / latency for latency in _values(records, "inter_token_latency") if latency > 0]
-    return percentile(rates, 50) if rates else None
+    rates = [1000 / latency for latency in _values(records, "inter_token_latency")]
+    return percentile(rates, 50) if rates and _all_counted(records) else None
 
 
 def output_token_throughput_per_device(throughput: float | None, device_count: int) -> float | None:
@@ -123,8 +129,11 @@ def time_to_first_token(records: Records) -> Distribution | None:
 
 
 def inter_token_latency(records: Records) -> Distribution | None:
-    """ITL of one request: (latency − TTFT) / (output tokens − 1), in ms; one sample a request."""
-    return _distribution(_values(records, "inter_token_latency"))
+    """ITL of one request: (latency − TTFT) / (output tokens − 1), in ms; one sample a request.
+
+    An answer of one token, or that came in one piece, gives none.
+    """
+    return _distribution(_values(records, "inter_token_latency")) if _all_counted(records) else None
 
 
 def request_latency(records: Records) -> Distribution | None:
@@ -134,17 +143,20 @@ def request_latency(records: Records) -> Distribution | None:
 
 def input_sequence_length(records: Records) -> float | None:
     """ISL as the server counted it, mean, in tokens."""
-    return _mean(_values(records, "input_sequence_length"))
+    return _mean(_values(records, "input_sequence_length")) if _all_counted(records) else None
 
 
 def output_sequence_length(records: Records) -> float | None:
     """OSL as the server counted it, mean, in tokens."""
-    return _mean(_values(records, "output_sequence_length"))
+    return _mean(_values(records, "output_sequence_length")) if _all_counted(records) else None
 
 
-def most_common_errors(records: Records, limit: int = 3) -> tuple[tuple[str, int], ...]:
-    """The messages of failed requests with how often each came, most frequent first."""
-    return tuple(Counter(record.error for record in records if record.error is not None).most_common(limit))
+def most_common_errors(records: Records, limit: int = 10) -> Reasons:
+    """Why requests failed, with how often, most frequent first; what is beyond ``limit`` is one entry."""
+    reasons = count_reasons(record.error for record in records if record.error is not None)
+    if rest := sum(count for _, count in reasons[limit:]):
+        return (*reasons[:limit], ("other reasons", rest))
+    return reasons
 
 
 def _values(records: Records, tag: str) -> list[float]:
@@ -152,12 +164,26 @@ def _values(records: Records, tag: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
+def _all_counted(records: Records) -> bool:
+    """A part of the answers can't stand for all: one without usage takes every figure that needs tokens with it."""
+    return uncounted_request_count(records) == 0
+
+
+def _rate(amount: float, records: Records) -> float | None:
+    """``amount`` / duration, in 1/s; None where no request succeeded."""
+    duration = benchmark_duration(records)
+    return amount / duration if duration and request_count(records) else None
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
 def _mean_over(trials: Sequence[Records], figure: Callable[[Records], float | None]) -> float | None:
-    return _mean([value for trial in trials if (value := figure(trial)) is not None])
+    """None where one trial has none: the others alone would be the better half."""
+    values = [figure(trial) for trial in trials]
+    known = [value for value in values if value is not None]
+    return _mean(known) if len(known) == len(values) else None
 
 
 def _distribution(samples: Sequence[float]) -> Distribution | None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtx.bench.failures import reason
+
 RECORDS_FILE = "profile_export.jsonl"  # aiperf 0.13.0, --export-level records
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One measured request. A metric is None where aiperf gave none: all of them, when the request failed."""
+    """One measured request. A metric is None where it can't be computed: all of them, when the request failed."""
 
     start_ns: int
     end_ns: int
@@ -26,7 +28,13 @@ class RequestRecord:
 
     @property
     def succeeded(self) -> bool:
+        """Its answer was whole: our endpoint saw to it that aiperf recorded an error otherwise."""
         return self.error is None
+
+    @property
+    def is_counted(self) -> bool:
+        """The server said how many tokens its answer has."""
+        return self.output_sequence_length is not None
 
 
 def read_records(path: Path) -> tuple[RequestRecord, ...]:
@@ -51,15 +59,12 @@ def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, 
     return RequestRecord(
         start_ns=metadata["request_start_ns"],
         end_ns=metadata["request_end_ns"],
-        error=None if error is None else _one_line(error),
+        error=None if error is None else reason(error),
         time_to_first_token=value("time_to_first_token"),
-        inter_token_latency=value("inter_token_latency"),
+        # 0: all tokens came in one piece, so there is no time between them to measure.
+        inter_token_latency=value("inter_token_latency") or None,
         request_latency=value("request_latency"),
         input_sequence_length=value("input_sequence_length"),
         output_sequence_length=value("output_sequence_length"),
     )
 
-
-def _one_line(error: dict[str, Any]) -> str:
-    code = f"HTTP {error['code']} " if error.get("code") else ""
-    return " ".join(f"{code}{error.get('type', 'error')}: {error.get('message', '')}".split())[:300]

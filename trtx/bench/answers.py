@@ -1,0 +1,173 @@
+"""Whether one answer of an OpenAI API is whole: what was asked, what arrived, and the fault if the two don't agree.
+
+Pure, and the only judge: aiperf's endpoint (``endpoint/``) and the clients of ``benchmarks/`` both ask it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+# What ends an answer by the model's own will. Every other reason ("error", "abort", "content_filter", …) cuts it.
+_STOPS = ("stop", "tool_calls", "function_call")
+_WORDS = 200  # characters of a server's own words that are kept
+_TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.IGNORECASE | re.DOTALL)
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request body asks of its answer's length and form."""
+
+    streaming: bool
+    max_tokens: int | None  # of all choices together; None: no limit was sent
+    min_tokens: int
+    choices: int
+    may_stop: bool  # the model's own ending or a stop string may end the answer
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Reads a request body as servers do: the newer name of a field wins."""
+        limit = body.get("max_completion_tokens")
+        limit = body.get("max_tokens") if limit is None else limit
+        choices = int(body.get("n") or 1)
+        stops = body.get("stop") or body.get("stop_token_ids")
+        return cls(
+            streaming=bool(body.get("stream")),
+            max_tokens=None if limit is None else int(limit) * choices,
+            min_tokens=int(body.get("min_tokens") or 0) * choices,
+            choices=choices,
+            may_stop=bool(stops) or not body.get("ignore_eos"),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """Gathers an answer, event by event, or as the one document that it is without streaming."""
+
+    error: str | None = None  # the server's own words
+    is_done: bool = False  # ``[DONE]`` was seen
+    texts: int = 0  # events that carried text
+    finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice
+    _bodies: int = 0  # documents that are no event of a stream
+    _garbled: str | None = None  # what came in place of JSON
+    _foreign: str | None = None  # JSON that is no completion
+    _usage: Any = None
+
+    def add_text(self, text: str) -> Any:
+        """Takes the data of one event, or a whole body; returns the decoded document, None where there is none."""
+        if text.strip() == "[DONE]":
+            self.is_done = True
+            return None
+        try:
+            document = json.loads(text)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            self._garbled = self._garbled or (words(text) if text.strip() else None)
+            return None
+        self.add(document)
+        return document
+
+    def add(self, document: Mapping[str, Any]) -> None:
+        """Takes one decoded event or body."""
+        if document.get("error"):
+            self.error = self.error or words(document)
+            return
+        kind, choices = document.get("object"), document.get("choices")
+        if not isinstance(choices, list) or not isinstance(kind, str):
+            self._foreign = self._foreign or words(document)
+            return
+        self._bodies += not kind.endswith(".chunk") and kind != "text_completion"
+        self._usage = document.get("usage") or self._usage
+        has_text = False
+        for choice in (choice for choice in choices if isinstance(choice, Mapping)):
+            part = choice.get("delta") or choice.get("message") or choice
+            has_text = has_text or any(part.get(name) for name in ("content", "reasoning_content", "reasoning", "text"))
+            if reason := choice.get("finish_reason"):
+                self.finish_reasons[int(choice.get("index") or 0)] = str(reason)
+        self.texts += has_text
+
+    @property
+    def is_counted(self) -> bool:
+        """The server said how many tokens it sent. Without, no figure that counts tokens can be computed."""
+        return bool(self._usage)
+
+    def fault(self, asked: Asked) -> str | None:
+        """Why this answer is not what was asked, in one clause; None when it is whole.
+
+        Whole: no error in it; every choice ended with a finish reason; a stream ended with ``[DONE]``; as many tokens as
+        asked, or fewer where a stop may end it; and a usage, if there is one, that agrees with both.
+        """
+        if self.error is not None:
+            return f"error in the answer: {self.error}"
+        if self._garbled is not None:
+            return f"no JSON in the answer: {self._garbled}"
+        if len(self.finish_reasons) < asked.choices:
+            return self._what_is_missing()
+        if asked.streaming and self._bodies:
+            return "one whole body where a stream was asked"
+        if bad := next((reason for reason in self.finish_reasons.values() if reason not in (*_STOPS, "length")), None):
+            return f"ended early with finish_reason {bad!r}"
+        if asked.streaming and not self.is_done:
+            return "cut off: no [DONE]"
+        return self._miscount(asked)
+
+    def _what_is_missing(self) -> str:
+        if self.texts or self.finish_reasons:
+            return "cut off: no finish_reason"
+        return "empty answer" if self._foreign is None else f"no completion in the answer: {self._foreign}"
+
+    def _miscount(self, asked: Asked) -> str | None:
+        stopped = any(reason in _STOPS for reason in self.finish_reasons.values())
+        most = asked.max_tokens
+        if not self.is_counted:
+            return None if asked.may_stop or not stopped else "stopped by itself, although ignore_eos was asked"
+        tokens = self._usage.get("completion_tokens") if isinstance(self._usage, Mapping) else None
+        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+            return f"usage counts {tokens!r} completion tokens"
+        if most is not None and tokens > most:
+            return f"usage counts {tokens} tokens, {most} were asked"
+        if self.texts > tokens:
+            return f"usage counts {tokens} tokens, text came in {self.texts} pieces"
+        if tokens == most:
+            return None
+        if stopped and tokens < asked.min_tokens:
+            return f"stopped after {tokens} tokens, although min_tokens {asked.min_tokens} was asked"
+        if stopped and not asked.may_stop:
+            return f"stopped after {tokens} tokens, although ignore_eos was asked"
+        if not stopped and most is not None:
+            return f"{tokens} of {most} tokens, with finish_reason 'length'"
+        return None
+
+
+def words(said: object) -> str:
+    """A server's own words, short and on one line: the message of an error document, a page's title, else the text.
+
+    Nothing that a terminal would obey is left in it.
+    """
+    text = _message(said)
+    if "<" in text and (title := _TITLE.search(text)):
+        text = title.group(1)
+    line = "".join(char if char.isprintable() else " " for char in _TAG.sub(" ", text))
+    line = " ".join(line.split())
+    return line if len(line) <= _WORDS else line[: _WORDS - 1] + "…"
+
+
+def _message(said: object) -> str:
+    """The innermost message: OpenAI's ``{"error": {"message"}}``, FastAPI's ``{"detail"}``, plain ``{"message"}``."""
+    if isinstance(said, str) and said.lstrip()[:1] in ("{", "["):
+        try:
+            said = json.loads(said)
+        except ValueError:
+            return str(said)
+    if isinstance(said, Mapping):
+        for name in ("error", "message", "detail", "msg"):
+            if said.get(name):
+                return _message(said[name])
+    if isinstance(said, list) and said:
+        return _message(said[0])
+    return said if isinstance(said, str) else json.dumps(said)

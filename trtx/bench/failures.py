@@ -1,0 +1,69 @@
+"""Why requests failed, in words: from aiperf's error records to a few short reasons with their counts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trtx.bench.answers import words
+
+INCOMPLETE = "IncompleteAnswer"  # the error type of our own endpoint: its message is a whole reason
+
+# aiperf 0.13.0 keeps an exception as its repr, and an event that it took for an error as the repr of its own object.
+_REPR = re.compile(r"\w+\((['\"])(.*)\1\)", re.DOTALL)
+_EVENT_DATA = re.compile(r"name=\\*'data\\*', value=\\*(['\"])(.*?)\\*\1\)", re.DOTALL)
+_EVENT = "Error occurred in SSE response: "
+# What differs from request to request in what is one reason: ids, addresses, times.
+_OWN = re.compile(r"\b(?=[0-9a-f-]*\d)[0-9a-f-]{8,}\b|\b\d{4,}\b")
+
+Reasons = tuple[tuple[str, int], ...]
+
+
+def reason(error: Mapping[str, Any]) -> str:
+    """aiperf's ErrorDetails as one short line: the status and the server's own words, or what broke."""
+    kind, message, code = str(error.get("type") or ""), str(error.get("message") or ""), error.get("code")
+    if kind == INCOMPLETE:
+        return message
+    if whole := _REPR.fullmatch(message):
+        message = whole.group(2)
+    if _EVENT in message:
+        message = message.partition(_EVENT)[2]
+        if data := _EVENT_DATA.search(message):
+            message = data.group(2)
+        return f"error in the answer: {words(message)}"
+    if kind == "InvalidInferenceResultError":  # no byte of a body, or one that aiperf finds nothing in
+        return "empty answer"
+    said = "" if message == f"{kind}()" else words(message)
+    if "Timeout" in kind:
+        return f"timed out: {said or kind}"
+    if code:
+        return f"HTTP {code} {said or kind}"
+    return f"{kind}: {said}" if said else kind or "an error without a message"
+
+
+def count_reasons(reasons: Iterable[str]) -> Reasons:
+    """Each reason once with how often it came, most frequent first; ids and addresses make no two of one."""
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for text in reasons:
+        key = _OWN.sub("#", text)
+        first.setdefault(key, text)
+        counts[key] += 1
+    return tuple((first[key], count) for key, count in counts.most_common())
+
+
+def merge_reasons(parts: Iterable[Reasons]) -> Reasons:
+    """The reasons of several parts as those of one."""
+    return count_reasons(text for part in parts for text, count in part for _ in range(count))
+
+
+def describe(reasons: Reasons, most: int = 3) -> str:
+    """The most frequent reasons in one clause, with counts where there are several."""
+    if len(reasons) == 1:
+        return reasons[0][0]
+    shown = [f"{count} × {text}" for text, count in reasons[:most]]
+    if rest := reasons[most:]:
+        shown.append(f"{sum(count for _, count in rest)} more for other reasons")
+    return "; ".join(shown)
