@@ -3,10 +3,13 @@
 Owns the aiperf process, the cells with their trials and figures, and the run's journal.
 Does not serve (``launch``), compare or render (``report``), and never makes load of its own.
 Enter through :func:`sweep` with a :class:`Target` and a :class:`LoadSpec`; read results back with :func:`read_cells`.
-Always holds: aiperf's files stay as it wrote them, and a failed request or cell is recorded beside the figures.
+Always holds: aiperf's files stay as it wrote them; a request succeeds only with a whole answer (``answers.py``), and
+a failed one or a failed cell is recorded beside the figures.
 """
 
+from trtx.bench.aiperf import check_endpoint
 from trtx.bench.cells import Cell, Trial, cell_directory, cell_name, read_cells
+from trtx.bench.failures import Reasons, describe
 from trtx.bench.journal import Journal, read_journal
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import Distribution, Figures
@@ -21,11 +24,14 @@ __all__ = [
     "Load",
     "LoadSpec",
     "Progress",
+    "Reasons",
     "Target",
     "Trial",
     "cell_directory",
     "cell_name",
+    "check_endpoint",
     "collect_ended",
+    "describe",
     "read_cells",
     "read_journal",
     "samples_needed",

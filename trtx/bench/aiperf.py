@@ -80,7 +80,7 @@ def check_endpoint() -> None:
     if not entry_points(group=ENTRY_POINT_GROUP, name=ENTRY_POINT):
         raise UsageError(
             f"the installed trtx does not offer aiperf its endpoint {ENDPOINT_TYPE!r} (entry point {ENTRY_POINT!r} of "
-            f"{ENTRY_POINT_GROUP!r}), without which no answer is checked; install trtx again: make setup, or pip install"
+            f"{ENTRY_POINT_GROUP!r}), without which no answer is checked; install trtx again (make setup, pip install)"
         )
 
 

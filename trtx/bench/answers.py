@@ -99,8 +99,8 @@ class Answer:
     def fault(self, asked: Asked) -> str | None:
         """Why this answer is not what was asked, in one clause; None when it is whole.
 
-        Whole: no error in it; every choice ended with a finish reason; a stream ended with ``[DONE]``; as many tokens as
-        asked, or fewer where a stop may end it; and a usage, if there is one, that agrees with both.
+        Whole: no error in it; every choice ended with a finish reason; a stream ended with ``[DONE]``; as many tokens
+        as asked, or fewer where a stop may end it; and a usage, if there is one, that agrees with both.
         """
         if self.error is not None:
             return f"error in the answer: {self.error}"

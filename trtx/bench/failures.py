@@ -17,6 +17,8 @@ _EVENT_DATA = re.compile(r"name=\\*'data\\*', value=\\*(['\"])(.*?)\\*\1\)", re.
 _EVENT = "Error occurred in SSE response: "
 # What differs from request to request in what is one reason: ids, addresses, times.
 _OWN = re.compile(r"\b(?=[0-9a-f-]*\d)[0-9a-f-]{8,}\b|\b\d{4,}\b")
+_MOST = 20  # reasons that are told apart
+_OTHERS = "other reasons"
 
 Reasons = tuple[tuple[str, int], ...]
 
@@ -39,31 +41,37 @@ def reason(error: Mapping[str, Any]) -> str:
     if "Timeout" in kind:
         return f"timed out: {said or kind}"
     if code:
-        return f"HTTP {code} {said or kind}"
+        return f"HTTP {code} {said.removeprefix(f'{code} ') or kind}"
     return f"{kind}: {said}" if said else kind or "an error without a message"
 
 
 def count_reasons(reasons: Iterable[str]) -> Reasons:
     """Each reason once with how often it came, most frequent first; ids and addresses make no two of one."""
+    return merge_reasons([[(text, 1) for text in reasons]])
+
+
+def merge_reasons(parts: Iterable[Iterable[tuple[str, int]]]) -> Reasons:
+    """The reasons of several parts as those of one; what is beyond the first 20 is one entry, the last."""
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
-    for text in reasons:
+    others = 0
+    for text, count in (entry for part in parts for entry in part):
+        if text == _OTHERS:
+            others += count
+            continue
         key = _OWN.sub("#", text)
         first.setdefault(key, text)
-        counts[key] += 1
-    return tuple((first[key], count) for key, count in counts.most_common())
+        counts[key] += count
+    ordered = [(first[key], count) for key, count in counts.most_common()]
+    others += sum(count for _, count in ordered[_MOST:])
+    return (*ordered[:_MOST], *([(_OTHERS, others)] if others else []))
 
 
-def merge_reasons(parts: Iterable[Reasons]) -> Reasons:
-    """The reasons of several parts as those of one."""
-    return count_reasons(text for part in parts for text, count in part for _ in range(count))
-
-
-def describe(reasons: Reasons, most: int = 3) -> str:
+def describe(reasons: Reasons, most: int = _MOST) -> str:
     """The most frequent reasons in one clause, with counts where there are several."""
     if len(reasons) == 1:
         return reasons[0][0]
     shown = [f"{count} × {text}" for text, count in reasons[:most]]
-    if rest := reasons[most:]:
-        shown.append(f"{sum(count for _, count in rest)} more for other reasons")
+    if rest := sum(count for _, count in reasons[most:]):
+        shown.append(f"{rest} × {_OTHERS}")
     return "; ".join(shown)

@@ -151,12 +151,9 @@ def output_sequence_length(records: Records) -> float | None:
     return _mean(_values(records, "output_sequence_length")) if _all_counted(records) else None
 
 
-def most_common_errors(records: Records, limit: int = 10) -> Reasons:
-    """Why requests failed, with how often, most frequent first; what is beyond ``limit`` is one entry."""
-    reasons = count_reasons(record.error for record in records if record.error is not None)
-    if rest := sum(count for _, count in reasons[limit:]):
-        return (*reasons[:limit], ("other reasons", rest))
-    return reasons
+def most_common_errors(records: Records) -> Reasons:
+    """Why requests failed, with how often, most frequent first."""
+    return count_reasons(record.error for record in records if record.error is not None)
 
 
 def _values(records: Records, tag: str) -> list[float]:

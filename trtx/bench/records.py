@@ -67,4 +67,3 @@ def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, 
         input_sequence_length=value("input_sequence_length"),
         output_sequence_length=value("output_sequence_length"),
     )
-

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from trtx.bench import Cell, Journal, Load, LoadSpec, Progress, Target, cell_name, read_cells, sweep
+from trtx.bench import Cell, Journal, Load, LoadSpec, Progress, Target, cell_name, check_endpoint, read_cells, sweep
 from trtx.bench.aiperf import command
 from trtx.bench.files import write_json
 from trtx.checkpoint import list_shapes, resolve_checkpoint
@@ -88,6 +88,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     early (a launch that failed, an interrupt), the error passes on, after what was measured has been rendered.
     """
     started_at = datetime.now(UTC)
+    check_endpoint()
     machine = probe()
     target = None if spec.attach is None else attached_target(spec.attach)
     run_dir = directory.create(parent, spec, started_at)
@@ -111,6 +112,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
     Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model or
     configs are others than recorded: such cells would not compare.
     """
+    check_endpoint()
     run_dir = run_dir.absolute()
     spec = directory.read_lock(run_dir)
     with directory.hold(run_dir):

@@ -4,31 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtx.bench import Cell
+from trtx.bench import Cell, describe
+from trtx.bench.failures import merge_reasons
 from trtx.errors import GateError, LoadGeneratorError, NoVerdictError, TrtxError
+
+_REASONS = 3  # told in one sentence; the report has all
 
 
 def verdict(cells: Sequence[Cell], expected: int) -> TrtxError | None:
-    """None when every expected cell was measured and no request failed.
+    """None when every expected cell was measured, no request failed, and every answer was counted.
 
     A cell without a result is the load generator's failure (exit 5) and outweighs failed requests, which are the
-    server's: the gate that every benchmark has (exit 1). Fewer cells than expected give no verdict (exit 3).
+    server's: the gate that every benchmark has (exit 1). Fewer cells than expected, or answers without usage, whose
+    tokens nobody counted, give no verdict (exit 3).
     """
     without = [cell for cell in cells if cell.status == "failed"]
     if without:
         return LoadGeneratorError(
-            f"{len(without)} of {expected} cells have no result ({', '.join(cell.name for cell in without)}; "
+            f"{len(without)} of {expected} cells have no result ({_names(without)}; "
             f"{without[0].name}: {without[0].failure}); expected one each; see the logs under their trial directories"
         )
-    failing = [cell for cell in cells if cell.status == "errors" and cell.figures]
-    if failing:
-        failed = sum(cell.figures.error_request_count for cell in failing if cell.figures)
-        sent = failed + sum(cell.figures.request_count for cell in cells if cell.figures)
-        message = failing[0].errors[0][0] if failing[0].errors else "no message"
+    measured = [cell.figures for cell in cells if cell.figures]
+    succeeded = sum(figures.request_count for figures in measured)
+    failed = sum(figures.error_request_count for figures in measured)
+    if failed:
+        reasons = merge_reasons(cell.errors for cell in cells)
+        failing = [cell for cell in cells if cell.errors]
         return GateError(
-            f"{failed} of {sent} requests failed ({', '.join(cell.name for cell in failing)}); expected none; "
-            f"the most common: {message}"
+            f"{failed} of {succeeded + failed} failed: {describe(reasons, _REASONS)} ({_names(failing)}); expected none"
         )
     if len(cells) < expected:
         return NoVerdictError(f"{len(cells)} of {expected} cells were measured; expected all; run it again")
+    if uncounted := sum(figures.uncounted_request_count for figures in measured):
+        lacking = [cell for cell in cells if cell.status == "uncounted"]
+        return NoVerdictError(
+            f"{uncounted} of {succeeded} answers carry no usage ({_names(lacking)}), so nobody counted their tokens; "
+            "expected one each; switch usage on at the server"
+        )
     return None
+
+
+def _names(cells: Sequence[Cell]) -> str:
+    return ", ".join(cell.name for cell in cells)

@@ -52,13 +52,14 @@ def _pareto(view: RunView) -> Chart:
     data: list[dict[str, Any]] = []
     for mode in view.modes:
         points = [
-            (row.figures.output_token_throughput_per_user, row.per_device, row.concurrency)
+            (row.figures.output_token_throughput_per_user, row.per_device, row)
             for row in view.rows
             if row.mode == mode and row.figures and row.figures.output_token_throughput_per_user and row.per_device
         ]
         if not points:
             continue
-        front = pareto_front([(x, y) for x, y, _ in points])
+        # Failed requests leave the others more room: a cell that has any competes with none that has not.
+        front = pareto_front([(x, y) for x, y, row in points if row.status == "ok"])
         data.append(
             {
                 "type": "scatter", "mode": "lines", "name": f"{mode} front", "showlegend": False, "hoverinfo": "skip",
@@ -66,12 +67,12 @@ def _pareto(view: RunView) -> Chart:
                 "line": {"color": color(mode), "width": 2, "shape": "linear"},
             }
         )  # fmt: skip
-        on_front = [(x, y) in front for x, y, _ in points]
+        on_front = [row.status == "ok" and (x, y) in front for x, y, row in points]
         data.append(
             {
                 "type": "scatter", "mode": "markers+text", "name": mode,
                 "x": [x for x, _, _ in points], "y": [y for _, y, _ in points],
-                "text": [f"c{c}" for _, _, c in points],
+                "text": [_label(row) for _, _, row in points],
                 "texttemplate": "\u2002%{text}\u2002",
                 "textposition": "middle left" if mode == "agg" else "middle right",
                 "textfont": {"color": color(mode), "size": 12, "shadow": "0 0 3px white, 0 0 3px white, 0 0 3px white"},
@@ -90,10 +91,14 @@ def _pareto(view: RunView) -> Chart:
     return {"data": data, "layout": layout}
 
 
+def _label(row: Row) -> str:
+    return f"c{row.concurrency}" + (f", {row.failed_text}" if row.failed_text else "")
+
+
 def _against_concurrency(view: RunView, value: Callable[[Row], float | None], title: str, unit: str) -> Chart:
     data = []
     for mode in view.modes:
-        points = [(row.concurrency, found) for row in view.rows if row.mode == mode and (found := value(row))]
+        points = [(row, found) for row in view.rows if row.mode == mode and (found := value(row))]
         if points:
             data.append(_line(mode, mode, points, unit))
     return {"data": data, "layout": _concurrency_layout(view, title, data)}
@@ -103,14 +108,14 @@ def _latency(view: RunView, of: Callable[[Row], Distribution | None], title: str
     """p50 as a line, and dotted the highest percentile that every cell of the mode has the samples for."""
     data = []
     for mode in view.modes:
-        found = [(row.concurrency, d) for row in view.rows if row.mode == mode and (d := of(row))]
+        found = [(row, d) for row in view.rows if row.mode == mode and (d := of(row))]
         if not found:
             continue
-        data.append(_line(mode, f"{mode} p50", [(c, d.p50) for c, d in found], "ms"))
+        data.append(_line(mode, f"{mode} p50", [(row, d.p50) for row, d in found], "ms"))
         fewest = min(d.count for _, d in found)
         for q in (99, 90):
             if fewest >= samples_needed(q):
-                tail = _line(mode, f"{mode} p{q}", [(c, getattr(d, f"p{q}")) for c, d in found], "ms")
+                tail = _line(mode, f"{mode} p{q}", [(row, getattr(d, f"p{q}")) for row, d in found], "ms")
                 tail["line"] |= {"dash": "dot", "width": 1.5}
                 tail["marker"] |= {"size": 6}
                 data.append(tail)
@@ -118,15 +123,20 @@ def _latency(view: RunView, of: Callable[[Row], Distribution | None], title: str
     return {"data": data, "layout": _concurrency_layout(view, title, data)}
 
 
-def _line(mode: str, name: str, points: list[tuple[int, float]], unit: str) -> dict[str, Any]:
+def _line(mode: str, name: str, points: list[tuple[Row, float]], unit: str) -> dict[str, Any]:
+    """A cell with failed requests is a cross."""
+    symbol = SYMBOLS.get(mode, "square")
     return {
         "type": "scatter", "mode": "lines+markers", "name": name,
-        "x": [x for x, _ in points], "y": [y for _, y in points],
+        "x": [row.concurrency for row, _ in points], "y": [y for _, y in points],
         "text": [number(y) for _, y in points],
+        "customdata": [f"<br>{row.failed_text}" if row.failed_text else "" for row, _ in points],
         "line": {"color": color(mode), "width": 2},
-        "marker": {"size": 8, "symbol": SYMBOLS.get(mode, "square"), "color": color(mode)},
+        "marker": {
+            "size": 8, "symbol": ["x" if row.failed_text else symbol for row, _ in points], "color": color(mode),
+        },
         "cliponaxis": False,
-        "hovertemplate": f"{name}, concurrency %{{x}}<br>%{{text}} {unit}<extra></extra>",
+        "hovertemplate": f"{name}, concurrency %{{x}}<br>%{{text}} {unit}%{{customdata}}<extra></extra>",
     }  # fmt: skip
 
 

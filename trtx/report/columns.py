@@ -24,7 +24,7 @@ class Column:
     samples: Callable[[Row], int] = lambda row: 0
 
     def is_sure(self, row: Row) -> bool:
-        return self.percentile is None or self.samples(row) >= samples_needed(self.percentile)
+        return self.percentile is None or not 0 < self.samples(row) < samples_needed(self.percentile)
 
     def text(self, row: Row) -> str:
         value = self.value(row)

@@ -17,9 +17,12 @@ from trtx.report.view import RunView
 _CHARTS = {
     "pareto": (
         "Pareto front",
-        "Up and to the right is better; c is concurrency. Hollow: not on the front.",
+        "Up and to the right is better; c is concurrency. Hollow: not on the front, or requests failed.",
     ),
-    "throughput": ("Throughput against concurrency", "Output tokens of all users together."),
+    "throughput": (
+        "Throughput against concurrency",
+        "Output tokens of all users together. A cross: requests failed.",
+    ),
     "ttft": (
         "Time to first token against concurrency",
         "Median, and dotted the highest percentile with enough samples.",
@@ -54,14 +57,16 @@ def _headline(view: RunView) -> str:
         return f"{len(without)} of {cells} have no result: {', '.join(without)}"
     if view.requests_failed:
         return f"{view.requests_failed:,} of {view.requests_sent:,} requests failed"
+    if view.answers_uncounted:
+        return f"{view.answers_uncounted:,} of {view.requests_sent:,} answers carry no usage"
     return f"{cells}, {view.requests_sent:,} requests, none failed"
 
 
 def _best(view: RunView) -> list[dict[str, str]]:
-    """For each mode, what it did best: the figures that a reader compares first."""
+    """For each mode, what it did best where nothing failed: failed requests leave the others more room."""
     cards = []
     for mode in view.modes:
-        rows = [row for row in view.rows if row.mode == mode]
+        rows = [row for row in view.rows if row.mode == mode and row.status == "ok"]
         rates = [(row.per_device, row.concurrency) for row in rows if row.per_device is not None]
         waits = [(found.p50, row.concurrency) for row in rows if (found := row.latency("time_to_first_token"))]
         if not rates or not waits:

@@ -17,6 +17,7 @@ _LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
 _RATES = (
     "request_count",
     "error_request_count",
+    "uncounted_request_count",
     "request_error_rate",
     "benchmark_duration",
     "request_throughput",
@@ -38,6 +39,11 @@ def summary_json(view: RunView) -> dict[str, Any]:
         "conditions": {condition.name: condition.value for condition in view.conditions},
         "topologies": dict(view.topologies),
         "notes": list(view.notes),
+        "failures": {
+            row.name: [{"reason": text, "count": count} for text, count in row.failures]
+            for row in view.rows
+            if row.failures
+        },
         "rows": summary_rows(view),
     }
 
@@ -76,8 +82,8 @@ def summary_markdown(view: RunView) -> str:
 
 
 def junit_xml(view: RunView) -> str:
-    """One test case a cell: failed requests are a failure, a cell without a result is an error."""
-    broken = [row for row in view.rows if row.status in ("failed", "missing")]
+    """One test case a cell: failed requests are a failure, a cell without a result or uncounted is an error."""
+    broken = [row for row in view.rows if row.status in ("failed", "missing", "uncounted")]
     failing = [row for row in view.rows if row.status == "errors"]
     suite = ElementTree.Element(
         "testsuite", name=f"trtx bench {view.name}", tests=str(len(view.rows)),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from trtx.report.columns import UNSURE, Column, column_map
 from trtx.report.view import Row, RunView
 
-_STYLE = {"ok": "", "errors": "yellow", "failed": "red", "missing": "dim"}
+_STYLE = {"ok": "", "uncounted": "yellow", "errors": "yellow", "failed": "red", "missing": "dim"}
 
 
-def console_table(view: RunView) -> Table:
-    """One line a cell: requests with failures, throughput, TTFT and ITL in ms."""
+def console_table(view: RunView) -> RenderableType:
+    """One line a cell: requests with failures, throughput, TTFT and ITL in ms; under it what went wrong in which."""
     known = column_map(view)
     shown = {
         "tok/s": known["tokens/s"],
@@ -44,7 +46,19 @@ def console_table(view: RunView) -> Table:
             row.mode, str(row.concurrency), *_requests(row), *(_cell(column, row) for column in shown.values()),
             style=_STYLE[row.status],
         )  # fmt: skip
-    return table
+    return Group(table, *_problems(view))
+
+
+def _problems(view: RunView) -> list[RenderableType]:
+    """For each cell with failed or uncounted requests, how many, and every reason with its count."""
+    lines: list[RenderableType] = []
+    for row in view.rows:
+        if row.failed_text:
+            lines.append(Text(f"{row.name}: {row.failed_text}"))
+            lines += [Padding(Text(f"{count} × {reason}"), (0, 0, 0, 2)) for reason, count in row.failures]
+        if row.uncounted_text:
+            lines.append(Text(f"{row.name}: {row.uncounted_text}"))
+    return [Text(), *lines] if lines else []
 
 
 def _requests(row: Row) -> tuple[Text, Text]:

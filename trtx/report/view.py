@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import yaml
 
-from trtx.bench import Cell, Distribution, Figures, read_cells, read_journal
+from trtx.bench import Cell, Distribution, Figures, Reasons, describe, read_cells, read_journal
 
-Status = Literal["ok", "errors", "failed", "missing"]
+Status = Literal["ok", "uncounted", "errors", "failed", "missing"]
 NOT_KNOWN = "not known"
 _ENDED_EARLY = "The run ended early"
 
@@ -58,10 +58,29 @@ class Row:
             return "not measured: the run ended before it"
         if self.cell.failure is not None:
             return self.cell.failure
-        if self.cell.errors and self.figures is not None:
-            message, count = self.cell.errors[0]
-            return f"{self.figures.error_request_count} requests failed; {count} with: {message}"
-        return None
+        failed = f"{self.failed_text}: {describe(self.failures)}" if self.failed_text else None
+        return "; ".join(text for text in (failed, self.uncounted_text) if text) or None
+
+    @property
+    def failures(self) -> Reasons:
+        """Why requests of a measured cell failed, most frequent first."""
+        return self.cell.errors if self.cell is not None and self.figures is not None else ()
+
+    @property
+    def failed_text(self) -> str | None:
+        """How many requests failed, when some did."""
+        if self.figures is None or not self.figures.error_request_count:
+            return None
+        failed = self.figures.error_request_count
+        return f"{failed:,} of {failed + self.figures.request_count:,} failed"
+
+    @property
+    def uncounted_text(self) -> str | None:
+        """How many answers nobody counted the tokens of, when some were such."""
+        if self.figures is None or not self.figures.uncounted_request_count:
+            return None
+        uncounted, answers = self.figures.uncounted_request_count, self.figures.request_count
+        return f"{uncounted:,} of {answers:,} answers carry no usage: what takes tokens can't be computed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +118,10 @@ class RunView:
         return sum(f.error_request_count for row in self.rows if (f := row.figures))
 
     @property
+    def answers_uncounted(self) -> int:
+        return sum(f.uncounted_request_count for row in self.rows if (f := row.figures))
+
+    @property
     def is_clean(self) -> bool:
         return bool(self.rows) and all(row.status == "ok" for row in self.rows) and not self.notes
 
@@ -117,7 +140,7 @@ def read_run(run_dir: Path) -> RunView:
         model=plan.get("model") or (lock.get("attach") or {}).get("model") or _swept_model(journal) or NOT_KNOWN,
         rows=_rows(lock, cells),
         device="GPU" if any(cell.device == "gpu" for cell in cells) else "worker",
-        conditions=_conditions(lock, plan, env, journal),
+        conditions=_conditions(lock, plan, env, journal, cells),
         topologies=tuple((mode, _topology(entry)) for mode, entry in plans.items()),
         notes=_notes(journal),
         started_at=datetime.fromisoformat(started) if started else None,
@@ -134,7 +157,11 @@ def _rows(lock: dict[str, Any], cells: tuple[Cell, ...]) -> tuple[Row, ...]:
 
 
 def _conditions(
-    lock: dict[str, Any], plan: dict[str, Any], env: dict[str, Any], journal: tuple[dict[str, Any], ...]
+    lock: dict[str, Any],
+    plan: dict[str, Any],
+    env: dict[str, Any],
+    journal: tuple[dict[str, Any], ...],
+    measured: tuple[Cell, ...],
 ) -> tuple[Condition, ...]:
     load = lock.get("load", {})
     cells = load.get("cells", [])
@@ -147,10 +174,7 @@ def _conditions(
         ("CPU", env.get("cpu") and f"{env['cpu']}, {env.get('cpu_cores')} cores"),
         ("Memory", env.get("memory_bytes") and f"{env['memory_bytes'] / 2**30:.0f} GiB"),
         ("Load average before", env.get("load_average")),
-        (
-            "ISL / OSL",
-            load and f"{load['isl']} / {load['osl']} tokens{', exact' if load['ignore_eos'] else ', at most'}",
-        ),
+        ("ISL / OSL", load and f"{load['isl']} / {load['osl']} tokens, {_exactness(load, measured)}"),
         ("Requests", ", ".join(f"{c['request_count']} at {c['concurrency']}" for c in cells)),
         ("Warm-up", ", ".join(f"{c['warmup_request_count']} at {c['concurrency']}" for c in cells)),
         ("Trials", load.get("trials")),
@@ -165,6 +189,14 @@ def _conditions(
         ("Time to load", _times(journal, "load_seconds")),
     ]
     return tuple(Condition(name, str(value)) for name, value in found if value not in (None, "", {}))
+
+
+def _exactness(load: dict[str, Any], cells: tuple[Cell, ...]) -> str:
+    """What was asked of the output length, and "exact" only where every answer was counted and is so long."""
+    if not load["ignore_eos"]:
+        return "at most"
+    lengths = {cell.figures.output_sequence_length if cell.figures else None for cell in cells}
+    return "exact" if lengths == {load["osl"]} else "asked"
 
 
 def _engine(plan: dict[str, Any], lock: dict[str, Any]) -> str:
