@@ -20,7 +20,9 @@ from trtx.bench.records import RequestRecord
 MS = 1_000_000
 
 
-def ok(start_ms: int, end_ms: int, *, ttft: float = 100, itl: float = 10, tokens: int = 100) -> RequestRecord:
+def ok(
+    start_ms: int, end_ms: int, *, ttft: float = 100, itl: float | None = 10, tokens: int | None = 100
+) -> RequestRecord:
     return RequestRecord(start_ms * MS, end_ms * MS, None, ttft, itl, end_ms - start_ms, 200, tokens)
 
 
@@ -49,7 +51,7 @@ def test_tokens_per_user_is_the_median_of_each_users_own_rate() -> None:
 
 
 def test_tokens_per_user_leaves_out_an_answer_that_came_in_one_piece() -> None:
-    assert output_token_throughput_per_user([ok(0, 1, itl=0), ok(0, 1, itl=10)]) == 100
+    assert output_token_throughput_per_user([ok(0, 1, itl=None), ok(0, 1, itl=10)]) == 100
 
 
 def test_tokens_per_device_divides_by_the_topologys_own_devices() -> None:
@@ -79,12 +81,32 @@ def test_trials_pool_their_latencies_and_average_their_rates() -> None:
     assert of_cell.request_count == 2
 
 
-def test_a_cell_where_everything_failed_has_counts_but_no_latency() -> None:
+def test_one_answer_without_usage_takes_every_figure_of_tokens_with_it_and_no_other() -> None:
+    found = figures([[ok(0, 1000), ok(0, 1000, itl=None, tokens=None)]])
+    assert (found.request_count, found.uncounted_request_count) == (2, 1)
+    assert found.output_token_throughput is None
+    assert found.output_token_throughput_per_user is None
+    assert found.inter_token_latency is None
+    assert (found.input_sequence_length, found.output_sequence_length) == (None, None)
+    assert found.time_to_first_token is not None and found.request_throughput == 2
+
+
+def test_a_trial_without_a_rate_leaves_the_cell_without_one() -> None:
+    found = figures([[ok(0, 1000)], [failed(5000, 5500)]])  # the other trial alone would be the better half
+    assert (found.output_token_throughput, found.request_throughput) == (None, None)
+    assert found.benchmark_duration == 0.75
+
+
+def test_requests_that_failed_fast_leave_the_latencies_as_they_are() -> None:
+    assert time_to_first_token([ok(0, 500, ttft=100), failed(0, 1)]) == time_to_first_token([ok(0, 500, ttft=100)])
+
+
+def test_a_cell_where_everything_failed_has_counts_but_no_figure() -> None:
     of_cell = figures([[failed(0, 100), failed(0, 200)]])
     assert (of_cell.request_count, of_cell.error_request_count, of_cell.request_error_rate) == (0, 2, 100)
     assert of_cell.time_to_first_token is None
     assert of_cell.output_token_throughput_per_user is None
-    assert of_cell.output_token_throughput == 0
+    assert (of_cell.output_token_throughput, of_cell.request_throughput) == (None, None)
 
 
 def test_the_most_common_error_comes_first() -> None:

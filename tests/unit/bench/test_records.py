@@ -46,4 +46,14 @@ def test_a_failed_request_keeps_its_reason(tmp_path: Path) -> None:
     (tmp_path / "profile_export.jsonl").write_text(json.dumps(entry) + "\n")
     (record,) = read_records(tmp_path / "profile_export.jsonl")
     assert not record.succeeded
-    assert record.error == "HTTP 503 Service Unavailable: no workers"
+    assert record.error == "HTTP 503 no workers"
+
+
+def test_an_answer_in_one_piece_has_no_time_between_its_tokens(tmp_path: Path) -> None:
+    entry = {
+        "metadata": {"benchmark_phase": "profiling", "request_start_ns": 100, "request_end_ns": 200},
+        "metrics": {"inter_token_latency": {"value": 0.0, "unit": "ms"}},
+    }
+    (tmp_path / "profile_export.jsonl").write_text(json.dumps(entry) + "\n")
+    (record,) = read_records(tmp_path / "profile_export.jsonl")
+    assert record.inter_token_latency is None

@@ -33,7 +33,9 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
             if read := self._parse_json_response(response.perf_ns, document):
                 parsed.append(read)
         record._parsed_responses_cache = parsed
-        if record.error is None and (fault := answer.fault(self._asked(record))) is not None:
+        asked = self._asked(record)
+        fault = "aiperf did not say how many tokens were asked" if asked.max_tokens is None else answer.fault(asked)
+        if record.error is None and fault is not None:
             record.error = ErrorDetails(type=INCOMPLETE, message=fault)
         return parsed
 

@@ -1,0 +1,158 @@
+"""A server of OpenAI's chat API that answers wrong in every way seen or thought of, and what must be said of each.
+
+``ANSWERS`` is the table; :func:`hostile_server` serves it on loopback, one answer after the other, or one alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any
+
+OSL = 8
+SSE, JSON, HTML = "text/event-stream", "application/json", "text/html"
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """One way to answer, and the reason that a request that gets it fails with; None: it succeeds."""
+
+    body: bytes
+    reason: str | None
+    status: int = 200
+    kind: str = SSE
+    is_cut: bool = False  # the connection is closed after the body, before the answer is whole
+
+
+def chunk(delta: Event, finish_reason: str | None = None) -> Event:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return {"id": "a", "object": "chat.completion.chunk", "choices": [choice]}
+
+
+def words(count: int) -> list[Event]:
+    return [chunk({"role": "assistant", "content": ""}), *(chunk({"content": f"w{n} "}) for n in range(count))]
+
+
+def usage(tokens: int | None) -> Event:
+    counted = {"prompt_tokens": 64, "completion_tokens": tokens, "total_tokens": 64 + (tokens or 0)}
+    return {"id": "a", "object": "chat.completion.chunk", "choices": [], "usage": counted}
+
+
+def stream(events: Iterable[Event], *, end: bytes = b"data: [DONE]\n\n") -> bytes:
+    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + end
+
+
+END = chunk({}, "length")
+WHOLE = [*words(OSL), END, usage(OSL)]
+BODY = {
+    "object": "chat.completion",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "w0 w1"}, "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 64, "completion_tokens": OSL},
+}
+ERROR = {"error": {"message": "the engine died", "type": "internal_server_error", "code": 500}}
+ERROR_EVENT = b'event: error\ndata: {"message": "out of blocks", "code": 500}\n\n'
+PAGE = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1><hr>nginx</body></html>"
+
+ANSWERS = {
+    "whole": Hostile(stream(WHOLE), None),
+    "no usage": Hostile(stream([*words(OSL), END]), None),
+    "half of the tokens": Hostile(
+        stream([*words(4), chunk({}, "stop"), usage(4)]), "stopped after 4 tokens, although min_tokens 8 was asked"
+    ),
+    "half of the tokens, at length": Hostile(
+        stream([*words(4), END, usage(4)]), "4 of 8 tokens, with finish_reason 'length'"
+    ),
+    "three times the tokens": Hostile(
+        stream([*words(OSL), END, usage(3 * OSL)]), "usage counts 24 tokens, 8 were asked"
+    ),
+    "fewer tokens than came": Hostile(
+        stream([*words(OSL), chunk({}, "stop"), usage(3)]), "usage counts 3 tokens, text came in 8 pieces"
+    ),
+    "usage without a count": Hostile(stream([*words(OSL), END, usage(None)]), "usage counts None completion tokens"),
+    "error on the stream": Hostile(stream([*words(3), ERROR]), "error in the answer: the engine died"),
+    "error as an event": Hostile(stream(words(3), end=ERROR_EVENT), "error in the answer: out of blocks"),
+    "aborted": Hostile(stream([*words(3), chunk({}, "abort"), usage(3)]), "ended early with finish_reason 'abort'"),
+    "no finish reason": Hostile(stream([*words(OSL), usage(OSL)]), "cut off: no finish_reason"),
+    "no [DONE]": Hostile(stream(WHOLE, end=b""), "cut off: no [DONE]"),
+    "half an event": Hostile(
+        stream(words(OSL), end=b'data: {"object": "chat.comp'), 'no JSON in the answer: {"object": "chat.comp'
+    ),
+    "no text": Hostile(stream([]), "empty answer"),
+    "empty stream": Hostile(b"", "empty answer"),
+    "empty body": Hostile(b"", "empty answer", kind=JSON),
+    "one body": Hostile(json.dumps(BODY).encode(), "one whole body where a stream was asked", kind=JSON),
+    "another document": Hostile(b'{"status": "queued"}', 'no completion in the answer: {"status": "queued"}', kind=JSON),
+    "error in a body": Hostile(json.dumps(ERROR).encode(), "error in the answer: the engine died", kind=JSON),
+    "a login page": Hostile(
+        b"<html><title>Log in</title><body>Who are you?</body></html>", "no JSON in the answer: Log in", kind=HTML
+    ),
+    "404": Hostile(
+        b'{"error": {"message": "model not found", "type": "not_found", "code": 404}}',
+        "HTTP 404 model not found", status=404, kind=JSON,
+    ),
+    "502": Hostile(PAGE, "HTTP 502 Bad Gateway", status=502, kind=HTML),
+    "503 without a word": Hostile(b"", "HTTP 503 Service Unavailable", status=503, kind=JSON),
+    "closed at once": Hostile(b"", "ServerDisconnectedError: Server disconnected", status=0),
+    "closed in the middle": Hostile(
+        stream(words(3), end=b""), "ClientPayloadError: Response payload is not completed", is_cut=True
+    ),
+}  # fmt: skip
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_GET(self) -> None:
+        self._send(200, JSON, json.dumps({"object": "list", "data": [{"id": "hostile", "object": "model"}]}).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        answer = self.server.next_answer()
+        if answer.status:
+            self._send(answer.status, answer.kind, answer.body, missing=100 if answer.is_cut else 0)
+        self.close_connection = answer.is_cut or not answer.status
+
+    def log_message(self, *arguments: object) -> None: ...
+
+    def _send(self, status: int, kind: str, body: bytes, missing: int = 0) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body) + missing))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self._answers = itertools.cycle([ANSWERS[name] for name in names])
+        self._lock = Lock()
+
+    def next_answer(self) -> Hostile:
+        with self._lock:
+            return next(self._answers)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+@contextlib.contextmanager
+def hostile_server(*names: str) -> Iterator[str]:
+    """The URL of a server that gives the named answers in turn, all of ``ANSWERS`` without a name."""
+    server = _Server(names or ANSWERS)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.url
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,95 @@
+"""The endpoint inside aiperf's own record parser, over every hostile answer that has a body to read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from importlib.metadata import entry_points
+from importlib.resources import files
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiperf.common.models import ErrorDetails, RequestRecord, TextResponse
+from aiperf.plugin import plugins
+from aiperf.transports.sse_utils import AsyncSSEStreamReader
+from hostile_server import ANSWERS, OSL, SSE, Hostile, stream, words
+
+from trtx.bench.endpoint import ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
+from trtx.bench.failures import reason
+
+EXACT = {"ignore_eos": True, "min_tokens": OSL}
+
+
+def endpoint(extra: dict[str, Any] | None = None, *, streaming: bool = True) -> Any:
+    kind = plugins.get_class("endpoint", ENDPOINT_TYPE)
+    asked = list((EXACT if extra is None else extra).items())
+    return kind(model_endpoint=SimpleNamespace(endpoint=SimpleNamespace(streaming=streaming, extra=asked)))
+
+
+async def record_of(answer: Hostile) -> RequestRecord:
+    """What aiperf's client makes of a body that arrived."""
+
+    async def body() -> AsyncIterator[bytes]:
+        yield answer.body
+
+    read = [TextResponse(perf_ns=1, text=answer.body.decode(), content_type=answer.kind)]
+    responses = [event async for event in AsyncSSEStreamReader(body())] if answer.kind == SSE else read
+    record: RequestRecord = RequestRecord.model_construct(
+        responses=responses, error=None, request_info=SimpleNamespace(max_tokens=OSL)
+    )
+    record._parsed_responses_cache = None
+    return record
+
+
+READ = [name for name, answer in ANSWERS.items() if answer.status == 200 and not answer.is_cut]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in READ if name != "error as an event"]
+)  # aiperf's client sees that one
+async def test_only_a_whole_answer_leaves_the_record_without_an_error(name: str) -> None:
+    record = await record_of(ANSWERS[name])
+    endpoint().extract_response_data(record)
+    found = None if record.error is None else reason(record.error.model_dump())
+    assert found == ANSWERS[name].reason
+
+
+async def test_text_and_usage_are_those_that_aiperfs_own_endpoint_reads() -> None:
+    record = await record_of(ANSWERS["whole"])
+    own = plugins.get_class("endpoint", "chat")(model_endpoint=endpoint().model_endpoint)
+    theirs = own.extract_response_data(record)
+    record._parsed_responses_cache = None
+    assert endpoint().extract_response_data(record) == theirs != []
+
+
+async def test_an_error_of_the_transport_is_kept() -> None:
+    record = await record_of(ANSWERS["no finish reason"])
+    record.error = ErrorDetails(type="ClientPayloadError", message="cut")
+    endpoint().extract_response_data(record)
+    assert record.error.type == "ClientPayloadError"
+
+
+async def test_a_record_that_does_not_say_what_was_asked_is_a_failure() -> None:
+    record = await record_of(ANSWERS["whole"])
+    record.request_info.max_tokens = None
+    endpoint().extract_response_data(record)
+    assert record.error is not None and "how many tokens were asked" in record.error.message
+
+
+async def test_an_answer_may_stop_by_itself_where_that_was_asked() -> None:
+    record = await record_of(ANSWERS["half of the tokens"])
+    endpoint(extra={}).extract_response_data(record)
+    assert record.error is None
+
+
+async def test_a_broken_stream_is_a_failure_although_its_text_is_read() -> None:
+    record = await record_of(Hostile(stream(words(3)), None))
+    assert endpoint().extract_response_data(record)
+    assert record.error is not None
+
+
+def test_aiperf_finds_the_endpoint_through_the_installed_package_alone() -> None:
+    (found,) = entry_points(group=ENTRY_POINT_GROUP, name=ENTRY_POINT)
+    package, _, manifest = found.value.partition(":")
+    assert f"\n  {ENDPOINT_TYPE}:\n" in (files(package) / manifest).read_text(encoding="utf-8")
+    assert plugins.get_endpoint_metadata(ENDPOINT_TYPE) == plugins.get_endpoint_metadata("chat")
