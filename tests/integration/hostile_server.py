@@ -87,7 +87,7 @@ ANSWERS = {
     "empty stream": Hostile(b"", "empty answer"),
     "empty body": Hostile(b"", "empty answer", kind=JSON),
     "one body": Hostile(json.dumps(BODY).encode(), "one whole body where a stream was asked", kind=JSON),
-    "another document": Hostile(b'{"status": "queued"}', 'no completion in the answer: {"status": "queued"}', kind=JSON),
+    "another document": Hostile(b'{"a": 1}', 'no completion in the answer: {"a": 1}', kind=JSON),
     "error in a body": Hostile(json.dumps(ERROR).encode(), "error in the answer: the engine died", kind=JSON),
     "a login page": Hostile(
         b"<html><title>Log in</title><body>Who are you?</body></html>", "no JSON in the answer: Log in", kind=HTML
