@@ -32,8 +32,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtx.bench import LoadSpec, Target
-from trtx.bench.aiperf import Aiperf, command, run_files
-from trtx.bench.metrics import figures
+from trtx.bench.aiperf import Aiperf, check_endpoint, command, run_files
+from trtx.bench.metrics import figures, most_common_errors
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
 from trtx.config import RouterMode, TopologySpec
 from trtx.launch import Event, ServedTopology, prepare, serve
@@ -70,7 +70,7 @@ class Variant:
             self.name,
             f"{ttft.p50:.1f}" if ttft else "–",
             f"{ttft.p90:.1f}" if ttft and ttft.supports(90) else "–",
-            f"{result.output_token_throughput:,.0f}" if result.output_token_throughput else "–",
+            f"{result.output_token_throughput:,.0f}" if result.output_token_throughput is not None else "–",
             hit,
             " / ".join(str(count) for _, count in sorted(self.requests.items())),
             str(result.error_request_count),
@@ -80,6 +80,7 @@ class Variant:
 
 def main() -> int:
     arguments = _arguments()
+    check_endpoint()
     working_set = arguments.prefixes * arguments.prefix_length
     own = arguments.isl + arguments.osl + _TEMPLATE_TOKENS
     pool = (arguments.pool_tokens or int(0.6 * working_set) + arguments.concurrency * own) // _BLOCK * _BLOCK
@@ -157,10 +158,16 @@ def _round(
     with Aiperf(argv, staging.parent / f"{staging.name}.log") as aiperf:
         while (code := aiperf.poll()) is None:
             topology.wait(0.1)
-        if code:
-            raise SystemExit(f"aiperf exited {code}:\n{aiperf.log_tail()}")
     (files,) = run_files(staging, load.loads, trials=1)
-    variant.rounds.append(read_records(files.directory / RECORDS_FILE))
+    path = files.directory / RECORDS_FILE
+    records = read_records(path) if path.exists() else ()
+    if len(records) != arguments.requests:  # aiperf exits 1 as well when all requests failed
+        raise SystemExit(
+            f"aiperf exited {code} with {len(records)} of {arguments.requests} records:\n{aiperf.log_tail()}"
+        )
+    for reason, count in most_common_errors(records):
+        print(f"- {variant.name}: {count} × {reason}", file=sys.stderr, flush=True)
+    variant.rounds.append(records)
     for worker, after in _counters(topology).items():
         prompt, cached, requests = (now - then for now, then in zip(after, before[worker], strict=True))
         variant.prompt_tokens += prompt

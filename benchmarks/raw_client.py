@@ -1,8 +1,9 @@
 """A load client that costs next to nothing: HTTP/1.1 over asyncio sockets, kept alive, in as many processes as asked.
 
-It parses no JSON and no event while a stream runs: it stamps the first event, looks for the end, and reads the token
-count from the usage of the last event. A client that decodes every event (aiohttp, httpx) would be what is measured:
-at 50,000 tokens/s on shared cores it takes more CPU than the server.
+It parses no JSON and no event while a stream runs: it stamps the first event and looks for the end. Then it reads the
+last events, with the finish reason and the usage, and raises unless the answer is whole by trtx bench's own rule. A
+client that decodes every event (aiohttp, httpx) would be what is measured: at 50,000 tokens/s on shared cores it takes
+more CPU than the server.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
+from trtx.bench import answers
+
+_FRAME = re.compile(rb"\r\n[0-9a-f]+\r\n")  # between two HTTP chunks
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_OK = b" 200"
+_EVENT = b"data: {"
 _END = b"\r\n0\r\n\r\n"  # dynamo.frontend sends every answer in HTTP chunks, also one that is not a stream
 _TAIL_BYTES = 2048  # the last events of a stream, with the usage, lie within
 
@@ -49,28 +55,52 @@ class Connection(asyncio.Protocol):
         payload = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tail = b""
+        self._head = self._tail = b""
         self._events = 0
         self._first = 0.0
-        self._mark = b"data: {" if body.get("stream") else b"HTTP/1.1"
+        self._mark = _EVENT if body.get("stream") else b"HTTP/1.1"
         assert self._transport is not None
         sent = time.perf_counter()
         self._transport.write(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
         await self._finished
         done = time.perf_counter()
-        counted = _COMPLETION_TOKENS.findall(self._tail)
-        if not counted:
-            raise RuntimeError(f"no usage in the answer: {self._tail[-300:]!r}")
-        return Answer(sent, self._first, done, int(counted[-1]), self._events)
+        return Answer(sent, self._first, done, self._tokens(body), self._events)
+
+    def _tokens(self, body: dict[str, Any]) -> int:
+        """The tokens of a whole answer; RuntimeError with the reason where it is not whole, or nobody counted it."""
+        raw = self._tail.removesuffix(_END)
+        if body.get("stream") and self._head.endswith(_OK):
+            # What stands before the first mark is the rest of an event, or the head.
+            events = _FRAME.sub(b"", raw).decode(errors="replace").split("data: ")[1:]
+        else:
+            events = [_FRAME.sub(b"", b"\r\n" + raw.partition(b"\r\n\r\n")[2]).decode(errors="replace").strip()]
+        if not self._head.endswith(_OK):
+            raise RuntimeError(f"HTTP {self._head[9:].decode()} {answers.words(events[0])}")
+        answer = answers.Answer()
+        for event in events:
+            answer.add_text(event.partition("\n\n")[0])
+        if fault := answer.fault(answers.Asked.of(body)):
+            raise RuntimeError(fault)
+        if answer.tokens is None:
+            raise RuntimeError("no usage in the answer")
+        return answer.tokens
 
     def data_received(self, data: bytes) -> None:
+        self._head = self._head or data[:12]
         found = data.count(self._mark)
         if found and not self._first:
             self._first = time.perf_counter()
         self._events += found
-        self._tail = (self._tail + data)[-_TAIL_BYTES:]
-        if self._tail.endswith(_END) and not self._finished.done():
+        self._tail += data
+        if self._mark == _EVENT:  # of a stream the end is enough
+            self._tail = self._tail[-_TAIL_BYTES:]
+        if (self._tail.endswith(_END) or self._is_refused()) and not self._finished.done():
             self._finished.set_result(None)
+
+    def _is_refused(self) -> bool:
+        """An error's answer is whole: it comes with its length."""
+        length = None if self._head.endswith(_OK) else _LENGTH.search(self._tail)
+        return length is not None and len(self._tail.partition(b"\r\n\r\n")[2]) >= int(length.group(1))
 
 
 async def connect(port: int) -> Connection:

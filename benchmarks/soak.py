@@ -4,7 +4,7 @@
 
 Serves the topology as `trtx serve` does, drives it with aiperf at a fixed concurrency, kills one worker of the
 named role with SIGKILL half-way, and prints per minute: requests that succeeded and failed, output tokens/s, TTFT
-and ITL; then the errors by message, how long the topology was not whole, restarts, and memory at the start and the
+and ITL; then why requests failed, how long the topology was not whole, restarts, and memory at the start and the
 end. The table is Markdown. Exit 1 when a request failed in a minute without a kill, or after the minute of the kill.
 """
 
@@ -18,14 +18,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import psutil
 
-from trtx.bench.aiperf import Aiperf
+from trtx.bench.aiperf import Aiperf, check_endpoint
+from trtx.bench.endpoint import ENDPOINT_TYPE
+from trtx.bench.failures import count_reasons
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
 from trtx.config import TopologySpec
 from trtx.launch import ServedTopology, prepare, serve
@@ -45,6 +46,7 @@ class Watch:
 
 def main() -> int:
     arguments = _arguments()
+    check_endpoint()
     run_dir = Path(arguments.output or tempfile.mkdtemp(prefix="trtx-soak-"))
     run_dir.mkdir(parents=True, exist_ok=True)
     counts = {"workers": arguments.workers} if arguments.mode == "agg" else {}
@@ -67,7 +69,10 @@ def main() -> int:
         watch = _drive(topology, arguments, run_dir, tokenizer)
         after = _memory(topology)
         restarts = topology.restarts
-    records = read_records(run_dir / "load" / RECORDS_FILE)
+    path = run_dir / "load" / RECORDS_FILE
+    if not (records := read_records(path) if path.exists() else ()):
+        print("aiperf recorded no request")
+        return 1
     failed_outside = _print_minutes(records, watch)
     _print_errors(records)
     if watch.killed_at is not None:
@@ -84,7 +89,7 @@ def _drive(topology: ServedTopology, arguments: argparse.Namespace, run_dir: Pat
     argv = [
         sys.executable, "-m", "aiperf", "profile",
         "--model", topology.model, "--tokenizer", tokenizer, "--url", topology.url,
-        "--endpoint-type", "chat", "--streaming", "--apply-chat-template", "--use-server-token-count",
+        "--endpoint-type", ENDPOINT_TYPE, "--streaming", "--apply-chat-template", "--use-server-token-count",
         "--isl", str(arguments.isl), "--osl", str(arguments.osl),
         "--concurrency", str(arguments.concurrency), "--benchmark-duration", str(arguments.seconds),
         "--benchmark-grace-period", "60", "--num-dataset-entries", str(arguments.prompts), "--random-seed", "7",
@@ -145,21 +150,24 @@ def _print_minutes(records: tuple[RequestRecord, ...], watch: Watch) -> int:
             failed_outside += failed
         ttft = sorted(record.time_to_first_token for record in ok if record.time_to_first_token is not None)
         itl = [record.inter_token_latency for record in ok if record.inter_token_latency is not None]
-        tokens = sum(record.output_sequence_length or 0 for record in ok)
+        counts = [record.output_sequence_length for record in ok if record.output_sequence_length is not None]
         span_s = min(MINUTE_S, (last_ns - first_ns) / 1e9 - minute * MINUTE_S)
         p50 = f"{median(ttft):.1f}" if ttft else "–"
         p99 = f"{ttft[int(0.99 * (len(ttft) - 1))]:.1f}" if ttft else "–"
         itl_p50 = f"{median(itl):.2f}" if itl else "–"
+        rate = f"{sum(counts) / span_s:.0f}" if counts and len(counts) == len(ok) else "–"  # one uncounted: not known
         note = f"{watch.killed} killed" if minute == kill_minute else ""
-        print(f"| {minute} | {len(ok)} | {failed} | {tokens / span_s:.0f} | {p50} | {p99} | {itl_p50} | {note} |")
+        print(f"| {minute} | {len(ok)} | {failed} | {rate} | {p50} | {p99} | {itl_p50} | {note} |")
     return failed_outside
 
 
 def _print_errors(records: tuple[RequestRecord, ...]) -> None:
     failed = [record for record in records if not record.succeeded]
     print(f"\n{len(records) - len(failed)} requests succeeded, {len(failed)} failed")
-    for message, count in Counter(record.error for record in failed).most_common(5):
-        print(f"- {count} × {message}")
+    for reason, count in count_reasons(record.error for record in failed if record.error is not None):
+        print(f"- {count} × {reason}")
+    if uncounted := sum(record.succeeded and not record.is_counted for record in records):
+        print(f"- {uncounted} answers carry no usage")
 
 
 def _arguments() -> argparse.Namespace:

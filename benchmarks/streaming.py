@@ -7,7 +7,8 @@
 
     python benchmarks/streaming.py [--rounds 3] [--only ttft|throughput]
 
-The client is ``raw_client.py``: asyncio sockets that parse nothing while a stream runs, in two processes for (b).
+The client is ``raw_client.py``: asyncio sockets that parse nothing while a stream runs, in two processes for (b). It
+raises on an answer that is not whole.
 Rounds are interleaved, so that a busy machine is busy for all; figures are medians over rounds.
 """
 

@@ -74,7 +74,11 @@ ANSWERS = {
     "fewer tokens than came": Hostile(
         stream([*words(OSL), chunk({}, "stop"), usage(3)]), "usage counts 3 tokens, text came in 8 pieces"
     ),
-    "usage without a count": Hostile(stream([*words(OSL), END, usage(None)]), "usage counts None completion tokens"),
+    "usage without a count": Hostile(
+        stream([*words(OSL), END, usage(None)]),
+        "usage without a count of completion tokens: "
+        '{"prompt_tokens": 64, "completion_tokens": null, "total_tokens": 64}',
+    ),
     "error on the stream": Hostile(stream([*words(3), ERROR]), "error in the answer: the engine died"),
     "error as an event": Hostile(stream(words(3), end=ERROR_EVENT), "error in the answer: out of blocks"),
     "aborted": Hostile(stream([*words(3), chunk({}, "abort"), usage(3)]), "ended early with finish_reason 'abort'"),

@@ -121,7 +121,7 @@ def test_the_run_directory_holds_every_file_of_its_contract(
         assert (run_dir / name).stat().st_size > 0, name
     for cell in ("agg-c1", "agg-c4", "disagg-c1", "disagg-c4"):
         assert (run_dir / "cells" / cell / "trial-01" / "profile_export_aiperf.json").exists()
-        assert json.loads((run_dir / "cells" / cell / "cell.json").read_text())["schema_version"] == 1
+        assert json.loads((run_dir / "cells" / cell / "cell.json").read_text())["schema_version"] == 2
     suite = ElementTree.parse(run_dir / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "0", "0")
     assert list(run_dir.glob("*/serve/logs/*.log"))
@@ -146,7 +146,7 @@ class _Broken(BaseHTTPRequestHandler):
             {"choices": [{"index": 0, "delta": {"role": "assistant", "content": word}}]} for word in ("one ", "two ")
         ] + [
             {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]},
-            {"choices": [], "usage": {"prompt_tokens": 64, "completion_tokens": 2, "total_tokens": 66}},
+            {"choices": [], "usage": {"prompt_tokens": 64, "completion_tokens": 16, "total_tokens": 80}},
         ]
         body = "".join(f"data: {json.dumps({'object': 'chat.completion.chunk', **chunk})}\n\n" for chunk in chunks)
         self._write(200, "text/event-stream", (body + "data: [DONE]\n\n").encode())
@@ -177,7 +177,7 @@ def test_failed_requests_end_in_exit_1_and_stand_in_table_and_junit(half_broken_
     attach = ["--url", half_broken_url, "--tokenizer", "synthetic:tiny"]
     done = trtx("bench", *attach, "--concurrency", "2", *LOAD, "--json", "-o", str(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "of 12 requests failed (attached-c2)" in done.stderr and "out of blocks" in done.stderr
+    assert "of 12 failed: HTTP 500 out of blocks (attached-c2)" in done.stderr
     (row,) = json.loads(done.stdout.splitlines()[-1])["rows"]
     assert row["status"] == "errors" and row["error_request_count"] >= 4
     assert row["request_count"] + row["error_request_count"] == 12

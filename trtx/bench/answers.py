@@ -96,6 +96,12 @@ class Answer:
         """The server said how many tokens it sent. Without, no figure that counts tokens can be computed."""
         return bool(self._usage)
 
+    @property
+    def tokens(self) -> int | None:
+        """``usage.completion_tokens``; None where there is none that is a count."""
+        tokens = self._usage.get("completion_tokens") if isinstance(self._usage, Mapping) else None
+        return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else None
+
     def fault(self, asked: Asked) -> str | None:
         """Why this answer is not what was asked, in one clause; None when it is whole.
 
@@ -126,9 +132,8 @@ class Answer:
         most = asked.max_tokens
         if not self.is_counted:
             return None if asked.may_stop or not stopped else "stopped by itself, although ignore_eos was asked"
-        tokens = self._usage.get("completion_tokens") if isinstance(self._usage, Mapping) else None
-        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
-            return f"usage counts {tokens!r} completion tokens"
+        if (tokens := self.tokens) is None:
+            return f"usage without a count of completion tokens: {words(self._usage)}"
         if most is not None and tokens > most:
             return f"usage counts {tokens} tokens, {most} were asked"
         if self.texts > tokens:

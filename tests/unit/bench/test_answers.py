@@ -99,7 +99,9 @@ def test_a_whole_body_is_whole_where_no_stream_was_asked() -> None:
         "usage": {"completion_tokens": OSL},
     }
     assert fault([body], is_done=False, stream=False) is None
-    assert fault([body | {"usage": {"completion_tokens": "8"}}], stream=False) == "usage counts '8' completion tokens"
+    assert fault([body | {"usage": {"completion_tokens": "8"}}], stream=False) == (
+        'usage without a count of completion tokens: {"completion_tokens": "8"}'
+    )
 
 
 @pytest.mark.parametrize(
