@@ -14,6 +14,7 @@ from rich.console import Console
 from trtx.bench import Journal, read_cells
 from trtx.bench.cells import Cell
 from trtx.report import RunView, console_table, read_run, render
+from trtx.report.charts import charts
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = ("summary.json", "summary.csv", "summary.md", "junit.xml", "report.html")
@@ -109,6 +110,59 @@ def test_failed_requests_show_in_every_form(golden_run: Path) -> None:
     assert "HTTP 500 boom &lt;b&gt;" in page and "boom <b>" not in page
     suite = ElementTree.parse(golden_run / "junit.xml").getroot()
     assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
+
+
+def spoil(run: Path, name: str, figures: dict[str, object], **trial: object) -> None:
+    """Makes another cell of one of the golden run's."""
+    path = run / "cells" / name / "cell.json"
+    document = json.loads(path.read_text())
+    document["figures"] |= figures
+    document["trials"][0] |= trial
+    path.write_text(json.dumps(document))
+
+
+def test_every_reason_stands_under_the_console_table_within_80_columns(golden_run: Path) -> None:
+    errors = [["error in the answer: " + "the engine died " * 10, 8], ["HTTP 404 model not found", 2]]
+    spoil(golden_run, "agg-c2", {"request_count": 2, "error_request_count": 10}, status="errors", errors=errors)
+    view = render(golden_run)
+    text = _console_text(view)
+    assert "agg-c2: 10 of 12 failed\n  8 × error in the answer: the engine died" in text
+    assert "  2 × HTTP 404 model not found" in text
+    assert max(map(len, text.splitlines())) <= 80
+    summary = json.loads((golden_run / "summary.json").read_text())
+    assert summary["failures"] == {"agg-c2": [{"reason": reason, "count": count} for reason, count in errors]}
+    case = ElementTree.parse(golden_run / "junit.xml").getroot()[1]
+    assert (case[0].get("message") or "").startswith("10 of 12 failed: 8 × error in the answer")
+
+
+def test_a_cell_with_failed_requests_is_nowhere_the_best(golden_run: Path) -> None:
+    figures = {"error_request_count": 3, "output_token_throughput_per_user": 99999.0}
+    spoil(golden_run, "agg-c2", figures, status="errors", errors=[["boom", 3]])
+    spoil(golden_run, "agg-c1", figures, status="errors", errors=[["boom", 3]])
+    view = render(golden_run)
+    drawn = charts(view)
+    assert not next(line for line in drawn["pareto"]["data"] if line["name"] == "agg front")["x"]
+    assert drawn["throughput"]["data"][0]["marker"]["symbol"] == ["x", "x"]
+    page = (golden_run / "report.html").read_text(encoding="utf-8")
+    best = page[page.index('aria-label="Best of each mode"') : page.index('aria-label="Charts"')]
+    assert "<h2>disagg</h2>" in best and "<h2>agg</h2>" not in best
+
+
+def test_answers_without_usage_are_a_dash_and_a_note_in_every_form(golden_run: Path) -> None:
+    unknown = dict.fromkeys(
+        ("output_token_throughput", "output_token_throughput_per_user", "inter_token_latency", "output_sequence_length")
+    )
+    spoil(golden_run, "agg-c2", {**unknown, "uncounted_request_count": 12}, status="uncounted")
+    view = render(golden_run)
+    line = next(line for line in _console_text(view).splitlines() if line.startswith("agg") and " 2 12 " in line)
+    assert line.split()[4] == "–" and "0" not in line.split()[4:7]
+    assert not view.is_clean
+    suite = ElementTree.parse(golden_run / "junit.xml").getroot()
+    assert (suite.get("failures"), suite.get("errors")) == ("0", "1")
+    for name in ("summary.md", "report.html", "junit.xml"):
+        assert "12 of 12 answers carry no usage" in (golden_run / name).read_text(encoding="utf-8"), name
+    conditions = {condition.name: condition.value for condition in view.conditions}
+    assert conditions["ISL / OSL"].endswith("tokens, asked")  # nobody counted that they are exact
 
 
 def test_a_restart_while_measuring_is_said_beside_the_figures(golden_run: Path) -> None:

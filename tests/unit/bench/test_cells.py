@@ -1,0 +1,71 @@
+"""From aiperf's records to a cell: what is measured, what failed, and what is no result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtx.bench import Cell, Load, Target, read_cells
+from trtx.bench.cells import measure_cell, write_cell
+from trtx.errors import UsageError
+
+GONE = "aiperf exited 1 without a result: All 4 inference request(s) failed"
+TARGET = Target("http://127.0.0.1:1", "m", Path("m"), "agg")
+LOAD = Load(concurrency=2, request_count=4, warmup_request_count=1)
+
+
+def entry(*, phase: str = "profiling", error: str | None = None, tokens: int | None = 8) -> dict[str, Any]:
+    metrics = {"time_to_first_token": 10.0, "inter_token_latency": 2.0, "request_latency": 24.0}
+    metrics |= {} if tokens is None else {"output_sequence_length": tokens, "input_sequence_length": 64}
+    return {
+        "metadata": {"benchmark_phase": phase, "request_start_ns": 0, "request_end_ns": 10**9},
+        "metrics": {} if error else {name: {"value": value} for name, value in metrics.items()},
+        "error": {"code": 500, "type": "Error", "message": error} if error else None,
+    }
+
+
+def measured(directory: Path, *trials: list[dict[str, Any]], gone: dict[int, str] | None = None) -> Cell:
+    for number, entries in enumerate(trials, start=1):
+        trial = directory / f"trial-{number:02d}"
+        trial.mkdir(parents=True)
+        lines = [json.dumps(one) + "\n" for one in (entry(phase="warmup", error="cold"), *entries)]
+        (trial / "profile_export.jsonl").write_text("".join(lines))
+    return measure_cell(directory, TARGET, LOAD, gone or {}, len(trials))
+
+
+def test_requests_that_all_failed_are_a_result_although_aiperf_gave_none(tmp_path: Path) -> None:
+    cell = measured(tmp_path, [entry(error="boom")] * 4, gone={1: GONE})
+    assert (cell.status, cell.failure, cell.errors) == ("errors", None, (("HTTP 500 boom", 4),))
+    assert cell.figures is not None and cell.figures.error_request_count == 4
+    assert cell.output_token_throughput_per_device is None
+
+
+def test_an_aiperf_that_ended_badly_over_good_requests_left_no_result(tmp_path: Path) -> None:
+    cell = measured(tmp_path, [entry()] * 4, gone={1: "aiperf exited 1 without a result"})
+    assert (cell.status, cell.failure, cell.figures) == ("failed", "aiperf exited 1 without a result", None)
+
+
+def test_a_request_without_a_record_is_no_success(tmp_path: Path) -> None:
+    cell = measured(tmp_path, [entry()] * 3)
+    assert cell.status == "failed"
+    assert cell.failure == "aiperf left records of 3 of 4 measured requests"
+
+
+def test_of_a_cells_trials_the_worst_counts_and_their_reasons_are_one_list(tmp_path: Path) -> None:
+    whole, bare, broken = entry(), entry(tokens=None), entry(error="boom")
+    cell = measured(tmp_path, [whole] * 4, [bare] * 4, [whole, whole, whole, broken], [whole, whole, broken, broken])
+    assert [trial.status for trial in cell.trials] == ["ok", "uncounted", "errors", "errors"]
+    assert (cell.status, cell.errors) == ("errors", (("HTTP 500 boom", 3),))
+
+
+def test_a_cell_of_the_schema_before_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    directory = tmp_path / "cells" / "agg-c2"
+    write_cell(directory, measured(directory, [entry()] * 4))
+    assert [cell.status for cell in read_cells(tmp_path)] == ["ok"]
+    document = json.loads((directory / "cell.json").read_text())
+    (directory / "cell.json").write_text(json.dumps(document | {"schema_version": 1}))
+    with pytest.raises(UsageError, match="schema_version 1, this trtx reads 2.*start a new run"):
+        read_cells(tmp_path)
