@@ -3,7 +3,7 @@
     TrtxError
     ├── GateError            1   a gate failed
     ├── UsageError           2   wrong flag, file, config, port in use, missing extra
-    ├── NoVerdictError       3   measured too little to say
+    ├── NoVerdictError       3   measured too little to say: cells, or the tokens of answers
     ├── LaunchError          4   a process did not start, or did not become ready
     ├── LoadGeneratorError   5   aiperf failed
     └── Interrupted        130   SIGINT (143: SIGTERM)

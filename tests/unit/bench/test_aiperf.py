@@ -12,7 +12,9 @@ import psutil
 import pytest
 
 from trtx.bench import Load, LoadSpec, Target
-from trtx.bench.aiperf import Aiperf, command
+from trtx.bench.aiperf import Aiperf, check_endpoint, command
+from trtx.errors import UsageError
+from trtx.experiment import ExperimentSpec, run
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -109,3 +111,13 @@ def test_a_load_alone_gets_the_seed_that_aiperf_derives_for_it_in_a_sweep() -> N
     assert _value(alone, "--random-seed") == str(derive_variation_seed(11, "c8:trial:0"))
     assert "--vary-seed-per-trial" not in alone
     assert _value(both, "--random-seed") == "11" and "--vary-seed-per-trial" in both
+
+
+def test_an_installation_without_the_endpoint_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check_endpoint()  # the one that these tests run in has it
+    monkeypatch.setattr("trtx.bench.aiperf.ENTRY_POINT", "missing")
+    with pytest.raises(UsageError, match="does not offer aiperf its endpoint 'trtx_chat'.*install trtx again"):
+        run(ExperimentSpec(), parent=tmp_path / "runs", argv=["trtx", "bench"])
+    assert not (tmp_path / "runs").exists()
