@@ -17,10 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from trtx.bench.answers import words
 from trtx.bench.endpoint import ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.errors import UsageError
@@ -230,6 +232,16 @@ def tail(path: Path, lines: int) -> str:
         return ""
     kept = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return "\n".join(kept[-lines:])
+
+
+def complaint(log_path: Path) -> str:
+    """What aiperf's log says went wrong, in one line: its last box's reason or first paragraph, else its end."""
+    _, found, box = tail(log_path, 200).rpartition("╭")
+    if not found:
+        return words(tail(log_path, 1)) or "its log is empty"
+    rows = [row.strip("│ ") for row in box.splitlines()[1:] if row.startswith("│")]
+    paragraph = " ".join(takewhile(bool, dropwhile(lambda row: not row, rows)))
+    return words(paragraph.rpartition("Reason: ")[2])
 
 
 def _group_lives(group: int) -> bool:

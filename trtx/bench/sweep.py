@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trtx.bench.aiperf import Aiperf, RunFiles, command, run_files, tail
+from trtx.bench.aiperf import Aiperf, RunFiles, command, complaint, run_files, tail
 from trtx.bench.cells import Cell, cell_directory, cell_name, measure_cell, write_cell
 from trtx.bench.journal import Journal
 from trtx.bench.load import Load, LoadSpec, Target
@@ -74,8 +74,9 @@ def sweep(
         watch.journal.note("sweep_ended", mode=target.mode, aiperf_exit_code=exit_code)
     if not any(cell.figures for cell in cells):
         raise LoadGeneratorError(
-            f"aiperf exited {exit_code} and measured nothing in mode {target.mode}; expected records of "
-            f"{len(loads)} cells; its log {staging / 'aiperf.log'} ends:\n{tail(staging / 'aiperf.log', 15)}"
+            f"aiperf exited {exit_code} and measured nothing in mode {target.mode}: "
+            f"{complaint(staging / 'aiperf.log')}; expected records of {len(loads)} cells; "
+            f"its log is {staging / 'aiperf.log'}"
         )
     return cells
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from trtx.bench import Load, LoadSpec, Target
-from trtx.bench.aiperf import Aiperf, check_endpoint, command
+from trtx.bench.aiperf import Aiperf, check_endpoint, command, complaint
 from trtx.errors import UsageError
 from trtx.experiment import ExperimentSpec, run
 
@@ -111,6 +111,40 @@ def test_a_load_alone_gets_the_seed_that_aiperf_derives_for_it_in_a_sweep() -> N
     assert _value(alone, "--random-seed") == str(derive_variation_seed(11, "c8:trial:0"))
     assert "--vary-seed-per-trial" not in alone
     assert _value(both, "--random-seed") == "11" and "--vary-seed-per-trial" in both
+
+
+BOX = """22:04:02.127 INFO     Prefetching 1 tokenizer into HF cache...
+Traceback (most recent call last):
+╭──────────────── No Standard Tokenizer ─────────────────╮
+│                                                        │
+│  Failed to load tokenizer '/models/x'                  │
+│                                                        │
+│  AIPerf needs a tokenizer for client-side counting.    │
+╰────────────────────────────────────────────────────────╯
+"""
+EXIT = """21:21:53.149 ERROR    All 16 inference request(s) failed (system_controller.py:2370)
+╭─ AIPerf System Exit Errors ────────────────────────────╮
+│ • Service: system_controller                           │
+│    Error: Unknown                                      │
+│    Reason: The dataset manager died.                   │
+│            See the log.                                │
+╰────────────────────────────────────────────────────────╯
+Log File: /runs/x/aiperf.log
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (BOX, "Failed to load tokenizer '/models/x'"),
+        (EXIT, "The dataset manager died. See the log."),
+        ("INFO a\nKilled\n", "Killed"),
+        ("", "its log is empty"),
+    ],
+)
+def test_what_aiperf_complains_of_is_one_line_without_boxes(tmp_path: Path, log: str, said: str) -> None:
+    (tmp_path / "aiperf.log").write_text(log, encoding="utf-8")
+    assert complaint(tmp_path / "aiperf.log") == said
 
 
 def test_an_installation_without_the_endpoint_is_refused_before_anything_starts(
