@@ -13,6 +13,8 @@ from typing import Any, Self
 
 # What ends an answer by the model's own will. Every other reason ("error", "abort", "content_filter", …) cuts it.
 _STOPS = ("stop", "tool_calls", "function_call")
+# A whole completion of the older route has the same name as an event of one.
+_EVENTS = ("chat.completion.chunk", "text_completion")
 _WORDS = 200  # characters of a server's own words that are kept
 _TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
@@ -73,7 +75,7 @@ class Answer:
         return document
 
     def add(self, document: Mapping[str, Any]) -> None:
-        """Takes one decoded event or body."""
+        """Takes one decoded event or body. Called for each event of a load, so it looks at each field once."""
         if document.get("error"):
             self.error = self.error or words(document)
             return
@@ -81,14 +83,19 @@ class Answer:
         if not isinstance(choices, list) or not isinstance(kind, str):
             self._foreign = self._foreign or words(document)
             return
-        self._bodies += not kind.endswith(".chunk") and kind != "text_completion"
-        self._usage = document.get("usage") or self._usage
+        if kind not in _EVENTS:
+            self._bodies += 1
+        if usage := document.get("usage"):
+            self._usage = usage
         has_text = False
-        for choice in (choice for choice in choices if isinstance(choice, Mapping)):
+        for choice in choices:
+            if not isinstance(choice, dict):
+                continue
             part = choice.get("delta") or choice.get("message") or choice
-            has_text = has_text or any(part.get(name) for name in ("content", "reasoning_content", "reasoning", "text"))
+            if part.get("content") or part.get("text") or part.get("reasoning_content") or part.get("reasoning"):
+                has_text = True
             if reason := choice.get("finish_reason"):
-                self.finish_reasons[int(choice.get("index") or 0)] = str(reason)
+                self.finish_reasons[choice.get("index") or 0] = str(reason)
         self.texts += has_text
 
     @property
