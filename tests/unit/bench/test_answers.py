@@ -87,6 +87,12 @@ def test_stop_strings_may_end_an_answer_that_ignores_the_end_of_sequence() -> No
     assert fault(events, min_tokens=0, stop=["\n"]) is None
 
 
+def test_min_tokens_forbids_an_earlier_stop_whatever_else_allows_one() -> None:
+    events = [*words(4), chunk({}, "stop"), usage(4)]
+    assert fault(events, ignore_eos=False, min_tokens=4) is None
+    assert fault(events, ignore_eos=False, min_tokens=5) == "stopped after 4 tokens, although min_tokens 5 was asked"
+
+
 def test_without_usage_a_stop_that_was_forbidden_still_shows() -> None:
     assert fault([*words(OSL), chunk({}, "stop")]) == "stopped by itself, although ignore_eos was asked"
     assert fault([*words(OSL), END]) is None
