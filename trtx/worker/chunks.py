@@ -55,8 +55,10 @@ class ChunkWriter:
         """The chunk for what ``result`` holds beyond the last look, or None when that is nothing."""
         output = result.outputs[0]
         reason = output.finish_reason
-        if result.finished and reason in (None, "not_finished"):
-            reason = "length"  # how TensorRT-LLM ends a context_only request: its one token is its length
+        if reason == "not_finished":
+            # A context_only request ends with "length"; TensorRT-LLM's executor/result.py (the line of 1.2) lets it say
+            # this too, and its own router goes on after either. Dynamo knows only "length".
+            reason = "length"
         end, text = len(output.token_ids), None
         if self._stops is not None:
             released = self._stops.feed(output.token_ids[self._seen : end], is_last=reason is not None)

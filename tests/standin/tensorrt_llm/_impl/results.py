@@ -133,7 +133,7 @@ class GenerationResult:
         if feed.sampling.return_perf_metrics and given.request_perf_metrics is not None:
             output.request_perf_metrics = given.request_perf_metrics
         self._hand_over(output, given)
-        output.finish_reason, output.stop_reason = self._reason(given), given.stop_reason
+        output.finish_reason, output.stop_reason = given.finish_reason, given.stop_reason
         for token_id in new:
             output.token_ids.append(token_id)
             if self._ends_with_stop_word(output):
@@ -167,13 +167,6 @@ class GenerationResult:
     def _end_inner(self) -> None:
         if len(self._outputs) == 1 and not self._feed.inner.finished:
             self._feed.inner.abort()
-
-    def _reason(self, given: Any) -> str | None:
-        """The real executor calls the one token of a context_only request neither an end nor the length."""
-        params = self._feed.disaggregated_params
-        if given.finish_reason == "length" and params is not None and params.request_type == "context_only":
-            return "not_finished"
-        return given.finish_reason
 
     def _hand_over(self, output: Any, given: Any) -> None:
         asked, made = self._feed.disaggregated_params, given.disaggregated_params
