@@ -40,7 +40,7 @@ print(json.dumps([list(inspect.signature(made).parameters), made(1)]))
 def test_every_listed_name_is_there_and_no_other(facts: dict[str, Any]) -> None:
     for path, entries in facts["source"]["modules"].items():
         module = importlib.import_module(path)
-        expected = {entry["name"] for entry in entries if entry.get("since") != "later"}
+        expected = {entry["name"] for entry in entries if entry.get("since") != "later" and "until" not in entry}
         assert set(module.__all__) == {name for name in expected if not name.startswith("_")}, path
         for name in expected:
             assert getattr(module, name) is not None
@@ -53,6 +53,8 @@ def test_names_that_came_later_are_absent(facts: dict[str, Any]) -> None:
         importlib.import_module("tensorrt_llm.visual_gen.args")
     with pytest.raises(AttributeError):
         _ = importlib.import_module("tensorrt_llm").VisualGen
+    with pytest.raises(AttributeError):
+        _ = importlib.import_module("tensorrt_llm.llmapi").BuildConfig  # left with the TensorRT backend
     assert "ctx_usage" not in importlib.import_module("tensorrt_llm.llmapi").DisaggregatedParams.__dataclass_fields__
 
 
@@ -110,6 +112,9 @@ def test_older_versions_lack_what_came_later(in_child: Callable[..., Any], versi
     is_newest = version == "1.3.0rc22"
     assert found["version"] == f"{version}+cpu"
     assert not set(absent) & set(found["methods"])
+    assert ("BuildConfig" in found["modules"]["tensorrt_llm.llmapi"]) is not is_newest
+    assert ("SADecodingConfig" in found["modules"]["tensorrt_llm.llmapi"]) is is_newest
+    assert ("PARDDecodingConfig" in found["modules"]["tensorrt_llm.llmapi"]) is (version != "1.2.1")
     assert ("ConversationParams" in found["modules"]["tensorrt_llm.llmapi"]) is is_newest
     assert ("conversation_params" in found["generate_async"]) is is_newest
     assert ("priority" in found["generate_async"]) is is_newest

@@ -1,6 +1,8 @@
 """Arguments of ``LLM`` as pydantic models, made from ``trtx/config/llm_args.json`` for the version under test.
 
 Like the real ones they refuse unknown names, hold defaults, and nest. Types the facts give only in words are ``Any``.
+Models that no argument of the PyTorch backend has (``CalibConfig``, …) are in ``llm_api.json``; speculative and sparse
+configurations in ``speculation``.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tensorrt_llm._facts import enumeration
+from tensorrt_llm._facts import facts as api_facts
 from tensorrt_llm._standin import VERSION, absent
 from trtx.config import schema
 
@@ -30,9 +33,13 @@ TOKENIZER_ALIASES = {
 CapacitySchedulerPolicy = enumeration("CapacitySchedulerPolicy")
 ContextChunkingPolicy = enumeration("ContextChunkingPolicy")
 LoadFormat = enumeration("LoadFormat")
+BatchingType = enumeration("BatchingType")
+QuantAlgo = enumeration("QuantAlgo")
 _ENUMS: dict[str, Any] = {
     "capacity_scheduler_policy": CapacitySchedulerPolicy,
     "context_chunking_policy": ContextChunkingPolicy,
+    "quant_algo": QuantAlgo,
+    "kv_cache_quant_algo": QuantAlgo,
 }
 
 
@@ -58,17 +65,37 @@ def model(name: str) -> type[BaseModel]:
     """``KvCacheConfig``, ``TorchLlmArgs``, …; AttributeError where the version has none."""
     facts = _facts()
     if name == "AutoDeployLlmArgs":
-        rows, base, shown, home = facts["autodeploy"]["fields"], model("TorchLlmArgs"), "LlmArgs", AUTODEPLOY_HOME
+        rows, base, shown, home = facts["autodeploy"]["fields"], _without_parallel_sizes(), "LlmArgs", AUTODEPLOY_HOME
     else:
         body = facts["legacy_tensorrt"][name] if name == "BuildConfig" else facts["models"].get(name)
+        body = body or api_facts()["models"].get(name)
         if body is None or body.get("in", {}).get(COLUMN) is False:
             raise AttributeError(f"module {HOME!r} has no attribute {name!r}")
         rows, shown, home = body["fields"], name, HOME
         base = model("BaseLlmArgs") if name == "TorchLlmArgs" else StrictBaseModel
     allowed_in = facts["models"].get(name, {}).get("allowed_in", {})  # by field, where a model lists them by version
     rows = [row | {"allowed_in": allowed_in[row["name"]]} if row["name"] in allowed_in else row for row in rows]
-    fields: Any = {row["name"]: _field(row) for row in rows if row["in"].get(COLUMN) is not False}
+    fields: Any = known_fields(rows)
     return pydantic.create_model(shown, __base__=base, __module__=home, **fields)
+
+
+def known_fields(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Name -> type and ``Field`` of every row that the version under test has."""
+    return {row["name"]: _field(row) for row in rows if row.get("in", {}).get(COLUMN) is not False}
+
+
+def _without_parallel_sizes() -> type[BaseModel]:
+    """AutoDeploy's arguments are TorchLlmArgs, of which some may only be left at their defaults."""
+
+    def refuse(given: Any) -> Any:
+        for name in _facts()["autodeploy"]["refused_unless_default"]:
+            field = model("TorchLlmArgs").model_fields.get(name)
+            if name in given and field is not None and given[name] != field.get_default(call_default_factory=True):
+                raise ValueError(f"{name} is not supported by the AutoDeploy backend; expected it to be left out")
+        return given
+
+    checks: Any = {"refuse_parallel_sizes": model_validator(mode="before")(refuse)}
+    return pydantic.create_model("LlmArgs", __base__=model("TorchLlmArgs"), __validators__=checks)
 
 
 def __getattr__(name: str) -> Any:
@@ -89,7 +116,9 @@ def _field(row: dict[str, Any]) -> tuple[Any, Any]:
         return kind, Field(default_factory=partial(json.loads, json.dumps(default)))
     if isinstance(default, str) and default.startswith("<"):
         default = None
-    return kind, Field(default=default, validate_default=row["name"] in ("load_format", *_ENUMS))
+    return kind, Field(
+        default=default, validate_default=default is not None and row["name"] in ("load_format", *_ENUMS)
+    )
 
 
 def _construct(name: str) -> BaseModel:
@@ -102,8 +131,12 @@ def _parts(row: dict[str, Any]) -> list[str]:
 
 def _type(row: dict[str, Any]) -> Any:
     name, parts = row["name"], _parts(row)
+    if name == "speculative_config":
+        from tensorrt_llm._impl import speculation  # which is made of this module's models
+
+        return speculation.union() | None
     allowed = row.get("allowed_in", {}).get(COLUMN, row.get("allowed"))
-    if name == "load_format":
+    if name == "load_format" and "int" in parts:  # of LLM; a draft model's is a plain string
         return Annotated[LoadFormat, BeforeValidator(_load_format)]
     kinds: list[Any] = []
     for part in parts:
@@ -160,33 +193,45 @@ def resolve(class_name: str, backend: str, given: dict[str, Any]) -> Any:
         if name not in kind.model_fields and name != "_mpi_session":
             raise ValueError(f"{class_name} got invalid argument: {name}")
     given = {name: value for name, value in given.items() if name != "_mpi_session"}
-    for name in _facts()["autodeploy"]["refused_unless_default"] if is_autodeploy else ():
-        if name in given and given[name] != kind.model_fields[name].get_default(call_default_factory=True):
-            raise ValueError(f"{name} is not supported by the AutoDeploy backend; expected it to be left out")
     args = kind(**given, backend=backend)
     _refuse_what_only_the_real_one_does(args)
     return args
 
 
+_ONLY_THE_REAL_ONE = (
+    "batched_logits_processor",
+    "checkpoint_loader",
+    "custom_tokenizer",
+    "enable_lora",
+    "encode_only",
+    "force_dynamic_quantization",
+    "kv_cache_compression_config",
+    "kv_connector_config",
+    "lora_config",
+    "mm_encoder_only",
+    "model_kwargs",
+    "orchestrator_type",
+    "post_processor_hook",
+    "sleep_config",
+    "sparse_attention_config",
+    "speculative_config",
+)
+"""Arguments that change answers, or that bring an object which somebody expects to be called: none passes unseen."""
+
+
 def _refuse_what_only_the_real_one_does(args: Any) -> None:
-    for name in (
-        "enable_lora",
-        "lora_config",
-        "speculative_config",
-        "sparse_attention_config",
-        "kv_connector_config",
-        "kv_cache_compression_config",
-        "encode_only",
-        "orchestrator_type",
-        "batched_logits_processor",
-        "sleep_config",
-        "post_processor_hook",
-        "custom_tokenizer",
-    ):
+    for name in _ONLY_THE_REAL_ONE:
         if getattr(args, name, None):
             raise absent(name)
     if (args.max_beam_width or 1) > 1:
         raise absent("max_beam_width above 1")
+    if args.load_format is not LoadFormat.AUTO:
+        raise absent(f"load_format {args.load_format.name}")
+    if getattr(args, "checkpoint_format", None) not in (None, "HF"):
+        raise absent(f"checkpoint_format {args.checkpoint_format}")
+    quantization = getattr(args, "quant_config", None)
+    if quantization is not None and (quantization.quant_algo or quantization.kv_cache_quant_algo):
+        raise absent("quant_config: a quantized checkpoint says itself how it is quantized")
 
 
 _HANDED_ON = (

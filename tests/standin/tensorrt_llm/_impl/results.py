@@ -7,6 +7,7 @@ back. (tensorrt_llm/executor/result.py, ``_handle_sequence`` and ``DetokenizedGe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator
 from dataclasses import dataclass as plain_dataclass
 from typing import Any
@@ -104,6 +105,20 @@ class GenerationResult:
         except (RuntimeError, ValueError) as error:
             raise self._feed.fail(error) from error
         self._step()
+        return self
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        """The next step without an event loop: this one has its own, as long as it lasts."""
+        if self._done:
+            raise StopIteration
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        self._loop.run_until_complete(self.__anext__())
+        if self._done:
+            self._loop.close()
         return self
 
     def __repr__(self) -> str:
@@ -204,6 +219,7 @@ def request_output(feed: Feed) -> RequestOutput:
     made._done = made._aborted = False
     made.disaggregated_params = feed.disaggregated_params
     made.metrics_dict = {}
+    made._loop = None
     return made
 
 

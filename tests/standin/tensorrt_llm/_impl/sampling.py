@@ -108,6 +108,9 @@ def for_torch_engine(params: Any, *, max_tokens: int) -> Any:
         raise absent(f"SamplingParams.best_of = {params.best_of} with n = {params.n}")
     asked = {name: value for name, value in asked.items() if not name.startswith("_") and name not in _NOT_HANDED_ON}
     asked["max_tokens"] = max_tokens
+    for name in ("logprobs", "prompt_logprobs"):
+        if isinstance(asked.get(name), bool):  # the real executor asks for truth, then takes the number: True is 1
+            asked[name] = 1 if asked[name] else None
     if params.ignore_eos:
         asked.pop("stop_token_ids", None)  # the real engine is given no stop words at all then
     if params.min_tokens is not None:

@@ -22,8 +22,35 @@ ConversationParams = dataclass("ConversationParams", {"__post_init__": _check_co
 class KvCacheRetentionConfig:
     """Retention priorities of token ranges: a hint the torch engine does not take."""
 
+    class TokenRangeRetentionConfig:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            raise absent("KvCacheRetentionConfig")
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise absent("KvCacheRetentionConfig")
+
+
+class AsyncLLM:
+    """The LLM on Ray, for reinforcement learning."""
+
+    def __init__(
+        self,
+        placement_groups: Any = None,
+        placement_bundle_indices: Any = None,
+        per_worker_gpu_share: float | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        raise absent("AsyncLLM")
+
+
+class MpiCommSession:
+    """Ranks that mpirun started, for an LLM inside them."""
+
+    def __init__(self, comm: Any = None, n_workers: int = 1) -> None:
+        if n_workers <= 0:
+            raise ValueError(f"n_workers must be non-negative, but got {n_workers}")
+        raise absent("MpiCommSession")
 
 
 class MetricsCollector:
@@ -71,5 +98,7 @@ def tokenizer_factory(obj: Any, **kwargs: Any) -> Any:
 
 
 KvCacheRetentionConfig.__module__ = "tensorrt_llm.bindings.executor"
+AsyncLLM.__module__ = "tensorrt_llm._torch.async_llm"
+MpiCommSession.__module__ = "tensorrt_llm.llmapi.mpi_session"
 MetricsCollector.__module__ = "tensorrt_llm.metrics.collector"
 VideoData.__module__ = "tensorrt_llm.inputs.multimodal_data"

@@ -1,0 +1,96 @@
+"""Configuration objects of LLM: strict in themselves, and never taken without effect where answers hang on them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def api(standin_on_the_path: None) -> SimpleNamespace:
+    import tensorrt_llm.llmapi as llmapi
+    from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
+
+    return SimpleNamespace(llmapi=llmapi, TorchLlmArgs=TorchLlmArgs)
+
+
+def test_speculative_configurations_have_the_real_ones_defaults_and_older_names(api: SimpleNamespace) -> None:
+    mtp = api.llmapi.MTPDecodingConfig(num_nextn_predict_layers=2, relaxed_topk=3, speculative_model_dir="/m")
+    assert (mtp.decoding_type, mtp.max_draft_len, mtp.max_total_draft_tokens) == ("MTP", 2, 2)
+    assert (mtp.speculative_model, mtp.num_nextn_predict_layers) == ("/m", None)
+    eagle = api.llmapi.EagleDecodingConfig(max_draft_len=2, speculative_model="/d", eagle_choices="[[0], [0, 1]]")
+    assert eagle.eagle_choices == [[0], [0, 1]]
+    assert eagle.eagle3_one_model
+    assert api.llmapi.PARDDecodingConfig(max_draft_len=3, sa_config={"threshold": 2}).sa_config.threshold == 2
+    assert api.llmapi.SaveHiddenStatesDecodingConfig(output_directory="/o").max_total_draft_tokens == 1
+    given = api.TorchLlmArgs(model="/m", speculative_config={"decoding_type": "NGram", "max_draft_len": 2})
+    assert isinstance(given.speculative_config, api.llmapi.NGramDecodingConfig)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "named"),
+    [
+        ("NGramDecodingConfig", {"max_matching_ngram_size": 2}, "max_draft_len must be > 0 for NGram"),
+        ("NGramDecodingConfig", {"max_draft_len": 2, "ngram": 2}, "ngram"),
+        ("EagleDecodingConfig", {"max_draft_len": 2}, "Draft model must be provided"),
+        ("DraftTargetDecodingConfig", {"max_draft_len": 2}, "speculative_model must be specified"),
+        ("MTPDecodingConfig", {"max_draft_len": 0}, "max_draft_len must be > 0 for MTP"),
+        ("AutoDecodingConfig", {"max_concurrency": 2, "draft_len_schedule": {1: 2}}, "mutually exclusive"),
+        ("PARDDecodingConfig", {"sa_config": {"threshold": 0}}, "threshold"),
+        ("RocketSparseAttentionConfig", {"window": 2}, "window"),
+        ("QuantConfig", {"quant_algo": "FP7"}, "quant_algo"),
+        ("CalibConfig", {"device": "tpu"}, "device"),
+        ("MpiCommSession", {"n_workers": 0}, "n_workers"),
+    ],
+)
+def test_what_the_class_itself_refuses(api: SimpleNamespace, name: str, arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        getattr(api.llmapi, name)(**arguments)
+
+
+def test_an_unknown_kind_of_speculation_is_refused(api: SimpleNamespace) -> None:
+    with pytest.raises(ValueError, match="Nonesuch"):
+        api.TorchLlmArgs(model="/m", speculative_config={"decoding_type": "Nonesuch"})
+
+
+@pytest.mark.parametrize(
+    ("argument", "make"),
+    [
+        ("speculative_config", lambda llmapi: llmapi.NGramDecodingConfig(max_draft_len=2)),
+        ("sparse_attention_config", lambda llmapi: llmapi.SkipSoftmaxAttentionConfig()),
+        ("quant_config", lambda llmapi: llmapi.QuantConfig(quant_algo=llmapi.QuantAlgo.FP8)),
+        ("load_format", lambda llmapi: "dummy"),
+        ("checkpoint_format", lambda llmapi: "mistral"),
+        ("model_kwargs", lambda llmapi: {"num_hidden_layers": 1}),
+        ("force_dynamic_quantization", lambda llmapi: True),
+    ],
+)
+def test_an_argument_that_changes_answers_never_passes_unseen(
+    api: SimpleNamespace, model_directory: str, argument: str, make: Any
+) -> None:
+    with pytest.raises(NotImplementedError, match=f"the stand-in for tensorrt_llm has no {argument}"):
+        api.llmapi.LLM(model_directory, **{argument: make(api.llmapi)})
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("AsyncLLM", {}),
+        ("MpiCommSession", {"n_workers": 1}),
+        ("LoRARequest", {"lora_name": "a", "lora_int_id": 1, "lora_path": "/a"}),
+        ("KvCacheRetentionConfig", {}),
+    ],
+)
+def test_objects_of_the_real_package_alone_say_so(api: SimpleNamespace, name: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match="only the real package"):
+        getattr(api.llmapi, name)(**arguments)
+
+
+def test_autodeploys_arguments_refuse_parallel_sizes_themselves(api: SimpleNamespace) -> None:
+    from tensorrt_llm._torch.auto_deploy import LlmArgs
+
+    assert LlmArgs(model="/m", scheduler_config={}).backend == "_autodeploy"
+    with pytest.raises(ValueError, match="tensor_parallel_size is not supported by the AutoDeploy backend"):
+        LlmArgs(model="/m", tensor_parallel_size=7)
