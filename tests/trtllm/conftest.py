@@ -38,6 +38,12 @@ def is_standin(pytestconfig: pytest.Config) -> bool:
     return _uses_standin(pytestconfig)
 
 
+@pytest.fixture(scope="module")
+def only_standin(is_standin: bool) -> None:
+    if not is_standin:
+        pytest.skip("faults, versions and GPUs on demand are the stand-in's")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def tensorrt_llm_package(is_standin: bool) -> Iterator[None]:
     """``import tensorrt_llm`` finds the package under test, in this process, while a module's tests run."""

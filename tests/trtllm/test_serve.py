@@ -108,12 +108,6 @@ def metric(plan: Plan, role: str, name: str) -> float:
     return float(found[0]) if found else 0.0
 
 
-@pytest.fixture
-def only_standin(is_standin: bool) -> None:
-    if not is_standin:
-        pytest.skip("faults and versions on demand are the stand-in's")
-
-
 # --- tokens ---
 
 
