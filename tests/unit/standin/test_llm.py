@@ -118,6 +118,12 @@ def test_what_the_torch_engine_lacks_is_named(api: SimpleNamespace, llm: Any, na
         answer(api, llm, **{name: [1]})
 
 
+@pytest.mark.parametrize("name", ["lora_request", "kv_cache_retention_config", "_postproc_params"])
+def test_an_object_that_would_be_acted_on_is_not_taken_in_silence(api: SimpleNamespace, llm: Any, name: str) -> None:
+    with pytest.raises(NotImplementedError, match=name):
+        llm.generate_async(PROMPT, **{name: object()})
+
+
 def test_guided_decoding_takes_one_guide_and_none_here(api: SimpleNamespace, llm: Any) -> None:
     with pytest.raises(ValueError, match="Only one guide"):
         api.SamplingParams(guided_decoding=api.GuidedDecodingParams(regex="a", grammar="b"))

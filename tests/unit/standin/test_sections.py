@@ -92,5 +92,6 @@ def test_autodeploys_arguments_refuse_parallel_sizes_themselves(api: SimpleNames
     from tensorrt_llm._torch.auto_deploy import LlmArgs
 
     assert LlmArgs(model="/m", scheduler_config={}).backend == "_autodeploy"
-    with pytest.raises(ValueError, match="tensor_parallel_size is not supported by the AutoDeploy backend"):
-        LlmArgs(model="/m", tensor_parallel_size=7)
+    for name, value in (("tensor_parallel_size", 7), ("build_config", {})):
+        with pytest.raises(ValueError, match=f"{name} is not supported by the AutoDeploy backend"):
+            LlmArgs(model="/m", **{name: value})

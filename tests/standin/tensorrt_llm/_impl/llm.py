@@ -107,7 +107,7 @@ class BaseLLM:
         disaggregated_params: Any,
         cache_salt: str | None,
         priority: float = 0.5,
-        **hints: Any,  # retention, tracing, scheduling, conversation: nothing the tokens depend on
+        **hints: Any,  # tracing, scheduling, conversation: nothing the tokens depend on
     ) -> RequestOutput:
         if self._executor is None or self._executor.is_shutdown():
             raise RuntimeError("LLM is shutting down")
@@ -121,6 +121,9 @@ class BaseLLM:
             raise ValueError(f"priority must be in [0, 1], got {priority}")
         if lora_request is not None or prompt_adapter_request is not None:
             raise absent("lora_request and prompt_adapter_request")
+        for name in ("kv_cache_retention_config", "_postproc_params"):
+            if hints.get(name) is not None:
+                raise absent(name)
         self._check_disaggregation(disaggregated_params)
         stop_words = self._stop_words(sampling)
         max_tokens = self._max_tokens(sampling, len(prompt_token_ids))
