@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,13 +66,37 @@ def test_an_unknown_kind_of_speculation_is_refused(api: SimpleNamespace) -> None
         ("checkpoint_format", lambda llmapi: "mistral"),
         ("model_kwargs", lambda llmapi: {"num_hidden_layers": 1}),
         ("force_dynamic_quantization", lambda llmapi: True),
+        ("kv_cache_config.sink_token_length", lambda llmapi: 4),
     ],
 )
 def test_an_argument_that_changes_answers_never_passes_unseen(
     api: SimpleNamespace, model_directory: str, argument: str, make: Any
 ) -> None:
+    section, _, field = argument.rpartition(".")
+    value = make(api.llmapi)
     with pytest.raises(NotImplementedError, match=f"the stand-in for tensorrt_llm has no {argument}"):
-        api.llmapi.LLM(model_directory, **{argument: make(api.llmapi)})
+        api.llmapi.LLM(model_directory, **({section: {field: value}} if section else {argument: value}))
+
+
+EFFECTS = """
+import json
+from tensorrt_llm._impl import effects
+from tensorrt_llm._torch.auto_deploy import LlmArgs
+from tensorrt_llm.llmapi.llm_args import KvCacheConfig, TorchLlmArgs
+of_llm = (effects.ACTED_ON, effects.ONLY_THE_REAL_ONE, effects.WITHOUT_EFFECT)
+of_kv = (set(effects.HANDED_ON_NESTED["kv_cache_config"]), effects.KV_ONLY_THE_REAL_ONE, effects.KV_WITHOUT_EFFECT)
+fields = {*TorchLlmArgs.model_fields, *LlmArgs.model_fields}
+print(json.dumps({
+    "llm": {name: sum(name in names for names in of_llm) for name in fields},
+    "kv": {name: sum(name in names for names in of_kv) for name in KvCacheConfig.model_fields}}))
+"""
+
+
+@pytest.mark.parametrize("version", ["1.3.0rc22", "1.3.0rc7", "1.2.1"])
+def test_it_is_said_of_every_argument_what_becomes_of_it(in_child: Callable[..., Any], version: str) -> None:
+    found = in_child(EFFECTS, STANDIN_TRTLLM_VERSION=version)
+    for kind in ("llm", "kv"):
+        assert {name: count for name, count in found[kind].items() if count != 1} == {}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from tensorrt_llm._facts import enumeration
 from tensorrt_llm._facts import facts as api_facts
-from tensorrt_llm._standin import VERSION, absent
+from tensorrt_llm._impl import effects
+from tensorrt_llm._standin import VERSION
 from trtx.config import schema
 
 # llm_args.json has no column for 1.3.0rc22; this is the text nearest to it.
@@ -195,86 +196,8 @@ def resolve(class_name: str, backend: str, given: dict[str, Any]) -> Any:
             raise ValueError(f"{class_name} got invalid argument: {name}")
     given = {name: value for name, value in given.items() if name != "_mpi_session"}
     args = kind(**given, backend=backend)
-    _refuse_what_only_the_real_one_does(args)
+    effects.refuse_what_only_the_real_one_does(args)
     return args
-
-
-_ONLY_THE_REAL_ONE = (
-    "batched_logits_processor",
-    "checkpoint_loader",
-    "custom_tokenizer",
-    "enable_lora",
-    "encode_only",
-    "force_dynamic_quantization",
-    "kv_cache_compression_config",
-    "kv_connector_config",
-    "lora_config",
-    "mm_encoder_only",
-    "model_kwargs",
-    "orchestrator_type",
-    "post_processor_hook",
-    "sleep_config",
-    "sparse_attention_config",
-    "speculative_config",
-)
-"""Arguments that change answers, or that bring an object which somebody expects to be called: none passes unseen."""
-
-
-def _refuse_what_only_the_real_one_does(args: Any) -> None:
-    for name in _ONLY_THE_REAL_ONE:
-        if getattr(args, name, None):
-            raise absent(name)
-    if (args.max_beam_width or 1) > 1:
-        raise absent("max_beam_width above 1")
-    if args.load_format is not LoadFormat.AUTO:
-        raise absent(f"load_format {args.load_format.name}")
-    if getattr(args, "checkpoint_format", None) not in (None, "HF"):
-        raise absent(f"checkpoint_format {args.checkpoint_format}")
-    quantization = getattr(args, "quant_config", None)
-    if quantization is not None and (quantization.quant_algo or quantization.kv_cache_quant_algo):
-        raise absent("quant_config: a quantized checkpoint says itself how it is quantized")
-
-
-_HANDED_ON = (
-    "skip_tokenizer_init",
-    "trust_remote_code",
-    "dtype",
-    "max_batch_size",
-    "max_num_tokens",
-    "max_seq_len",
-    "enable_chunked_prefill",
-    "enable_iter_perf_stats",
-    "max_stats_len",
-    "return_perf_metrics",
-)
-_HANDED_ON_NESTED = {
-    "kv_cache_config": (
-        "tokens_per_block",
-        "free_gpu_memory_fraction",
-        "max_tokens",
-        "enable_block_reuse",
-        "dtype",
-        "event_buffer_max_size",
-    ),
-    "cuda_graph_config": ("batch_sizes",),
-    "scheduler_config": ("waiting_queue_policy",),
-    "cache_transceiver_config": ("backend", "kv_transfer_timeout_ms"),
-}
-
-
-def for_torch_engine(args: Any) -> dict[str, Any]:
-    """Of the given arguments those that the torch engine acts on. The others change speed or hardware, not tokens."""
-    given = {name: getattr(args, name) for name in _HANDED_ON if name in args.model_fields_set}
-    for name, known in _HANDED_ON_NESTED.items():
-        value = getattr(args, name)
-        if value is None:
-            if name == "cuda_graph_config":
-                given[name] = None
-            continue
-        nested = {key: getattr(value, key) for key in known if key in value.model_fields_set}
-        if nested:
-            given[name] = {key: v for key, v in nested.items() if v is not None}
-    return {name: value for name, value in given.items() if value is not None or name == "cuda_graph_config"}
 
 
 def update_llm_args_with_extra_options(llm_args: dict[str, Any], extra_llm_api_options: str) -> dict[str, Any]:

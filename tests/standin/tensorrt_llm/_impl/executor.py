@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from tensorrt_llm._facts import public
-from tensorrt_llm._impl import args as llm_args
+from tensorrt_llm._impl import effects
 from tensorrt_llm._impl.events import IterationResult, KvEvents, Rows
 from tensorrt_llm._impl.ranks import Ranks, world_size
 from tensorrt_llm._standin import FAULTS, NEVER_RETURNS_SECONDS, VERSION, absent
@@ -46,7 +46,7 @@ class GenerationExecutor:
         self._attention_dp_size = args.tensor_parallel_size if args.enable_attention_dp else 1
         self._ranks = Ranks(world_size(args))
         try:
-            self._engine = TorchLLM(model, tokenizer, **llm_args.for_torch_engine(args))
+            self._engine = TorchLLM(model, tokenizer, **effects.for_torch_engine(args))
         except BaseException:
             self._ranks.shutdown()
             raise
