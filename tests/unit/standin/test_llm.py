@@ -183,6 +183,17 @@ def test_a_context_has_a_global_id_for_the_python_transceiver(api: SimpleNamespa
     assert params.max_tokens == 1  # the caller's object is changed, as by the real one
 
 
+def test_a_context_that_its_first_token_ends_hands_nothing_over(api: SimpleNamespace, llm: Any) -> None:
+    """TensorRT-LLM sends KV after "length" alone; its router then sees no ctx_request_id (TensorRT-LLM PR #15033)."""
+    first = answer(api, llm).token_ids[0]
+    params = api.SamplingParams(max_tokens=8, stop_token_ids=[first])
+    asked = api.DisaggregatedParams(request_type="context_only", disagg_request_id=(1 << 41) + 1)
+    made = llm.generate(PROMPT, params, disaggregated_params=asked).outputs[0]
+    assert made.finish_reason == "stop"
+    assert made.disaggregated_params.opaque_state is None
+    assert made.disaggregated_params.ctx_request_id is None
+
+
 def test_an_encoder_gives_one_handle_an_image(api: SimpleNamespace, model_directory: str) -> None:
     from PIL import Image
 

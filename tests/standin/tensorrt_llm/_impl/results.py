@@ -185,7 +185,7 @@ class GenerationResult:
 
     def _hand_over(self, output: Any, given: Any) -> None:
         asked, made = self._feed.disaggregated_params, given.disaggregated_params
-        if made is not None:
+        if made is not None and made.opaque_state is not None:  # ended by its first token: there is no handover
             self.disaggregated_params = DisaggregatedParams(
                 request_type=made.request_type,
                 first_gen_tokens=made.first_gen_tokens,
