@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,24 +17,19 @@ from topology_clients import PACED, trtx_serve, wait_until
 def load_of(bench: int) -> int | None:
     """The pid of aiperf, once its own processes run."""
     for child in psutil.Process(bench).children():
-        if "aiperf" in " ".join(child.cmdline()) and child.children():
-            return child.pid
+        with suppress(psutil.NoSuchProcess):  # it may end, or be a zombie, between two looks at it
+            if "aiperf" in " ".join(child.cmdline()) and child.children():
+                return child.pid
     return None
 
 
 def lives(session: int) -> bool:
-    return any(process.status() != psutil.STATUS_ZOMBIE for process in session_members(session))
-
-
-def session_members(session: int) -> list[psutil.Process]:
-    found = []
+    """Whether a process of this session still runs. What ends between two looks at it does not."""
     for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session:
-                found.append(process)
-        except ProcessLookupError:
-            continue
-    return found
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def test_a_killed_bench_leaves_no_load_and_no_scratch_behind(tmp_path: Path) -> None:

