@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from trtx.cli.streams import drop_what_is_left, prepare_streams
 from trtx.config.findings import LIST_ITEM
 from trtx.config.wording import printable
 from trtx.errors import TrtxError, UsageError
@@ -76,7 +77,11 @@ def _trtx(
 
 def main() -> None:
     """Entry point of the ``trtx`` command."""
-    sys.exit(run(sys.argv[1:]))
+    prepare_streams()
+    exit_code = run(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        drop_what_is_left(stream)
+    sys.exit(exit_code)
 
 
 def run(argv: list[str]) -> int:

@@ -10,10 +10,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
+from rich.console import Console
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb, typed_options
-from trtx.cli.console import ProgressConsole
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode, Role
 from trtx.config.files import name_problem
@@ -246,7 +246,7 @@ def _run(request: BuildRequest) -> None:
     with _sigterm_raises(), BuildView() as view:
         made = make(request, on_progress=view)
     manifest = made.manifest
-    console = ProgressConsole()
+    console = Console(highlight=False, markup=False)  # a result: who can't be given it must know
     console.print(proof_table(manifest))
     took = f"built in {sum(manifest.seconds.values()):.0f} s" if made.is_new else f"found, built {manifest.created}"
     console.print(f"\n{made.directory} ({took})\n", soft_wrap=True)

@@ -24,7 +24,7 @@ _REFRESH_S = 0.5
 @app.command(
     cls=Verb,
     no_args_is_help=False,
-    epilog="Exit codes: 2 usage, config or port in use; 4 launch failed or crash loop; 130 and 143 interrupted.",
+    epilog="Exit codes: 2 usage, config or port in use; 4 launch failed or crash loop; 129, 130 and 143 interrupted.",
 )
 def serve(
     context: typer.Context,
@@ -73,6 +73,7 @@ def serve(
       trtx serve --set kv_cache_config.max_tokens=8192 --dry-run
     """
     refuse_ignored("serve", typed_options(context).values(), (mode, *options.engine_uses(engine)))
+    from trtx.cli.console import ProgressConsole
     from trtx.cli.topology_text import describe_plan
     from trtx.cli.topology_view import open_view
     from trtx.launch import prepare
@@ -103,10 +104,9 @@ def serve(
         typer.echo(describe_plan(plan))
         return
     if not plan.is_local:
-        typer.echo(
+        ProgressConsole(stderr=True, soft_wrap=True).print(
             f"trtx: warning: HTTP listens on {plan.host}:{plan.port} without authentication: "
-            "whoever reaches this machine can use it",
-            err=True,
+            "whoever reaches this machine can use it"
         )
     with open_view(plan) as view, serve_plan(plan, on_event=view.on_event, on_slots=view.on_slots) as topology:
         view.show(_ready_text(topology))
