@@ -6,7 +6,7 @@
     ├── NoVerdictError       3   measured too little to say: cells, or the tokens of answers
     ├── LaunchError          4   a process did not start, or did not become ready
     ├── LoadGeneratorError   5   aiperf failed
-    └── Interrupted        130   SIGINT (143: SIGTERM)
+    └── Interrupted        130   SIGINT (143: SIGTERM, 129: SIGHUP)
 
 A message is one sentence with the value, what was expected, and what to do next. Anything else that
 escapes is a bug of trtx: traceback, exit 70.
@@ -42,7 +42,7 @@ class LoadGeneratorError(TrtxError):
 
 
 class Interrupted(TrtxError):
-    """A person or a supervisor asked trtx to stop: ``signal_number`` 2 or 15."""
+    """A person or a supervisor asked trtx to stop: ``signal_number`` 2, 15 or 1."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"interrupted by signal {signal_number}")

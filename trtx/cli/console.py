@@ -39,13 +39,14 @@ class LastingStream(io.TextIOBase):
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
+        self._encoding: str = getattr(stream, "encoding", None) or "utf-8"
         self._lost = 0
         self._why = ""
         self._is_cut = False  # the last line that was written lacks its end
 
     @property
-    def encoding(self) -> str:
-        return self._stream.encoding
+    def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute; Rich asks it what it may draw
+        return self._encoding
 
     @property
     def lost(self) -> int:
@@ -71,7 +72,7 @@ class LastingStream(io.TextIOBase):
             were = "1 message was" if self._lost == 1 else f"{self._lost} messages were"
             text = "\n" * self._is_cut + f"trtx: {were} left out here: {self._why}\n{text}"
         # Whatever a log's last lines hold is shown somehow: a locale without a letter must not end a watch either.
-        data = text.encode(self.encoding, errors="backslashreplace")
+        data = text.encode(self._encoding, errors="backslashreplace")
         left = self._send(data)
         if left:
             self._lost += 1

@@ -55,7 +55,7 @@ def prepare_streams() -> None:
 def _over(before: io.TextIOWrapper, kind: type[io.FileIO]) -> io.TextIOWrapper:
     raw = kind(before.fileno(), "wb", closefd=False)
     return io.TextIOWrapper(
-        raw if before.write_through else io.BufferedWriter(raw),  # type: ignore[arg-type]
+        raw if before.write_through else io.BufferedWriter(raw),
         encoding=before.encoding,
         errors=before.errors,
         line_buffering=before.line_buffering,

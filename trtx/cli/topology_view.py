@@ -15,10 +15,10 @@ from rich.text import Text
 
 from trtx.cli.console import ProgressConsole
 from trtx.launch import Event
-from trtx.launch.supervisor import Slot
+from trtx.launch.slots import Slot
 from trtx.topology import Plan
 
-_STYLES = {"serving": "green", "starting": "yellow", "loading": "yellow", "draining": "cyan", "restarting": "red"}
+_STYLES = {"up": "green", "starting": "yellow", "loading": "yellow", "draining": "cyan", "restarting": "red"}
 
 
 class View(Protocol):
@@ -67,7 +67,7 @@ class TableView:
         self.live = Live(console=console, get_renderable=self._render, refresh_per_second=2, redirect_stderr=False)
 
     def on_event(self, event: Event) -> None:
-        if event.kind not in ("starting", "serving"):  # the table says these
+        if event.kind not in ("starting", "up"):  # the table says these
             self._console.print(_event_line(event))
 
     def on_slots(self, slots: tuple[Slot, ...]) -> None:

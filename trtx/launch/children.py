@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-from pathlib import Path
 from typing import Protocol
 
 from trtx.launch.environment import child_environment
+from trtx.launch.logs import Log
 from trtx.launch.processes import send, send_to_group
 from trtx.topology import ProcessSpec
-
-_TAIL_LINES = 12
-_TAIL_BYTES = 16_384
 
 
 class Child(Protocol):
@@ -34,27 +32,36 @@ class Child(Protocol):
     def kill_group(self) -> None:
         """Ends it and all in its process group at once. Works on a stopped process too."""
 
+    @property
+    def log(self) -> Log:
+        """What it writes, from its start on."""
+
 
 class RealChild:
     """A child in a session of its own, its output appended to its log file; no pipe to fill."""
 
     def __init__(self, spec: ProcessSpec) -> None:
         if spec.status_file is not None:
-            spec.status_file.unlink(missing_ok=True)
-        with spec.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                spec.argv,
-                env=child_environment(os.environ, spec.env),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            with contextlib.suppress(OSError):  # one of another pid counts for nothing anyway
+                spec.status_file.unlink(missing_ok=True)
+        self._log = Log(spec.log_path)
+        self._process = subprocess.Popen(
+            spec.argv,
+            env=child_environment(os.environ, spec.env),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log.fileno(),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         self._exit_fd: int | None = os.pidfd_open(self._process.pid)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def log(self) -> Log:
+        return self._log
 
     @property
     def exit_fd(self) -> int | None:
@@ -83,15 +90,3 @@ def describe_exit(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-def log_tail(path: Path) -> str:
-    """The last lines of a log, read from its end: a log may be large."""
-    try:
-        with path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - _TAIL_BYTES))
-            text = log.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-_TAIL_LINES:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,13 @@ class Registry:
         self._root = directory / "v1"
 
     def instances(self) -> list[Instance]:
-        """All workers that are registered now; a record that is being written or removed is left out."""
+        """All workers that are registered now; a record that is being written or removed is left out.
+
+        Raises OSError where that can't be known.
+        """
         found = []
         for path in self._files("instances"):
-            with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, IndexError):
+            with contextlib.suppress(FileNotFoundError, ValueError, KeyError, AttributeError, IndexError):
                 record = json.loads(path.read_text(encoding="utf-8"))
                 if record["endpoint"] != _SERVING_ENDPOINT:
                     continue
@@ -52,30 +56,43 @@ class Registry:
         cards = {path.name.rpartition("%2F")[2] for path in self._files("mdc")}
         return {instance.worker_id for instance in self.instances() if f"{instance.worker_id:x}" in cards}
 
-    def remove(self, worker_id: int) -> int:
-        """Deletes every record of a worker, instances first, and returns how many there were."""
-        own = [path for bucket in ("instances", "mdc") for path in self._files(bucket) if _is_named(path, worker_id)]
-        for path in own:
-            path.unlink(missing_ok=True)
-        others = [path for path in self._files("") if _is_mentioned(path, worker_id)]
-        for path in others:
-            path.unlink(missing_ok=True)
-        return len(own) + len(others)
+    def renewed_at(self, worker_id: int) -> float | None:
+        """When a worker last renewed its instance records, in s since the epoch: it touches them every 3.3 s, and
+        every Dynamo process deletes what was not touched for 10 s (Dynamo 1.4.2). Raises OSError."""
+        times = []
+        for path in self._files("instances"):
+            if _is_named(path, worker_id):
+                with contextlib.suppress(FileNotFoundError):
+                    times.append(path.stat().st_mtime)
+        return max(times, default=None)
+
+    def remove(self, worker_id: int) -> None:
+        """Deletes every record of a worker, instances first, as far as the file system lets it."""
+        with contextlib.suppress(OSError):
+            for bucket in ("instances", "mdc"):
+                _delete(path for path in self._files(bucket) if _is_named(path, worker_id))
+            _delete(path for path in self._files("") if _is_mentioned(path, worker_id))
 
     def owner(self, pid: int, claimed: set[int]) -> int | None:
         """The worker id of process ``pid``, by the port it listens on: for workers that write no status file."""
         unclaimed = [instance for instance in self.instances() if instance.worker_id not in claimed]
         if not unclaimed:
             return None
-        ports = _listening_ports(pid)
+        ports = listening_ports(pid)
         return next((instance.worker_id for instance in unclaimed if instance.port in ports), None)
 
     def _files(self, bucket: str) -> list[Path]:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):
             if bucket:
                 return [path for path in (self._root / bucket).iterdir() if path.is_file()]
             return [path for path in self._root.rglob("*") if path.is_file()]
         return []
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _is_named(path: Path, worker_id: int) -> bool:
@@ -98,7 +115,8 @@ def _mentions(document: Any, worker_id: int) -> bool:
     return False
 
 
-def _listening_ports(pid: int) -> set[int]:
+def listening_ports(pid: int) -> set[int]:
+    """TCP ports on which process ``pid`` itself listens; none where that can't be seen."""
     try:
         connections = psutil.Process(pid).net_connections("tcp")
     except (psutil.Error, OSError):

@@ -8,12 +8,14 @@ from typing import Literal
 
 EventKind = Literal[
     "starting",  # a process was started
-    "serving",  # a worker says that it serves
+    "up",  # the frontend listens; a worker has loaded and is registered
     "ready",  # the whole topology answered a real request
     "exited",  # a process died that should not have
-    "vanished",  # a live worker's discovery records are gone
+    "vanished",  # a live worker's discovery records are gone, or a live frontend answers nobody
+    "lost",  # files that the topology needs or writes are gone
+    "unproved",  # everything is up again, and a real request fails
     "restarting",  # it will be started again
-    "recovered",  # every process is up and routable again
+    "recovered",  # every process is up again, and a real request went through
     "gave-up",  # the topology ends by itself
     "stopping",
     "stopped",

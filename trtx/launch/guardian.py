@@ -53,7 +53,10 @@ class Guardian:
     def ensure_alive(self) -> None:
         """Starts another guardian if this one was killed."""
         if self._process.poll() is not None:
-            self._process = self._start()
+            try:
+                self._process = self._start()
+            except OSError:  # no process or descriptor to be had now: the next look tries again
+                return
             for pid in self._sessions:
                 self._tell(f"pid {pid}\n")
             told, self._ranks = self._ranks, {}

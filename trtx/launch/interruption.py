@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a flag: the handler counts, and whoever waits looks."""
+"""SIGINT, SIGTERM and SIGHUP as a flag: the handler counts, and whoever waits looks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 from trtx.errors import Interrupted
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # One Ctrl-C can arrive twice: from the terminal, and from a parent such as make or timeout that passes it on.
 _SAME_S = 0.3
 
@@ -44,11 +44,15 @@ class Interruption:
 
 @contextlib.contextmanager
 def catch_signals(interruption: Interruption) -> Iterator[None]:
-    """Hands SIGINT and SIGTERM to ``interruption`` while inside. Off the main thread, signals stay as they are."""
+    """Hands SIGINT, SIGTERM and SIGHUP to ``interruption`` while inside. Off the main thread, signals stay as they are.
+
+    SIGHUP stays ignored where it was: that is what ``nohup`` asks for.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, interruption._handle) for number in _SIGNALS}
+    caught = [one for one in _SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interruption._handle) for number in caught}
     try:
         yield
     finally:

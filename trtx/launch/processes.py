@@ -40,6 +40,15 @@ def end_members(marker: str, sessions: Collection[int], *, grace_s: float, kill_
     return members(marker, sessions)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether it was stopped, by SIGSTOP or a debugger, and runs no more until something continues it."""
+    try:
+        state = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in (b"T", b"t")
+
+
 def send(pid: int, signal_number: int) -> bool:
     """Sends one signal to one process; False where it is gone already."""
     try:

@@ -22,6 +22,8 @@ class Readiness:
 
     is_ready: bool
     summary: str
+    serves: bool = False  # there is a worker of every role, if not every worker
+    has_answered: bool = True
 
 
 def parse_readiness(document: Mapping[str, Any], namespace: str, expected: Mapping[str, int]) -> Readiness:
@@ -29,11 +31,12 @@ def parse_readiness(document: Mapping[str, Any], namespace: str, expected: Mappi
     found = document.get("namespaces", {}).get(namespace, {}).get("worker_types", {})
     counts = {role: int(found.get(_WORKER_TYPES[role], {}).get("workers", 0)) for role in expected}
     summary = ", ".join(f"{counts[role]} of {count} {role}" for role, count in expected.items())
+    serves = document.get("ready") is True
     if all(counts[role] >= count for role, count in expected.items()):
-        if document.get("ready") is True:
-            return Readiness(True, summary)
+        if serves:
+            return Readiness(True, summary, serves)
         summary += f": {document.get('reason', 'the frontend does not say why')}"
-    return Readiness(False, summary)
+    return Readiness(False, summary, serves)
 
 
 def ask_readiness(url: str, model: str, namespace: str, expected: Mapping[str, int]) -> Readiness:
@@ -41,11 +44,20 @@ def ask_readiness(url: str, model: str, namespace: str, expected: Mapping[str, i
     try:
         code, body = request(url, "GET", f"/v1/models/{quote(model, safe='')}/ready", timeout_s=2.0)
         if code == 404:
-            return Readiness(False, "no worker has registered yet")
+            return Readiness(False, "it knows no worker")
         document = json.loads(body)
         return parse_readiness(document, namespace, expected)
     except (OSError, http.client.HTTPException, ValueError, AttributeError, TypeError) as error:
-        return Readiness(False, f"the frontend does not answer yet ({error})")
+        return Readiness(False, f"the frontend does not answer ({error})", has_answered=False)
+
+
+def is_live(url: str) -> bool:
+    """Whether the frontend answers at all. Seen with Dynamo 1.4.2: 200 whatever it serves, and no line in its log."""
+    try:
+        request(url, "GET", "/live", timeout_s=2.0)
+    except (OSError, http.client.HTTPException):
+        return False
+    return True
 
 
 def complete(url: str, model: str, prompt: str, max_tokens: int, *, timeout_s: float) -> str | None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-import yaml
 
 from trtx.config import Mode
 from trtx.errors import LaunchError, UsageError
@@ -19,8 +15,12 @@ from trtx.launch.guardian import Guardian
 from trtx.launch.interruption import Interruption, catch_signals
 from trtx.launch.ports import HOLDER
 from trtx.launch.readiness import Readiness, ask_readiness, complete
+from trtx.launch.route import Route
+from trtx.launch.run_directory import RunDirectory
+from trtx.launch.scratch import Scratch
+from trtx.launch.slots import Restart, Slot
 from trtx.launch.stopping import Outcome, stop
-from trtx.launch.supervisor import Restart, Slot, Supervisor
+from trtx.launch.supervisor import UNROUTED_S, Supervisor
 from trtx.topology import Plan
 
 __all__ = ["Restart", "ServedTopology", "Timeouts", "serve"]
@@ -124,16 +124,8 @@ def serve(
         for host, ports in ((plan.host, (plan.port,)), ("127.0.0.1", plan.internal_ports)):
             for port in ports:
                 HOLDER.hold(host, port)
-        try:
-            _write_files(plan)
-        except OSError as error:
-            raise UsageError(
-                f"run directory {str(plan.run_dir)!r} can't be written ({error.strerror}); "
-                "expected a parent that you can write to; name another with -o"
-            ) from error
-        plan.scratch_dir.mkdir(mode=0o700)
-        cleanup.callback(shutil.rmtree, plan.scratch_dir, ignore_errors=True)
-        plan.discovery_dir.mkdir()
+        scratch = _make_directories(plan)
+        cleanup.callback(scratch.remove)
         guardian = Guardian(plan.marker, plan.scratch_dir)
         cleanup.callback(guardian.goodbye)
         sessions: list[int] = []
@@ -142,13 +134,16 @@ def serve(
             sessions.append(pid)
             guardian.watch(pid)
 
+        route = Route(plan)
+        cleanup.callback(route.close)
         supervisor = Supervisor(
             plan,
             on_event,
             on_start=started,
             on_look=guardian.ensure_alive,
             on_ranks=guardian.watch_ranks,
-            is_routed=lambda: _ask(plan).is_ready,
+            route=route,
+            scratch=scratch,
         )
         topology = ServedTopology(plan, supervisor, interruption)
         on_slots(topology.slots)
@@ -156,9 +151,10 @@ def serve(
         try:
             start = time.monotonic()
             supervisor.start()
-            _wait_ready(topology, start + timeouts.ready_s)
+            _wait_ready(topology, supervisor, start + timeouts.ready_s)
             topology.load_seconds = time.monotonic() - start
             supervisor.mark_ready()
+            route.start()
             _warm_up(topology, timeouts.request_s)
             topology.warm_up_seconds = time.monotonic() - start - topology.load_seconds
             on_event(
@@ -186,32 +182,50 @@ def serve(
             on_event(Event("stopped", _stop_summary(outcomes)))
 
 
-def _write_files(plan: Plan) -> None:
-    """What a person may want to read beside the logs: the plan and each role's resolved engine config."""
-    for process in plan.processes:
-        for path in (process.log_path, process.status_file):
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-    for role, values in plan.engine_configs.items():
-        path = plan.config_path(role)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    (plan.run_dir / "plan.json").write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
+def _make_directories(plan: Plan) -> Scratch:
+    """The run directory's files, and the topology's own directory. Raises UsageError."""
+    try:
+        RunDirectory(plan).write()
+    except OSError as error:
+        raise UsageError(
+            f"run directory {str(plan.run_dir)!r} can't be written ({error.strerror}); "
+            "expected a parent that you can write to; name another with -o"
+        ) from error
+    scratch = Scratch(plan.scratch_dir, plan.discovery_dir)
+    try:
+        scratch.make()
+    except OSError as error:
+        raise UsageError(
+            f"the topology's directory {str(plan.scratch_dir)!r} can't be made ({error.strerror}); "
+            "set TMPDIR to a directory that you can write to"
+        ) from error
+    return scratch
 
 
-def _wait_ready(topology: ServedTopology, deadline: float) -> None:
-    plan = topology.plan
-    seen = Readiness(False, "nothing has answered yet")
-    while not (seen.is_ready and topology.is_whole):
+def _wait_ready(topology: ServedTopology, supervisor: Supervisor, deadline: float) -> None:
+    """Asks the frontend only once every process is up: it logs an error for each model that it lacks."""
+    plan, whole_since = topology.plan, 0.0
+    seen = Readiness(False, "not every process is up")
+    while not seen.is_ready:
         topology.check()
-        if time.monotonic() >= deadline:
-            logs = plan.workers[0].log_path.parent
+        now = time.monotonic()
+        logs = plan.workers[0].log_path.parent
+        if now >= deadline:
+            up = [slot.spec.name for slot in topology.slots if slot.state == "up"]
             raise LaunchError(
-                f"{plan.mode} topology is not ready in time: {seen.summary}; see the logs in {logs}, "
-                f"and lower the model's size or max_seq_len if it loads too slowly{_hint(plan)}"
+                f"{plan.mode} topology is not ready in time: {seen.summary} (up: {', '.join(up) or 'none'}); see the "
+                f"logs in {logs}, and lower the model's size or max_seq_len if it loads too slowly{_hint(plan)}"
+            )
+        whole_since = (whole_since or now) if topology.is_whole else 0.0
+        if whole_since and now - whole_since > UNROUTED_S:
+            error = f"; the frontend's last error: {supervisor.frontend_error}" if supervisor.frontend_error else ""
+            raise LaunchError(
+                f"every process is up, but for {UNROUTED_S:g} s the frontend has not counted every worker: "
+                f"{seen.summary}{error}; see the logs in {logs}"
             )
         time.sleep(_POLL_S)
-        seen = _ask(plan)
+        if topology.is_whole:
+            seen = _ask(plan)
 
 
 def _ask(plan: Plan) -> Readiness:

@@ -8,8 +8,8 @@ from typing import Literal
 
 from trtx.engine import ranks
 from trtx.launch.processes import end_members
+from trtx.launch.slots import Slot
 from trtx.launch.status import read_status
-from trtx.launch.supervisor import Slot
 from trtx.topology import Plan
 
 Outcome = Literal["clean", "forced", "stuck"]  # ended by itself, was killed, could not be killed
@@ -51,7 +51,9 @@ def stop(
             slot.child.kill_group()
     stuck = end_members(plan.marker, sessions, grace_s=0.0, kill_s=_KILL_S)
     for slot in slots:  # what neither carries the marker nor stayed in a session
-        status = read_status(slot.spec.status_file, slot.child.pid) if slot.child is not None else None
+        if slot.child is None:
+            continue
+        status = read_status(slot.spec.status_file, slot.child.pid) or slot.status
         for rank in ranks.end(status.ranks) if status is not None else ():
             outcomes[f"{slot.spec.name}'s pid {rank.pid}"] = "forced"
     for slot in slots:

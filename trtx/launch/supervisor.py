@@ -4,63 +4,46 @@ What a death leads to: its discovery records go at once, what it left behind is 
 processes of its engine by recorded pid), it is
 reported with its exit and the end of its log, and it is started again after a back-off. Before the topology has been
 ready for the first time a death ends the launch instead: nothing is being served yet, and a retry would hide the cause.
-A worker that lives but whose records have vanished (frozen past Dynamo's 10 s deadline, it never registers again) is
-killed, which makes it a death like any other.
+A process that lives but serves nobody is killed, which makes it a death like any other: a worker whose records have
+vanished (it never registers again), a frontend that answers nobody or does not see the workers that are registered.
+What is told as a cause was looked at; "whole again" is told after a real request went through.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
 
 from trtx.engine import ranks
 from trtx.engine.ranks import Rank
-from trtx.launch.children import Child, RealChild, describe_exit, log_tail
-from trtx.launch.discovery import Registry
+from trtx.launch.children import Child, RealChild, describe_exit
+from trtx.launch.discovery import Registry, listening_ports
 from trtx.launch.events import Event, EventKind
-from trtx.launch.restarts import CRASH_LOOP_DEATHS, RestartPolicy
-from trtx.launch.status import WorkerStatus, read_status
+from trtx.launch.frontend_log import FrontendLog
+from trtx.launch.processes import is_stopped
+from trtx.launch.restarts import CRASH_LOOP_DEATHS
+from trtx.launch.route import Route
+from trtx.launch.run_directory import RunDirectory
+from trtx.launch.scratch import Scratch
+from trtx.launch.slots import Restart, Slot
+from trtx.launch.status import read_status
 from trtx.topology import Plan, ProcessSpec
+
+logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
 _LOOK_EVERY_S = 0.25  # status files, registry, frontend port: a few file reads each
 _VANISHED_AFTER_S = 2.0
-
-State = Literal["starting", "loading", "serving", "restarting", "draining", "ended"]
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """One death that was answered with another start."""
-
-    name: str
-    at: float  # seconds since the epoch
-    exit: str  # as describe_exit says it
-    log_tail: str
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """One process of the plan over all its lives."""
-
-    spec: ProcessSpec
-    child: Child | None = None
-    state: State = "ended"
-    started_at: float = 0.0
-    restart_at: float | None = None
-    worker_id: int | None = None
-    was_registered: bool = False
-    vanished_since: float | None = None
-    had_served: bool = False
-    status: WorkerStatus | None = None
-    deaths: RestartPolicy = field(default_factory=RestartPolicy)
+_RECORDS_LIVE_S = 10.0  # Dynamo 1.4.2: a record that was not touched for so long is deleted by whoever sees it
+_DRAINS_AT_MOST_S = 120.0  # a worker that something else told to stop: its own budgets are below
+STOPPED_FRONTEND_S = 10.0  # as long as a stopped worker stays registered
+SILENT_FRONTEND_S = 60.0  # not stopped: it may be starved, and streams that it holds would be cut
+UNROUTED_S = 30.0  # every process is up, and the frontend does not count them: it takes milliseconds
 
 
 class Supervisor:
@@ -74,13 +57,14 @@ class Supervisor:
         on_start: Callable[[int], None] = lambda pid: None,
         on_look: Callable[[], None] = lambda: None,
         on_ranks: Callable[[str, tuple[Rank, ...]], None] = lambda name, ranks: None,
-        is_routed: Callable[[], bool] = lambda: True,
+        route: Route | None = None,
+        scratch: Scratch | None = None,
         spawn: Callable[[ProcessSpec], Child] = RealChild,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``on_event``, ``on_start`` (each pid), ``on_look`` (now and then) and ``on_ranks`` (a worker's name and the
-        processes of its engine) are called from the loop's thread. ``is_routed``: the frontend counts every worker,
-        which it does a moment after they serve; asked before the topology is called whole again."""
+        processes of its engine) are called from the loop's thread. ``route`` asks the frontend, ``scratch`` holds the
+        directory of the discovery records; without them neither is looked at."""
         self.slots = [Slot(spec) for spec in plan.processes]
         self.registry = Registry(plan.discovery_dir)
         self.failure: str | None = None
@@ -90,12 +74,17 @@ class Supervisor:
         self._on_start = on_start
         self._on_look = on_look
         self._on_ranks = on_ranks
-        self._is_routed = is_routed
+        self._route = route
+        self._scratch = scratch
+        self._run_directory = RunDirectory(plan)
+        self._frontend_log: FrontendLog | None = None
         self._spawn = spawn
         self._clock = clock
         self._next_look = 0.0
         self._has_been_ready = False
         self._is_degraded = False
+        self._whole_since: float | None = None
+        self._told_of_route = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
@@ -117,8 +106,13 @@ class Supervisor:
 
     @property
     def is_whole(self) -> bool:
-        """Every process lives and serves, and the records to delete at its death are known."""
-        return all(slot.state == "serving" for slot in self.slots)
+        """Every process is up, and the records to delete at its death are known."""
+        return all(slot.state == "up" for slot in self.slots)
+
+    @property
+    def frontend_error(self) -> str:
+        """The last error in the running frontend's log that is about more than one request; empty without one."""
+        return "" if self._frontend_log is None else self._frontend_log.last_error
 
     def step(self) -> None:
         """One look at every process: deaths first, then due restarts, then registry and status."""
@@ -155,117 +149,232 @@ class Supervisor:
         poll.poll(TICK_S * 1000)
 
     def _start(self, slot: Slot) -> None:
-        slot.restart_at = slot.worker_id = slot.vanished_since = slot.status = None
-        slot.was_registered = slot.had_served = False
+        slot.restart_at = None
         try:
-            slot.child = self._spawn(slot.spec)
+            child = self._spawn(slot.spec)
         except OSError as error:
             slot.state = "ended"
-            self._give_up(f"{slot.spec.name} can't be started: {error}")
+            self._restart_or_give_up(slot, f"{slot.spec.name} can't be started: {error}", str(error), "")
             return
-        self._on_start(slot.child.pid)
-        slot.state, slot.started_at = "starting", self._clock()
-        self._emit("starting", f"{slot.spec.name} started, pid {slot.child.pid}", slot)
+        slot.begin(child, self._clock())
+        if slot.spec.role == "frontend":
+            self._frontend_log = FrontendLog(child.log)
+        self._on_start(child.pid)
+        self._emit("starting", f"{slot.spec.name} started, pid {child.pid}", slot)
 
     def _died(self, slot: Slot, child: Child, code: int, now: float) -> None:
         # First of all: until its records are gone, requests are still sent to it.
-        if slot.spec.role != "frontend":
-            self._remove_records(slot, child)
-        status = read_status(slot.spec.status_file, child.pid)
+        status = read_status(slot.spec.status_file, child.pid) or slot.status
+        worker_id = status.worker_id if status is not None and status.worker_id is not None else slot.worker_id
+        if worker_id is not None:
+            self.registry.remove(worker_id)
         child.kill_group()
         left_behind = _end_ranks_outside(status.ranks, child.pid) if status is not None else ()
         slot.child, slot.state = None, "ended"
-        exit_text, tail = describe_exit(code), log_tail(slot.spec.log_path)
-        when = f"after {now - slot.started_at:.0f} s" + ("" if slot.had_served else ", before it served")
-        what = f"{slot.spec.name} {exit_text} {when}; log: {slot.spec.log_path}"
+        exit_text = describe_exit(code)
+        how = exit_text if slot.ended_because is None else "was killed by trtx"
+        when = f"after {now - slot.started_at:.0f} s" + ("" if slot.had_served else ", before it was up")
+        what = f"{slot.spec.name} {how} {when}"
+        if slot.ended_because is not None:
+            what += f", because {slot.ended_because}"
         if left_behind:
             pids = ", ".join(str(rank.pid) for rank in left_behind)
             what += f"; processes of its engine that outlived it were ended: pid {pids}"
-        last_lines = f"; its last lines:\n{tail}" if tail else "; the log is empty"
+        tail = child.log.tail()
+        if status is not None and status.error and status.error not in tail:
+            what += f"; its status file says: {status.error}"
+        if slot.ended_because is None:
+            what += f"; {child.log.last_words(f'{slot.spec.name} {how}')}"
+        self._restart_or_give_up(slot, what, exit_text, tail)
+
+    def _restart_or_give_up(self, slot: Slot, what: str, exit_text: str, tail: str) -> None:
         if not self._has_been_ready:
-            self._give_up(what + last_lines)
+            self._give_up(what)
             return
-        self._emit("exited", what + last_lines, slot)
+        self._emit("exited", what, slot)
+        now = self._clock()
         delay = slot.deaths.record_death(now, had_served=slot.had_served)
+        slot.had_served = False
         if delay is None:
-            self._give_up(f"{slot.spec.name} died {CRASH_LOOP_DEATHS} times; the last time, {what}{last_lines}")
+            self._give_up(f"{slot.spec.name} died {CRASH_LOOP_DEATHS} times; the last time, {what}")
             return
         self.restarts.append(Restart(slot.spec.name, time.time(), exit_text, tail))
         self._is_degraded = True
         slot.state, slot.restart_at = "restarting", now + delay
         self._emit("restarting", f"{slot.spec.name} starts again in {delay:g} s", slot)
 
-    def _remove_records(self, slot: Slot, child: Child) -> None:
-        status = read_status(slot.spec.status_file, child.pid)
-        worker_id = status.worker_id if status is not None and status.worker_id is not None else slot.worker_id
-        if worker_id is not None:
-            self.registry.remove(worker_id)
-
     def _look(self, now: float) -> None:
-        registered = self.registry.worker_ids()
-        for slot in self.slots:
-            if slot.child is None:
-                continue
-            if slot.spec.role == "frontend":
-                self._look_at_frontend(slot)
-            else:
-                self._look_at_worker(slot, slot.child, registered, now)
-        if self._is_degraded and self.is_whole and self._is_routed():
-            self._is_degraded = False
-            self._emit("recovered", "the topology is whole again")
-
-    def _look_at_frontend(self, slot: Slot) -> None:
-        if slot.state == "serving":
+        if (told := self._run_directory.mend()) is not None:
+            self._emit("lost", told)
+        if self._scratch is not None and (problem := self._scratch.problem()) is not None:
+            self._start_over(self._scratch, problem)
             return
-        host = "127.0.0.1" if self._plan.host == "0.0.0.0" else self._plan.host
-        with contextlib.suppress(OSError), socket.create_connection((host, self._plan.port), timeout=0.2):
-            self._serves(slot)
+        try:
+            registered = self.registry.worker_ids()
+            for slot in self.slots:
+                if slot.child is None or self.failure is not None:
+                    continue
+                if slot.spec.role == "frontend":
+                    self._look_at_frontend(slot, slot.child)
+                else:
+                    self._look_at_worker(slot, slot.child, registered, now)
+        except OSError:  # no descriptor to be had, an odd file system: not known is not gone, and the next look asks
+            return
+        self._look_at_route(now)
+
+    def _start_over(self, scratch: Scratch, problem: str) -> None:
+        """Without its directory no process of a topology finds another, ever again: see :mod:`trtx.launch.scratch`."""
+        if not self._has_been_ready:
+            self._give_up(f"{problem} while the topology started, which needs it; start it again")
+            return
+        try:
+            scratch.make_again()
+        except OSError as error:
+            self._give_up(
+                f"{problem}, and can't be made again ({error}): without it no request finds a worker; "
+                "start the topology again, with TMPDIR where nothing else cleans up"
+            )
+            return
+        self._emit("lost", f"{problem}: without it no request finds a worker, so every process is started again")
+        for slot in self.slots:
+            if slot.child is not None:
+                self._kill(slot, slot.child, problem)
+
+    def _kill(self, slot: Slot, child: Child, because: str) -> None:
+        slot.ended_because = because
+        child.kill_group()
+
+    def _look_at_frontend(self, slot: Slot, child: Child) -> None:
+        if self._frontend_log is not None:
+            self._frontend_log.look()
+            if self._frontend_log.refusal and not self._has_been_ready:
+                self._give_up(self._refused(self._frontend_log.refusal))
+        # Its own listener: something else may have taken the port since it was chosen.
+        if slot.state != "up" and self._plan.port in listening_ports(child.pid):
+            self._is_up(slot, f"listens on port {self._plan.port}")
+
+    def _refused(self, refusal: str) -> str:
+        plan = self._plan
+        return (
+            f"the frontend can't serve {plan.model}: {refusal}; correct the chat template or the tokenizer files in "
+            f"{plan.model_path}; log: {self.slots[0].spec.log_path}"
+        )
 
     def _look_at_worker(self, slot: Slot, child: Child, registered: set[int], now: float) -> None:
-        slot.status = read_status(slot.spec.status_file, child.pid)
+        slot.status = read_status(slot.spec.status_file, child.pid) or slot.status
         if slot.status is not None:
             self._on_ranks(slot.spec.name, slot.status.ranks)
+            if slot.status.state == "draining":
+                self._look_at_draining(slot, child, now)
+                return
         if slot.worker_id is None:
             if slot.status is not None:
                 slot.worker_id = slot.status.worker_id
-            elif registered and slot.spec.status_file is None:
+            elif registered:  # it writes no status file, or can't: its disk may be full
                 claimed = {other.worker_id for other in self.slots if other.worker_id is not None}
                 slot.worker_id = self.registry.owner(child.pid, claimed)
-        says_serving = slot.spec.status_file is None or (slot.status is not None and slot.status.state == "serving")
+        says_serving = slot.status is None or slot.status.state == "serving"
         if slot.worker_id is not None and slot.worker_id in registered:
             slot.was_registered, slot.vanished_since = True, None
-            if slot.state != "serving" and says_serving:
-                self._serves(slot)
+            slot.renewed_at = self.registry.renewed_at(slot.worker_id) or slot.renewed_at
+            if slot.state != "up" and says_serving:
+                self._is_up(slot, "is registered")
         elif slot.was_registered:
             self._look_at_vanished(slot, child, now)
         elif slot.status is not None:
             slot.state = "loading"
 
+    def _look_at_draining(self, slot: Slot, child: Child, now: float) -> None:
+        """Something else told it to stop, or its engine died: it ends by itself, after what it has begun."""
+        if slot.draining_since is None:
+            slot.state, slot.draining_since = "draining", now
+        elif now - slot.draining_since > _DRAINS_AT_MOST_S:
+            self._kill(slot, child, f"it was told to stop, not by trtx, and did not end in {_DRAINS_AT_MOST_S:g} s")
+
     def _look_at_vanished(self, slot: Slot, child: Child, now: float) -> None:
         if slot.vanished_since is None:
             slot.vanished_since = now
-        elif now - slot.vanished_since >= _VANISHED_AFTER_S:
-            self._emit(
-                "vanished",
-                f"{slot.spec.name} (pid {child.pid}) lives but its discovery records are gone, so no request reaches "
-                "it; it was frozen or starved for more than 10 s and is being restarted",
-                slot,
-            )
-            slot.vanished_since = now
-            child.kill_group()
+        elif now - slot.vanished_since >= _VANISHED_AFTER_S and slot.ended_because is None:
+            self._serves_nobody(slot, child, f"its discovery records are gone, {self._why_vanished(slot, child, now)}")
 
-    def _serves(self, slot: Slot) -> None:
-        slot.state, slot.had_served = "serving", True
+    def _why_vanished(self, slot: Slot, child: Child, now: float) -> str:
+        if is_stopped(child.pid):
+            return "since it is stopped (by SIGSTOP or a debugger) and renews them no more"
+        if slot.renewed_at is None or slot.vanished_since is None:
+            return "and nothing says why"
+        age = time.time() - slot.renewed_at - (now - slot.vanished_since)
+        if age < _RECORDS_LIVE_S:
+            return f"deleted {max(age, 0.0):.0f} s after it had renewed them, and not by trtx"
+        return f"since it had not renewed them for {age:.0f} s: it was frozen or starved"
+
+    def _serves_nobody(self, slot: Slot, child: Child, because: str) -> None:
+        self._emit("vanished", f"{slot.spec.name} (pid {child.pid}) lives but {because}; it is started again", slot)
+        self._kill(slot, child, because)
+
+    def _look_at_route(self, now: float) -> None:
+        """From the first readiness on: does the frontend answer, does it count every worker, does a request pass."""
+        if not self._has_been_ready:
+            return
+        self._whole_since = (self._whole_since or now) if self.is_whole else None
+        if self._route is None:
+            if self._is_degraded and self.is_whole:
+                self._recovered()
+            return
+        self._route.expect(self._whole_since, proof=self._is_degraded)
+        frontend = self.slots[0]
+        if frontend.child is None or frontend.state != "up" or frontend.ended_because is not None:
+            return
+        silent_s = now - max(self._route.answered_at or 0.0, frontend.up_since)
+        is_frozen = silent_s > STOPPED_FRONTEND_S and is_stopped(frontend.child.pid)
+        if is_frozen or silent_s > SILENT_FRONTEND_S:
+            why = ": it is stopped (by SIGSTOP or a debugger)" if is_frozen else ""
+            self._serves_nobody(frontend, frontend.child, f"it has answered nobody for {silent_s:.0f} s{why}")
+        elif self._whole_since is not None:
+            self._look_at_routing(self._route, frontend, frontend.child, self._whole_since, now)
+
+    def _look_at_routing(self, route: Route, frontend: Slot, child: Child, whole_since: float, now: float) -> None:
+        if now - max(route.routed_at or 0.0, whole_since) > UNROUTED_S:
+            refusal = self._frontend_log.refusal if self._frontend_log is not None else ""
+            if not refusal:
+                error = f"; its last error: {self.frontend_error}" if self.frontend_error else ""
+                because = f"it does not count every registered worker ({route.problem}{error})"
+                self._serves_nobody(frontend, child, because)
+            elif route.serves:
+                self._tell_of_route(f"not every worker is routed to: {self._refused(refusal)}")
+            else:
+                self._give_up(self._refused(refusal))
+        elif not self._is_degraded:
+            return
+        elif (route.proved_at or 0.0) >= whole_since:
+            self._recovered()
+        elif route.request_problem:
+            self._tell_of_route(f"every process is up again, but a request fails: {route.request_problem}")
+
+    def _recovered(self) -> None:
+        self._is_degraded, self._told_of_route = False, ""
+        proof = "" if self._route is None else ": a request went through"
+        self._emit("recovered", f"the topology is whole again{proof}")
+
+    def _tell_of_route(self, told: str) -> None:
+        if told != self._told_of_route:
+            self._told_of_route = told
+            self._emit("unproved", told)
+
+    def _is_up(self, slot: Slot, what: str) -> None:
+        slot.state, slot.had_served, slot.up_since = "up", True, self._clock()
         loaded = slot.status.load_seconds if slot.status is not None else None
         engine = "" if loaded is None else f", its engine loaded in {loaded:.1f} s"
-        self._emit("serving", f"{slot.spec.name} serves after {self._clock() - slot.started_at:.1f} s{engine}", slot)
+        self._emit("up", f"{slot.spec.name} {what} after {slot.up_since - slot.started_at:.1f} s{engine}", slot)
 
     def _give_up(self, reason: str) -> None:
         self.failure = reason
         self._emit("gave-up", f"giving up: {reason.partition(chr(10))[0]}")
 
     def _emit(self, kind: EventKind, message: str, slot: Slot | None = None) -> None:
-        self._on_event(Event(kind, message, "" if slot is None else slot.spec.name))
+        try:
+            self._on_event(Event(kind, message, "" if slot is None else slot.spec.name))
+        except Exception:  # whoever listens: what it does with the news must not end the watch
+            logger.exception("an event could not be told: %s", message)
 
 
 def _end_ranks_outside(recorded: tuple[Rank, ...], group: int) -> tuple[Rank, ...]:

@@ -16,6 +16,7 @@ from launch_builders import plan_of, process
 
 from trtx.engine.ranks import descendants
 from trtx.launch.events import Event
+from trtx.launch.logs import Log
 from trtx.launch.restarts import RestartPolicy
 from trtx.launch.supervisor import Supervisor
 from trtx.topology import ProcessSpec
@@ -24,6 +25,7 @@ from trtx.topology import ProcessSpec
 @dataclass
 class ScriptedChild:
     pid: int
+    log: Log
     code: int | None = None
     signals: list[str] = field(default_factory=list)
     exit_fd: int | None = None
@@ -54,7 +56,7 @@ class History:
 
     def _spawn(self, spec: ProcessSpec) -> ScriptedChild:
         lives = self.children.setdefault(spec.name, [])
-        lives.append(ScriptedChild(pid=1000 * (1 + len(self.children)) + len(lives)))
+        lives.append(ScriptedChild(pid=1000 * (1 + len(self.children)) + len(lives), log=Log(spec.log_path)))
         return lives[-1]
 
     def run(self, seconds: float) -> None:

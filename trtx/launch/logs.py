@@ -1,0 +1,84 @@
+"""One process's log from one start on: its last lines, and why there are none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from pathlib import Path
+
+_TAIL_LINES = 12
+_TAIL_BYTES = 16_384
+_READ_BYTES = 1 << 20
+
+
+class Log:
+    """What is appended to ``path`` from now on. Kept open: who removes the file does not remove what it held.
+
+    A log that can't be opened is an empty one, and :meth:`last_words` says why: no process fails to start over its log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._problem = ""
+        self._read_up_to = 0
+        self._left = b""
+        self._descriptor = -1
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            self._problem = os.strerror(error.errno or 0)
+            self._descriptor = os.open(os.devnull, os.O_RDWR)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._start = self._read_up_to = os.fstat(self._descriptor).st_size
+
+    def fileno(self) -> int:
+        """For the process that writes it."""
+        return self._descriptor
+
+    def tail(self) -> str:
+        """The last lines since the start, read from the end: a log may be large."""
+        with contextlib.suppress(OSError):
+            size = os.fstat(self._descriptor).st_size
+            first = max(self._start, size - _TAIL_BYTES)
+            return "\n".join(_text(os.pread(self._descriptor, size - first, first)).splitlines()[-_TAIL_LINES:])
+        return ""
+
+    def new_lines(self) -> list[str]:
+        """Whole lines since the last call."""
+        with contextlib.suppress(OSError):
+            data = os.pread(self._descriptor, _READ_BYTES, self._read_up_to)
+            self._read_up_to += len(data)
+            whole, _, self._left = (self._left + data).rpartition(b"\n")
+            return _text(whole).splitlines()
+        return []
+
+    def last_words(self, exit_text: str) -> str:
+        """The last lines, or why there are none. It is found out by noting the end in the log itself: a log on a full
+        disk is empty, or stops early, whatever its process had to say."""
+        tail, lost = self.tail(), self._problem or self._note(exit_text)
+        where = f"log: {self._path}" + ("" if self._is_there() else " (removed while it ran)")
+        if lost:
+            where += f", which can't be written ({lost}): what it said last is lost"
+        if tail:
+            return f"{where}; {'the last that is in it' if lost else 'its last lines'}:\n{tail}"
+        return where if lost else f"{where}; it wrote nothing there"
+
+    def _note(self, exit_text: str) -> str:
+        """Why the log takes no line; empty where it took this one."""
+        try:
+            os.write(self._descriptor, f"trtx: {exit_text}\n".encode())
+        except OSError as error:
+            return os.strerror(error.errno or 0)
+        return ""
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")

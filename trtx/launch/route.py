@@ -1,0 +1,87 @@
+"""Whether requests reach the workers now: asked again and again, for as long as a topology serves.
+
+From threads of its own: the watch over the processes must not wait for an answer, and a request may take minutes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from trtx.launch.readiness import ask_readiness, complete, is_live
+from trtx.topology import Plan
+
+_EVERY_S = 1.0
+_PROOF_PROMPT = "Say when you are there. This is the launcher's request "
+_PROOF_TIMEOUT_S = 300.0  # as a warm-up request: a worker that was started again may compile kernels in it
+
+
+class Route:
+    """What the frontend of a plan says of itself; times are ``time.monotonic()``, None for never.
+
+    The attributes are written by its threads and read by whoever wants to know.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Asks nothing before :meth:`start`."""
+        self.answered_at: float | None = None  # the last answer of any kind
+        self.routed_at: float | None = None  # the last time it counted every worker
+        self.proved_at: float | None = None  # when the last real request began that went through
+        self.serves = False  # by its last answer, it has a worker of every role
+        self.problem = ""  # what keeps it from counting every worker
+        self.request_problem = ""  # what the last real request failed with
+        self._plan = plan
+        self._whole_since: float | None = None
+        self._wants_proof = False
+        self._proof: threading.Thread | None = None
+        self._requests = 0
+        self._news = threading.Event()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="route", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Asks no more. A request that is still open ends with the frontend."""
+        self._is_closed = True
+        self._news.set()
+
+    def expect(self, whole_since: float | None, *, proof: bool) -> None:
+        """``whole_since``: since when every process is up. None where one is not: the frontend is then asked only
+        whether it lives, for it logs an error whenever it is asked for a model that it lacks. ``proof``: send a real
+        request as soon as it counts every worker, until one went through."""
+        if (whole_since, proof) != (self._whole_since, self._wants_proof):
+            self._whole_since, self._wants_proof = whole_since, proof
+            self._news.set()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._ask()
+            self._news.wait(_EVERY_S)
+            self._news.clear()
+
+    def _ask(self) -> None:
+        plan, asked_at = self._plan, time.monotonic()
+        if self._whole_since is None:
+            if is_live(plan.url):
+                self.answered_at = time.monotonic()
+            return
+        seen = ask_readiness(plan.url, plan.model, plan.namespace, plan.expected_workers())
+        if seen.has_answered:
+            self.answered_at = time.monotonic()
+        self.serves, self.problem = seen.serves, "" if seen.is_ready else seen.summary
+        if not seen.is_ready:
+            return
+        self.routed_at = asked_at
+        if self._wants_proof and (self._proof is None or not self._proof.is_alive()):
+            self._proof = threading.Thread(target=self._prove, name="route-proof", daemon=True)
+            self._proof.start()
+
+    def _prove(self) -> None:
+        plan, began_at = self._plan, time.monotonic()
+        self._requests += 1
+        prompt = f"{_PROOF_PROMPT}{self._requests}."
+        self.request_problem = complete(plan.url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S) or ""
+        if not self.request_problem:
+            self.proved_at = began_at

@@ -1,0 +1,63 @@
+"""A topology's short-lived directory: made, held, missed when it goes, made again.
+
+Discovery records lie in it. Dynamo 1.4.2 watches the directory that it found at its start (by inode) and writes each
+record once: when the directory goes, and even when one of its name comes back, no frontend sees a worker any more and
+no worker registers again. So a directory is held open here, and compared with what its path leads to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+
+class Scratch:
+    """``directory`` and, under it, the buckets of Dynamo's file discovery."""
+
+    def __init__(self, directory: Path, discovery_dir: Path) -> None:
+        """Makes nothing yet."""
+        self._directory = directory
+        self._paths = (directory, discovery_dir, *(discovery_dir / "v1" / bucket for bucket in ("instances", "mdc")))
+        self._held: dict[Path, int] = {}
+
+    def make(self) -> None:
+        """Raises OSError, of which nothing is left behind, where it can't be made or is there already."""
+        self._directory.mkdir(mode=0o700, parents=True)
+        try:
+            for path in self._paths:
+                path.mkdir(parents=True, exist_ok=True)
+                self._held[path] = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            # What systemd-tmpfiles finds locked it leaves alone, and everything below it (tmpfiles.d(5)).
+            with contextlib.suppress(OSError):  # some network file systems know no locks
+                fcntl.flock(self._held[self._directory], fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            self.remove()
+            raise
+
+    def problem(self) -> str | None:
+        """What has become of it, as ``/tmp/x was removed``; None while it is the one that was made."""
+        for path, descriptor in self._held.items():
+            try:
+                if not os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    return f"{path} was removed, and made again by something other than trtx"
+                if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+                    return f"{path} can't be written any more"
+            except FileNotFoundError:
+                return f"{path} was removed by something other than trtx"
+            except OSError as error:
+                return f"{path} can't be reached any more ({os.strerror(error.errno or 0)})"
+        return None
+
+    def make_again(self) -> None:
+        """In place of what is there now. Raises OSError."""
+        self.remove()
+        self.make()
+
+    def remove(self) -> None:
+        """Leaves nothing, where the file system lets it."""
+        while self._held:
+            os.close(self._held.popitem()[1])
+        shutil.rmtree(self._directory, ignore_errors=True)

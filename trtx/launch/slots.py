@@ -1,0 +1,51 @@
+"""One process of a plan over all its lives, and what a restart leaves for the record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trtx.launch.children import Child
+from trtx.launch.restarts import RestartPolicy
+from trtx.launch.status import WorkerStatus
+from trtx.topology import ProcessSpec
+
+State = Literal["starting", "loading", "up", "restarting", "draining", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """One death that was answered with another start."""
+
+    name: str
+    at: float  # seconds since the epoch
+    exit: str  # as describe_exit says it
+    log_tail: str
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One process of the plan over all its lives."""
+
+    spec: ProcessSpec
+    child: Child | None = None
+    state: State = "ended"
+    started_at: float = 0.0
+    up_since: float = 0.0
+    restart_at: float | None = None
+    worker_id: int | None = None
+    was_registered: bool = False
+    renewed_at: float | None = None  # when it last renewed its discovery records, in seconds since the epoch
+    vanished_since: float | None = None
+    draining_since: float | None = None
+    had_served: bool = False
+    ended_because: str | None = None  # why the launcher itself killed it; None: it did not
+    status: WorkerStatus | None = None  # the last one read: its file may be gone by the time it is needed
+    deaths: RestartPolicy = field(default_factory=RestartPolicy)
+
+    def begin(self, child: Child, now: float) -> None:
+        """A new life: nothing of the last one counts."""
+        self.child, self.state, self.started_at = child, "starting", now
+        self.restart_at = self.worker_id = self.status = None
+        self.renewed_at = self.vanished_since = self.draining_since = self.ended_because = None
+        self.was_registered = self.had_served = False
