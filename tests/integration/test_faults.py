@@ -103,7 +103,7 @@ def test_a_worker_that_cannot_start_is_reported_with_its_log_and_exit_4() -> Non
     # Valid as a field, refused by the engine alone.
     with trtx_serve("--engine", "torch", "--set", "max_beam_width=2") as serve:
         assert serve.wait(90) == 4, serve.text()
-        assert "before it served; log: " in serve.text()
+        assert "before it was up; log: " in serve.text()
 
 
 @pytest.mark.proof

@@ -66,12 +66,14 @@ class Registry:
                     times.append(path.stat().st_mtime)
         return max(times, default=None)
 
-    def remove(self, worker_id: int) -> None:
-        """Deletes every record of a worker, instances first, as far as the file system lets it."""
+    def remove(self, worker_id: int) -> int:
+        """Deletes every record of a worker, instances first, as far as the file system lets it; returns how many."""
+        count = 0
         with contextlib.suppress(OSError):
             for bucket in ("instances", "mdc"):
-                _delete(path for path in self._files(bucket) if _is_named(path, worker_id))
-            _delete(path for path in self._files("") if _is_mentioned(path, worker_id))
+                count += _delete(path for path in self._files(bucket) if _is_named(path, worker_id))
+            count += _delete(path for path in self._files("") if _is_mentioned(path, worker_id))
+        return count
 
     def owner(self, pid: int, claimed: set[int]) -> int | None:
         """The worker id of process ``pid``, by the port it listens on: for workers that write no status file."""
@@ -89,10 +91,13 @@ class Registry:
         return []
 
 
-def _delete(paths: Iterable[Path]) -> None:
+def _delete(paths: Iterable[Path]) -> int:
+    count = 0
     for path in paths:
         with contextlib.suppress(OSError):
             path.unlink()
+            count += 1
+    return count
 
 
 def _is_named(path: Path, worker_id: int) -> bool:

@@ -25,7 +25,7 @@ from trtx.errors import UsageError
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.ports import HOLDER
-from trtx.topology import Machine, Plan, Ports, plan
+from trtx.topology import Machine, Plan, Ports, check_size, plan
 
 
 def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
@@ -34,6 +34,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
     The ports of the plan stay held by this process until :func:`trtx.launch.serve` starts it. Raises UsageError for
     whatever can't be served: an unknown model, field or engine, too few GPUs, a port in use.
     """
+    check_size(spec)
     machine = probe()
     engine = _engine(spec, machine)
     on_gpu = bool(machine.gpus) and engine in ("torch", "tensorrt-llm")

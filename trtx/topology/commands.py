@@ -16,6 +16,30 @@ KV_ROUTER_FLAGS = ("--router-prefill-load-scale", "4", "--router-predicted-ttl-s
 """Dynamo 1.4.2's own scale of 1 counts a block that has to be computed as much as one that a running request holds, so
 that one running request outweighs a cached prefix of its length; and without prediction a prefix is unknown to the
 router while its first request is still computing it. docs/performance.md, "KV-aware routing", has both measured."""
+_OF_THE_TOPOLOGY = "which trtx sets for each topology, to keep it apart from others and on loopback"
+OWNED_FRONTEND_FLAGS = {
+    "--http-host": "which is trtx's own --host",
+    "--http-port": "which is trtx's own --port",
+    "--router-mode": "which is trtx's own --router-mode",
+    "--model-name": "which is trtx's own --served-model-name",
+    "--model-path": "which is trtx's own --model",
+    "--namespace": _OF_THE_TOPOLOGY,
+    "--namespace-prefix": _OF_THE_TOPOLOGY,
+    "--discovery-backend": _OF_THE_TOPOLOGY,
+    "--request-plane": _OF_THE_TOPOLOGY,
+    "--event-plane": _OF_THE_TOPOLOGY,
+    "--broker-xsub": _OF_THE_TOPOLOGY,
+    "--broker-xpub": _OF_THE_TOPOLOGY,
+    "--tls-cert-path": "and trtx speaks plain HTTP with its frontend; put TLS in front of it",
+    "--tls-key-path": "and trtx speaks plain HTTP with its frontend; put TLS in front of it",
+    "--kserve-grpc-server": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
+    "--interactive": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
+    "-i": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
+    "--version": "with which the frontend ends at once",
+    "--help": "with which the frontend ends at once",
+    "-h": "with which the frontend ends at once",
+}
+"""Flags of dynamo.frontend 1.4.2 that no ``--router-args`` may hold, and why. The last of a kind would win."""
 _MIGRATION_LIMIT = 3
 # A worker without traffic for this long is sent one token's work; what it answers to clients counts as well.
 _CANARY_WAIT_S = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,9 @@ from trtx.topology.placement import place, visible_gpus
 from trtx.topology.plan import Plan, ProcessSpec, is_loopback
 
 _ENGINES_WITHOUT_GPU = ("simulated", "paced")
+MAX_WORKERS = 256
+"""Of one topology. Each is a process with a port below 32768 of its own; Dynamo's frontend holds connections to all of
+them below the 1,024 open files that most systems allow, and 256 idle ones take some 20 GB already (80 MB each)."""
 
 
 class ModelFiles(Protocol):
@@ -65,6 +68,7 @@ def plan(
     every role of ``spec.roles``; ``ports.system`` has a port a worker. Raises UsageError when the machine has too few
     GPUs or the engine can't run what is asked for.
     """
+    check_router_args(spec.router_args)
     model = spec.served_model_name or checkpoint.served_model_name
     values, reasons = _with_tp(spec, engine_configs)
     sizes = {role: _gpus_per_worker(role, values[role], engine, engine_version) for role in spec.roles}
@@ -123,6 +127,35 @@ def plan(
         gpu_names=tuple(gpu.name for group in gpus for gpu in group),
         reasons=tuple(reasons),
     )
+
+
+def check_size(spec: TopologySpec) -> None:
+    """Raises UsageError for more workers than a topology can have, before anything is looked up for them."""
+    asked = sum(spec.roles.values())
+    if asked > MAX_WORKERS:
+        flags = ("--workers",) if spec.mode == "agg" else ("--prefill", "--decode")
+        typed = " and ".join(f"{flag} {count}" for flag, count in zip(flags, spec.roles.values(), strict=True))
+        raise UsageError(
+            f"{typed}: a topology has at most {MAX_WORKERS} workers, all of them on this machine; ask for fewer"
+        )
+
+
+def check_router_args(words: Sequence[str]) -> None:
+    """Raises UsageError for a flag of dynamo.frontend that trtx itself sets, or with which it could not serve.
+
+    argparse takes the beginning of a flag for the flag, so that is refused too.
+    """
+    for word in words:
+        flag = word.partition("=")[0]
+        owned = [name for name in commands.OWNED_FRONTEND_FLAGS if flag == name or _begins(flag, name)]
+        if owned:
+            name = min(owned, key=len)
+            meant = "" if flag == name else f" ({name})"
+            raise UsageError(f"--router-args holds {flag}{meant}, {commands.OWNED_FRONTEND_FLAGS[name]}; leave it out")
+
+
+def _begins(flag: str, name: str) -> bool:
+    return len(flag) > 2 and flag.startswith("--") and name.startswith(flag)
 
 
 def _with_tp(

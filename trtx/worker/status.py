@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from trtx.engine.ranks import Rank
+
+logger = logging.getLogger(__name__)
 
 State = Literal["loading", "serving", "draining"]
 
@@ -29,17 +33,38 @@ class Status:
 
 
 class StatusFile:
-    """Replaces the file whole at every change: a reader never sees half of one. ``path`` None: no file."""
+    """Replaces the file whole at every change: a reader never sees half of one. ``path`` None: no file.
+
+    A worker serves on where the file can't be written (a full disk, a directory that was removed): the log says it
+    once, and :meth:`keep` writes it as soon as it can be.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._is_behind = False
         self.status = Status(os.getpid())
         self.update()
 
     def update(self, **changes: Any) -> None:
         self.status = replace(self.status, **changes)
-        if self._path is None:
-            return
-        temporary = self._path.with_name(f".{self._path.name}.{self.status.pid}")
-        temporary.write_text(json.dumps(asdict(self.status)) + "\n", encoding="utf-8")
-        temporary.replace(self._path)
+        if self._path is not None:
+            self._write(self._path)
+
+    def keep(self) -> None:
+        """Writes it anew where it is behind, or was removed."""
+        if self._path is not None and (self._is_behind or not self._path.exists()):
+            self._write(self._path)
+
+    def _write(self, path: Path) -> None:
+        temporary = path.with_name(f".{path.name}.{self.status.pid}")
+        try:
+            temporary.write_text(json.dumps(asdict(self.status)) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            if not self._is_behind:
+                logger.warning("the status file %s can't be written (%s)", path, error.strerror)
+            self._is_behind = True
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        else:
+            self._is_behind = False

@@ -24,13 +24,15 @@ RANKS_SECONDS = 1.0
 
 
 async def watch_ranks(status: StatusFile) -> None:
-    """Keeps the status file's ``ranks`` true. From before the load on: one that fails may leave ranks behind too."""
+    """Keeps the status file there and its ``ranks`` true. From before the load on: one that fails may leave ranks
+    behind too."""
     ranks: tuple[Rank, ...] = ()
     while True:
         found = await asyncio.to_thread(descendants, os.getpid())
         if found != ranks:
             ranks = found
             status.update(ranks=ranks)
+        status.keep()
         await asyncio.sleep(RANKS_SECONDS)
 
 

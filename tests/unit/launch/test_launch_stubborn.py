@@ -63,7 +63,7 @@ def test_one_that_exits_before_ready_ends_the_launch_with_its_last_words(tmp_pat
     plan = plan_of(tmp_path, process(tmp_path, "agg-0", "print('no such weights'); raise SystemExit(3)"))
     with pytest.raises(LaunchError) as failed, serve(plan, on_event=lambda event: None):
         pytest.fail("it never became ready")
-    for words in ("agg-0 exited 3", "before it served", "agg-0.log", "no such weights"):
+    for words in ("agg-0 exited 3", "before it was up", "agg-0.log", "no such weights"):
         assert words in str(failed.value)
 
 

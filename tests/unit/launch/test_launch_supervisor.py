@@ -252,7 +252,9 @@ def test_a_watch_that_breaks_is_a_failure_of_the_topology_and_no_silence(tmp_pat
         raise OSError("no more file descriptors")
 
     plan = plan_of(tmp_path, process(tmp_path, "agg-0"))
-    supervisor = Supervisor(plan, lambda event: None, on_look=broken, spawn=lambda spec: ScriptedChild(pid=1000))
+    supervisor = Supervisor(
+        plan, lambda event: None, on_look=broken, spawn=lambda spec: ScriptedChild(1000, Log(spec.log_path))
+    )
     supervisor.start()
     deadline = time.monotonic() + 10
     while supervisor.failure is None and time.monotonic() < deadline:
