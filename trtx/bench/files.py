@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -9,11 +10,16 @@ from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces ``path`` at once: a reader sees the old text or the new, never a part."""
+    """Replaces ``path`` at once: a reader sees the old text or the new, never a part. A failure leaves nothing new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

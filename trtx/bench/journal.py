@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -19,12 +20,16 @@ class Journal:
         self.path = run_dir / JOURNAL_FILE
 
     def note(self, event: str, **fields: Any) -> None:
-        """One line: schema version, time in s since 1970 (UTC), event, and its own fields."""
+        """One line: schema version, time in s since 1970 (UTC), event, and its own fields. Raises OSError, and leaves
+        no part of it, where it can't be written."""
         line = json.dumps({"schema_version": SCHEMA_VERSION, "time": round(time.time(), 3), "event": event, **fields})
         # O_APPEND and one write: lines of two writers never mix, and a killed run leaves whole lines.
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(descriptor, (line + "\n").encode())
+            data = (line + "\n").encode()
+            if (written := os.write(descriptor, data)) < len(data):  # the disk is full: the next line begins its own
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

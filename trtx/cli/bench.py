@@ -201,8 +201,9 @@ def _run(start: Callable[..., Outcome], as_json: bool) -> None:
         with view:
             outcome = start(listener=view.listener)
     except TrtxError:
-        if view.run_dir is not None:
-            typer.echo(f"what was measured until then: {view.run_dir / 'report.html'}", err=True)
+        if view.run_dir is not None and view.run_dir.is_dir():
+            if (report := view.run_dir / "report.html").exists():
+                typer.echo(f"what was measured until then: {report}", err=True)
             typer.echo(f"go on with it: trtx bench --resume {shlex.quote(str(view.run_dir))}", err=True)
         raise
     summary = read_run(outcome.run_dir)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +17,14 @@ import yaml
 from trtx.bench.files import write_text
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.wording import quoted, shown
-from trtx.errors import UsageError
+from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec, spec_from_json
 
 LOCK_FILE = "run.lock.yaml"
 PLAN_FILE = "plan.json"
 ENVIRONMENT_FILE = "env.json"
 SCHEMA_VERSION = 1
+_ROOM_BYTES = 65536  # less is no room: a cell and the report take more
 
 
 def create(parent: Path, spec: ExperimentSpec, started_at: datetime) -> Path:
@@ -65,6 +67,39 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
             f"{shown(path)} has schema_version {quoted(version)}, this trtx reads {SCHEMA_VERSION}; start a new run"
         )
     return spec_from_json(document, path)
+
+
+@contextlib.contextmanager
+def told_if_unwritable(run_dir: Path) -> Iterator[None]:
+    """What fails inside because the run directory is full, read-only or gone becomes a UsageError that says so.
+
+    It is tried: aiperf on a full disk fails in words of its own, and other errors are passed on as they are.
+    """
+    try:
+        yield
+    except (OSError, LoadGeneratorError) as error:
+        if (reason := _write_problem(run_dir)) is None:
+            raise
+        if not run_dir.is_dir():
+            raise UsageError(
+                f"run directory {run_dir} was removed while it was measured, and what was in it is lost; run it again"
+            ) from error
+        way_out = "go on with --resume" if (run_dir / LOCK_FILE).exists() else "run it again, or name another with -o"
+        raise UsageError(
+            f"run directory {run_dir} can't be written ({reason}), so the run ended; make room there and {way_out}"
+        ) from error
+
+
+def _write_problem(run_dir: Path) -> str | None:
+    probe = run_dir / f".probe.{os.getpid()}"
+    try:
+        probe.write_bytes(b"\0" * _ROOM_BYTES)
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    return None
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,14 +95,15 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     missing = dict.fromkeys(spec.measured_modes, spec.load.loads)
     state = _Run(spec, run_dir, listener or Listener(), missing, target)
     try:
-        _plan(state)
-        _write_plans(state, {}, {})
-        directory.write_lock(run_dir, spec)
-        write_json(run_dir / directory.ENVIRONMENT_FILE, environment(argv, machine, started_at))
+        with directory.told_if_unwritable(run_dir):
+            _plan(state)
+            _write_plans(state, {}, {})
+            directory.write_lock(run_dir, spec)
+            write_json(run_dir / directory.ENVIRONMENT_FILE, environment(argv, machine, started_at))
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
-    with directory.hold(run_dir):
+    with directory.told_if_unwritable(run_dir), directory.hold(run_dir):
         return _measure_missing(state)
 
 
@@ -115,7 +116,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
     check_endpoint()
     run_dir = run_dir.absolute()
     spec = directory.read_lock(run_dir)
-    with directory.hold(run_dir):
+    with directory.told_if_unwritable(run_dir), directory.hold(run_dir):
         recorded = resumption.read_recorded(run_dir, spec)
         resumption.check_conditions(recorded, environment(argv, probe(), datetime.now(UTC)))
         resumption.wait_for_the_end(recorded)
@@ -282,8 +283,9 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        state.journal.note("run_failed", error=str(error) or type(error).__name__)
-        render(state.run_dir)
+        with suppress(OSError):  # on a full disk what failed first is what is told
+            state.journal.note("run_failed", error=str(error) or type(error).__name__)
+            render(state.run_dir)
         raise
     state.journal.note("run_ended")
     render(state.run_dir)
