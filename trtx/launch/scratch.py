@@ -42,7 +42,7 @@ class Scratch:
         for path, descriptor in self._held.items():
             try:
                 if not os.path.samestat(path.stat(), os.fstat(descriptor)):
-                    return f"{path} was removed, and made again by something other than trtx"
+                    return f"{path} was removed by something other than trtx, and another is in its place"
                 if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
                     return f"{path} can't be written any more"
             except FileNotFoundError:

@@ -37,6 +37,7 @@ class Slot:
     was_registered: bool = False
     renewed_at: float | None = None  # when it last renewed its discovery records, in seconds since the epoch
     vanished_since: float | None = None
+    unrenewed_s: float | None = None  # how long it had not renewed them then
     draining_since: float | None = None
     had_served: bool = False
     ended_because: str | None = None  # why the launcher itself killed it; None: it did not
@@ -47,5 +48,5 @@ class Slot:
         """A new life: nothing of the last one counts."""
         self.child, self.state, self.started_at = child, "starting", now
         self.restart_at = self.worker_id = self.status = None
-        self.renewed_at = self.vanished_since = self.draining_since = self.ended_because = None
+        self.renewed_at = self.unrenewed_s = self.vanished_since = self.draining_since = self.ended_because = None
         self.was_registered = self.had_served = False

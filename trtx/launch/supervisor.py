@@ -294,18 +294,9 @@ class Supervisor:
     def _look_at_vanished(self, slot: Slot, child: Child, now: float) -> None:
         if slot.vanished_since is None:
             slot.vanished_since = now
+            slot.unrenewed_s = None if slot.renewed_at is None else max(0.0, time.time() - slot.renewed_at)
         elif now - slot.vanished_since >= _VANISHED_AFTER_S and slot.ended_because is None:
-            self._serves_nobody(slot, child, f"its discovery records are gone, {self._why_vanished(slot, child, now)}")
-
-    def _why_vanished(self, slot: Slot, child: Child, now: float) -> str:
-        if is_stopped(child.pid):
-            return "since it is stopped (by SIGSTOP or a debugger) and renews them no more"
-        if slot.renewed_at is None or slot.vanished_since is None:
-            return "and nothing says why"
-        age = time.time() - slot.renewed_at - (now - slot.vanished_since)
-        if age < _RECORDS_LIVE_S:
-            return f"deleted {max(age, 0.0):.0f} s after it had renewed them, and not by trtx"
-        return f"since it had not renewed them for {age:.0f} s: it was frozen or starved"
+            self._serves_nobody(slot, child, f"its discovery records are gone, {_why_vanished(slot, child)}")
 
     def _serves_nobody(self, slot: Slot, child: Child, because: str) -> None:
         self._emit("vanished", f"{slot.spec.name} (pid {child.pid}) lives but {because}; it is started again", slot)
@@ -330,10 +321,10 @@ class Supervisor:
             why = ": it is stopped (by SIGSTOP or a debugger)" if is_frozen else ""
             self._serves_nobody(frontend, frontend.child, f"it has answered nobody for {silent_s:.0f} s{why}")
         elif self._whole_since is not None:
-            self._look_at_routing(self._route, frontend, frontend.child, self._whole_since, now)
+            self._look_at_routing(self._route, frontend, frontend.child, self._whole_since)
 
-    def _look_at_routing(self, route: Route, frontend: Slot, child: Child, whole_since: float, now: float) -> None:
-        if now - max(route.routed_at or 0.0, whole_since) > UNROUTED_S:
+    def _look_at_routing(self, route: Route, frontend: Slot, child: Child, whole_since: float) -> None:
+        if (route.answered_at or 0.0) - max(route.routed_at or 0.0, whole_since) > UNROUTED_S:
             refusal = self._frontend_log.refusal if self._frontend_log is not None else ""
             if not refusal:
                 error = f"; its last error: {self.frontend_error}" if self.frontend_error else ""
@@ -385,3 +376,13 @@ def _end_ranks_outside(recorded: tuple[Rank, ...], group: int) -> tuple[Rank, ..
             if os.getpgid(rank.pid) != group:
                 outside.append(rank)
     return ranks.end(outside)
+
+
+def _why_vanished(slot: Slot, child: Child) -> str:
+    if is_stopped(child.pid):
+        return "since it is stopped (by SIGSTOP or a debugger) and renews them no more"
+    if slot.unrenewed_s is None:
+        return "and nothing says why"
+    if slot.unrenewed_s < _RECORDS_LIVE_S:
+        return f"deleted {slot.unrenewed_s:.0f} s after it had renewed them, and not by trtx"
+    return f"since it had not renewed them for {slot.unrenewed_s:.0f} s: it was frozen or starved"

@@ -41,3 +41,20 @@ def test_a_reader_that_goes_away_is_what_a_shell_calls_sigpipe(arguments: list[s
     finally:
         os.close(writer)
     assert done.returncode == 141
+
+
+@pytest.mark.parametrize(("arguments", "says"), [("--help", "standard output can't be written"), ("no-such-verb", "")])
+def test_what_cannot_be_written_is_one_sentence_and_exit_2(arguments: str, says: str) -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 -- a device
+        told = subprocess.run(
+            [sys.executable, "-m", "trtx", arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+        untold = subprocess.run([sys.executable, "-m", "trtx", arguments], stdout=full, stderr=full, timeout=60)
+    assert says in told.stderr
+    assert "Traceback" not in told.stderr
+    assert (told.returncode, untold.returncode) == (2, 2)
+
+
+def test_a_closed_output_is_nobody_to_write_to() -> None:
+    done = subprocess.run(["bash", "-c", 'exec "$0" -m trtx --help >&- 2>&-', sys.executable], timeout=60, check=False)
+    assert done.returncode == 0

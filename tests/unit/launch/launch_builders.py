@@ -6,6 +6,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from trtx.launch.run_directory import RunDirectory
 from trtx.topology import Plan, ProcessSpec
 from trtx.topology.plan import ProcessRole
 
@@ -23,11 +24,8 @@ def process(tmp_path: Path, name: str, program: str = "", role: ProcessRole = "a
 
 
 def plan_of(tmp_path: Path, *processes: ProcessSpec, port: int = 1) -> Plan:
-    for one in processes:
-        for path in (one.log_path, one.status_file):
-            assert path is not None
-            path.parent.mkdir(parents=True, exist_ok=True)
-    return Plan(
+    """With the files of its run directory, as ``serve`` writes them."""
+    plan = Plan(
         mode="agg",
         engine="paced",
         model="tiny",
@@ -43,6 +41,8 @@ def plan_of(tmp_path: Path, *processes: ProcessSpec, port: int = 1) -> Plan:
         gpu_names=(),
         reasons=(),
     )
+    RunDirectory(plan).write()
+    return plan
 
 
 def namespace(tmp_path: Path) -> str:

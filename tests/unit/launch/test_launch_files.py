@@ -1,0 +1,141 @@
+"""What a topology keeps on disk, when something else removes it or the disk is full: logs, its directories, its run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch_builders import plan_of, process
+
+from trtx.launch.frontend_log import FrontendLog
+from trtx.launch.logs import Log
+from trtx.launch.run_directory import RunDirectory
+from trtx.launch.scratch import Scratch
+
+
+def say(log: Log, text: str) -> None:
+    """As a process does whose output goes there."""
+    subprocess.run([sys.executable, "-c", f"print({text!r})"], stdout=log.fileno(), check=False, stderr=-3)
+
+
+def test_last_words_are_those_of_this_life_alone(tmp_path: Path) -> None:
+    first = Log(tmp_path / "agg-0.log")
+    say(first, "CUDA error: out of memory")
+    assert "its last lines:\nCUDA error: out of memory" in first.last_words("agg-0 exited 4")
+    second = Log(tmp_path / "agg-0.log")
+    assert second.tail() == ""
+    assert second.last_words("agg-0 was killed").endswith("it wrote nothing there")
+    assert (tmp_path / "agg-0.log").read_text().splitlines()[1:] == ["trtx: agg-0 exited 4", "trtx: agg-0 was killed"]
+
+
+def test_a_log_on_a_full_disk_is_not_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "agg-0.log").symlink_to("/dev/full")
+    log = Log(tmp_path / "agg-0.log")
+    say(log, "what nobody will read")
+    words = log.last_words("agg-0 exited 4")
+    assert "can't be written (No space left on device): what it said last is lost" in words
+    assert "nothing" not in words
+
+
+def test_a_log_that_cannot_be_opened_lets_its_process_start_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file where the directory should be")
+    log = Log(tmp_path / "logs" / "agg-0.log")
+    say(log, "lost")
+    assert "can't be written (" in log.last_words("agg-0 exited 4")
+
+
+def test_a_log_that_was_removed_keeps_its_last_lines(tmp_path: Path) -> None:
+    log = Log(tmp_path / "agg-0.log")
+    (tmp_path / "agg-0.log").unlink()
+    say(log, "still said")
+    words = log.last_words("agg-0 exited 4")
+    assert "(removed while it ran)" in words
+    assert words.endswith("still said")
+
+
+def test_a_frontends_log_tells_what_it_refused_and_its_last_error(tmp_path: Path) -> None:
+    log = Log(tmp_path / "frontend.log")
+    seen = FrontendLog(log)
+    with (tmp_path / "frontend.log").open("a") as written:  # lines of Dynamo 1.4.2, one in two parts
+        written.write("2026-11-21T21:24:31Z ERROR dynamo_runtime::storage: watch failed\n")
+        written.write("2026-11-21T21:24:31Z ERROR dynamo_llm::http: http response sent status=404 latency_ms=0\n")
+        written.write(
+            "2026-11-21T21:24:31Z ERROR dynamo_llm::discovery::watcher: Error adding model from discovery mod"
+        )
+        written.flush()
+        seen.look()
+        assert (seen.refusal, seen.last_error) == ("", "watch failed")
+        written.write('el_name="m" namespace="n" error="prompt_formatter_from_mdc: no \\"{%\\""\n')
+    seen.look()
+    assert seen.refusal == 'prompt_formatter_from_mdc: no "{%"'
+
+
+def scratch_in(tmp_path: Path) -> Scratch:
+    scratch = Scratch(tmp_path / "scratch", tmp_path / "scratch" / "kv")
+    scratch.make()
+    return scratch
+
+
+@pytest.mark.parametrize("removed", ["scratch", "scratch/kv", "scratch/kv/v1/instances", "scratch/kv/v1/mdc"])
+def test_a_removed_directory_is_missed_even_where_one_of_its_name_came_back(tmp_path: Path, removed: str) -> None:
+    scratch = scratch_in(tmp_path)
+    try:
+        assert scratch.problem() is None
+        shutil.rmtree(tmp_path / removed)
+        assert f"{tmp_path / removed} was removed by something other than trtx" in str(scratch.problem())
+        (tmp_path / removed).mkdir(parents=True)
+        assert "and another is in its place" in str(scratch.problem())
+        scratch.make_again()
+        assert scratch.problem() is None
+    finally:
+        scratch.remove()
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_path_that_leads_nowhere_is_a_problem_and_making_it_again_says_why(tmp_path: Path) -> None:
+    scratch = scratch_in(tmp_path)
+    shutil.rmtree(tmp_path / "scratch")
+    (tmp_path / "scratch").write_text("something else's file")
+    assert scratch.problem() is not None
+    with pytest.raises(FileExistsError):
+        scratch.make_again()
+
+
+def test_cleaners_that_ask_for_locks_leave_it_alone(tmp_path: Path) -> None:
+    scratch = scratch_in(tmp_path)
+    descriptor = os.open(tmp_path / "scratch", os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        scratch.remove()
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_run_directory_that_was_removed_is_made_again_and_told_once_each_time(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, process(tmp_path, "agg-0"))
+    run = RunDirectory(plan)
+    run.write()
+    assert run.mend() is None
+    for _ in range(2):
+        shutil.rmtree(plan.run_dir)
+        assert "was removed by something other than trtx; it was made again, but what running" in str(run.mend())
+        assert run.mend() is None
+        assert (plan.run_dir / "serve" / "logs").is_dir()
+        assert (plan.run_dir / "plan.json").read_text().startswith("{")
+
+
+def test_a_run_directory_that_cannot_be_made_again_is_told_once(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, process(tmp_path, "agg-0"))
+    run = RunDirectory(plan)
+    run.write()
+    shutil.rmtree(plan.run_dir)
+    plan.run_dir.write_text("a file in its place")
+    assert "can't be made again (" in str(run.mend())
+    assert run.mend() is None
