@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
+import pytest
+
 from trtx.bench import Journal, read_journal
+from trtx.bench.files import write_text
 
 
 def test_events_come_back_in_order(tmp_path: Path) -> None:
@@ -34,3 +38,33 @@ def test_a_last_line_cut_short_is_cut_off_so_that_the_next_is_whole(tmp_path: Pa
     journal.mend()
     journal.note("second")
     assert [event["event"] for event in read_journal(tmp_path)] == ["first", "second"]
+
+
+def test_a_line_for_which_there_is_no_room_leaves_no_part_of_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.note("sweep_started", mode="agg")
+    whole = journal.path.read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, before[1]))  # as a disk that fills in mid line
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            journal.note("trial_ended", cell="agg-c1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert journal.path.read_bytes() == whole
+    journal.note("trial_ended", cell="agg-c1")
+    assert [event["event"] for event in read_journal(tmp_path)] == ["sweep_started", "trial_ended"]
+
+
+def test_a_file_for_which_there_is_no_room_stays_what_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "cell.json"
+    write_text(path, "old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_text(path, "new" * 10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

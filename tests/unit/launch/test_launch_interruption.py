@@ -36,3 +36,20 @@ def test_one_ctrl_c_that_arrives_twice_counts_once_and_a_later_one_is_a_second()
     with pytest.raises(Interrupted) as raised:
         interruption.check()
     assert raised.value.exit_code == 130
+
+
+def test_a_terminal_that_closes_asks_to_stop_and_nohup_is_left_alone() -> None:
+    interruption = Interruption()
+    with catch_signals(interruption):
+        os.kill(os.getpid(), signal.SIGHUP)
+    with pytest.raises(Interrupted) as raised:
+        interruption.check()
+    assert raised.value.exit_code == 129
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        ignored = Interruption()
+        with catch_signals(ignored):
+            os.kill(os.getpid(), signal.SIGHUP)
+        ignored.check()
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
 from trtx.errors import UsageError
-from trtx.topology import Gpu, Machine, Plan, Ports, plan
+from trtx.topology import Gpu, Machine, Plan, Ports, check_size, plan
+from trtx.topology.planner import MAX_WORKERS
 
 
 @dataclass(frozen=True)
@@ -261,3 +262,42 @@ def test_the_kv_router_gets_weights_that_routers_of_other_modes_do_not_and_typed
 def test_temporary_files_of_every_process_go_where_the_topology_ends() -> None:
     found = plan_of(machine(0), workers=2)
     assert {process.env["TMPDIR"] for process in found.processes} == {str(found.scratch_dir)}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--http-host", "0.0.0.0"), "--http-host, which is trtx's own --host"),
+        (("--http-port=9",), "--http-port, which is trtx's own --port"),
+        (("--http-po", "9"), "--http-po (--http-port)"),
+        (("--router-temperature", "0.5", "--router-mode", "kv"), "--router-mode"),
+        (("--namesp", "x"), "--namesp (--namespace)"),
+        (("--discovery-backend", "etcd"), "keep it apart from others"),
+        (("--tls-cert-path=cert.pem",), "plain HTTP"),
+        (("-i",), "serves no HTTP"),
+        (("--help",), "ends at once"),
+    ],
+)
+def test_flags_of_the_frontend_that_are_trtxs_own_are_refused(words: tuple[str, ...], named: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        plan_of(machine(0), router_args=words)
+    assert named in str(refused.value)
+    assert "leave it out" in str(refused.value)
+
+
+def test_a_flag_that_only_begins_like_one_of_trtxs_own_is_handed_on() -> None:
+    argv = plan_of(machine(0), router_args=("--router-temperature", "0.5", "--migration-limit", "1")).processes[0].argv
+    assert argv[-4:] == ("--router-temperature", "0.5", "--migration-limit", "1")
+
+
+@pytest.mark.parametrize(
+    ("spec", "typed"),
+    [
+        ({"workers": 99_999}, "--workers 99999"),
+        ({"mode": "disagg", "prefill": 200, "decode": 57}, "--prefill 200 and --decode 57"),
+    ],
+)
+def test_more_workers_than_a_topology_can_have_are_refused_with_the_limit(spec: dict[str, Any], typed: str) -> None:
+    with pytest.raises(UsageError, match=f"{typed}: a topology has at most {MAX_WORKERS} workers"):
+        check_size(TopologySpec(**spec))
+    check_size(TopologySpec(workers=MAX_WORKERS))

@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from trtx.engine.ranks import Rank
 from trtx.worker.status import StatusFile
 
@@ -34,3 +36,21 @@ def test_without_a_path_nothing_is_written() -> None:
     status = StatusFile(None)
     status.update(state="draining")
     assert status.status.state == "draining"
+
+
+def test_a_file_that_cannot_be_written_or_was_removed_ends_nothing_and_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "status" / "agg-0.json"
+    status = StatusFile(path)  # its directory is not there yet
+    status.update(state="serving")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the status file {path} can't be written (No such file or directory)"
+    ]
+    path.parent.mkdir()
+    status.keep()
+    assert json.loads(path.read_text())["state"] == "serving"
+    path.unlink()
+    status.keep()
+    assert path.exists()
+    assert list(path.parent.iterdir()) == [path]
