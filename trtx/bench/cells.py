@@ -112,8 +112,13 @@ def measure_cell(directory: Path, target: Target, load: Load, trial_failures: di
     for number in range(1, trials + 1):
         name = f"trial-{number:02d}"
         path = directory / name / RECORDS_FILE
-        of_trial = read_records(path) if path.exists() else ()
-        failure = _why_unusable(of_trial, load, trial_failures.get(number))
+        of_trial: tuple[RequestRecord, ...] = ()
+        failure = None
+        try:
+            of_trial = read_records(path) if path.exists() else ()
+        except ValueError:  # as a disk leaves it that filled while aiperf wrote: what there is of it is no trial
+            failure = trial_failures.get(number, f"aiperf's records break off within a line of {path}")
+        failure = failure or _why_unusable(of_trial, load, trial_failures.get(number))
         if failure is None:
             of_this = figures([of_trial])
             measured.append(Trial(number, _status(of_this), name, of_this, most_common_errors(of_trial)))
