@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from topology_clients import PACED, ServeCommand, nothing_left, stream_once, trtx_serve, wait_until
+from topology_clients import PACED, nothing_left, stream_once, trtx_serve, wait_until
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.topology import Plan
@@ -23,31 +23,32 @@ def is_served(plan: Plan) -> bool:
     return stream_once(plan.url, plan.model, "hello", 3).is_good
 
 
-def test_a_full_disk_under_its_output_ends_no_topology(tmp_path: Path) -> None:
-    errors = tmp_path / "stderr.txt"
-    with open("/dev/full", "wb") as full, errors.open("wb") as stderr:  # noqa: PTH123 -- a device
-        process = subprocess.Popen(
-            [*TRTX, "serve", *PACED, "--port", "0", "-o", str(tmp_path)], stdout=full, stderr=stderr
-        )
-    serve = ServeCommand(process, errors, tmp_path)
-    try:
-        wait_until(lambda: any(tmp_path.glob("*/plan.json")), 30, "planned")
-        plan = serve.plan()
-        wait_until(lambda: is_served(plan), 30, "a good request")
+def test_a_full_disk_under_its_output_ends_no_topology_and_the_gap_is_told() -> None:
+    with trtx_serve(*PACED) as serve:
+        plan = serve.wait_ready()
         status = plan.workers[0].status_file
         assert status is not None
-        pid = json.loads(status.read_text())["pid"]
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: status.exists() and json.loads(status.read_text())["pid"] != pid, 30, "another worker")
-        wait_until(lambda: is_served(plan), 30, "a good request after the kill")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+
+        def kill_the_worker() -> None:
+            pid = json.loads(status.read_text())["pid"]
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: status.exists() and json.loads(status.read_text())["pid"] != pid, 30, "another worker")
+            wait_until(lambda: is_served(plan), 30, "a good request")
+
+        # As with a disk that is full: no byte more fits into the file. The soft limit, for it is lifted below.
+        limits = resource.prlimit(serve.process.pid, resource.RLIMIT_FSIZE)
+        size = serve.output.stat().st_size
+        resource.prlimit(serve.process.pid, resource.RLIMIT_FSIZE, (size, limits[1]))
+        before = serve.text()
+        kill_the_worker()
+        assert serve.text() == before
+        assert serve.process.poll() is None
+        resource.prlimit(serve.process.pid, resource.RLIMIT_FSIZE, limits)
+        kill_the_worker()
+        wait_until(lambda: "messages were left out here: File too large\n" in serve.text(), 10, "the gap told")
+        serve.process.send_signal(signal.SIGINT)
+        assert serve.wait(30) == 130
         assert nothing_left(plan)
-        assert serve.text() == "trtx: interrupted by signal 2\n"
-    finally:
-        if process.poll() is None:
-            process.kill()  # its guardian ends the rest
-            process.wait()
 
 
 def test_what_something_else_removes_or_fills_is_told_truly_and_healed() -> None:
