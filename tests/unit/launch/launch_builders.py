@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 from trtx.launch.run_directory import RunDirectory
 from trtx.topology import Plan, ProcessSpec
 from trtx.topology.plan import ProcessRole
+
+# Nobody listens there; one that a user who is not root may hold, and another test process does not.
+_PORT = 10_000 + os.getpid() % 5_000
 
 
 def process(tmp_path: Path, name: str, program: str = "", role: ProcessRole = "agg") -> ProcessSpec:
@@ -23,7 +27,7 @@ def process(tmp_path: Path, name: str, program: str = "", role: ProcessRole = "a
     )
 
 
-def plan_of(tmp_path: Path, *processes: ProcessSpec, port: int = 1) -> Plan:
+def plan_of(tmp_path: Path, *processes: ProcessSpec, port: int = _PORT) -> Plan:
     """With the files of its run directory, as ``serve`` writes them."""
     plan = Plan(
         mode="agg",
