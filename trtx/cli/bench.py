@@ -38,7 +38,7 @@ _LOAD_OPTIONS = ("isl", "osl", "request_count", "warmup_request_count", "trials"
     cls=Verb,
     no_args_is_help=False,
     epilog="Exit codes: 0 every request succeeded; 1 requests failed; 2 usage or config; 3 cells or token counts are "
-    "missing; 4 launch failed; 5 aiperf failed; 130 and 143 interrupted.",
+    "missing; 4 launch failed; 5 aiperf failed; 129, 130 and 143 interrupted.",
 )
 def bench(
     context: typer.Context,
