@@ -287,11 +287,7 @@ def _ordinary_token_ids(directory: Path) -> list[int]:
     """Tokens of ASCII letters alone: each is text by itself, so a detokenizer shows it the moment it comes."""
     from tokenizers import Tokenizer
 
-    path = directory / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises no class of its own, and names no file
-        raise UsageError(f"{path} is no tokenizer ({error}); give a model directory with a whole one") from error
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     vocabulary = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
     letters = [token_id for token_id, token in vocabulary if token.isascii() and token.isalpha()][:DISTINCT_TOKENS]
     if not letters:

@@ -25,6 +25,7 @@ from trtx.launch.children import Child, RealChild, describe_exit
 from trtx.launch.discovery import Registry, listening_ports
 from trtx.launch.events import Event, EventKind
 from trtx.launch.frontend_log import FrontendLog
+from trtx.launch.ports import taken
 from trtx.launch.processes import is_stopped
 from trtx.launch.restarts import CRASH_LOOP_DEATHS
 from trtx.launch.route import Route
@@ -183,7 +184,9 @@ class Supervisor:
         tail = child.log.tail()
         if status is not None and status.error and status.error not in tail:
             what += f"; its status file says: {status.error}"
-        if slot.ended_because is None:
+        if slot.spec.role == "frontend" and not slot.had_served and (thief := taken(self._plan.host, self._plan.port)):
+            what += f": {thief}, which it needs; log: {slot.spec.log_path}"
+        elif slot.ended_because is None:
             what += f"; {child.log.last_words(f'{slot.spec.name} {how}')}"
         self._restart_or_give_up(slot, what, exit_text, tail)
 

@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from launch_builders import plan_of, process
 from test_launch_supervisor import History, ScriptedChild
@@ -258,3 +260,19 @@ def test_a_listener_that_raises_does_not_end_the_watch(tmp_path: Path) -> None:
         supervisor.step()
     assert supervisor.failure is None
     assert heard == ["starting", "exited", "restarting", "starting"]
+
+
+def test_a_frontend_whose_port_was_taken_says_by_whom(served: Served) -> None:
+    served.ready()
+    served.children["frontend"][0].code = -9
+    served.run(0.25)
+    with socket.socket() as thief:
+        thief.bind((served.plan.host, served.plan.port))
+        thief.listen()
+        served.run(1)
+        served.supervisor.slots[0].had_served = False
+        served.children["frontend"][1].code = 1
+        served.run(0.25)
+    (_, died) = (event.message for event in served.events if event.kind == "exited")
+    by = f"port {served.plan.port} on 127.0.0.1 is in use by {psutil.Process().name()} (pid {os.getpid()})"
+    assert f"before it was up: {by}, which it needs" in died
