@@ -3,7 +3,8 @@
 Owns the children of a topology, the ports held for them, their discovery records and scratch files, and the signals.
 Does not decide what to start (``topology`` does) and does not measure (``bench`` does).
 Enter through :func:`prepare`, then :func:`serve`.
-Always holds: when ``serve`` is left, by whatever way, no process of the topology lives and its scratch files are gone.
+Always holds: when ``serve`` is left, by whatever way, no process of the topology lives and its scratch files are gone;
+what is told as a cause was looked at, and no failed write or listener ends the watch.
 """
 
 from __future__ import annotations
