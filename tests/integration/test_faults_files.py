@@ -17,6 +17,7 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.topology import Plan
 
 TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
+FULL_BYTES = 1 << 20
 
 
 def is_served(plan: Plan) -> bool:
@@ -35,10 +36,11 @@ def test_a_full_disk_under_its_output_ends_no_topology_and_the_gap_is_told() -> 
             wait_until(lambda: status.exists() and json.loads(status.read_text())["pid"] != pid, 30, "another worker")
             wait_until(lambda: is_served(plan), 30, "a good request")
 
-        # As with a disk that is full: no byte more fits into the file. The soft limit, for it is lifted below.
+        # As with a disk that is full: no byte more fits into the file. What else is written is smaller, and fits.
+        with serve.output.open("ab") as output:
+            output.write(b"\n" * (FULL_BYTES - output.tell()))
         limits = resource.prlimit(serve.process.pid, resource.RLIMIT_FSIZE)
-        size = serve.output.stat().st_size
-        resource.prlimit(serve.process.pid, resource.RLIMIT_FSIZE, (size, limits[1]))
+        resource.prlimit(serve.process.pid, resource.RLIMIT_FSIZE, (FULL_BYTES, limits[1]))
         before = serve.text()
         kill_the_worker()
         assert serve.text() == before

@@ -72,7 +72,7 @@ def trtx_serve(*arguments: str) -> Iterator[ServeCommand]:
         if "--port" not in arguments:
             arguments = (*arguments, "--port", "0")
         command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "serve", "-o", str(runs), *arguments]
-        with output.open("wb") as stream:
+        with output.open("ab") as stream:  # appended to, as a log is: a test may write there too
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
