@@ -234,7 +234,7 @@ class Supervisor:
             scratch.make_again()
         except OSError as error:
             self._give_up(
-                f"{problem}, and can't be made again ({error}): without it no request finds a worker; "
+                f"{problem}, and can't be made again ({error.strerror}): without it no request finds a worker; "
                 "start the topology again, with TMPDIR where nothing else cleans up"
             )
             return
