@@ -79,7 +79,7 @@ _ODD = st.one_of(
     _EXTREME_INTS,
     st.booleans(),
     st.none(),
-    st.sampled_from([b"x", "", "x", "\ud800", object(), (), {}, {"a": 1}, [None], ["x"], [[1]], {1}, np.float32(0.5)]),
+    st.sampled_from([b"x", "", "x", "\ud800", ..., (), {}, {"a": 1}, [None], ["x"], [[1]], {1}, np.float32(0.5)]),
     st.sampled_from([np.int64(3), np.array([1, 2]), np.nan, 1j, range(3), 3.5, "5", [10**40], [-1], [2**31], [""]]),
     st.lists(st.integers(0, 2**31 - 1), max_size=4),
     st.lists(st.text(max_size=4), max_size=4),
@@ -150,7 +150,7 @@ def test_what_is_assigned_later_is_checked_as_well(llm: LLM, expected: list[list
 @pytest.mark.parametrize(
     "inputs",
     [
-        [], "", None, 5, 5.5, b"abc", object(), [5, -1], [5, 2**31], [5, 2**63], [5, 10**40], [True], ["5"], [None],
+        [], "", None, 5, 5.5, b"abc", ..., [5, -1], [5, 2**31], [5, 2**63], [5, 10**40], [True], ["5"], [None],
         [[5]],
         "a\ud800b", {"prompt": 5}, {"prompt": "a\ud800"}, {"prompt_token_ids": [5, -7]}, {"prompt_token_ids": 5}, {},
         [5] * 300_000, {"prompt": "x", "multi_modal_data": {"image": 1}}, range(3), np.array([1, 2]), [np.int64(5)],
@@ -164,9 +164,9 @@ def test_a_prompt_that_is_none_is_refused_alone(llm: LLM, expected: list[list[in
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"cache_salt": 3}, {"cache_salt": b"x"}, {"cache_salt": "\ud800"}, {"cache_salt": object()},
+        {"cache_salt": 3}, {"cache_salt": b"x"}, {"cache_salt": "\ud800"}, {"cache_salt": ...},
         {"priority": float("nan")}, {"priority": float("inf")}, {"priority": -1}, {"priority": 10**400},
-        {"priority": "high"}, {"priority": None}, {"lora_request": object()},
+        {"priority": "high"}, {"priority": None}, {"lora_request": ...},
         {"disaggregated_params": {}}, {"disaggregated_params": 5},
     ],
     ids=repr,
