@@ -79,8 +79,8 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
     if args.transport is not None:
         from trtx.torch_engine.handoff import create_transport
 
-        channel.send(Progress(f"registering the KV pool with {args.transport}"))
-        transport = create_transport(runner.pool, runner.geometry, args.transport)
+        channel.send(Progress("registering the KV pool for handoff"))
+        transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
     kv = args.kv_cache_config
     core = EngineCore(
         runner,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -14,6 +15,10 @@ from trtx.torch_engine.scheduler import Scheduler
 READ_POLL_S = 0.0002
 LEASE_POLL_S = 0.01
 """How often an idle engine looks at its transport, with reads pending and with leases out: ``KvTransport``'s advice."""
+
+READ_SPIN_S = 0.002
+"""For so long after a read has begun an idle engine looks all the time: 1,000 tokens of an 8B model arrive in 0.4 ms,
+and a sleep of 0.2 ms takes 0.26."""
 
 
 class Transfers:
@@ -38,6 +43,7 @@ class Transfers:
         self._leased: dict[int, tuple[int, ...]] = {}
         self._reads: dict[int, Sequence] = {}
         self._next_lease_id = 0
+        self._begun_s = 0.0  # of the latest read
 
     @property
     def leased(self) -> list[tuple[int, ...]]:
@@ -48,7 +54,7 @@ class Transfers:
     def wait_s(self) -> float | None:
         """Seconds that an idle engine may sleep; None: as long as it likes."""
         if self._reads:
-            return READ_POLL_S
+            return 0.0 if time.perf_counter() - self._begun_s < READ_SPIN_S else READ_POLL_S
         return LEASE_POLL_S if self._leases else None
 
     # --- prefill side ---
@@ -78,13 +84,15 @@ class Transfers:
         opaque_state = _opaque_state(sequence)
         num_tokens = len(sequence.prompt_token_ids)
         size = self._scheduler.pool.tokens_per_block
-        pairs = [(i, sequence.block_ids[i]) for i in range(sequence.num_reused, -(-num_tokens // size))]
-        if not pairs:
+        missing = range(sequence.num_reused, -(-num_tokens // size))
+        if not missing:
             self._transport.release(opaque_state)
             self._scheduler.pulled(sequence, num_tokens)
             return None
         try:
-            self._reads[self._transport.begin_read(opaque_state, pairs)] = sequence
+            local = sequence.block_ids[missing.start : missing.stop]
+            self._reads[self._transport.begin_read(opaque_state, missing, local)] = sequence
+            self._begun_s = time.perf_counter()
         except LayoutMismatch as error:
             return str(error)
         except PeerGone:

@@ -60,8 +60,9 @@ class KvTransport(Protocol):
     """Moves KV blocks from the pool of one engine process straight into the pool of another.
 
     One thread (the engine's loop) calls it. No call waits for a peer. How a core should wait: between steps call
-    ``poll``; with nothing to compute and ``pending_reads > 0`` poll every 0.2 ms; with nothing to compute and leases
-    outstanding poll every 10 ms, which is how late their blocks come back; otherwise not at all.
+    ``poll``; with nothing to compute and ``pending_reads > 0`` poll without a pause for the first milliseconds of a
+    read, then every 0.2 ms; with nothing to compute and leases outstanding poll every 10 ms, which is how late their
+    blocks come back; otherwise not at all.
     """
 
     name: str
@@ -78,13 +79,13 @@ class KvTransport(Protocol):
         Keep the blocks until ``poll`` reports the lease as released, or until a :class:`LeaseTable` expires it.
         """
 
-    def begin_read(self, opaque_state: bytes, pairs: Sequence[tuple[int, int]]) -> int:
+    def begin_read(self, opaque_state: bytes, positions: Sequence[int], local_ids: Sequence[int]) -> int:
         """Starts copying blocks and returns a read id, which exactly one later ``poll`` reports.
 
-        ``pairs``: (index into the exported block list, local block id). The local blocks belong to the transport
-        until then. A finished read releases the peer's lease; a failed one does not. Raises :class:`LayoutMismatch`
-        with both sides named, :class:`PeerGone` when the peer's death is already known, :class:`LeaseExpired` when
-        the deadline has passed.
+        The block at ``positions[i]`` of the exported list goes to the local block ``local_ids[i]``. The local blocks
+        belong to the transport until then. A finished read releases the peer's lease; a failed one does not. Raises
+        :class:`LayoutMismatch` with both sides named, :class:`PeerGone` when the peer's death is already known,
+        :class:`LeaseExpired` when the deadline has passed.
         """
 
     def poll(self) -> TransportEvents:

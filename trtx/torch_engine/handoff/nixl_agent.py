@@ -8,12 +8,11 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
 
-BlockIds = npt.NDArray[np.int32]
+    from trtx.torch_engine.handoff.reads import BlockIds
 
 PROGRESS_WAKEUP_US = 10_000
 """The longest that NIXL's progress thread sleeps when UCX signals nothing. It wakes at once for messages; this bounds

@@ -16,16 +16,15 @@ GEOMETRY = KvGeometry(num_layers=36, num_kv_heads=8, head_dim=128, tokens_per_bl
 
 def exported(**changes: Any) -> codec.ExportedKv:
     values: dict[str, Any] = {
-        "transport": "nixl",
-        "agent_name": "trtx-prefill",
-        "agent_metadata": b"\x00\xff",
-        "memory": "DRAM",
-        "device_id": 0,
-        "base_address": 0x7FFF_0000_0000,
+        "engine": "trtx-prefill",
+        "direct": codec.DirectOffer(host="boot", address="trtx-kv-1", memory="cuda", handle=b"\x01" * 64, offset=512),
+        "nixl": codec.NixlOffer(
+            agent_name="agent", agent_metadata=b"\x00\xff", memory="DRAM", device_id=0, base_address=0x7FFF_0000_0000
+        ),
         "num_blocks": 100,
         "geometry": GEOMETRY,
         "lease_id": 5,
-        "block_ids": (3, 1, 2),
+        "block_ids": b"\3\0\0\0\1\0\0\0\2\0\0\0",
         "num_tokens": 70,
         "deadline_s": 1.5,
     }
@@ -34,52 +33,58 @@ def exported(**changes: Any) -> codec.ExportedKv:
 
 @given(
     lease_id=st.integers(0, 2**63 - 1),
-    block_ids=st.lists(st.integers(0, 2**31 - 1), max_size=50),
-    metadata=st.binary(max_size=500),
+    block_ids=st.binary(max_size=200),
+    handle=st.none() | st.binary(max_size=64),
+    metadata=st.none() | st.binary(max_size=500),
     deadline_s=st.floats(allow_nan=False),
     base_address=st.integers(0, 2**64 - 1),
 )
 def test_what_is_encoded_is_decoded(
-    lease_id: int, block_ids: list[int], metadata: bytes, deadline_s: float, base_address: int
+    lease_id: int,
+    block_ids: bytes,
+    handle: bytes | None,
+    metadata: bytes | None,
+    deadline_s: float,
+    base_address: int,
 ) -> None:
-    value = exported(
-        lease_id=lease_id,
-        block_ids=tuple(block_ids),
-        agent_metadata=metadata,
-        deadline_s=deadline_s,
-        base_address=base_address,
+    whole = exported(lease_id=lease_id, block_ids=block_ids, deadline_s=deadline_s)
+    replace_ = msgspec.structs.replace
+    value = replace_(
+        whole,
+        direct=None if handle is None else replace_(whole.direct, handle=handle),
+        nixl=None if metadata is None else replace_(whole.nixl, agent_metadata=metadata, base_address=base_address),
     )
     assert codec.decode(codec.encode(value)) == value
 
 
 def test_equal_layouts_pass() -> None:
-    codec.check(exported(), transport="nixl", geometry=GEOMETRY)
+    codec.check(exported(), GEOMETRY)
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(KvGeometry)])
 def test_every_field_of_the_geometry_is_compared_and_both_sides_are_named(name: str) -> None:
     ours = replace(GEOMETRY, **{name: "float32" if name == "dtype" else 7})
     with pytest.raises(LayoutMismatch) as caught:
-        codec.check(exported(), transport="nixl", geometry=ours)
+        codec.check(exported(), ours)
     assert "trtx-prefill" in str(caught.value)
     assert f"{name} is {getattr(GEOMETRY, name)!r} on prefill, {getattr(ours, name)!r} on decode" in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "theirs"), [("transport", "cuda-ipc"), ("layout", "layer,block,kv,token,head,dim")])
-def test_another_transport_and_another_pool_layout_are_refused(name: str, theirs: str) -> None:
-    with pytest.raises(LayoutMismatch, match=f"{name} is {theirs!r} on prefill, '.*' on decode"):
-        codec.check(exported(**{name: theirs}), transport="nixl", geometry=GEOMETRY)
+def test_another_pool_layout_is_refused() -> None:
+    theirs = "layer,block,kv,token,head,dim"
+    with pytest.raises(LayoutMismatch, match=f"layout is {theirs!r} on prefill, '.*' on decode"):
+        codec.check(exported(layout=theirs), GEOMETRY)
 
 
 def test_all_differences_are_named_at_once() -> None:
     ours = replace(GEOMETRY, head_dim=64, dtype="float16")
     with pytest.raises(LayoutMismatch, match="head_dim is 128 .*; dtype is 'bfloat16'"):
-        codec.check(exported(), transport="nixl", geometry=ours)
+        codec.check(exported(), ours)
 
 
 def test_another_format_version_is_refused_even_if_its_fields_are_unknown() -> None:
     later = msgspec.msgpack.encode({"version": 99, "something": "new"})
-    with pytest.raises(LayoutMismatch, match="version 99 on the prefill side, this decode engine reads version 1"):
+    with pytest.raises(LayoutMismatch, match="version 99 on the prefill side, this decode engine reads version 2"):
         codec.decode(later)
 
 

@@ -1,0 +1,69 @@
+"""The few calls of the CUDA driver that torch has no public name for: memory handles between processes.
+
+Through ctypes, as the driver is there wherever torch found a GPU, and its binary interface does not change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
+
+
+class CudaError(Exception):
+    """What the driver called it."""
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
+
+
+class CudaDriver:
+    """The driver, and the context that was current where this was made."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._context = ctypes.c_void_p()
+        self._call("cuCtxGetCurrent", ctypes.byref(self._context))
+
+    def adopt_thread(self) -> None:
+        """Makes the context current in the calling thread."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def export(self, address: int) -> tuple[bytes, int]:
+        """(handle of the allocation that holds ``address``, how far into it that is).
+
+        Raises CudaError for memory that has no handle, such as torch's ``expandable_segments``.
+        """
+        base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
+        self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+        return bytes(handle), address - base.value
+
+    def open(self, handle: bytes) -> int:
+        """Maps another process's allocation: its address here. One handle is opened once at a time."""
+        address = ctypes.c_uint64()
+        self._call(
+            "cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle),
+            ctypes.c_uint(_LAZY_PEER_ACCESS),
+        )  # fmt: skip
+        return address.value
+
+    def close(self, address: int) -> None:
+        self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+    def copy_to_device(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        """From pinned memory, enqueued."""
+        self._call(
+            "cuMemcpyHtoDAsync_v2", ctypes.c_uint64(target), ctypes.c_void_p(source), ctypes.c_size_t(num_bytes),
+            ctypes.c_void_p(stream),
+        )  # fmt: skip
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(code, ctypes.byref(text))
+            raise CudaError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")

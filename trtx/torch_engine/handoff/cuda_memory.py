@@ -1,0 +1,124 @@
+"""A pool in GPU memory: other processes' pools are mapped by CUDA IPC, and one kernel a read gathers their blocks."""
+
+# torch leaves its streams and events untyped.
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trtx.torch_engine.handoff.codec import DirectOffer
+from trtx.torch_engine.handoff.cuda_driver import HANDLE_BYTES, CudaDriver, CudaError
+from trtx.torch_engine.handoff.memory import MemoryUnreachable
+from trtx.torch_engine.handoff.reads import BlockIds
+
+WORD_BYTES = 8  # of the kernel's elements; it loads two at a time
+TILE = 2048
+WARPS = 8
+PROGRAMS_A_PROCESSOR = 4
+_IDS = 4096  # room that a ticket begins with: 2,048 blocks
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    """One copy's ids, on the host and on the device, and what is recorded behind it. Used again once it is done."""
+
+    host: torch.Tensor  # pinned
+    ids: npt.NDArray[np.int32]  # the same memory
+    device: torch.Tensor
+    done: torch.cuda.Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    base: int  # what closes it
+    blocks: int  # address of block 0
+
+
+class CudaMemory:
+    """See :class:`~trtx.torch_engine.handoff.memory.PoolMemory`. The pool must come from cudaMalloc (see CudaDriver).
+
+    Copies run on a stream of their own, one after the other, beside whatever the engine computes.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, pool: torch.Tensor, block_bytes: int) -> None:
+        """Compiles the kernel and runs it once. Raises MemoryUnreachable for a pool that can't be shared."""
+        if block_bytes % (2 * WORD_BYTES):
+            raise MemoryUnreachable(f"blocks of {block_bytes} bytes are no multiple of {2 * WORD_BYTES}")
+        self._device = pool.device
+        self._driver = CudaDriver()
+        try:
+            self.handle, self.offset = self._driver.export(pool.data_ptr())
+        except CudaError as error:
+            raise MemoryUnreachable(str(error)) from error
+        self.own = _Opened(0, pool.data_ptr())
+        self._words = block_bytes // WORD_BYTES
+        processors = torch.cuda.get_device_properties(pool.device).multi_processor_count
+        self._most_programs = PROGRAMS_A_PROCESSOR * processors
+        self._stream = torch.cuda.Stream(pool.device)
+        self._free: list[_Ticket] = []
+        self._kernel = self._compile()
+        warm_up = np.zeros(1, np.int32)  # block 0 onto itself
+        ticket = self.start(self.own, warm_up, warm_up)
+        self.close()
+        assert self.is_done(ticket)
+
+    def _compile(self) -> Any:
+        from trtx.torch_engine.handoff.gather import gather_blocks_kernel
+
+        return gather_blocks_kernel.warmup(
+            torch.int64, torch.int64, torch.int32, 2, BLOCK_WORDS=self._words, TILE=TILE, num_warps=WARPS, grid=(1,)
+        )
+
+    def adopt_thread(self) -> None:
+        self._driver.adopt_thread()
+
+    def open(self, offer: DirectOffer, pid: int) -> _Opened:
+        if len(offer.handle) != HANDLE_BYTES:
+            raise MemoryUnreachable(f"a handle of {len(offer.handle)} bytes; CUDA's have {HANDLE_BYTES}")
+        try:
+            return _Opened(base := self._driver.open(offer.handle), base + offer.offset)
+        except CudaError as error:
+            raise MemoryUnreachable(str(error)) from error
+
+    def shut(self, pool: _Opened) -> None:
+        self._driver.close(pool.base)
+
+    def start(self, pool: _Opened, remote: BlockIds, local: BlockIds) -> _Ticket:
+        count = len(remote)
+        ticket = self._take_ticket(2 * count)
+        ticket.ids[:count] = remote
+        ticket.ids[count : 2 * count] = local
+        stream = self._stream
+        # The local blocks may have had an owner whose last kernel is still under way.
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        handle, ids = stream.cuda_stream, ticket.device.data_ptr()
+        self._driver.copy_to_device(ids, ticket.host.data_ptr(), 8 * count, handle)
+        programs = min(self._most_programs, count * -(-self._words // TILE))
+        self._kernel[(programs, 1, 1)](pool.blocks, self.own.blocks, ids, count, self._words, TILE, stream=handle)
+        ticket.done.record(stream)
+        return ticket
+
+    def _take_ticket(self, size: int) -> _Ticket:
+        if self._free and self._free[-1].ids.size >= size:
+            return self._free.pop()
+        room = max(_IDS, 1 << (size - 1).bit_length())
+        host = torch.empty(room, dtype=torch.int32, pin_memory=True)
+        device = torch.empty(room, dtype=torch.int32, device=self._device)
+        return _Ticket(host, host.numpy(), device, torch.cuda.Event())
+
+    def is_done(self, copy: _Ticket) -> bool:
+        if not copy.done.query():
+            return False
+        self._free.append(copy)
+        return True
+
+    def close(self) -> None:
+        self._stream.synchronize()

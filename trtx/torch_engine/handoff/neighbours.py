@@ -1,0 +1,285 @@
+"""The engines of this host that a direct read may go to: who they are, whether they live, and what they release.
+
+Each engine listens on an abstract Unix socket: it has no file, belongs to a network namespace, and goes with the
+process, however that ends. A reader holds a connection to each engine that it reads from. Over it the exporter says how
+its pool is reached, the reader says which leases it needs no more, and its end tells both that the other has gone.
+
+One thread looks after all of it, so that a neighbour's death is acted upon while the engine sleeps: GPU memory that a
+reader still has open would not come back to the system, and the successor on that GPU would find none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.handoff.codec import POOL_LAYOUT, DirectOffer
+from trtx.torch_engine.handoff.memory import MemoryUnreachable, PoolMemory
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "trtx-kv-"
+_MESSAGE_BYTES = 65536
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
+
+
+class Greeting(msgspec.Struct, tag="greeting", array_like=True):
+    """The exporter's first message on a connection."""
+
+    offer: DirectOffer
+    layout: str
+    geometry: KvGeometry
+
+
+class Hello(msgspec.Struct, tag="hello", array_like=True):
+    """The reader's first: it can be read as well."""
+
+    address: str
+
+
+class Release(msgspec.Struct, tag="release", array_like=True):
+    """The reader needs the lease no more."""
+
+    lease_id: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Greeting | Hello | Release)
+
+
+@dataclass(slots=True, eq=False)
+class Neighbour:
+    """An engine that this one reads from. Fields change under the lock of :class:`Neighbours`."""
+
+    address: str
+    connection: socket.socket
+    pid: int
+    pool: Any = None  # as PoolMemory.open returns it
+    problem: str = ""  # why the pool cannot be opened
+    is_gone: bool = False
+    copies: int = 0  # under way
+
+
+def boot_id() -> str:
+    """What one kernel has for its life, whatever the container."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class Neighbours:
+    """``find`` and the methods on a :class:`Neighbour` are for the engine's thread; all else happens in its own."""
+
+    def __init__(
+        self, memory: PoolMemory, geometry: KvGeometry, group: str | None, released: Callable[[int], None]
+    ) -> None:
+        """``group``: engines with the same one find each other at start, and open each other's pools before the first
+        read. None: a pool is opened by the first read from it."""
+        self._memory = memory
+        self._released = released
+        self._lock = threading.Lock()
+        self._known: dict[str, Neighbour] = {}  # those that have gone stay, so that nobody waits for them
+        family = _PREFIX + (blake2b(group.encode(), digest_size=8).hexdigest() if group else "alone") + "-"
+        self.offer = DirectOffer(
+            host=boot_id(),
+            address=family + os.urandom(8).hex(),
+            memory=memory.kind,
+            handle=memory.handle,
+            offset=memory.offset,
+        )
+        self._greeting = Greeting(self.offer, POOL_LAYOUT, geometry)
+        self._selector = selectors.DefaultSelector()
+        self._waker, wakes = socket.socketpair()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind("\0" + self.offer.address)
+        self._listener.listen(128)
+        self._selector.register(wakes, selectors.EVENT_READ, None)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        if group is not None:
+            with self._lock:
+                for address in _listening(family):
+                    if address != self.offer.address:
+                        self._connect(address)
+        self._thread = threading.Thread(target=self._run, name="kv-neighbours", daemon=True)
+        self._thread.start()
+
+    def find(self, offer: DirectOffer) -> Neighbour | None:
+        """The engine that made the offer, its pool open. None when it cannot be reached in this way.
+
+        What comes back may have gone (``is_gone``). The caller has a copy to its credit until ``leave``.
+        """
+        with self._lock:
+            neighbour = self._known.get(offer.address) or self._connect(offer.address)
+            if neighbour is None:
+                return None
+            if not neighbour.is_gone:
+                self._open(neighbour, offer)
+                if neighbour.problem:
+                    return None
+            neighbour.copies += 1
+            return neighbour
+
+    def leave(self, neighbour: Neighbour) -> None:
+        """The copy that ``find`` was called for has ended, or was never started."""
+        with self._lock:
+            neighbour.copies -= 1
+            if neighbour.is_gone:
+                self._shut(neighbour)
+
+    def tell_released(self, address: str, lease_id: int) -> bool:
+        """Whether the engine there is alive and has been told, or will be told as soon as it runs."""
+        with self._lock:
+            neighbour = self._known.get(address) or self._connect(address)
+        if neighbour is None or neighbour.is_gone:
+            return False
+        try:
+            neighbour.connection.send(_encode(Release(lease_id)))
+        except BlockingIOError:  # hundreds are waiting to be read: it is frozen, and its leases end by themselves
+            return True
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """No copy is under way. Returns when the thread has ended and every pool is let go of."""
+        self._waker.close()
+        self._thread.join()
+        for neighbour in self._known.values():
+            neighbour.is_gone = True
+            self._shut(neighbour)
+
+    # --- under the lock ---
+
+    def _connect(self, address: str) -> Neighbour | None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.setblocking(False)
+        try:
+            connection.connect("\0" + address)
+            pid, uid = _credentials(connection)
+            if uid != os.geteuid():
+                raise PermissionError(f"it belongs to user {uid}")
+            connection.send(_encode(Hello(self.offer.address)))
+        except OSError as error:
+            log.info("no direct way to the KV pool at %s: %s", address, error)
+            connection.close()
+            return None
+        neighbour = self._known[address] = Neighbour(address, connection, pid)
+        # epoll takes changes from any thread, and wakes for what comes on the new connection.
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(neighbour))
+        return neighbour
+
+    def _open(self, neighbour: Neighbour, offer: DirectOffer) -> None:
+        if neighbour.pool is not None or neighbour.problem:
+            return
+        try:
+            neighbour.pool = self._memory.open(offer, neighbour.pid)
+        except MemoryUnreachable as error:
+            neighbour.problem = str(error) or "it cannot be opened"
+            log.warning("the KV pool of %s is read over the network stack: %s", neighbour.address, neighbour.problem)
+
+    def _shut(self, neighbour: Neighbour) -> None:
+        if neighbour.copies == 0 and neighbour.pool is not None:
+            self._memory.shut(neighbour.pool)
+            neighbour.pool = None
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        self._memory.adopt_thread()
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    self._end()
+                    return
+                try:
+                    key.data()
+                except Exception:  # nothing that one neighbour does may end the watch over the others
+                    log.exception("a neighbour's connection ends")
+                    self._drop(key.fileobj)
+
+    def _end(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it went again, or there are no descriptors left
+            return
+        connection.setblocking(False)
+        with suppress(OSError):
+            if _credentials(connection)[1] == os.geteuid():
+                connection.send(_encode(self._greeting))
+                self._selector.register(connection, selectors.EVENT_READ, lambda: self._serve(connection))
+                return
+        connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """A message from a reader."""
+        message = self._receive(connection)
+        if isinstance(message, Release):
+            self._released(message.lease_id)
+        elif isinstance(message, Hello):
+            with self._lock:
+                if message.address not in self._known and message.address != self.offer.address:
+                    self._connect(message.address)
+        else:
+            self._drop(connection)
+
+    def _hear(self, neighbour: Neighbour) -> None:
+        """A message from an engine that this one reads from, or its end."""
+        message = self._receive(neighbour.connection)
+        with self._lock:
+            if isinstance(message, Greeting):
+                ours = self._greeting
+                if (message.layout, message.geometry, message.offer.memory) == (
+                    ours.layout, ours.geometry, ours.offer.memory,
+                ):  # fmt: skip
+                    self._open(neighbour, message.offer)
+                return
+            neighbour.is_gone = True
+            self._shut(neighbour)
+        self._drop(neighbour.connection)
+
+    def _receive(self, connection: socket.socket) -> Greeting | Hello | Release | None:
+        """None: the other has closed, or is no engine of ours."""
+        try:
+            received = connection.recv(_MESSAGE_BYTES)
+            return _decoder.decode(received) if received else None
+        except (OSError, msgspec.MsgspecError) as error:
+            log.info("a neighbour's connection ends: %s", error)
+            return None
+
+    def _drop(self, connection: Any) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process at the other end, as this namespace numbers them."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
+
+
+def _listening(family: str) -> list[str]:
+    """Abstract sockets of this network namespace whose names begin so."""
+    try:
+        table = Path("/proc/net/unix").read_text()
+    except OSError:
+        return []
+    names = (line.rpartition(" ")[2] for line in table.splitlines())
+    return sorted({name[1:] for name in names if name.startswith("@" + family)})

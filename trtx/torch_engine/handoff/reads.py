@@ -1,0 +1,144 @@
+"""Reads from their begin to the poll that reports them, whichever route copies their blocks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.handoff import codec
+from trtx.torch_engine.handoff.base import FailedRead, FinishedRead, LayoutMismatch, LeaseExpired, TransportEvents
+
+BlockIds = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """Blocks ``remote[i]`` of the exporter go to the own blocks ``local[i]``."""
+
+    read_id: int
+    exported: codec.ExportedKv
+    remote: BlockIds
+    local: BlockIds
+    num_bytes: int
+    begun_s: float
+
+
+class Route(Protocol):
+    """One way for blocks to come from another process. It reports what happens through the :class:`Reads` it was given.
+
+    What every route keeps: nothing writes to a read's local blocks once it is finished or failed, and a read is
+    finished only if its lease was in force when the last byte had arrived.
+    """
+
+    name: str  # the field of ExportedKv that holds its offer
+
+    def offer(self) -> codec.DirectOffer | codec.NixlOffer:
+        """How others reach this engine's pool."""
+
+    def begin(self, read: Read) -> bool:
+        """Starts the copy. False: this route does not lead to the exporter. Raises PeerGone."""
+
+    def poll(self) -> None:
+        """Settles what has ended, without blocking."""
+
+    def release(self, exported: codec.ExportedKv) -> bool:
+        """Tells the exporter that nothing will be read. False: this route does not lead there, or not any more."""
+
+    def close(self) -> None:
+        """Ends what is under way and lets go of the pool."""
+
+
+class Reads:
+    """Checks and numbers reads as they begin, and collects how they end and which leases were released."""
+
+    def __init__(self, geometry: KvGeometry, num_blocks: int, clock: Callable[[], float]) -> None:
+        self._geometry = geometry
+        self._num_blocks = num_blocks
+        self._clock = clock
+        self._next_read_id = 0
+        self._pending = 0
+        self._finished: list[FinishedRead] = []
+        self._failed: list[FailedRead] = []
+        self._released: deque[int] = deque()  # a route's thread may append
+
+    @property
+    def pending(self) -> int:
+        """Begun, and not taken by ``take`` yet."""
+        return self._pending
+
+    def begin(self, opaque_state: bytes, positions: Sequence[int], local_ids: Sequence[int]) -> Read:
+        """Raises LayoutMismatch, LeaseExpired, or ValueError for ids that would overwrite another sequence's KV."""
+        begun_s = time.perf_counter()
+        exported = codec.decode(opaque_state)
+        codec.check(exported, self._geometry)
+        late_s = self._clock() - exported.deadline_s
+        if late_s >= 0:
+            raise LeaseExpired(
+                f"lease {exported.lease_id} of prefill engine {exported.engine} ended {late_s:.1f} s ago; "
+                "expected a read within its deadline; compute the prompt locally"
+            )
+        remote, local = self._block_ids(exported, positions, local_ids)
+        read = Read(
+            self._next_read_id, exported, remote, local, len(local) * self._geometry.block_bytes, begun_s
+        )  # fmt: skip
+        self._next_read_id += 1
+        return read
+
+    def _block_ids(
+        self, exported: codec.ExportedKv, positions: Sequence[int], local_ids: Sequence[int]
+    ) -> tuple[BlockIds, BlockIds]:
+        if len(positions) != len(local_ids):
+            raise ValueError(f"{len(positions)} positions for {len(local_ids)} local blocks; expected as many")
+        at = np.array(positions, dtype=np.int32)
+        local = np.array(local_ids, dtype=np.int32)
+        remote = np.frombuffer(exported.block_ids[: len(exported.block_ids) // 4 * 4], dtype="<i4")
+        if _any_outside(at, len(remote)):
+            raise ValueError(f"positions {at.min()} to {at.max()} index {len(remote)} exported blocks")
+        if _any_outside(local, self._num_blocks):
+            raise ValueError(f"local blocks are {local.min()} to {local.max()} of {self._num_blocks}")
+        if _any_outside(remote, exported.num_blocks):
+            raise LayoutMismatch(
+                f"opaque_state of prefill engine {exported.engine} names blocks {remote.min()} to {remote.max()} "
+                f"of a pool of {exported.num_blocks}; expected ids inside the pool; send it unchanged"
+            )
+        return remote[at], local
+
+    def admit(self, read: Read) -> None:
+        """A route has taken it: from here on exactly one of ``finish`` and ``fail`` ends it."""
+        self._pending += 1
+
+    def is_late(self, read: Read) -> bool:
+        return self._clock() >= read.exported.deadline_s
+
+    def finish(self, read: Read) -> None:
+        """All bytes are here. Past the deadline it has failed: nobody looked in time, so they may be another's."""
+        if self.is_late(read):
+            self.fail(read, "was seen to be complete only after its lease's deadline")
+        else:
+            self._finished.append(FinishedRead(read.read_id, read.num_bytes, time.perf_counter() - read.begun_s))
+
+    def fail(self, read: Read, reason: str) -> None:
+        self._failed.append(FailedRead(read.read_id, reason))
+
+    def released(self, lease_id: int) -> None:
+        """A reader needs this lease of ours no more."""
+        self._released.append(lease_id)
+
+    def take(self) -> TransportEvents:
+        """What ended since the last call."""
+        released = tuple(self._released.popleft() for _ in range(len(self._released)))
+        events = TransportEvents(tuple(self._finished), tuple(self._failed), released)
+        self._pending -= len(self._finished) + len(self._failed)
+        self._finished, self._failed = [], []
+        return events
+
+
+def _any_outside(ids: BlockIds, count: int) -> bool:
+    return bool(len(ids)) and bool(ids.min() < 0 or ids.max() >= count)
