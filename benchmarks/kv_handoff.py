@@ -1,17 +1,18 @@
 """How fast KV blocks move from a prefill process to a decode process, beside the peer copy of the same bytes.
 
 Qwen3-8B's KV shape (36 layers, 8 KV heads, 128 dim, bf16: 147,456 bytes a token) through ``create_transport``, as the
-engine uses it: random blocks of one pool into random blocks of the other, one READ a prompt. Each process sees one GPU
-of its own through CUDA_VISIBLE_DEVICES. The reference is one process that sees both and copies the same number of
-bytes, contiguous. The first and the last read of each size are checked: each block holds what its source held.
+engine uses it, by each route: random blocks of one pool into random blocks of the other, one read a prompt. Each
+process sees one GPU of its own through CUDA_VISIBLE_DEVICES. The reference is one process that sees both and copies the
+same number of bytes, contiguous. The last read of each size is checked: each block holds what its source held.
 
     python benchmarks/kv_handoff.py                                # two GPUs, under 60 s, 4.8 GB on each
     python benchmarks/kv_handoff.py --device cpu --tokens 1024     # no GPU: CPU memory, and memcpy as the reference
 
 Columns: ``GB/s`` is the median over the repeats from before ``begin_read`` to the poll that reports the end, with a
-loop that does nothing but poll; ``engine GB/s`` the same with the 0.2 ms between polls of an idle engine; ``begin`` the
-median duration of ``begin_read``, which is the time taken from the step loop; ``first`` the first read of that size, of
-which the very first also connects. With ``--json`` the last line on stdout is the table as one JSON document.
+loop that does nothing but poll, and after it its share of the reference; ``engine GB/s`` the same with the pauses of an
+idle engine between polls; ``begin`` the median duration of ``begin_read``, which is the time taken from the step loop;
+``first`` the first read of that size: the very first one of a route is a second after both sides have started. With
+``--json`` the last line on stdout is the table as one JSON document.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any
 
 from trtx.torch_engine.batch import KvGeometry
-from trtx.torch_engine.handoff import FinishedRead, KvTransport, create_transport
+from trtx.torch_engine.handoff import ROUTES, FinishedRead, KvTransport, create_transport
+from trtx.torch_engine.transfers import READ_POLL_S, READ_SPIN_S
 
 if TYPE_CHECKING:
     import torch
 
-READ_POLL_S = 0.0002
 WARM_UP = 2  # reads of each size that count only as "first"
-CHILD_TIMEOUT_S = 55
+CHILD_TIMEOUT_S = 90
+GROUP_VARIABLE = "TRTX_KV_HANDOFF_GROUP"
 
 
 def main() -> None:
@@ -46,6 +48,7 @@ def main() -> None:
         _ROLES[options.role](options)
         return
     devices = options.gpus.split(",") if options.device == "cuda" else ["", ""]
+    os.environ[GROUP_VARIABLE] = f"kv-handoff-{os.getpid()}"
     near, far = Pipe()
     reference = _start(options, "reference", ",".join(devices))
     prefill = _start(options, "prefill", devices[0], near)
@@ -72,6 +75,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--gpus", default="0,1", help="prefill's and decode's, as CUDA_VISIBLE_DEVICES takes them")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 8192, 32768])
     parser.add_argument("--tokens-per-block", type=int, default=32)
+    parser.add_argument("--routes", choices=ROUTES, nargs="+", default=list(ROUTES))
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--role", choices=list(_ROLES), help=argparse.SUPPRESS)
@@ -132,7 +136,7 @@ def _prefill(options: argparse.Namespace) -> None:
     words = pool.view(pool.shape[0], -1).view(torch.int32)
     words.copy_(torch.arange(1, pool.shape[0] + 1, dtype=torch.int32, device=pool.device).unsqueeze(1))
     _synchronize(pool)
-    transport = create_transport(pool, _geometry(options))
+    transport = create_transport(pool, _geometry(options), group=os.environ[GROUP_VARIABLE])
     connection = Connection(options.fd)
     lease_id = 0
     while True:
@@ -149,30 +153,44 @@ def _decode(options: argparse.Namespace) -> None:
     import torch
 
     pool = _pool(options)
-    words = pool.view(pool.shape[0], -1).view(torch.int32)
-    transport = create_transport(pool, _geometry(options))
     connection = Connection(options.fd)
+    rows = [row for route in options.routes for row in _reads(options, pool, connection, route)]
+    device = torch.cuda.get_device_name() if pool.is_cuda else "CPU memory"
+    print(json.dumps({"device": device, "rows": rows}))
+
+
+def _reads(
+    options: argparse.Namespace, pool: torch.Tensor, connection: Connection, route: str
+) -> list[dict[str, str | float]]:
+    import torch
+
+    words = pool.view(pool.shape[0], -1).view(torch.int32)
+    transport = create_transport(pool, _geometry(options), routes=[route], group=os.environ[GROUP_VARIABLE])
+    connection.send(([0], options.tokens_per_block))
+    connection.recv()  # the other side has started too
+    time.sleep(1)
     draw = random.Random(0)
-    rows = []
+    rows: list[dict[str, str | float]] = []
     for num_tokens in options.tokens:
         num_blocks = num_tokens // options.tokens_per_block
 
-        def read(pause_s: float, *, is_checked: bool = False, num_blocks: int = num_blocks) -> tuple[float, float]:
-            remote = draw.sample(range(pool.shape[0]), num_blocks)
-            local = draw.sample(range(pool.shape[0]), num_blocks)
-            connection.send((remote, num_blocks * options.tokens_per_block))
-            timing = _timed_read(transport, connection.recv(), local, pause_s)
+        def read(*, paced: bool = False, is_checked: bool = False, count: int = num_blocks) -> tuple[float, float]:
+            remote = draw.sample(range(pool.shape[0]), count)
+            local = draw.sample(range(pool.shape[0]), count)
+            connection.send((remote, count * options.tokens_per_block))
+            timing = _timed_read(transport, connection.recv(), local, paced)
             for here, there in zip(local, remote, strict=True) if is_checked else ():
                 assert bool((words[here] == there + 1).all()), f"block {here} does not hold block {there} of prefill"
             return timing
 
-        first = read(0, is_checked=True)
-        busy = [read(0) for _ in range(WARM_UP + options.repeats)][WARM_UP:]
-        paced = [read(READ_POLL_S) for _ in range(options.repeats)]
-        read(0, is_checked=True)
+        first = read()
+        busy = [read() for _ in range(WARM_UP + options.repeats)][WARM_UP:]
+        paced = [read(paced=True) for _ in range(options.repeats)]
+        read(is_checked=True)
         num_bytes = num_blocks * _geometry(options).block_bytes
         rows.append(
             {
+                "route": route,
                 "tokens": num_tokens,
                 "mib": num_bytes / 2**20,
                 "gbps": num_bytes / statistics.median(total for _, total in busy) / 1e9,
@@ -183,18 +201,17 @@ def _decode(options: argparse.Namespace) -> None:
             }
         )
     transport.close()
-    device = torch.cuda.get_device_name() if pool.is_cuda else "CPU memory"
-    print(json.dumps({"device": device, "rows": rows}))
+    return rows
 
 
-def _timed_read(transport: KvTransport, opaque_state: bytes, local: list[int], pause_s: float) -> tuple[float, float]:
+def _timed_read(transport: KvTransport, opaque_state: bytes, local: list[int], paced: bool) -> tuple[float, float]:
     """Seconds of ``begin_read``, and of the whole read."""
     began = time.perf_counter()
-    transport.begin_read(opaque_state, list(enumerate(local)))
+    transport.begin_read(opaque_state, range(len(local)), local)
     begun = time.perf_counter()
     while not (events := transport.poll()):
-        if pause_s:
-            time.sleep(pause_s)
+        if paced and time.perf_counter() - begun > READ_SPIN_S:
+            time.sleep(READ_POLL_S)
     ended = time.perf_counter()
     assert isinstance(events.finished[0], FinishedRead), events.failed
     return begun - began, ended - began
@@ -250,13 +267,16 @@ def _print(table: dict[str, Any], options: argparse.Namespace) -> None:
     reference = "peer copy" if options.device == "cuda" else "memcpy"
     print(f"KV handoff, {table['device']}, {table['conditions']}")
     print(
-        f"{'tokens':>7} {'MiB':>6} {'GB/s':>7} {'engine GB/s':>12} {'ms':>8} {'begin ms':>9} {'first ms':>9} ", end=""
+        f"{'route':>7} {'tokens':>7} {'MiB':>6} {'GB/s':>7} {'share':>7} {'engine GB/s':>12} {'ms':>8} {'begin ms':>9} "
+        f"{'first ms':>9} ",
+        end="",
     )
     print(f"{reference + ' GB/s':>15}")
     for r in table["rows"]:
         print(
-            f"{r['tokens']:>7} {r['mib']:>6.0f} {r['gbps']:>7.1f} {r['engine_gbps']:>12.1f} {r['total_ms']:>8.2f} "
-            f"{r['begin_ms']:>9.2f} {r['first_ms']:>9.2f} {r['copy_gbps']:>15.1f}"
+            f"{r['route']:>7} {r['tokens']:>7} {r['mib']:>6.0f} {r['gbps']:>7.1f} {r['gbps'] / r['copy_gbps']:>7.1%} "
+            f"{r['engine_gbps']:>12.1f} {r['total_ms']:>8.3f} {r['begin_ms']:>9.3f} {r['first_ms']:>9.3f} "
+            f"{r['copy_gbps']:>15.1f}"
         )
     if options.json:
         print(json.dumps(table))

@@ -1,6 +1,6 @@
 """Triton kernels for attention over the paged KV pool: split-KV decode, and causal prefill of many sequences.
 
-Both read the pool through the block table, block-major as it is: no copy, no layout of their own. Triton because it
+Both read the pool through the block table and by its strides: no copy, no layout of their own. Triton because it
 comes with torch, compiles in seconds, and takes any block size and strides; FlashInfer builds its kernels at first
 use with a CUDA compiler that a serving machine need not have.
 
@@ -24,7 +24,7 @@ from trtx.torch_engine.runner.triton_pointwise import store_result
 @triton.jit
 def paged_decode_kernel(
     q, pool_layer, block_table, slots, positions, out, partial, partial_lse, kv_scales, out_scale,
-    scale, table_width, padding_slot, block_stride, kv_stride, token_stride,
+    scale, table_width, padding_slot, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     NUM_SPLITS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
@@ -63,7 +63,7 @@ def paged_decode_kernel(
         tokens = start + tl.arange(0, BLOCK_TOKENS)
         seen = tokens < end
         block = tl.load(block_table + slot * table_width + tokens // TOKENS_PER_BLOCK, mask=seen, other=0).to(tl.int64)
-        cells = block * block_stride + (tokens % TOKENS_PER_BLOCK) * token_stride + kv_head * HEAD_DIM
+        cells = block * block_stride + (tokens % TOKENS_PER_BLOCK) * token_stride + kv_head * head_stride
         pointers = pool_layer + cells[:, None] + dims[None, :]
         loaded = seen[:, None] & in_dim[None, :]
         keys = tl.load(pointers, mask=loaded, other=0.0).to(query.dtype)
@@ -113,7 +113,7 @@ def merge_splits_kernel(
 @triton.jit
 def paged_prefill_kernel(
     q, pool_layer, block_table, slots, starts, contexts, out, kv_scales, out_scale,
-    scale, table_width, block_stride, kv_stride, token_stride,
+    scale, table_width, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
@@ -147,7 +147,9 @@ def paged_prefill_kernel(
             tokens = start + tl.arange(0, BLOCK_TOKENS)
             seen = tokens < end
             block = tl.load(block_table + slot * table_width + tokens // TOKENS_PER_BLOCK, mask=seen, other=0)
-            cells = block.to(tl.int64) * block_stride + (tokens % TOKENS_PER_BLOCK) * token_stride + kv_head * HEAD_DIM
+            cells = (
+                block.to(tl.int64) * block_stride + (tokens % TOKENS_PER_BLOCK) * token_stride + kv_head * head_stride
+            )
             pointers = pool_layer + cells[:, None] + dims[None, :]
             loaded = seen[:, None] & in_dim[None, :]
             keys = tl.load(pointers, mask=loaded, other=0.0).to(query.dtype)

@@ -43,8 +43,8 @@ class TritonKernels:
         if cache.scales is not None:
             self._kv_scales = list(cache.scales.unbind(0))
         self._table_width = cache.block_table.shape[1]
-        block_stride, _, kv_stride, token_stride, _, _ = cache.pool.stride()
-        self._strides = (block_stride, kv_stride, token_stride)
+        block_stride, _, kv_stride, token_stride, head_stride, _ = cache.pool.stride()
+        self._strides = (block_stride, kv_stride, token_stride, head_stride)
         self._scale = config.head_dim**-0.5 * math.log2(math.e)  # the kernels' exponentials are to base 2
         self._block_dim = max(16, triton.next_power_of_2(config.head_dim))
         self._shape = {

@@ -47,13 +47,13 @@ def rms_norm_kernel(
 @triton.jit
 def rope_and_write_kernel(
     qkv, q_out, q_norm, k_norm, rotary, positions, slots, block_table, pool_layer, kv_scales,
-    eps, table_width, padding_slot, block_stride, kv_stride, token_stride,
+    eps, table_width, padding_slot, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """``BLOCK_HEADS`` heads of one token a program: q heads go to ``q_out``, k and v heads to the pool's own strides.
 
-    ``pool_layer`` is ``pool[:, layer]``; a head is ``HEAD_DIM`` adjacent elements, heads of a token are adjacent.
+    ``pool_layer`` is ``pool[:, layer]``; a head of a token is ``HEAD_DIM`` adjacent elements.
     ``kv_scales``: the layer's two float32 scales of a float8 pool, else None.
     """
     token = tl.program_id(0).to(tl.int64)
@@ -92,7 +92,7 @@ def rope_and_write_kernel(
     block = tl.load(block_table + slot * table_width + position // TOKENS_PER_BLOCK).to(tl.int64)
     kv_head = tl.where(is_value, heads - NUM_HEADS - NUM_KV_HEADS, heads - NUM_HEADS)
     cell = pool_layer + block * block_stride + (position % TOKENS_PER_BLOCK) * token_stride
-    cell += is_value.to(tl.int32) * kv_stride + kv_head * HEAD_DIM + offsets
+    cell += is_value.to(tl.int32) * kv_stride + kv_head * head_stride + offsets
     if kv_scales is not None:
         scale = tl.load(kv_scales + is_value.to(tl.int32))
         tl.store(cell, to_fp8(first, scale), mask=writes)
