@@ -4,7 +4,8 @@
 
 Qwen3-8B's KV shape, 32-token blocks, random places, one process that sees both GPUs. Figures are medians of host time
 from before the launch to the end of the copy. The step beside it: the matrix products of Qwen3-8B's layers at
-64 rows, in a CUDA graph, which read 14 GB of weights.
+64 rows, in a CUDA graph, which read 14 GB of weights; before them a small copy from the host and after them one to it,
+as a step has them: they too go through a copy engine.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from cuda.bindings import runtime
 
+from trtx.torch_engine.handoff.cuda_driver import Addresses, CudaDriver
 from trtx.torch_engine.handoff.gather import gather_blocks_kernel
 
 BLOCK_BYTES = 36 * 2 * 8 * 128 * 2 * 32
@@ -35,7 +38,7 @@ def main() -> None:
     torch.cuda.set_device(HERE)
     source = torch.empty(BLOCKS, WORDS, dtype=torch.int64, device=THERE).random_()
     target = torch.zeros(BLOCKS, WORDS, dtype=torch.int64, device=HERE)
-    target[:1].copy_(source[:1])  # enables peer access
+    runtime.cudaDeviceEnablePeerAccess(1, 0)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
 
@@ -67,88 +70,143 @@ def main() -> None:
         run.check = lambda: torch.equal(target[local[-1]].cpu(), source[remote[-1]].cpu())  # type: ignore[attr-defined]
         return run
 
-    def batch(count: int) -> Callable[[], None]:
+    driver = CudaDriver()
+    streams = [torch.cuda.Stream() for _ in range(8)]
+
+    def places(count: int) -> tuple[Addresses, Addresses, Callable[[], bool]]:
         remote, local = (random.sample(range(BLOCKS), count) for _ in range(2))
-        sources = [source[block].data_ptr() for block in remote]
-        targets = [target[block].data_ptr() for block in local]
-        order = runtime.cudaMemcpyAttributes()
-        order.srcAccessOrder = runtime.cudaMemcpySrcAccessOrder.cudaMemcpySrcAccessOrderStream
+        sources = np.array(remote, np.uint64) * BLOCK_BYTES + source.data_ptr()
+        targets = np.array(local, np.uint64) * BLOCK_BYTES + target.data_ptr()
+        return targets, sources, lambda: torch.equal(target[local[-1]].cpu(), source[remote[-1]].cpu())
+
+    def batch(count: int, ways: int, parts: int = 1) -> Callable[[], None]:
+        """cuMemcpyBatchAsync, blocks dealt out to ``ways`` streams, each block in ``parts``."""
+        targets, sources, check = places(count)
+        if parts > 1:
+            steps = np.arange(parts, dtype=np.uint64) * (BLOCK_BYTES // parts)
+            targets, sources = ((a[:, None] + steps).reshape(-1) for a in (targets, sources))
+        sizes = np.full(len(targets), BLOCK_BYTES // parts, np.uint64)
+        shares = [
+            (np.ascontiguousarray(targets[i::ways]), np.ascontiguousarray(sources[i::ways]), sizes[i::ways].copy())
+            for i in range(ways)
+        ]
 
         def run() -> None:
-            result = runtime.cudaMemcpyBatchAsync(
-                targets, sources, [BLOCK_BYTES] * count, count, [order], [0], 1, stream.cuda_stream
-            )
-            assert not int(result[0]), result
+            for other, (t, s, n) in zip([stream, *streams][:ways], shares, strict=True):
+                if ways > 1 and other is not stream:
+                    other.wait_stream(stream)
+                driver.copy_batch(t, s, n, other.cuda_stream)
+            for other in streams[: ways - 1]:
+                stream.wait_stream(other)
 
+        run.check = check  # type: ignore[attr-defined]
         return run
 
+    def cases(count: int) -> dict[str, Callable[[], None]]:
+        found: dict[str, Callable[[], None]] = {}
+        for ways in (1, 2, 3, 4, 8):
+            found[f"batch, {ways} streams"] = batch(count, ways)
+        found["batch, 4 streams, block in 4 parts"] = batch(count, 4, 4)
+        for tile, warps in ((2048, 4), (8192, 8)):
+            for programs in (16, 32, 132, 1056):
+                found[f"gather {tile} x {warps} warps, {programs}"] = gather(count, tile, warps, programs)
+        return found
+
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, GB/s of 1,024 / 8,192 / 32,768 tokens")
-    peer = [n * BLOCK_BYTES / timed(lambda n=n: target[:n].copy_(source[:n], non_blocking=True)) / 1e9 for n in SIZES]
-    line("peer copy", peer, peer)
-    try:
-        line("cudaMemcpyBatchAsync", [n * BLOCK_BYTES / timed(batch(n)) / 1e9 for n in SIZES], peer)
-    except Exception as error:
-        print("cudaMemcpyBatchAsync", repr(error)[:150])
-    for tile, warps in ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8)):
-        for programs in (132, 264, 528, 1056, 1 << 30):
-            found = []
-            for n in SIZES:
-                run = gather(n, tile, warps, programs)
-                found.append(n * BLOCK_BYTES / timed(run) / 1e9)
-                assert run.check()  # type: ignore[attr-defined]
-            line(f"gather {tile} x {warps} warps, {programs if programs < 1 << 30 else 'all'}", found, peer)
-    beside(gather, batch, stream)
+
+    def peer_copy(n: int) -> float:
+        return n * BLOCK_BYTES / timed(lambda: target[:n].copy_(source[:n], non_blocking=True)) / 1e9
+
+    before = [peer_copy(n) for n in SIZES]
+    table: dict[str, list[float]] = {}
+    step = Step(stream)
+    beside: dict[str, tuple[float, float]] = {"no copy": step.beside(None)}
+    for n in SIZES:
+        for name, run in cases(n).items():
+            table.setdefault(name, []).append(n * BLOCK_BYTES / timed(run) / 1e9)
+            assert run.check(), name  # type: ignore[attr-defined]
+            if n == 256:
+                beside[name] = step.beside(run)
+    after = [peer_copy(n) for n in SIZES]
+    peer = [statistics.mean(pair) for pair in zip(before, after, strict=True)]
+    line("peer copy, before", before, peer)
+    line("peer copy, after", after, peer)
+    for name, figures in table.items():
+        line(name, figures, peer, beside[name])
+    print(f"{'no copy':>36} {'':>44} {beside['no copy'][0]:>8.2f}")
+    after_idleness(stream, {"batch, 1 stream": batch(32, 1), "gather 2048 x 4, 528": gather(32, 2048, 4, 528)})
 
 
-def line(name: str, figures: list[float], peer: list[float]) -> None:
-    print(f"{name:>36} " + " ".join(f"{a:>7.1f} {a / b:>6.1%}" for a, b in zip(figures, peer, strict=True)), flush=True)
+def line(name: str, figures: list[float], peer: list[float], beside: tuple[float, float] | None = None) -> None:
+    text = " ".join(f"{a:>7.1f} {a / b:>6.1%}" for a, b in zip(figures, peer, strict=True))
+    print(f"{name:>36} {text}" + (f" {beside[0]:>8.2f} {beside[1]:>8.2f}" if beside else ""), flush=True)
 
 
-def beside(gather: Callable[..., Any], batch: Callable[..., Any], stream: torch.cuda.Stream) -> None:
-    shapes = [(4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096)]
-    weights = [[torch.randn(b, a, device=HERE, dtype=torch.bfloat16) for a, b in shapes] for _ in range(36)]
-    inputs = [torch.randn(64, a, device=HERE, dtype=torch.bfloat16) for a, _ in shapes]
+class Step:
+    """The matrix products of Qwen3-8B's layers at 64 rows, between a small copy from the host and one back to it."""
 
-    def step() -> None:
-        for layer in weights:
-            for x, weight in zip(inputs, layer, strict=True):
-                torch.mm(x, weight.t())
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        shapes = [(4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096)]
+        weights = [[torch.randn(b, a, device=HERE, dtype=torch.bfloat16) for a, b in shapes] for _ in range(36)]
+        inputs = [torch.randn(64, a, device=HERE, dtype=torch.bfloat16) for a, _ in shapes]
+        self._kept = weights, inputs
+        self._stream = stream
+        self._host = torch.zeros(768, dtype=torch.int32, pin_memory=True)
+        self._device = torch.zeros(768, dtype=torch.int32, device=HERE)
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        def run() -> None:
+            for layer in weights:
+                for x, weight in zip(inputs, layer, strict=True):
+                    torch.mm(x, weight.t())
 
-    def step_ms(copy: Callable[[], None] | None) -> tuple[float, float]:
-        """(a step, a copy of 8,192 tokens) in ms, both running all the time."""
+        run()
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            run()
+
+    def beside(self, copy: Callable[[], None] | None) -> tuple[float, float]:
+        """(a step that has copies beside it from its begin to its end, a copy then) in ms."""
         steps, copies = [], []
-        for _ in range(12):
-            ends = [torch.cuda.Event(enable_timing=True) for _ in range(5)]
+        for _ in range(8):
+            ends = [torch.cuda.Event(enable_timing=True) for _ in range(6)]
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             if copy is not None:
-                ends[0].record(stream)
-                for end in ends[1:]:
+                ends[0].record(self._stream)
+                for each in ends[1:]:
                     copy()
-                    end.record(stream)
-            events[0].record()
-            graph.replay()
-            events[1].record()
+                    each.record(self._stream)
+            begin.record()
+            self._device.copy_(self._host, non_blocking=True)
+            self._graph.replay()
+            self._host.copy_(self._device, non_blocking=True)
+            end.record()
             torch.cuda.synchronize()
-            steps.append(events[0].elapsed_time(events[1]))
-            copies.append(ends[0].elapsed_time(ends[4]) / 4 if copy is not None else 0.0)
+            steps.append(begin.elapsed_time(end))
+            copies.append(ends[0].elapsed_time(ends[5]) / 5 if copy is not None else 0.0)
         return statistics.median(steps[2:]), statistics.median(copies[2:])
 
-    print(f"{'a step beside copies of 8,192 tokens':>36} {'step ms':>8} {'copy ms':>8}")
-    print(f"{'no copy':>36} {step_ms(None)[0]:>8.2f}")
-    for tile, warps, programs in ((2048, 8, 132), (2048, 8, 264), (2048, 8, 528), (4096, 8, 132), (2048, 8, 1 << 30)):
-        step_time, copy_time = step_ms(gather(256, tile, warps, programs))
-        print(f"{f'gather {tile} x {warps}, {programs}':>36} {step_time:>8.2f} {copy_time:>8.2f}", flush=True)
-    try:
-        step_time, copy_time = step_ms(batch(256))
-        print(f"{'cudaMemcpyBatchAsync':>36} {step_time:>8.2f} {copy_time:>8.2f}", flush=True)
-    except Exception as error:
-        print("cudaMemcpyBatchAsync", repr(error)[:150])
+
+def after_idleness(stream: torch.cuda.Stream, runs: dict[str, Callable[[], None]]) -> None:
+    """1,024 tokens after a pause: host ms from before the launch to the end, and what the device counted of it."""
+    print("1,024 tokens after a pause of so many ms: host ms, device ms")
+    for name, run in runs.items():
+        cells = []
+        for pause_ms in (0, 1, 5, 25, 100, 1000):
+            hosts, devices = [], []
+            for _ in range(3 if pause_ms == 1000 else 9):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                time.sleep(pause_ms / 1e3)
+                began = time.perf_counter()
+                begin.record(stream)
+                run()
+                end.record(stream)
+                while not end.query():
+                    pass
+                hosts.append(time.perf_counter() - began)
+                devices.append(begin.elapsed_time(end))
+            cells.append(f"{pause_ms:>5}: {statistics.median(hosts) * 1e3:.3f} {statistics.median(devices):.3f}")
+        print(f"{name:>36} " + "  ".join(cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -124,8 +124,7 @@ def _pool(options: argparse.Namespace) -> torch.Tensor:
     torch.set_num_threads(1)
     g = _geometry(options)
     num_blocks = max(options.tokens) // g.tokens_per_block + 64
-    shape = (num_blocks, g.num_layers, 2, g.tokens_per_block, g.num_kv_heads, g.head_dim)
-    return torch.zeros(shape, dtype=torch.bfloat16, device=options.device)
+    return torch.zeros(num_blocks, *g.block_shape, dtype=torch.bfloat16, device=options.device)
 
 
 def _prefill(options: argparse.Namespace) -> None:

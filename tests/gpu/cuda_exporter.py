@@ -23,9 +23,7 @@ START_S = 90
 
 
 def new_pool(num_blocks: int) -> torch.Tensor:
-    g = GEOMETRY
-    shape = (num_blocks, g.num_layers, 2, g.tokens_per_block, g.num_kv_heads, g.head_dim)
-    return torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+    return torch.zeros(num_blocks, *GEOMETRY.block_shape, dtype=torch.bfloat16, device="cuda")
 
 
 def words(pool: torch.Tensor) -> torch.Tensor:

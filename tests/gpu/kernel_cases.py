@@ -41,11 +41,12 @@ class Pair:
         num_blocks = SLOTS * BLOCKS_PER_SLOT + 3
         pool = torch.randn(num_blocks, 2, 2, TOKENS_PER_BLOCK, shape.num_kv_heads, shape.head_dim, device=DEVICE)
         stored = pool.to(dtype) if scales is None else to_fp8(pool, scales[None, :, :, None, None, None])
+        stored = stored.permute(0, 4, 1, 2, 3, 5).contiguous()  # as it lies in memory
         table = torch.zeros(SLOTS + 1, BLOCKS_PER_SLOT, dtype=torch.int32, device=DEVICE)
         order = torch.randperm(num_blocks, device=DEVICE)[: SLOTS * BLOCKS_PER_SLOT]
         table[:SLOTS] = order.view(SLOTS, BLOCKS_PER_SLOT).int()
         rotary = rotary_table(shape.rope, shape.head_dim, shape.max_position, DEVICE)
-        self.reference_cache, self.cache = (KvCache(stored.clone(), table, scales) for _ in range(2))
+        self.reference_cache, self.cache = (KvCache.of(stored.clone(), table, scales) for _ in range(2))
         self.reference = TorchKernels(shape, self.reference_cache, rotary)
         self.triton = TritonKernels(shape, self.cache, rotary, processors)
 

@@ -78,9 +78,9 @@ def test_long_contexts_in_a_pool_past_two_billion_elements_equal_torch() -> None
 
     shape = config(heads=32, kv_heads=8, head_dim=128)
     blocks, width = 19_000, 1024  # of 32 tokens and two layers: 2.5 billion elements
-    pool = torch.randn(blocks, 2, 2, 32, 8, 128, device=DEVICE, dtype=torch.bfloat16)
+    pool = torch.randn(blocks, 8, 2, 2, 32, 128, device=DEVICE, dtype=torch.bfloat16)
     table = torch.randperm(blocks, device=DEVICE, dtype=torch.int32)[: 4 * width].view(4, width)
-    cache, rotary = KvCache(pool, table), torch.empty(0)
+    cache, rotary = KvCache.of(pool, table), torch.empty(0)
     ours, reference = TritonKernels(shape, cache, rotary, 132), TorchKernels(shape, cache, rotary)
     inputs = decode_inputs([32_767, 20_000, 5], [0, 1, 2])
     q = random(3, 32, 128, dtype=torch.bfloat16)

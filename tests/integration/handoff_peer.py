@@ -23,10 +23,7 @@ GEOMETRY = KvGeometry(num_layers=2, num_kv_heads=2, head_dim=16, tokens_per_bloc
 
 
 def empty_pool(num_blocks: int, geometry: KvGeometry = GEOMETRY) -> torch.Tensor:
-    g = geometry
-    return torch.zeros(
-        (num_blocks, g.num_layers, 2, g.tokens_per_block, g.num_kv_heads, g.head_dim), dtype=getattr(torch, g.dtype)
-    )
+    return torch.zeros((num_blocks, *geometry.block_shape), dtype=getattr(torch, geometry.dtype))
 
 
 def random_pool(num_blocks: int, seed: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ Nothing here imports torch. A step is ``schedule -> ModelRunner.execute(batch) -
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ class Logprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """What one KV block looks like. Pool: ``[num_blocks, num_layers, 2, tokens_per_block, num_kv_heads, head_dim]``.
+    """What one KV block looks like. Pool: ``[num_blocks, num_kv_heads, num_layers, 2, tokens_per_block, head_dim]``.
 
-    A block holds all layers, so that one block is one contiguous range of ``block_bytes`` bytes.
+    A block holds all layers, so that one block is one contiguous range of ``block_bytes`` bytes. Heads come first in
+    it, so that some heads of all layers are one range too, and a head's tokens in a layer lie one after the other.
     """
 
     num_layers: int
@@ -40,8 +42,13 @@ class KvGeometry:
         return {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}[self.dtype]
 
     @property
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        """``(num_kv_heads, num_layers, 2, tokens_per_block, head_dim)``: a block's dimensions as they lie in memory."""
+        return self.num_kv_heads, self.num_layers, 2, self.tokens_per_block, self.head_dim
+
+    @property
     def block_bytes(self) -> int:
-        return self.num_layers * 2 * self.tokens_per_block * self.num_kv_heads * self.head_dim * self.dtype_bytes
+        return prod(self.block_shape) * self.dtype_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +103,7 @@ class ModelRunner(Protocol):
 
     geometry: KvGeometry
     num_blocks: int
-    pool: torch.Tensor  # [num_blocks, num_layers, 2, tokens_per_block, num_kv_heads, head_dim]
+    pool: torch.Tensor  # [num_blocks, *geometry.block_shape], contiguous
     max_position: int  # longest sequence the model's positions allow
     vocab_size: int
 

@@ -65,12 +65,12 @@ def create_transport(
 ) -> KvTransport:
     """Registers ``pool`` with the ways for blocks to travel. Slow (NIXL takes 3 s to import): once, at start.
 
-    ``pool``: contiguous, ``[num_blocks, num_layers, 2, tokens_per_block, num_kv_heads, head_dim]`` of
-    ``geometry.dtype``, on a CPU or a GPU; it must outlive the transport. ``routes``: the first that leads to a prefill
+    ``pool``: contiguous, ``[num_blocks, *geometry.block_shape]`` of ``geometry.dtype``, on a CPU or a GPU; it must
+    outlive the transport. ``routes``: the first that leads to a prefill
     engine is taken. ``group``: engines of this host with the same one open each other's pools before they read.
     ``clock`` is what deadlines are read on and must be common to both engines: Unix seconds.
     """
-    expected = (geometry.num_layers, 2, geometry.tokens_per_block, geometry.num_kv_heads, geometry.head_dim)
+    expected = geometry.block_shape
     if tuple(pool.shape[1:]) != expected or str(pool.dtype) != f"torch.{geometry.dtype}" or not pool.is_contiguous():
         raise ValueError(
             f"pool is {tuple(pool.shape)} of {pool.dtype}, contiguous: {pool.is_contiguous()}; "

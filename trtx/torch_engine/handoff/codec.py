@@ -10,7 +10,7 @@ from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.handoff.base import LayoutMismatch
 
 FORMAT_VERSION = 2
-POOL_LAYOUT = "block,layer,kv,token,head,dim"
+POOL_LAYOUT = "block,head,layer,kv,token,dim"
 """Order of the pool's dimensions, outermost first. A block is one contiguous range that holds all layers."""
 
 

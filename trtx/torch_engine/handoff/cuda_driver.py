@@ -8,7 +8,13 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+Addresses = npt.NDArray[np.uint64]
+
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 
 
@@ -18,6 +24,17 @@ class CudaError(Exception):
 
 class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
+
+
+class _CopyAttributes(ctypes.Structure):
+    """CUmemcpyAttributes; the locations are hints for managed memory."""
+
+    _fields_ = (
+        ("source_order", ctypes.c_int),
+        ("source_location", ctypes.c_int * 2),
+        ("target_location", ctypes.c_int * 2),
+        ("flags", ctypes.c_uint),
+    )
 
 
 class CudaDriver:
@@ -53,6 +70,21 @@ class CudaDriver:
 
     def close(self, address: int) -> None:
         self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+    @property
+    def copies_batches(self) -> bool:
+        """``copy_batch`` is there from the driver of CUDA 12.8 on."""
+        return hasattr(self._library, "cuMemcpyBatchAsync")
+
+    def copy_batch(self, targets: Addresses, sources: Addresses, sizes: Addresses, stream: int) -> None:
+        """Enqueues ``len(targets)`` copies between mapped addresses, in any order among each other. No kernel runs."""
+        attributes, first, failed = _CopyAttributes(source_order=_STREAM_ORDER), ctypes.c_size_t(0), ctypes.c_size_t()
+        self._call(
+            "cuMemcpyBatchAsync",
+            *(ctypes.c_void_p(array.ctypes.data) for array in (targets, sources, sizes)),
+            ctypes.c_size_t(len(targets)), ctypes.byref(attributes), ctypes.byref(first), ctypes.c_size_t(1),
+            ctypes.byref(failed), ctypes.c_void_p(stream),
+        )  # fmt: skip
 
     def copy_to_device(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """From pinned memory, enqueued."""

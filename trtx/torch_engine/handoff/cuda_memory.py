@@ -1,4 +1,4 @@
-"""A pool in GPU memory: other processes' pools are mapped by CUDA IPC, and one kernel a read gathers their blocks."""
+"""A pool in GPU memory: other processes' pools are mapped by CUDA IPC, and their blocks are copied over NVLink."""
 
 # torch leaves its streams and events untyped.
 # mypy: disable-error-code="no-untyped-call"
@@ -17,10 +17,16 @@ from trtx.torch_engine.handoff.cuda_driver import HANDLE_BYTES, CudaDriver, Cuda
 from trtx.torch_engine.handoff.memory import MemoryUnreachable
 from trtx.torch_engine.handoff.reads import BlockIds
 
+BATCHED_BYTES = 400_000_000
+"""From here on copy engines are faster than the kernel, which starts sooner (docs/performance-notes.md)."""
+
+COPY_STREAMS = 4
+"""As many copy engines work on one read: each pauses between blocks."""
+
 WORD_BYTES = 8  # of the kernel's elements; it loads two at a time
-TILE = 2048
-WARPS = 8
-PROGRAMS_A_PROCESSOR = 4
+TILE, WARPS, PROGRAMS = 8192, 8, 32
+"""More programs are no faster, and a decode step beside them waits for the processors that they hold."""
+
 _IDS = 4096  # room that a ticket begins with: 2,048 blocks
 
 
@@ -43,30 +49,33 @@ class _Opened:
 class CudaMemory:
     """See :class:`~trtx.torch_engine.handoff.memory.PoolMemory`. The pool must come from cudaMalloc (see CudaDriver).
 
-    Copies run on a stream of their own, one after the other, beside whatever the engine computes.
+    Copies run on streams of their own, one after the other, beside whatever the engine computes.
     """
 
     kind = "cuda"
 
     def __init__(self, pool: torch.Tensor, block_bytes: int) -> None:
-        """Compiles the kernel and runs it once. Raises MemoryUnreachable for a pool that can't be shared."""
+        """Compiles the kernel, and copies once in each way. Raises MemoryUnreachable if the pool can't be shared."""
         if block_bytes % (2 * WORD_BYTES):
             raise MemoryUnreachable(f"blocks of {block_bytes} bytes are no multiple of {2 * WORD_BYTES}")
         self._device = pool.device
         self._driver = CudaDriver()
+        if not self._driver.copies_batches:
+            raise MemoryUnreachable("the driver is older than CUDA 12.8's, which first copies in batches")
         try:
             self.handle, self.offset = self._driver.export(pool.data_ptr())
         except CudaError as error:
             raise MemoryUnreachable(str(error)) from error
         self.own = _Opened(0, pool.data_ptr())
-        self._words = block_bytes // WORD_BYTES
-        processors = torch.cuda.get_device_properties(pool.device).multi_processor_count
-        self._most_programs = PROGRAMS_A_PROCESSOR * processors
-        self._stream = torch.cuda.Stream(pool.device)
+        self._block_bytes = block_bytes
+        self._batched_blocks = -(-BATCHED_BYTES // block_bytes)
+        self._stream, *self._others = (torch.cuda.Stream(pool.device) for _ in range(COPY_STREAMS))
         self._free: list[_Ticket] = []
         self._kernel = self._compile()
-        warm_up = np.zeros(1, np.int32)  # block 0 onto itself
-        ticket = self.start(self.own, warm_up, warm_up)
+        first = np.zeros(1, np.int32)  # block 0 onto itself
+        ticket = self._gather(self.own, first, first)
+        self._copy(self.own, first, first)
+        ticket.done.record(self._stream)
         self.close()
         assert self.is_done(ticket)
 
@@ -74,8 +83,9 @@ class CudaMemory:
         from trtx.torch_engine.handoff.gather import gather_blocks_kernel
 
         return gather_blocks_kernel.warmup(
-            torch.int64, torch.int64, torch.int32, 2, BLOCK_WORDS=self._words, TILE=TILE, num_warps=WARPS, grid=(1,)
-        )
+            torch.int64, torch.int64, torch.int32, 2, BLOCK_WORDS=self._block_bytes // WORD_BYTES, TILE=TILE,
+            num_warps=WARPS, grid=(1,),
+        )  # fmt: skip
 
     def adopt_thread(self) -> None:
         self._driver.adopt_thread()
@@ -92,19 +102,41 @@ class CudaMemory:
         self._driver.close(pool.base)
 
     def start(self, pool: _Opened, remote: BlockIds, local: BlockIds) -> _Ticket:
+        # The local blocks may have had an owner whose last kernel is still under way.
+        earlier = torch.cuda.current_stream(self._device)
+        if not earlier.query():
+            self._stream.wait_stream(earlier)
+        if len(remote) < self._batched_blocks:
+            ticket = self._gather(pool, remote, local)
+        else:
+            ticket = self._take_ticket(0)
+            self._copy(pool, remote, local)
+        ticket.done.record(self._stream)
+        return ticket
+
+    def _gather(self, pool: _Opened, remote: BlockIds, local: BlockIds) -> _Ticket:
         count = len(remote)
         ticket = self._take_ticket(2 * count)
         ticket.ids[:count] = remote
         ticket.ids[count : 2 * count] = local
-        stream = self._stream
-        # The local blocks may have had an owner whose last kernel is still under way.
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        handle, ids = stream.cuda_stream, ticket.device.data_ptr()
-        self._driver.copy_to_device(ids, ticket.host.data_ptr(), 8 * count, handle)
-        programs = min(self._most_programs, count * -(-self._words // TILE))
-        self._kernel[(programs, 1, 1)](pool.blocks, self.own.blocks, ids, count, self._words, TILE, stream=handle)
-        ticket.done.record(stream)
+        stream, ids = self._stream.cuda_stream, ticket.device.data_ptr()
+        self._driver.copy_to_device(ids, ticket.host.data_ptr(), 8 * count, stream)
+        words = self._block_bytes // WORD_BYTES
+        self._kernel[(PROGRAMS, 1, 1)](pool.blocks, self.own.blocks, ids, count, words, TILE, stream=stream)
         return ticket
+
+    def _copy(self, pool: _Opened, remote: BlockIds, local: BlockIds) -> None:
+        targets = local.astype(np.uint64) * np.uint64(self._block_bytes) + np.uint64(self.own.blocks)
+        sources = remote.astype(np.uint64) * np.uint64(self._block_bytes) + np.uint64(pool.blocks)
+        sizes = np.full(-(-len(remote) // COPY_STREAMS), self._block_bytes, np.uint64)
+        for other in self._others:
+            other.wait_stream(self._stream)
+        streams = (self._stream, *self._others)
+        for stream, begin in zip(streams, range(0, len(targets), len(sizes)), strict=False):  # few blocks: few streams
+            share = slice(begin, begin + len(sizes))
+            self._driver.copy_batch(targets[share], sources[share], sizes, stream.cuda_stream)
+        for other in self._others:
+            self._stream.wait_stream(other)
 
     def _take_ticket(self, size: int) -> _Ticket:
         if self._free and self._free[-1].ids.size >= size:

@@ -96,18 +96,18 @@ class Reads:
     ) -> tuple[BlockIds, BlockIds]:
         if len(positions) != len(local_ids):
             raise ValueError(f"{len(positions)} positions for {len(local_ids)} local blocks; expected as many")
-        at = np.array(positions, dtype=np.int32)
+        remote: BlockIds = np.frombuffer(exported.block_ids[: len(exported.block_ids) // 4 * 4], dtype="<i4")
         local = np.array(local_ids, dtype=np.int32)
-        remote = np.frombuffer(exported.block_ids[: len(exported.block_ids) // 4 * 4], dtype="<i4")
-        if _any_outside(at, len(remote)):
-            raise ValueError(f"positions {at.min()} to {at.max()} index {len(remote)} exported blocks")
-        if _any_outside(local, self._num_blocks):
-            raise ValueError(f"local blocks are {local.min()} to {local.max()} of {self._num_blocks}")
         if _any_outside(remote, exported.num_blocks):
             raise LayoutMismatch(
                 f"opaque_state of prefill engine {exported.engine} names blocks {remote.min()} to {remote.max()} "
                 f"of a pool of {exported.num_blocks}; expected ids inside the pool; send it unchanged"
             )
+        if _any_outside(local, self._num_blocks):
+            raise ValueError(f"local blocks are {local.min()} to {local.max()} of {self._num_blocks}")
+        at = np.array(positions, dtype=np.int32)
+        if _any_outside(at, len(remote)):
+            raise ValueError(f"positions {at.min()} to {at.max()} index {len(remote)} exported blocks")
         return remote[at], local
 
     def admit(self, read: Read) -> None:
@@ -141,4 +141,5 @@ class Reads:
 
 
 def _any_outside(ids: BlockIds, count: int) -> bool:
-    return bool(len(ids)) and bool(ids.min() < 0 or ids.max() >= count)
+    """In one pass: as unsigned, what is negative is large."""
+    return bool(len(ids)) and bool(ids.view(np.uint32).max() >= count)

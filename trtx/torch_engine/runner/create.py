@@ -67,14 +67,13 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     # Zeros, not garbage: a masked position must not hold a NaN.
     pool = torch.zeros(
         num_kv_blocks(args, config, geometry, device=device, dtype=dtype),
-        config.num_layers, 2, args.tokens_per_block, config.num_kv_heads, config.head_dim,
-        dtype=kv_dtype, device=device,
+        *geometry.block_shape, dtype=kv_dtype, device=device,
     )  # fmt: skip
     table = new_block_table(
         max_batch_size=args.max_batch_size, max_seq_len=max_seq_len, tokens_per_block=args.tokens_per_block,
         device=device,
     )  # fmt: skip
-    cache = KvCache(pool, table, weights.kv_scales if kv_dtype == FP8 else None)
+    cache = KvCache.of(pool, table, weights.kv_scales if kv_dtype == FP8 else None)
     positions = table.shape[1] * args.tokens_per_block  # whole blocks: no position of a listed block lies outside
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     decoder = Decoder(weights, _kernels(config, cache, rotary))
@@ -84,7 +83,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         useful = {min(size, args.max_batch_size) for size in sizes}
         graphs = DecodeGraphs(decoder, cache, sorted(useful), config.vocab_size)
     return TorchRunner(
-        decoder=decoder, cache=cache, geometry=geometry, max_position=config.max_position,
+        decoder=decoder, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
         vocab_size=config.vocab_size, graphs=graphs,
     )  # fmt: skip
 

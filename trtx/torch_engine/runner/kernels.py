@@ -37,11 +37,20 @@ class PassInputs:
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """The KV pool and who has which block of it. A float8 pool holds values divided by their layer's scale."""
+    """The KV pool and who has which block of it. A float8 pool holds values divided by their layer's scale.
 
-    pool: Tensor  # [num_blocks, num_layers, 2, tokens_per_block, num_kv_heads, head_dim]
+    Kernels know the pool by its strides alone: in what order its dimensions lie in memory is ``KvGeometry``'s matter.
+    A head of a token is ``head_dim`` adjacent elements.
+    """
+
+    pool: Tensor  # [num_blocks, num_layers, 2, tokens_per_block, num_kv_heads, head_dim]: a view; see ``of``
     block_table: Tensor  # [max_batch_size + 1, max_blocks] int32; the last row is the padding slot
     scales: Tensor | None = None  # [num_layers, 2] float32, of k and v; None unless the pool is float8_e4m3fn
+
+    @classmethod
+    def of(cls, pool: Tensor, block_table: Tensor, scales: Tensor | None = None) -> KvCache:
+        """``pool``: as it lies in memory, ``[num_blocks, *KvGeometry.block_shape]``."""
+        return cls(pool.permute(0, 2, 3, 4, 1, 5), block_table, scales)
 
     @property
     def tokens_per_block(self) -> int:

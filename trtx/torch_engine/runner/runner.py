@@ -27,6 +27,7 @@ class TorchRunner:
         self,
         *,
         decoder: Decoder,
+        pool: Tensor,
         cache: KvCache,
         geometry: KvGeometry,
         max_position: int,
@@ -34,12 +35,12 @@ class TorchRunner:
         graphs: DecodeGraphs | None,
     ) -> None:
         self.geometry = geometry
-        self.num_blocks = cache.pool.shape[0]
-        self.pool = cache.pool
+        self.num_blocks = pool.shape[0]
+        self.pool = pool
         self.max_position = max_position
         self.vocab_size = vocab_size
         self._decoder = decoder
-        self._device = cache.pool.device
+        self._device = pool.device
         self._graphs = graphs
         self._block_table = BlockTable(cache)
         self._sampler = Sampler(cache.padding_slot)

@@ -71,7 +71,7 @@ def test_every_field_of_the_geometry_is_compared_and_both_sides_are_named(name: 
 
 
 def test_another_pool_layout_is_refused() -> None:
-    theirs = "layer,block,kv,token,head,dim"
+    theirs = "block,layer,kv,token,head,dim"  # of format version 1
     with pytest.raises(LayoutMismatch, match=f"layout is {theirs!r} on prefill, '.*' on decode"):
         codec.check(exported(layout=theirs), GEOMETRY)
 

@@ -77,8 +77,8 @@ def test_values_are_stored_divided_by_the_checkpoints_scales(tmp_path: Path, kv_
         player = Player(one)
         player.step([player.add(random_prompt(40, 2), room=0)])
         pools.append(one.pool.float())
-    quantized, exact = (pool[:, 0] for pool in pools)  # the first layer: later ones compute with what was rounded
-    scale = torch.tensor([0.02, 0.007] if kv_scales else [1.0, 1.0]).view(2, 1, 1, 1)
+    quantized, exact = (pool[:, :, 0] for pool in pools)  # the first layer: later ones compute with what was rounded
+    scale = torch.tensor([0.02, 0.007] if kv_scales else [1.0, 1.0]).view(2, 1, 1)
     inside = exact.clamp(-448 * scale, 448 * scale)
     torch.testing.assert_close(quantized * scale, inside, rtol=1 / 15, atol=float(scale.max()) * 2**-9)
 

@@ -171,7 +171,11 @@ def test_a_tensor_that_the_checkpoint_lacks_is_named(directory: Path) -> None:
 def test_the_pool_has_the_blocks_that_were_asked_for(directory: Path, changes: dict[str, Any], blocks: int) -> None:
     runner = create_runner(args(directory, **changes))
     assert runner.num_blocks == blocks == runner.pool.shape[0]
-    assert runner.pool.shape[1:] == (3, 2, 8, 2, 24) and runner.max_position == 512 and runner.vocab_size == 211
+    assert (
+        runner.pool.shape[1:] == runner.geometry.block_shape == (2, 3, 2, 8, 24)
+        and runner.max_position == 512
+        and runner.vocab_size == 211
+    )
 
 
 @pytest.mark.parametrize(
