@@ -37,7 +37,7 @@ from trtx.torch_engine.transfers import READ_POLL_S, READ_SPIN_S
 if TYPE_CHECKING:
     import torch
 
-WARM_UP = 2  # reads of each size that count only as "first"
+WARM_UP = 20  # reads of each size that count only as "first"
 CHILD_TIMEOUT_S = 90
 GROUP_VARIABLE = "TRTX_KV_HANDOFF_GROUP"
 
@@ -76,7 +76,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 8192, 32768])
     parser.add_argument("--tokens-per-block", type=int, default=32)
     parser.add_argument("--routes", choices=ROUTES, nargs="+", default=list(ROUTES))
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--role", choices=list(_ROLES), help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)

@@ -111,14 +111,14 @@ class OracleTransport:
         self.exports[lease_id] = list(block_ids)
         return f"{self.agent}:{lease_id}".encode()
 
-    def begin_read(self, opaque_state: bytes, pairs: Sequence[tuple[int, int]]) -> int:
+    def begin_read(self, opaque_state: bytes, positions: Sequence[int], local_ids: Sequence[int]) -> int:
         agent, lease = opaque_state.decode().split(":")
         if self.mismatches:
             raise LayoutMismatch("dtype is 'bfloat16' on prefill, 'float32' on decode")
         if self.wire.ends[agent].is_dead:
             raise PeerGone(f"{agent} is gone")
         self._next += 1
-        self.reads[self._next] = (agent, int(lease), list(pairs))
+        self.reads[self._next] = (agent, int(lease), list(zip(positions, local_ids, strict=True)))
         return self._next
 
     def deliver(self) -> None:

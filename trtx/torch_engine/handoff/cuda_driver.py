@@ -42,6 +42,10 @@ class CudaDriver:
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
+        # With its types declared a call takes plain ints, and 3 us less: it is made in the middle of a read.
+        self._library.cuMemcpyHtoDAsync_v2.argtypes = [
+            ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
+        ]  # fmt: skip
         self._context = ctypes.c_void_p()
         self._call("cuCtxGetCurrent", ctypes.byref(self._context))
 
@@ -88,10 +92,7 @@ class CudaDriver:
 
     def copy_to_device(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """From pinned memory, enqueued."""
-        self._call(
-            "cuMemcpyHtoDAsync_v2", ctypes.c_uint64(target), ctypes.c_void_p(source), ctypes.c_size_t(num_bytes),
-            ctypes.c_void_p(stream),
-        )  # fmt: skip
+        self._call("cuMemcpyHtoDAsync_v2", target, source, num_bytes, stream)
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)

@@ -71,7 +71,7 @@ class CudaMemory:
         self._batched_blocks = -(-BATCHED_BYTES // block_bytes)
         self._stream, *self._others = (torch.cuda.Stream(pool.device) for _ in range(COPY_STREAMS))
         self._free: list[_Ticket] = []
-        self._kernel = self._compile()
+        self._launch = self._compile()[(PROGRAMS, 1, 1)]
         first = np.zeros(1, np.int32)  # block 0 onto itself
         ticket = self._gather(self.own, first, first)
         self._copy(self.own, first, first)
@@ -121,8 +121,7 @@ class CudaMemory:
         ticket.ids[count : 2 * count] = local
         stream, ids = self._stream.cuda_stream, ticket.device.data_ptr()
         self._driver.copy_to_device(ids, ticket.host.data_ptr(), 8 * count, stream)
-        words = self._block_bytes // WORD_BYTES
-        self._kernel[(PROGRAMS, 1, 1)](pool.blocks, self.own.blocks, ids, count, words, TILE, stream=stream)
+        self._launch(pool.blocks, self.own.blocks, ids, count, self._block_bytes // WORD_BYTES, TILE, stream=stream)
         return ticket
 
     def _copy(self, pool: _Opened, remote: BlockIds, local: BlockIds) -> None:

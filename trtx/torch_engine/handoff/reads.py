@@ -105,6 +105,12 @@ class Reads:
             )
         if _any_outside(local, self._num_blocks):
             raise ValueError(f"local blocks are {local.min()} to {local.max()} of {self._num_blocks}")
+        if (
+            isinstance(positions, range)
+            and positions.step == 1
+            and 0 <= positions.start <= positions.stop <= len(remote)
+        ):
+            return remote[positions.start : positions.stop], local  # what the engine asks for; the rest is general
         at = np.array(positions, dtype=np.int32)
         if _any_outside(at, len(remote)):
             raise ValueError(f"positions {at.min()} to {at.max()} index {len(remote)} exported blocks")
