@@ -34,6 +34,7 @@ SIZES = (32, 256, 1024)  # blocks: 1,024, 8,192 and 32,768 tokens
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--idleness", action="store_true", help="only the last table")
     options = parser.parse_args()
     torch.cuda.set_device(HERE)
     source = torch.empty(BLOCKS, WORDS, dtype=torch.int64, device=THERE).random_()
@@ -117,6 +118,10 @@ def main() -> None:
     def peer_copy(n: int) -> float:
         return n * BLOCK_BYTES / timed(lambda: target[:n].copy_(source[:n], non_blocking=True)) / 1e9
 
+    idle_runs = {"batch, 1 stream": batch(32, 1), "gather 8192 x 8 warps, 32": gather(32, 8192, 8, 32)}
+    if options.idleness:
+        after_idleness(stream, source, target, idle_runs)
+        return
     before = [peer_copy(n) for n in SIZES]
     table: dict[str, list[float]] = {}
     step = Step(stream)
@@ -134,7 +139,7 @@ def main() -> None:
     for name, figures in table.items():
         line(name, figures, peer, beside[name])
     print(f"{'no copy':>36} {'':>44} {beside['no copy'][0]:>8.2f}")
-    after_idleness(stream, {"batch, 1 stream": batch(32, 1), "gather 2048 x 4, 528": gather(32, 2048, 4, 528)})
+    after_idleness(stream, source, target, idle_runs)
 
 
 def line(name: str, figures: list[float], peer: list[float], beside: tuple[float, float] | None = None) -> None:
@@ -187,26 +192,59 @@ class Step:
         return statistics.median(steps[2:]), statistics.median(copies[2:])
 
 
-def after_idleness(stream: torch.cuda.Stream, runs: dict[str, Callable[[], None]]) -> None:
+def after_idleness(
+    stream: torch.cuda.Stream, source: torch.Tensor, target: torch.Tensor, runs: dict[str, Callable[[], None]]
+) -> None:
     """1,024 tokens after a pause: host ms from before the launch to the end, and what the device counted of it."""
-    print("1,024 tokens after a pause of so many ms: host ms, device ms")
+    here, there = (torch.zeros(64, device=device) for device in (HERE, THERE))
+    few = slice(0, 1), slice(0, 8)
+    from_there = target[few].clone()
+
+    def nothing() -> None: ...
+
+    def reader_busy() -> None:
+        here.add_(1)
+
+    def exporter_busy() -> None:
+        there.add_(1)
+
+    def read_few() -> None:
+        from_there.copy_(source[few], non_blocking=True)
+
     for name, run in runs.items():
-        cells = []
-        for pause_ms in (0, 1, 5, 25, 100, 1000):
-            hosts, devices = [], []
-            for _ in range(3 if pause_ms == 1000 else 9):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                time.sleep(pause_ms / 1e3)
-                began = time.perf_counter()
-                begin.record(stream)
-                run()
-                end.record(stream)
-                while not end.query():
-                    pass
-                hosts.append(time.perf_counter() - began)
-                devices.append(begin.elapsed_time(end))
-            cells.append(f"{pause_ms:>5}: {statistics.median(hosts) * 1e3:.3f} {statistics.median(devices):.3f}")
-        print(f"{name:>36} " + "  ".join(cells), flush=True)
+        print(f"{name}: 1,024 tokens after a pause, host ms (device ms)")
+        for label, meanwhile, touch, pauses in (
+            ("all idle", nothing, nothing, (0, 1, 5, 25, 100, 1000)),
+            ("a kernel a ms on the reader", reader_busy, nothing, (25, 100)),
+            ("a kernel a ms on the exporter", exporter_busy, nothing, (25, 100)),
+            ("a kernel a ms on both", lambda: (reader_busy(), exporter_busy()), nothing, (25, 100)),
+            ("64 bytes read each ms", read_few, nothing, (25, 100)),
+            ("64 bytes read once, 1 ms before", nothing, read_few, (25, 100)),
+        ):
+            cells = []
+            for pause_ms in pauses:
+                hosts, devices = [], []
+                for _ in range(3 if pause_ms == 1000 else 9):
+                    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    until = time.perf_counter() + pause_ms / 1e3
+                    while (left := until - time.perf_counter()) > 0:
+                        meanwhile()
+                        time.sleep(min(left, 0.001))
+                    touch()
+                    if touch is not nothing:
+                        time.sleep(0.001)
+                    began = time.perf_counter()
+                    begin.record(stream)
+                    run()
+                    end.record(stream)
+                    while not end.query():
+                        pass
+                    hosts.append(time.perf_counter() - began)
+                    devices.append(begin.elapsed_time(end))
+                cells.append(
+                    f"{pause_ms:>5} ms: {statistics.median(hosts) * 1e3:.3f} ({statistics.median(devices):.3f})"
+                )
+            print(f"{label:>36} " + "  ".join(cells), flush=True)
 
 
 if __name__ == "__main__":
