@@ -80,6 +80,7 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
         from trtx.torch_engine.handoff import create_transport
 
         channel.send(Progress("registering the KV pool for handoff"))
+        # Every process of a topology carries its name: see trtx.topology.plan.
         transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
     kv = args.kv_cache_config
     core = EngineCore(

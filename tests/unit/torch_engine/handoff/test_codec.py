@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtx.torch_engine.batch import KvGeometry
@@ -31,6 +31,7 @@ def exported(**changes: Any) -> codec.ExportedKv:
     return codec.ExportedKv(**(values | changes))
 
 
+@settings(deadline=None)
 @given(
     lease_id=st.integers(0, 2**63 - 1),
     block_ids=st.binary(max_size=200),
@@ -88,12 +89,14 @@ def test_another_format_version_is_refused_even_if_its_fields_are_unknown() -> N
         codec.decode(later)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_of_another_origin_are_refused_with_a_sentence(noise: bytes) -> None:
     with pytest.raises(LayoutMismatch, match="opaque_state"):
         codec.decode(noise)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_truncated_opaque_state_is_refused(data: st.DataObject) -> None:
     whole = codec.encode(exported())

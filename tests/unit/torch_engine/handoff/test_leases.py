@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtx.torch_engine.handoff import LeaseTable
@@ -49,6 +49,7 @@ Step = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(Step, max_size=60))
 def test_every_grant_ends_exactly_once_and_never_before_its_deadline(steps: list[tuple[str, int, int]]) -> None:
     table = LeaseTable(grace_s=2)
