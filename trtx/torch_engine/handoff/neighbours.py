@@ -5,7 +5,7 @@ process, however that ends. A reader holds a connection to each engine that it r
 its pool is reached, the reader says which leases it needs no more, and its end tells both that the other has gone.
 
 One thread looks after all of it, so that a neighbour's death is acted upon while the engine sleeps: GPU memory that a
-reader still has open would not come back to the system, and the successor on that GPU would find none.
+reader still has open may not come back to the system, and the successor on that GPU would find none.
 """
 
 from __future__ import annotations
