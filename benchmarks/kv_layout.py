@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from trtx.torch_engine.runner.model_config import ModelConfig, RopeConfig
 
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.linear import PlainLinear
-from trtx.torch_engine.runner.model_config import ModelConfig, RopeConfig
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.triton_kernels import TritonKernels
 from trtx.torch_engine.runner.weights import LayerWeights
