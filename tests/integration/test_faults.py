@@ -101,7 +101,7 @@ def test_a_crash_loop_stops_the_topology_with_exit_4() -> None:
 
 def test_a_worker_that_cannot_start_is_reported_with_its_log_and_exit_4() -> None:
     # Valid as a field, refused by the engine alone.
-    with trtx_serve("--engine", "torch", "--set", "max_beam_width=2") as serve:
+    with trtx_serve("--engine", "paced", "--set", "paced_itl_ms=-3") as serve:
         assert serve.wait(90) == 4, serve.text()
         assert "before it was up; log: " in serve.text()
 

@@ -141,7 +141,7 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
             config.refuse(
                 name,
                 f"no such field in a {architecture}: the torch engine does not know what it asks for; delete it if "
-                "the answers do not depend on it, or use --engine tensorrt-llm",
+                "the answers do not depend on it, or serve it with the engine tensorrt-llm",
             )
 
 
@@ -206,7 +206,7 @@ def _refuse_windows(config: Fields, family: _Family, num_layers: int) -> None:
     """Layers that attend to a window. transformers takes ``layer_types`` where they are listed, whatever
     ``use_sliding_window`` says, and derives them from it where they are not. A window in a family that has none, and
     no switch that says otherwise, is taken for meant."""
-    engine = "the torch engine computes full attention alone; use --engine tensorrt-llm"
+    engine = "the torch engine computes full attention alone; serve it with the engine tensorrt-llm"
     kinds = config.values.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != num_layers:

@@ -124,7 +124,7 @@ def _check_rotary_share(config: Fields, stated: Fields | None) -> None:
     for place in filter(None, (config, stated)):
         name = "partial_rotary_factor"
         if place.has(name) and place.number(name) != 1.0:
-            place.refuse(name, "1: the torch engine rotates whole heads; use --engine tensorrt-llm")
+            place.refuse(name, "1: the torch engine rotates whole heads; serve it with the engine tensorrt-llm")
 
 
 def _original_positions(config: Fields, stated: Fields) -> int:

@@ -38,7 +38,9 @@ _HOST = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\w+)?|[A-Za-z0-9_-]{1,63}(\.
 Name = Annotated[str, AfterValidator(_named)]
 """A model, a directory or an address: not empty, and nothing that the system could not look up."""
 MAX_WORKERS = 256
-"""Of a role, on one machine."""
+"""Of one topology, so of one role too. Each is a process with a port below 32768 of its own; Dynamo's frontend holds
+connections to all of them below the 1,024 open files that most systems allow, and 256 idle ones take some 20 GB already
+(80 MB each)."""
 
 
 class TopologySpec(BaseModel):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
+from trtx.config.topology import MAX_WORKERS
 from trtx.engine import needs_gpu
 from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
 from trtx.engine.tensorrt_llm.versions import pipelines_prefill
@@ -18,9 +19,6 @@ from trtx.topology.placement import place, visible_gpus
 from trtx.topology.plan import Plan, ProcessSpec, is_loopback
 
 _ENGINES_WITHOUT_GPU = ("simulated", "paced")
-MAX_WORKERS = 256
-"""Of one topology. Each is a process with a port below 32768 of its own; Dynamo's frontend holds connections to all of
-them below the 1,024 open files that most systems allow, and 256 idle ones take some 20 GB already (80 MB each)."""
 
 
 class ModelFiles(Protocol):

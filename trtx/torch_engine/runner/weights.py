@@ -214,7 +214,7 @@ def _is_quantized(config: ModelConfig, modules: list[_Module]) -> bool:
         others = [module.name for module in modules if module.name not in covered]
         raise UsageError(
             f"{config.quantization.source} quantizes {covered[0]} and excludes {others[0]}, one product here; "
-            "expected both or neither; use --engine tensorrt-llm"
+            "expected both or neither; serve it with the engine tensorrt-llm"
         )
     return bool(covered)
 
