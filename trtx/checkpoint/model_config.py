@@ -118,7 +118,7 @@ def _architecture(config: Fields) -> str:
     if architecture not in _FAMILIES:
         raise UsageError(
             f"{config.file}: architecture {shown_name(architecture)} is not known to the torch engine; expected "
-            f"one of {', '.join(_FAMILIES)}, or --engine tensorrt-llm"
+            f"one of {', '.join(_FAMILIES)}, or the engine tensorrt-llm"
         )
     wanted = _FAMILIES[architecture].model_type
     if config.values.get("model_type") != wanted:  # transformers goes by the one, engines by the other
@@ -133,7 +133,7 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
             config.refuse(
                 name,
                 f"{shown(allowed[0])}: the torch engine does not compute {architecture} with anything else; use "
-                "another checkpoint or --engine tensorrt-llm",
+                "another checkpoint or the engine tensorrt-llm",
             )
     for name, value in config.values.items():
         is_known = name in KNOWN or name in ONLY or name in WITHOUT_EFFECT or name.startswith(PREFIXES_WITHOUT_EFFECT)

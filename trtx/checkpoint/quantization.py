@@ -91,7 +91,8 @@ def check_loadable(found: Quantization | None, directory: Path, config: Mapping[
         what = shown_name(name) + (" with block scales" if found.algorithm == _FP8_BLOCKS else "")
         raise UsageError(
             f"{found.source}: the torch engine does not load {what} weights; expected a ModelOpt export in "
-            f"{', '.join(ALGORITHMS)}: quantize the original checkpoint with trtx build, or serve it with the engine tensorrt-llm"
+            f"{', '.join(ALGORITHMS)}: quantize the original checkpoint with trtx build, or serve it with the engine "
+            "tensorrt-llm"
         )
     beside = embedded_quantization(directory, config)
     if beside is not None and beside.algorithm != found.algorithm:

@@ -85,7 +85,7 @@ def _kind(stated: Fields) -> str:
     for name, kind in kinds.items():
         if kind not in _NEEDED:
             stated.refuse(name, f"{_one_of_types()}; other rope types are not supported by the torch engine: use "
-                                "--engine tensorrt-llm")  # fmt: skip
+                                "the engine tensorrt-llm")  # fmt: skip
     if len(set(kinds.values())) > 1:
         stated.refuse("type", f"{kinds['rope_type']!r} as in rope_type, or no such field")
     found = next(iter(kinds.values()), "default")
@@ -101,7 +101,7 @@ def _refuse_unused(stated: Fields, kind: str) -> None:
     for name, value in stated.values.items():
         if isinstance(value, Mapping):
             stated.refuse(name, "one rotary setting for all layers: the torch engine has no other by layer type; use "
-                                "--engine tensorrt-llm")  # fmt: skip
+                                "the engine tensorrt-llm")  # fmt: skip
         if value is not None and name not in (*_OF_EVERY_TYPE, *_NEEDED[kind]):
             stated.refuse(name, f"no such field for rope type {kind!r}: name the type that it belongs to, or delete it")
 

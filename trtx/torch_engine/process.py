@@ -39,9 +39,11 @@ def main() -> None:
     try:
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
+        gc.disable()  # what importing torch and loading make stays: looking at it again took an eighth of the import
         core = _build(start.args, channel)
         gc.collect()
         gc.freeze()  # weights and modules live as long as the process: no collection need look at them again
+        gc.enable()
         _loop(core, channel, inbox)
         core.close()
     except UsageError as error:
