@@ -9,14 +9,12 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import psutil
 import pytest
+from hostile_server import hostile_server
 
 TTFT_MS, ITL_MS = 30, 10
 PACED = ["--engine", "paced", "--set", f"paced_ttft_ms={TTFT_MS}", "--set", f"paced_itl_ms={ITL_MS}"]
@@ -127,70 +125,13 @@ def test_the_run_directory_holds_every_file_of_its_contract(
     assert list(run_dir.glob("*/serve/logs/*.log"))
 
 
-class _Broken(BaseHTTPRequestHandler):
-    """A model server whose every second completion fails: what a benchmark must not call a success."""
-
-    protocol_version = "HTTP/1.1"
-    answered = 0
-
-    def do_GET(self) -> None:
-        self._send(200, {"object": "list", "data": [{"id": "half-broken", "object": "model"}]})
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        type(self).answered += 1
-        if type(self).answered % 2:
-            self._send(500, {"message": "out of blocks"})
-            return
-        chunks = [
-            {"choices": [{"index": 0, "delta": {"role": "assistant", "content": word}}]} for word in ("one ", "two ")
-        ] + [
-            {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]},
-            {"choices": [], "usage": {"prompt_tokens": 64, "completion_tokens": 16, "total_tokens": 80}},
-        ]
-        body = "".join(f"data: {json.dumps({'object': 'chat.completion.chunk', **chunk})}\n\n" for chunk in chunks)
-        self._write(200, "text/event-stream", (body + "data: [DONE]\n\n").encode())
-
-    def log_message(self, *arguments: object) -> None: ...
-
-    def _send(self, status: int, document: dict[str, Any]) -> None:
-        self._write(status, "application/json", json.dumps(document).encode())
-
-    def _write(self, status: int, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-@pytest.fixture
-def half_broken_url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Broken)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_failed_requests_end_in_exit_1_and_stand_in_table_and_junit(half_broken_url: str, tmp_path: Path) -> None:
-    attach = ["--url", half_broken_url, "--tokenizer", "synthetic:tiny"]
-    done = trtx("bench", *attach, "--concurrency", "2", *LOAD, "--json", "-o", str(tmp_path))
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "of 12 failed: HTTP 500 out of blocks (attached-c2)" in done.stderr
-    (row,) = json.loads(done.stdout.splitlines()[-1])["rows"]
-    assert row["status"] == "errors" and row["error_request_count"] >= 4
-    assert row["request_count"] + row["error_request_count"] == 12
-    suite = ElementTree.parse(_run_dir(tmp_path) / "junit.xml").getroot()
-    assert suite.get("failures") == "1"
-
-
-def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(half_broken_url: str, tmp_path: Path) -> None:
+def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     (tokenizer / "tokenizer_config.json").write_text("{}")  # no tokenizer.json: aiperf can't load it
-    attach = ["--url", half_broken_url, "--tokenizer", str(tokenizer)]
-    done = trtx("bench", *attach, "--concurrency", "2", *LOAD, "-o", str(tmp_path / "runs"))
+    with hostile_server() as url:
+        attach = ["--url", url, "--tokenizer", str(tokenizer)]
+        done = trtx("bench", *attach, "--concurrency", "2", *LOAD, "-o", str(tmp_path / "runs"))
     assert done.returncode == 5, done.stdout + done.stderr
     assert "aiperf exited 1 and measured nothing" in done.stderr and "aiperf.log" in done.stderr
     assert (_run_dir(tmp_path / "runs") / "report.html").exists()

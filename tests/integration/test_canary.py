@@ -37,8 +37,9 @@ def start(running: Topology, engine: str, *roles: str) -> list[Child]:
     return workers
 
 
-@pytest.mark.parametrize("engine", ["paced", "torch"])
-@pytest.mark.parametrize("roles", [("agg",), ("prefill", "decode")])
+@pytest.mark.parametrize(
+    ("engine", "roles"), [("paced", ("agg",)), ("paced", ("prefill", "decode")), ("torch", ("prefill", "decode"))]
+)
 def test_the_canary_alone_makes_a_worker_healthy_and_leaves_nothing_behind(
     model: Path, tmp_path: Path, engine: str, roles: tuple[str, ...]
 ) -> None:
