@@ -7,40 +7,71 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
-from topology_clients import PACED, Load, Stream, nothing_left, stream_once, trtx_serve, wait_until
+from topology_clients import PACED, Load, ServeCommand, Stream, nothing_left, stream_once, trtx_serve, wait_until
+
+WHOLE = "the topology is whole again"
 
 
 def bad_ones(streams: list[Stream]) -> list[str]:
     return [str(stream) for stream in streams if not stream.is_good]
 
 
-@pytest.mark.parametrize("victim", ["decode-0", "prefill-1"])
-def test_with_two_of_each_role_a_kill_fails_no_request_and_it_heals_by_itself(victim: str) -> None:
+@pytest.fixture(scope="module")
+def two_of_each() -> Iterator[ServeCommand]:
     with trtx_serve(*PACED, "--mode", "disagg", "--prefill", "2", "--decode", "2") as serve:
-        plan = serve.wait_ready()
-        with Load(plan.url, plan.model, 16, 40) as load:
-            wait_until(lambda: len(load.streams) >= 16, 20, "16 streams ended")
-            pid = serve.pid_of(victim)
+        serve.wait_ready()
+        yield serve
+
+
+@pytest.fixture(scope="module")
+def one_of_each() -> Iterator[ServeCommand]:
+    with trtx_serve(*PACED, "--mode", "disagg") as serve:
+        serve.wait_ready()
+        yield serve
+
+
+@pytest.fixture(scope="module")
+def two_aggregated() -> Iterator[ServeCommand]:
+    with trtx_serve(*PACED, "--workers", "2") as serve:
+        serve.wait_ready()
+        yield serve
+
+
+@contextmanager
+def until_whole_again(serve: ServeCommand) -> Iterator[None]:
+    """What is done to a topology, which then is whole again by itself."""
+    before = serve.text().count(WHOLE)
+    yield
+    wait_until(lambda: serve.text().count(WHOLE) > before, 40, "whole again")
+
+
+@pytest.mark.parametrize("victim", ["decode-0", "prefill-1"])
+def test_with_two_of_each_role_a_kill_fails_no_request_and_it_heals_by_itself(
+    two_of_each: ServeCommand, victim: str
+) -> None:
+    serve, plan = two_of_each, two_of_each.wait_ready()
+    with Load(plan.url, plan.model, 16, 40) as load:
+        wait_until(lambda: len(load.streams) >= 16, 20, "16 streams ended")
+        pid = serve.pid_of(victim)
+        with until_whole_again(serve):
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: "the topology is whole again" in serve.text(), 30, "whole again")
-            count = len(load.streams)
-            wait_until(lambda: len(load.streams) >= count + 32, 30, "32 more streams ended")
-            load.stop()
-        assert bad_ones(load.streams) == []
-        assert f"{victim} was killed by SIGKILL" in serve.text()
-        assert serve.pid_of(victim) != pid
+        count = len(load.streams)
+        wait_until(lambda: len(load.streams) >= count + 32, 30, "32 more streams ended")
+        load.stop()
+    assert bad_ones(load.streams) == []
+    assert f"{victim} was killed by SIGKILL" in serve.text()
+    assert serve.pid_of(victim) != pid
 
 
 @pytest.mark.parametrize("victim", ["decode-1", "prefill-0"])
-def test_requests_right_after_an_idle_workers_death_find_the_other_one(victim: str) -> None:
-    with (
-        trtx_serve(*PACED, "--mode", "disagg", "--prefill", "2", "--decode", "2") as serve,
-        ThreadPoolExecutor(64) as clients,
-    ):
-        plan = serve.wait_ready()
+def test_requests_right_after_an_idle_workers_death_find_the_other_one(two_of_each: ServeCommand, victim: str) -> None:
+    serve, plan = two_of_each, two_of_each.wait_ready()
+    with ThreadPoolExecutor(64) as clients, until_whole_again(serve):
         waiting = []
         os.kill(serve.pid_of(victim), signal.SIGKILL)
         for number in range(40):
@@ -50,35 +81,32 @@ def test_requests_right_after_an_idle_workers_death_find_the_other_one(victim: s
         assert len(bad_ones([stream.result() for stream in waiting])) <= 1
 
 
-def test_an_agg_worker_of_two_dies_and_its_streams_go_on_at_the_other() -> None:
-    with trtx_serve(*PACED, "--workers", "2") as serve:
-        plan = serve.wait_ready()
-        with Load(plan.url, plan.model, 16, 60) as load:
-            time.sleep(0.7)
+def test_an_agg_worker_of_two_dies_and_its_streams_go_on_at_the_other(two_aggregated: ServeCommand) -> None:
+    serve, plan = two_aggregated, two_aggregated.wait_ready()
+    with Load(plan.url, plan.model, 16, 60) as load:
+        time.sleep(0.7)
+        with until_whole_again(serve):
             os.kill(serve.pid_of("agg-0"), signal.SIGKILL)
-            wait_until(lambda: "the topology is whole again" in serve.text(), 30, "whole again")
-            load.stop()
-        assert bad_ones(load.streams) == []
+        load.stop()
+    assert bad_ones(load.streams) == []
 
 
 @pytest.mark.parametrize("victim", ["frontend", "decode-0", "prefill-0"])
-def test_with_one_of_each_role_it_serves_again_after_a_kill(victim: str) -> None:
-    with trtx_serve(*PACED, "--mode", "disagg") as serve:
-        plan = serve.wait_ready()
-        os.kill(serve.pid_of(victim), signal.SIGKILL)
-        wait_until(lambda: "the topology is whole again" in serve.text(), 30, "whole again")
-        wait_until(lambda: stream_once(plan.url, plan.model, "hello again", 3).is_good, 15, "a good request")
+def test_with_one_of_each_role_it_serves_again_after_a_kill(one_of_each: ServeCommand, victim: str) -> None:
+    plan = one_of_each.wait_ready()
+    with until_whole_again(one_of_each):
+        os.kill(one_of_each.pid_of(victim), signal.SIGKILL)
+    wait_until(lambda: stream_once(plan.url, plan.model, "hello again", 3).is_good, 15, "a good request")
 
 
-def test_a_worker_frozen_past_the_discovery_deadline_is_restarted() -> None:
-    with trtx_serve(*PACED, "--workers", "2") as serve:
-        plan = serve.wait_ready()
-        pid = serve.pid_of("agg-1")
+def test_a_worker_frozen_past_the_discovery_deadline_is_restarted(two_aggregated: ServeCommand) -> None:
+    serve, plan = two_aggregated, two_aggregated.wait_ready()
+    pid = serve.pid_of("agg-1")
+    with until_whole_again(serve):
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: "its discovery records are gone" in serve.text(), 40, "the frozen worker noticed")
-        wait_until(lambda: "the topology is whole again" in serve.text(), 30, "whole again")
-        assert serve.pid_of("agg-1") != pid
-        assert all(stream_once(plan.url, plan.model, f"request {n}", 3).is_good for n in range(4))
+    assert serve.pid_of("agg-1") != pid
+    assert all(stream_once(plan.url, plan.model, f"request {n}", 3).is_good for n in range(4))
 
 
 def test_a_crash_loop_stops_the_topology_with_exit_4() -> None:
