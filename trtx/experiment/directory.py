@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,12 +18,12 @@ from trtx.config.strict_yaml import read_yaml
 from trtx.config.wording import quoted, shown
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec, spec_from_json
+from trtx.launch.room import write_problem
 
 LOCK_FILE = "run.lock.yaml"
 PLAN_FILE = "plan.json"
 ENVIRONMENT_FILE = "env.json"
 SCHEMA_VERSION = 1
-_ROOM_BYTES = 65536  # less is no room: a cell and the report take more
 
 
 def create(parent: Path, spec: ExperimentSpec, started_at: datetime) -> Path:
@@ -78,7 +77,7 @@ def told_if_unwritable(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, LoadGeneratorError) as error:
-        if (reason := _write_problem(run_dir)) is None:
+        if (reason := write_problem(run_dir)) is None:
             raise
         if not run_dir.is_dir():
             raise UsageError(
@@ -88,18 +87,6 @@ def told_if_unwritable(run_dir: Path) -> Iterator[None]:
         raise UsageError(
             f"run directory {run_dir} can't be written ({reason}), so the run ended; make room there and {way_out}"
         ) from error
-
-
-def _write_problem(run_dir: Path) -> str | None:
-    probe = run_dir / f".probe.{os.getpid()}"
-    try:
-        probe.write_bytes(b"\0" * _ROOM_BYTES)
-    except OSError as error:
-        return os.strerror(error.errno or 0)
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
-    return None
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ import os
 import shutil
 from pathlib import Path
 
+from trtx.launch.room import write_problem
+
 
 class Scratch:
     """``directory`` and, under it, the buckets of Dynamo's file discovery."""
@@ -50,6 +52,12 @@ class Scratch:
             except OSError as error:
                 return f"{path} can't be reached any more ({os.strerror(error.errno or 0)})"
         return None
+
+    def shortage(self) -> str | None:
+        """Why a process that starts now could not register, as ``/tmp/x can't be written (No space left on device)``;
+        None where it can. A worker of Dynamo 1.4.2 whose record can't be written ends with a traceback."""
+        reason = write_problem(self._directory)
+        return None if reason is None else f"{self._directory} can't be written ({reason})"
 
     def make_again(self) -> None:
         """In place of what is there now. Raises OSError."""

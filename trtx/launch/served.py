@@ -199,6 +199,9 @@ def _make_directories(plan: Plan) -> Scratch:
             f"the topology's directory {str(plan.scratch_dir)!r} can't be made ({error.strerror}); "
             "set TMPDIR to a directory that you can write to"
         ) from error
+    if (shortage := scratch.shortage()) is not None:
+        scratch.remove()
+        raise UsageError(f"{shortage}, where the topology's processes register; make room there, or set TMPDIR")
     return scratch
 
 

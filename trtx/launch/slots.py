@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trtx.launch.children import Child
+from trtx.launch.processes import is_stopped
 from trtx.launch.restarts import RestartPolicy
 from trtx.launch.status import WorkerStatus
 from trtx.topology import ProcessSpec
 
+RECORDS_LIVE_S = 10.0  # Dynamo 1.4.2: a record that was not touched for so long is deleted by whoever sees it
 State = Literal["starting", "loading", "up", "restarting", "draining", "ended"]
 
 
@@ -39,6 +41,7 @@ class Slot:
     vanished_since: float | None = None
     unrenewed_s: float | None = None  # how long it had not renewed them then
     draining_since: float | None = None
+    held_back_by: str | None = None  # what keeps its restart from beginning, as it was told
     had_served: bool = False
     ended_because: str | None = None  # why the launcher itself killed it; None: it did not
     status: WorkerStatus | None = None  # the last one read: its file may be gone by the time it is needed
@@ -49,4 +52,15 @@ class Slot:
         self.child, self.state, self.started_at = child, "starting", now
         self.restart_at = self.worker_id = self.status = None
         self.renewed_at = self.unrenewed_s = self.vanished_since = self.draining_since = self.ended_because = None
+        self.held_back_by = None
         self.was_registered = self.had_served = False
+
+    def why_vanished(self, pid: int) -> str:
+        """Why the records of a worker that lives, process ``pid``, are gone: what was looked at when they were missed."""
+        if is_stopped(pid):
+            return "since it is stopped (by SIGSTOP or a debugger) and renews them no more"
+        if self.unrenewed_s is None:
+            return "and nothing says why"
+        if self.unrenewed_s < RECORDS_LIVE_S:
+            return f"deleted {self.unrenewed_s:.0f} s after it had renewed them, and not by trtx"
+        return f"since it had not renewed them for {self.unrenewed_s:.0f} s: it was frozen or starved"

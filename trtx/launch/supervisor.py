@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.05
 _LOOK_EVERY_S = 0.25  # status files, registry, frontend port: a few file reads each
 _VANISHED_AFTER_S = 2.0
-_RECORDS_LIVE_S = 10.0  # Dynamo 1.4.2: a record that was not touched for so long is deleted by whoever sees it
+_ROOM_EVERY_S = 1.0  # a restart that was held back is tried again
 _DRAINS_AT_MOST_S = 120.0  # a worker that something else told to stop: its own budgets are below
 STOPPED_FRONTEND_S = 10.0  # as long as a stopped worker stays registered
 SILENT_FRONTEND_S = 60.0  # not stopped: it may be starved, and streams that it holds would be cut
@@ -124,7 +124,11 @@ class Supervisor:
             if slot.child is not None and (code := slot.child.poll()) is not None:
                 self._died(slot, slot.child, code, now)
             elif slot.restart_at is not None and now >= slot.restart_at:
-                self._start(slot)
+                shortage = None if self._scratch is None else self._scratch.shortage()
+                if shortage is None:
+                    self._start(slot)
+                else:
+                    self._hold_back(slot, shortage, now)
         if now >= self._next_look:
             self._next_look = now + _LOOK_EVERY_S
             self._on_look()
@@ -162,6 +166,14 @@ class Supervisor:
             self._frontend_log = FrontendLog(child.log)
         self._on_start(child.pid)
         self._emit("starting", f"{slot.spec.name} started, pid {child.pid}", slot)
+
+    def _hold_back(self, slot: Slot, shortage: str, now: float) -> None:
+        """It could not register, and would end in a crash loop that ends what serves on."""
+        slot.restart_at = now + _ROOM_EVERY_S
+        if slot.held_back_by != shortage:
+            slot.held_back_by = shortage
+            told = f"{slot.spec.name} is not started yet: {shortage}, where it has to register; make room there"
+            self._emit("held-back", f"{told}, and it starts; what runs serves on", slot)
 
     def _died(self, slot: Slot, child: Child, code: int, now: float) -> None:
         # First of all: until its records are gone, requests are still sent to it.
@@ -270,17 +282,15 @@ class Supervisor:
             if slot.status.state == "draining":
                 self._look_at_draining(slot, child, now)
                 return
-        if slot.worker_id is None:
-            if slot.status is not None:
-                slot.worker_id = slot.status.worker_id
-            elif registered:  # it writes no status file, or can't: its disk may be full
-                claimed = {other.worker_id for other in self.slots if other.worker_id is not None}
-                slot.worker_id = self.registry.owner(child.pid, claimed)
-        says_serving = slot.status is None or slot.status.state == "serving"
+        if slot.worker_id is None and slot.status is not None:
+            slot.worker_id = slot.status.worker_id
+        if slot.worker_id is None and registered:  # no status file, or one that could not be written to its end
+            claimed = {other.worker_id for other in self.slots if other.worker_id is not None}
+            slot.worker_id = self.registry.owner(child.pid, claimed)
         if slot.worker_id is not None and slot.worker_id in registered:
             slot.was_registered, slot.vanished_since = True, None
             slot.renewed_at = self.registry.renewed_at(slot.worker_id) or slot.renewed_at
-            if slot.state != "up" and says_serving:
+            if slot.state != "up":  # a worker says that it serves before it registers: what still says no is old
                 self._is_up(slot, "is registered")
         elif slot.was_registered:
             self._look_at_vanished(slot, child, now)
@@ -299,7 +309,7 @@ class Supervisor:
             slot.vanished_since = now
             slot.unrenewed_s = None if slot.renewed_at is None else max(0.0, time.time() - slot.renewed_at)
         elif now - slot.vanished_since >= _VANISHED_AFTER_S and slot.ended_because is None:
-            self._serves_nobody(slot, child, f"its discovery records are gone, {_why_vanished(slot, child)}")
+            self._serves_nobody(slot, child, f"its discovery records are gone, {slot.why_vanished(child.pid)}")
 
     def _serves_nobody(self, slot: Slot, child: Child, because: str) -> None:
         self._emit("vanished", f"{slot.spec.name} (pid {child.pid}) lives but {because}; it is started again", slot)
@@ -379,13 +389,3 @@ def _end_ranks_outside(recorded: tuple[Rank, ...], group: int) -> tuple[Rank, ..
             if os.getpgid(rank.pid) != group:
                 outside.append(rank)
     return ranks.end(outside)
-
-
-def _why_vanished(slot: Slot, child: Child) -> str:
-    if is_stopped(child.pid):
-        return "since it is stopped (by SIGSTOP or a debugger) and renews them no more"
-    if slot.unrenewed_s is None:
-        return "and nothing says why"
-    if slot.unrenewed_s < _RECORDS_LIVE_S:
-        return f"deleted {slot.unrenewed_s:.0f} s after it had renewed them, and not by trtx"
-    return f"since it had not renewed them for {slot.unrenewed_s:.0f} s: it was frozen or starved"

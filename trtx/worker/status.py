@@ -56,15 +56,23 @@ class StatusFile:
             self._write(self._path)
 
     def _write(self, path: Path) -> None:
-        temporary = path.with_name(f".{path.name}.{self.status.pid}")
         try:
-            temporary.write_text(json.dumps(asdict(self.status)) + "\n", encoding="utf-8")
-            temporary.replace(path)
+            self._replace(path)
         except OSError as error:
             if not self._is_behind:
                 logger.warning("the status file %s can't be written (%s)", path, error.strerror)
             self._is_behind = True
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            with contextlib.suppress(OSError):  # what it says no longer holds
+                path.unlink()
         else:
             self._is_behind = False
+
+    def _replace(self, path: Path) -> None:
+        temporary = path.with_name(f".{path.name}.{self.status.pid}")
+        try:
+            temporary.write_text(json.dumps(asdict(self.status)) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise

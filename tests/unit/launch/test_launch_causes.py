@@ -218,6 +218,45 @@ def test_a_worker_whose_status_file_cannot_be_written_is_known_by_its_port(tmp_p
     assert history.supervisor.slots[0].status is not None
 
 
+def test_a_worker_whose_status_stopped_at_loading_is_known_by_its_port_and_its_records_go_with_it(
+    tmp_path: Path,
+) -> None:
+    history = History(tmp_path)
+    path = history.plan.workers[0].status_file
+    assert path is not None
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        history.children["agg-0"][0].pid = os.getpid()
+        path.write_text(json.dumps({"pid": os.getpid(), "state": "loading"}))  # the last that the disk had room for
+        history.register(0xAB, port=listener.getsockname()[1])
+    assert history.supervisor.is_whole
+    history.supervisor.mark_ready()
+    history.children["agg-0"][0].code = -9
+    history.children["agg-0"][0].kill_group = lambda: None  # type: ignore[method-assign]
+    history.run(0.1)
+    assert history.records() == []
+
+
+def test_a_process_that_could_not_register_waits_for_room_and_the_others_serve_on(served: Served) -> None:
+    served.ready()
+    in_the_way = served.plan.scratch_dir / f".room.{os.getpid()}"
+    in_the_way.mkdir()  # no byte can be written there, by root either
+    served.children["agg-0"][0].code = -9
+    served.run(90)
+    assert served.supervisor.failure is None
+    assert [len(served.children[name]) for name in ("frontend", "agg-0")] == [1, 1]
+    why = f"agg-0 is not started yet: {served.plan.scratch_dir} can't be written (Is a directory), where it has to"
+    assert served.told("held-back").startswith(why)
+    assert served.kinds().count("held-back") == 1
+    in_the_way.rmdir()
+    served.run(2)
+    assert len(served.children["agg-0"]) == 2
+    served.serve(worker_id=0xCD)
+    served.run(1)
+    assert served.kinds()[-1] == "recovered"
+
+
 def test_a_start_that_fails_while_it_serves_is_tried_again(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.serve()

@@ -70,10 +70,13 @@ class History:
         spec = next(one for one in self.plan.processes if one.name == name)
         assert spec.status_file is not None
         spec.status_file.write_text(json.dumps({"pid": child.pid, "state": "serving", "worker_id": worker_id}))
+        self.register(worker_id)
+
+    def register(self, worker_id: int, port: int = 5) -> None:
         for bucket in ("instances", "mdc"):
             path = self.plan.discovery_dir / "v1" / bucket / f"ns%2Fbackend%2Fgenerate%2F{worker_id:x}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            transport = {"tcp": "127.0.0.1:5/x/generate"}
+            transport = {"tcp": f"127.0.0.1:{port}/x/generate"}
             path.write_text(json.dumps({"instance_id": worker_id, "endpoint": "generate", "transport": transport}))
         self.run(0.5)
 

@@ -54,3 +54,15 @@ def test_a_file_that_cannot_be_written_or_was_removed_ends_nothing_and_comes_bac
     status.keep()
     assert path.exists()
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_a_file_says_goes_when_it_no_longer_holds_and_cannot_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "agg-0.json"
+    status = StatusFile(path)
+    in_the_way = tmp_path / f".agg-0.json.{os.getpid()}"
+    in_the_way.mkdir()
+    status.update(state="serving", worker_id=5)
+    assert not path.exists()  # "loading" would be taken for what holds, by whoever must know its records
+    in_the_way.rmdir()
+    status.keep()
+    assert json.loads(path.read_text())["worker_id"] == 5
