@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine import LLM, DisaggregatedParams, Logprob, RequestError, SamplingParams
+from trtx.torch_engine import LLM, DisaggregatedParams, Logprob, RequestError, RequestFailed, SamplingParams
 from trtx.torch_engine.sampling_fields import FIELDS
 
 CONTEXT = 128
@@ -279,6 +279,6 @@ async def test_text_that_cannot_be_made_ends_its_own_request(llm: LLM, monkeypat
     params = SamplingParams(max_tokens=10, ignore_eos=True, stop="never said")
     good, bad = llm.generate_async([5, 6], params), llm.generate_async([5, 6], SamplingParams(stop="planted"))
     results = await asyncio.gather(good.aresult(), bad.aresult(), return_exceptions=True)
-    assert isinstance(results[1], RequestError) and "planted" in str(results[1])
+    assert isinstance(results[1], RequestFailed) and "planted" in str(results[1])
     assert len(good.outputs[0].token_ids) == 10
     assert llm._check_health()

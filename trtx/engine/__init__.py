@@ -49,6 +49,7 @@ def load(kind: EngineKind) -> EngineApi:
         DisaggregatedParams=module.DisaggregatedParams,
         Logprob=Logprob,
         RequestError=module.RequestError,
+        RequestFailed=module.RequestFailed,
     )
 
 

@@ -24,6 +24,7 @@ class EngineApi:
     DisaggregatedParams: Any
     Logprob: Any
     RequestError: type[Exception]
+    RequestFailed: type[Exception] | None = None  # a RequestError that is no fault of the request; None: it can't tell
     start_encoder: Start | None = None  # MultimodalEncoder; None: this engine has none
     SchedulingParams: Any = None  # None: no attention-DP ranks to choose from
     ConversationParams: Any = None

@@ -22,11 +22,11 @@ from typing import Any
 from trtx.errors import UsageError
 from trtx.torch_engine.choices import Choice
 from trtx.torch_engine.messages import Handover, Update
-from trtx.torch_engine.results import Delivery, DisaggregatedParams, RequestError, RequestOutput
+from trtx.torch_engine.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
 from trtx.torch_engine.sampling import SamplingParams, checked_sampling
 from trtx.torch_engine.text import StopStrings, TextStream, load_tokenizer
 
-__all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "SamplingParams"]
+__all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "RequestFailed", "SamplingParams"]
 
 CATCH_UP_SECONDS = 0.05
 """How far the clock may run behind and keep its rate; a later step is dropped, as in a stalled engine."""
@@ -207,7 +207,7 @@ class LLM:
                     loop = self._give(running, self._token_ids[running.position % len(self._token_ids)])
             except Exception as error:  # of its text: nobody else's clock stops for it
                 running.left = 0
-                loop = running.choice.output.fail(RequestError(f"the request failed: {type(error).__name__}: {error}"))
+                loop = running.choice.output.fail(RequestFailed(f"the request failed: {type(error).__name__}: {error}"))
             if running.left:
                 still_running.append(running)
             if loop is not None:

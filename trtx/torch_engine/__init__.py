@@ -9,7 +9,7 @@ prefix hits nor preemption, and that every block is free, held or cached, exactl
 from trtx.torch_engine.batch import Logprob
 from trtx.torch_engine.llm import LLM
 from trtx.torch_engine.llm_args import CacheTransceiverConfig, CudaGraphConfig, KvCacheConfig, LlmArgs, SchedulerConfig
-from trtx.torch_engine.results import CompletionOutput, DisaggregatedParams, RequestError, RequestOutput
+from trtx.torch_engine.results import CompletionOutput, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
 from trtx.torch_engine.sampling import SamplingParams
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "LlmArgs",
     "Logprob",
     "RequestError",
+    "RequestFailed",
     "RequestOutput",
     "SamplingParams",
     "SchedulerConfig",

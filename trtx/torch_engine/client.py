@@ -36,7 +36,7 @@ from trtx.torch_engine.messages import (
     Submit,
     Update,
 )
-from trtx.torch_engine.results import RequestError, RequestOutput
+from trtx.torch_engine.results import RequestError, RequestFailed, RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -235,14 +235,15 @@ class EngineClient:
     def _deliver(self, choice: Choice, update: Update, overrun: list[int]) -> asyncio.AbstractEventLoop | None:
         """Hands one update on. Adds sequences that must end before the engine knows it to ``overrun``."""
         if update.error is not None:
-            return self._refuse(choice, update.sequence_id, update.error, overrun)
+            kind = RequestFailed if update.is_failure else RequestError
+            return self._end(choice, update.sequence_id, kind(update.error), overrun)
         try:
             delivery = choice.delivery(update)
         except Exception as error:
             logger.exception("request %d ends with an error of its text", choice.output.request_id)
             overrun.append(update.sequence_id)
             problem = f"the text of this request could not be made: {type(error).__name__}: {str(error)[:500]}"
-            return self._refuse(choice, update.sequence_id, problem, overrun)
+            return self._end(choice, update.sequence_id, RequestFailed(problem), overrun)
         if delivery is None:
             return None
         if delivery.finish_reason is not None:
@@ -251,12 +252,14 @@ class EngineClient:
                 overrun.append(update.sequence_id)
         return choice.output.push(delivery)
 
-    def _refuse(self, choice: Choice, ended: int, problem: str, overrun: list[int]) -> asyncio.AbstractEventLoop | None:
+    def _end(
+        self, choice: Choice, ended: int, error: RequestError, overrun: list[int]
+    ) -> asyncio.AbstractEventLoop | None:
         """Ends a request with an error for all of its choices, of which the engine has ended one."""
         for sequence_id in choice.siblings:
             if self._choices.pop(sequence_id, None) is not None and sequence_id != ended:
                 overrun.append(sequence_id)
-        return choice.output.fail(RequestError(problem))
+        return choice.output.fail(error)
 
 
 def _wake(wakes: list[tuple[asyncio.AbstractEventLoop | None, RequestOutput]]) -> None:

@@ -118,9 +118,9 @@ class EngineCore:
         return num_completed
 
     def _fail(self, sequence: Sequence, problem: str) -> None:
-        """Ends a running sequence with an error. Nobody shall reuse its KV: what it holds may be the cause."""
+        """Ends a running sequence, whose request is not at fault. Nobody shall reuse its KV: it may be the cause."""
         self.scheduler.pool.forget(sequence.block_ids)
-        self._end(sequence, Update(sequence.sequence_id, [], error=problem))
+        self._end(sequence, Update(sequence.sequence_id, [], error=problem, is_failure=True))
 
     def _finish(self, sequence: Sequence, update: Update) -> None:
         del self._sequences[sequence.sequence_id]
@@ -196,7 +196,8 @@ class EngineCore:
         try:
             self._accept(submit)
         except Exception as error:
-            self._updates.append(Update(submit.sequence_id, [], error=_unexpected(submit.sequence_id, error)))
+            problem = _unexpected(submit.sequence_id, error)
+            self._updates.append(Update(submit.sequence_id, [], error=problem, is_failure=True))
 
     def _accept(self, submit: Submit) -> None:
         sequence = Sequence.from_submit(
@@ -289,13 +290,14 @@ class EngineCore:
 
     def _begin_pull(self, sequence: Sequence) -> None:
         assert self._transfers is not None
+        is_failure = False
         try:
             problem = self._transfers.begin(sequence)
         except Exception as error:  # what a peer, or whoever wrote its opaque_state, has thought of
-            problem = _unexpected(sequence.sequence_id, error)
+            problem, is_failure = _unexpected(sequence.sequence_id, error), True
         if problem is not None:
             self._release_peer(sequence)
-            self._end(sequence, Update(sequence.sequence_id, [], error=problem))
+            self._end(sequence, Update(sequence.sequence_id, [], error=problem, is_failure=is_failure))
         elif sequence.handed_update is not None:
             self._updates.append(sequence.handed_update)
             sequence.handed_update = None

@@ -84,6 +84,7 @@ class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     reused_blocks: int = 0
     handover: Handover | None = None
     error: str | None = None  # a RequestError's text; the sequence has ended
+    is_failure: bool = False  # the error is not the request's: RequestFailed
 
 
 class HandoffStats(msgspec.Struct, array_like=True):

@@ -19,6 +19,11 @@ class RequestError(RuntimeError):
     """One request cannot be served as it is; every other one is unharmed. Its text is for the client."""
 
 
+class RequestFailed(RequestError):
+    """One request could not be answered, and there is nothing wrong with it: the model's numbers are none, or the
+    engine met an error of its own in it. Every other one is unharmed."""
+
+
 @dataclass(slots=True, kw_only=True)
 class DisaggregatedParams:
     """TensorRT-LLM's: what travels from a prefill engine to a decode engine. The torch engine reads the first six."""
@@ -304,7 +309,8 @@ class RequestOutput:
             self._waiter = None
 
     async def aresult(self) -> RequestOutput:
-        """Waits for the end. Raises RequestError for a refused request, RuntimeError when the engine died."""
+        """Waits for the end. Raises RequestError where this request ended with an error, RuntimeError when the engine
+        died."""
         async for _ in self:
             pass
         return self

@@ -279,7 +279,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             if engine_is_dead:
                 self._leave(str(error))
                 await self._wait_until_gone()
-            translated = as_dynamo_error(error, loaded.api.RequestError, engine_is_dead=engine_is_dead)
+            translated = as_dynamo_error(error, loaded.api, engine_is_dead=engine_is_dead)
             outcome = "invalid" if isinstance(translated, InvalidArgument) else "error"
             logger.log(logging.INFO if outcome == "invalid" else logging.ERROR, "request %s: %s", context.id(), error)
             raise translated from error

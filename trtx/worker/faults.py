@@ -22,10 +22,12 @@ def is_fatal(error: Exception, api: EngineApi) -> bool:
     return not api.survives_errors and not isinstance(error, (InvalidRequest, api.RequestError))
 
 
-def as_dynamo_error(error: Exception, request_error: type[Exception], *, engine_is_dead: bool) -> DynamoException:
-    """``request_error`` is the engine's own class for a request it refuses."""
+def as_dynamo_error(error: Exception, api: EngineApi, *, engine_is_dead: bool) -> DynamoException:
+    """What the client is at fault for is its 400: a refusal, unless the engine says that the request is in order."""
     if engine_is_dead:
         return EngineShutdown(f"the engine died: {error}")
-    if isinstance(error, (InvalidRequest, request_error)):
+    if api.RequestFailed is not None and isinstance(error, api.RequestFailed):
+        return Unknown(str(error))
+    if isinstance(error, (InvalidRequest, api.RequestError)):
         return InvalidArgument(str(error))
     return Unknown(f"{type(error).__name__}: {error}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.engine.paced import LLM, DisaggregatedParams, RequestError, SamplingParams
+from trtx.engine.paced import LLM, DisaggregatedParams, RequestError, RequestFailed, SamplingParams
 from trtx.errors import UsageError
 from trtx.torch_engine.text import StopStrings
 
@@ -174,7 +174,7 @@ def test_a_request_that_fails_stops_nobody_elses_clock(model: Path, monkeypatch:
         bad = llm.generate_async(PROMPT, SamplingParams(max_tokens=9, stop="planted"))
         good = llm.generate_async(PROMPT, SamplingParams(max_tokens=9, stop="never said"))
         assert len(good.result(30).outputs[0].token_ids) == 9
-        with pytest.raises(RequestError, match="ZeroDivisionError: planted"):
+        with pytest.raises(RequestFailed, match="ZeroDivisionError: planted"):
             bad.result(30)
 
 

@@ -44,6 +44,7 @@ class Engine:
         self.core = EngineCore(runner, SchedulerLimits(8, max_num_tokens))
         self.tokens: dict[int, list[int]] = {}
         self.errors: dict[int, str] = {}
+        self.failed: set[int] = set()  # whose request was not at fault
 
     def submit(self, sequence_id: int, prompt: list[int], **params: Any) -> None:
         plan = resolve_sampling(SamplingParams(**{"max_tokens": 6} | params))
@@ -57,6 +58,8 @@ class Engine:
                 self.tokens.setdefault(update.sequence_id, []).extend(update.token_ids)
                 if update.error is not None:
                     self.errors[update.sequence_id] = update.error
+                if update.is_failure:
+                    self.failed.add(update.sequence_id)
             if not self.core.scheduler.running and not self.core.scheduler.waiting:
                 return
         raise AssertionError("work left")
@@ -93,7 +96,7 @@ def test_a_request_whose_logits_are_nan_ends_alone_with_an_error_that_says_so(
     engine.submit(98, [*clean_prompt(20, 3), POISON], **params)
     engine.run()
     assert {index: engine.tokens[index] for index in expected} == expected
-    assert engine.errors.keys() == {98, 99}
+    assert engine.errors.keys() == engine.failed == {98, 99}
     assert all("logits" in error and "NaN" in error for error in engine.errors.values())
     assert not engine.tokens.get(99) and not engine.tokens.get(98)
     for index, neighbour in enumerate(NEIGHBOURS):  # once more, on blocks that the others left
@@ -177,6 +180,7 @@ def test_stop_ids_that_leave_nothing_to_sample_are_refused_alone(checkpoint: Pat
     engine.run()
     assert "none could be first" in engine.errors[1]
     assert engine.errors.keys() == {1}
+    assert not engine.failed
 
 
 def test_a_row_that_cannot_be_sampled_ends_alone_and_a_device_error_does_not(
