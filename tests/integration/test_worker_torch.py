@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,9 +16,11 @@ from typing import Any
 import httpx
 import pytest
 from processes import Child, Topology, topology, until
+from safetensors.torch import load_file, save_file
 from test_worker import CHAT, events, metric, post
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.torch_engine.text import load_tokenizer
 
 BLOCK = 16
 TORCH: dict[str, Any] = {
@@ -172,6 +176,29 @@ def test_prefill_drains_until_a_live_decode_worker_has_read(model: Path, tmp_pat
         assert metric(decode, "trtx_recomputed_prefixes_total") == 0
         assert prefill.process.wait(15) == 0
         assert "end unread" not in prefill.log()
+
+
+def test_what_the_model_can_not_answer_is_a_500_and_what_the_client_got_wrong_a_400(model: Path, tmp_path: Path) -> None:
+    poisoned = tmp_path / "poisoned"
+    shutil.copytree(model, poisoned)
+    weights = load_file(model / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    weights.setdefault("lm_head.weight", embedding.clone())  # else every row of logits would have a NaN
+    (token_id,) = load_tokenizer(model).encode("~").ids[-1:]
+    embedding[token_id] = float("nan")
+    save_file(weights, poisoned / "model.safetensors", {"format": "pt"})
+    config = json.loads((model / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (poisoned / "config.json").write_text(json.dumps(config))
+    with topology(tmp_path, poisoned) as running:
+        running.start_frontend()
+        worker = running.start_worker("agg-0", engine="torch", **TORCH)
+        running.wait_ready(aggregated=1)
+        with ThreadPoolExecutor() as pool:
+            good = pool.submit(post, running, "chat/completions", **CHAT, max_tokens=40)
+            failed = post(running, "chat/completions", messages=[{"role": "user", "content": "a ~"}], max_tokens=4)
+            refused = post(running, "chat/completions", **CHAT, max_tokens=4, n=2)
+        assert (failed.status_code, refused.status_code, good.result().status_code) == (500, 400, 200), failed.text
+        assert "the model's logits for this request are not numbers" in worker.log()
 
 
 def test_a_dead_engine_ends_its_worker_and_its_streams_go_on_elsewhere(agg: Topology) -> None:

@@ -1,5 +1,7 @@
-"""Whether a directory takes what is about to be written into it. It is tried: free blocks, inodes, quotas, a file system
-that went read-only and a directory that is gone all say no in the same place."""
+"""Whether a directory takes what is about to be written into it.
+
+It is tried: no blocks, no inodes, a quota, a file system gone read-only, a directory gone all say no in one place.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Slot:
         self.was_registered = self.had_served = False
 
     def why_vanished(self, pid: int) -> str:
-        """Why the records of a worker that lives, process ``pid``, are gone: what was looked at when they were missed."""
+        """Why the records of a worker that lives, process ``pid``, are gone."""
         if is_stopped(pid):
             return "since it is stopped (by SIGSTOP or a debugger) and renews them no more"
         if self.unrenewed_s is None:
