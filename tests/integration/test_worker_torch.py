@@ -178,7 +178,7 @@ def test_prefill_drains_until_a_live_decode_worker_has_read(model: Path, tmp_pat
         assert "end unread" not in prefill.log()
 
 
-def test_what_the_model_can_not_answer_is_a_500_and_what_the_client_got_wrong_a_400(model: Path, tmp_path: Path) -> None:
+def test_what_the_model_can_not_answer_is_a_500_and_a_wrong_request_a_400(model: Path, tmp_path: Path) -> None:
     poisoned = tmp_path / "poisoned"
     shutil.copytree(model, poisoned)
     weights = load_file(model / "model.safetensors")

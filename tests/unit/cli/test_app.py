@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -58,3 +59,22 @@ def test_what_cannot_be_written_is_one_sentence_and_exit_2(arguments: str, says:
 def test_a_closed_output_is_nobody_to_write_to() -> None:
     done = subprocess.run(["bash", "-c", 'exec "$0" -m trtx --help >&- 2>&-', sys.executable], timeout=60, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("module", ["typer", "pydantic", "trtx.cli.serve", "trtx.launch"])
+def test_ctrl_c_while_it_is_imported_is_130_without_a_traceback(module: str) -> None:
+    program = f"""
+        import os, signal, sys
+        class Interrupts:
+            def find_spec(self, name, path=None, target=None):
+                if name == {module!r}:
+                    os.kill(os.getpid(), signal.SIGINT)
+        sys.meta_path.insert(0, Interrupts())
+        sys.argv = ["trtx", "serve", "--engine", "paced", "--dry-run"]
+        from trtx.__main__ import main
+        main()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
