@@ -283,7 +283,7 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with suppress(OSError):  # on a full disk what failed first is what is told
+        with suppress(OSError, UsageError):  # what failed first is what is told
             state.journal.note("run_failed", error=str(error) or type(error).__name__)
             render(state.run_dir)
         raise

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from trtx.bench import Cell, Distribution, Figures, Reasons, describe, read_cells, read_journal
+from trtx.report.record import read_json, read_record
 
 Status = Literal["ok", "uncounted", "errors", "failed", "missing"]
 NOT_KNOWN = "not known"
@@ -127,10 +125,13 @@ class RunView:
 
 
 def read_run(run_dir: Path) -> RunView:
-    """Reads cells, journal, ``run.lock.yaml``, ``plan.json``, ``env.json``; what a missing one knew is left out."""
-    lock = _yaml(run_dir / "run.lock.yaml")
-    plans: dict[str, Any] = _json(run_dir / "plan.json").get("modes", {})
-    env = _json(run_dir / "env.json")
+    """Reads cells, journal, ``run.lock.yaml``, ``plan.json``, ``env.json``; what a missing one knew is left out.
+
+    Raises UsageError for one that was cut short or is another's.
+    """
+    lock = read_record(run_dir / "run.lock.yaml")
+    plans: dict[str, Any] = read_json(run_dir / "plan.json").get("modes", {})
+    env = read_json(run_dir / "env.json")
     journal = read_journal(run_dir)
     cells = read_cells(run_dir)
     started = env.get("started_at")
@@ -258,13 +259,3 @@ def _swept_model(journal: tuple[dict[str, Any], ...]) -> str | None:
 
 def _counted(names: list[str]) -> list[str]:
     return [f"{names.count(name)}× {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return document
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return document

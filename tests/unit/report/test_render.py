@@ -13,6 +13,7 @@ from rich.console import Console
 
 from trtx.bench import Journal, read_cells
 from trtx.bench.cells import Cell
+from trtx.errors import UsageError
 from trtx.report import RunView, console_table, read_run, render
 from trtx.report.charts import charts
 
@@ -207,3 +208,27 @@ def test_cells_survive_their_file(golden_run: Path) -> None:
         assert isinstance(cell, Cell)
         document = json.loads((golden_run / "cells" / cell.name / "cell.json").read_text())
         assert json.loads(json.dumps(cell.to_json())) == document
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("run.lock.yaml", "load:\n  isl: 32\n  os", "could not find expected"),
+        ("run.lock.yaml", "modes: [agg]\nload:\n  isl: 32\n", "load.concurrency: Field required"),
+        ("run.lock.yaml", "- another's list\n", "it holds a list"),
+        ("run.lock.yaml", "", "it holds a NoneType"),
+        ("run.lock.yaml", "attach: {}\nmodes: [agg]\nload: 5\n", "load: "),
+        ("run.lock.yaml", "\0", "special characters are not allowed"),
+        ("plan.json", '{"modes": {"agg": ', "Expecting value"),
+        ("env.json", "[]", "it holds a list"),
+    ],
+)
+def test_a_record_that_was_cut_short_or_is_anothers_is_one_sentence(
+    golden_run: Path, name: str, content: str, says: str
+) -> None:
+    (golden_run / name).write_text(content)
+    with pytest.raises(UsageError) as refused:
+        render(golden_run)
+    told = str(refused.value)
+    assert told.startswith(f"{golden_run / name} can't be read as trtx bench wrote it (") and says in told
+    assert len(told) < 1000 and "\n" not in told
