@@ -193,6 +193,7 @@ def _argv() -> list[str]:
 def _run(start: Callable[..., Outcome], as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
     from trtx.cli.bench_view import BenchView
+    from trtx.experiment.directory import LOCK_FILE
     from trtx.report import console_table, read_run
     from trtx.report.summary import summary_json
 
@@ -204,7 +205,8 @@ def _run(start: Callable[..., Outcome], as_json: bool) -> None:
         if view.run_dir is not None and view.run_dir.is_dir():
             if (report := view.run_dir / "report.html").exists():
                 typer.echo(f"what was measured until then: {report}", err=True)
-            typer.echo(f"go on with it: trtx bench --resume {shlex.quote(str(view.run_dir))}", err=True)
+            if (view.run_dir / LOCK_FILE).exists():
+                typer.echo(f"go on with it: trtx bench --resume {shlex.quote(str(view.run_dir))}", err=True)
         raise
     summary = read_run(outcome.run_dir)
     view.print_table(console_table(summary), to_stderr=as_json)

@@ -6,7 +6,8 @@ import contextlib
 import fcntl
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -80,18 +81,25 @@ def told_if_unwritable(run_dir: Path) -> Iterator[None]:
         if (reason := write_problem(run_dir)) is None:
             raise
         if not run_dir.is_dir():
-            raise UsageError(
-                f"run directory {run_dir} was removed while it was measured, and what was in it is lost; run it again"
-            ) from error
+            raise _removed(run_dir) from error
         way_out = "go on with --resume" if (run_dir / LOCK_FILE).exists() else "run it again, or name another with -o"
         raise UsageError(
             f"run directory {run_dir} can't be written ({reason}), so the run ended; make room there and {way_out}"
         ) from error
 
 
+def _removed(run_dir: Path) -> UsageError:
+    return UsageError(
+        f"run directory {run_dir} was removed while it was measured, and what was in it is lost; run it again"
+    )
+
+
 @contextlib.contextmanager
-def hold(run_dir: Path) -> Iterator[None]:
+def hold(run_dir: Path) -> Iterator[Callable[[], None]]:
     """Keeps every other trtx out of a run while it is measured. Raises UsageError where one is in it.
+
+    Yields a check that raises UsageError once the run's record is gone, or another is in its place: aiperf 0.13 goes
+    on, with its result in files that have no name any more, and the launcher makes its own part of the directory again.
 
     The kernel lets go of the lock when this process ends, by whatever signal.
     """
@@ -100,4 +108,15 @@ def hold(run_dir: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(f"another trtx measures in {run_dir} now; wait until it has ended") from error
-        yield
+
+        def check() -> None:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if os.path.samestat((run_dir / LOCK_FILE).stat(), os.fstat(lock.fileno())):
+                    return
+            raise _removed(run_dir)
+
+        try:
+            yield check
+        except (OSError, LoadGeneratorError):
+            check()  # whatever failed first: it was over that
+            raise

@@ -68,6 +68,7 @@ class _Run:
     listener: Listener
     missing: dict[str, tuple[Load, ...]]  # by mode, what is to be measured
     target: Target | None = None  # of an attached run
+    check_directory: Callable[[], None] = lambda: None  # raises UsageError once it was removed
     interruption: Interruption = field(default_factory=Interruption)
     plans: dict[str, Plan] = field(default_factory=dict)  # of the modes in ``missing``
 
@@ -103,7 +104,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
-    with directory.told_if_unwritable(run_dir), directory.hold(run_dir):
+    with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as state.check_directory:
         return _measure_missing(state)
 
 
@@ -116,12 +117,12 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
     check_endpoint()
     run_dir = run_dir.absolute()
     spec = directory.read_lock(run_dir)
-    with directory.told_if_unwritable(run_dir), directory.hold(run_dir):
+    with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
         recorded = resumption.read_recorded(run_dir, spec)
         resumption.check_conditions(recorded, environment(argv, probe(), datetime.now(UTC)))
         resumption.wait_for_the_end(recorded)
         missing = resumption.missing_loads(recorded)
-        state = _Run(spec, run_dir, listener or Listener(), missing)
+        state = _Run(spec, run_dir, listener or Listener(), missing, check_directory=check_directory)
         if missing and spec.attach is not None:
             state.target = attached_target(spec.attach)
             resumption.check_model(recorded, state.target.model)
@@ -267,12 +268,16 @@ def _sweep(state: _Run, target: Target, still_serving: Callable[[], None]) -> No
             guardian.watch(session)
             state.journal.note("load_started", mode=target.mode, session=session, scratch=str(scratch))
 
+        def still_there() -> None:
+            still_serving()
+            state.check_directory()
+
         sweep(
             target,
             state.spec.load,
             state.run_dir,
             state.listener.on_progress,
-            still_serving,
+            still_there,
             guard,
             state.missing[target.mode],
         )
@@ -284,6 +289,7 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
         yield
     except BaseException as error:
         with suppress(OSError, UsageError):  # what failed first is what is told
+            state.check_directory()  # nothing is left to render
             state.journal.note("run_failed", error=str(error) or type(error).__name__)
             render(state.run_dir)
         raise

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import re
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 import yaml
 
+from trtx.errors import UsageError
 from trtx.experiment import load_sweep
-from trtx.experiment.directory import create, write_lock
+from trtx.experiment.directory import create, hold, told_if_unwritable, write_lock
+from trtx.experiment.spec import ExperimentSpec
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
 
@@ -36,3 +40,24 @@ def test_the_lock_holds_what_defaults_led_to(tmp_path: Path) -> None:
     lock = yaml.safe_load((tmp_path / "run.lock.yaml").read_text())
     assert lock["schema_version"] == 1
     assert [cell["request_count"] for cell in lock["load"]["cells"]] == [64, 256]
+
+
+def test_a_run_directory_that_was_removed_is_missed_even_where_its_parts_came_back(tmp_path: Path) -> None:
+    run_dir = create(tmp_path, ExperimentSpec(), datetime.now(UTC))
+    write_lock(run_dir, ExperimentSpec())
+    removed = f"run directory {run_dir} was removed while it was measured"
+    with hold(run_dir) as check:
+        check()
+        shutil.rmtree(run_dir)
+        with pytest.raises(UsageError, match=removed):
+            check()
+        run_dir.mkdir()
+        write_lock(run_dir, ExperimentSpec())
+        with pytest.raises(UsageError, match=removed):
+            check()
+    with pytest.raises(UsageError, match=removed), told_if_unwritable(run_dir), hold(run_dir):
+        shutil.rmtree(run_dir)
+        try:
+            (run_dir / "journal.jsonl").write_text("")
+        finally:
+            run_dir.mkdir()  # as the launcher makes its own part of it again
