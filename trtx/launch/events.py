@@ -15,7 +15,7 @@ EventKind = Literal[
     "lost",  # files that the topology needs or writes are gone
     "unproved",  # everything is up again, and a real request fails
     "restarting",  # it will be started again
-    "held-back",  # not yet: it could not register
+    "held-back",  # not yet: it could not begin, or not register
     "recovered",  # every process is up again, and a real request went through
     "gave-up",  # the topology ends by itself
     "stopping",

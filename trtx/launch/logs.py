@@ -58,7 +58,7 @@ class Log:
         """The last lines, or why there are none. It is found out by noting the end in the log itself: a log on a full
         disk is empty, or stops early, whatever its process had to say."""
         tail, lost = self.tail(), self._problem or self._note(exit_text)
-        where = f"log: {self._path}" + ("" if self._is_there() else " (removed while it ran)")
+        where = f"log: {self._path}" + (" (removed while it ran)" if self._is_gone() else "")
         if lost:
             where += f", which can't be written ({lost}): what it said last is lost"
         if tail:
@@ -73,9 +73,12 @@ class Log:
             return os.strerror(error.errno or 0)
         return ""
 
-    def _is_there(self) -> bool:
+    def _is_gone(self) -> bool:
+        """Only where that can be seen. What could not be opened was not removed."""
         try:
-            return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
+            return not self._problem and not os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
         except OSError:
             return False
 

@@ -58,6 +58,15 @@ class RunDirectory:
         is_news, self._told = told != self._told, told
         return told if is_news else None
 
+    def shortage(self) -> str | None:
+        """Why a process that starts now would end at once: a file that it starts with can't be read. None: all can."""
+        for path in self._files:
+            try:
+                path.open("rb").close()
+            except OSError as error:
+                return f"{path} can't be read ({os.strerror(error.errno or 0)}), which it starts with; make it readable"
+        return None
+
     def _make(self, directories: Iterable[Path], files: Iterable[Path]) -> None:
         for directory in directories:
             directory.mkdir(parents=True, exist_ok=True)

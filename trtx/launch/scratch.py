@@ -54,10 +54,12 @@ class Scratch:
         return None
 
     def shortage(self) -> str | None:
-        """Why a process that starts now could not register, as ``/tmp/x can't be written (No space left on device)``;
+        """Why a process that starts now could not register: ``/tmp/x can't be written (No space left on device), …``.
         None where it can. A worker of Dynamo 1.4.2 whose record can't be written ends with a traceback."""
         reason = write_problem(self._directory)
-        return None if reason is None else f"{self._directory} can't be written ({reason})"
+        if reason is None:
+            return None
+        return f"{self._directory} can't be written ({reason}), where it has to register; make room there"
 
     def make_again(self) -> None:
         """In place of what is there now. Raises OSError."""

@@ -201,7 +201,7 @@ def _make_directories(plan: Plan) -> Scratch:
         ) from error
     if (shortage := scratch.shortage()) is not None:
         scratch.remove()
-        raise UsageError(f"{shortage}, where the topology's processes register; make room there, or set TMPDIR")
+        raise UsageError(f"no process can be started: {shortage}, or set TMPDIR to another directory")
     return scratch
 
 

@@ -124,7 +124,8 @@ class Supervisor:
             if slot.child is not None and (code := slot.child.poll()) is not None:
                 self._died(slot, slot.child, code, now)
             elif slot.restart_at is not None and now >= slot.restart_at:
-                shortage = None if self._scratch is None else self._scratch.shortage()
+                shortage = self._run_directory.shortage()
+                shortage = shortage or (None if self._scratch is None else self._scratch.shortage())
                 if shortage is None:
                     self._start(slot)
                 else:
@@ -168,12 +169,12 @@ class Supervisor:
         self._emit("starting", f"{slot.spec.name} started, pid {child.pid}", slot)
 
     def _hold_back(self, slot: Slot, shortage: str, now: float) -> None:
-        """It could not register, and would end in a crash loop that ends what serves on."""
+        """It could not begin, or not register, and its crash loop would end what serves on."""
         slot.restart_at = now + _ROOM_EVERY_S
         if slot.held_back_by != shortage:
             slot.held_back_by = shortage
-            told = f"{slot.spec.name} is not started yet: {shortage}, where it has to register; make room there"
-            self._emit("held-back", f"{told}, and it starts; what runs serves on", slot)
+            told = f"{slot.spec.name} is not started yet: {shortage}, and it starts; what runs serves on"
+            self._emit("held-back", told, slot)
 
     def _died(self, slot: Slot, child: Child, code: int, now: float) -> None:
         # First of all: until its records are gone, requests are still sent to it.

@@ -52,7 +52,7 @@ class StatusFile:
 
     def keep(self) -> None:
         """Writes it anew where it is behind, or was removed."""
-        if self._path is not None and (self._is_behind or not self._path.exists()):
+        if self._path is not None and (self._is_behind or not _is_there(self._path)):
             self._write(self._path)
 
     def _write(self, path: Path) -> None:
@@ -76,3 +76,12 @@ class StatusFile:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+
+
+def _is_there(path: Path) -> bool:
+    """``Path.exists`` raises where a directory above it can't be entered."""
+    try:
+        path.lstat()
+    except OSError:
+        return False
+    return True

@@ -257,6 +257,21 @@ def test_a_process_that_could_not_register_waits_for_room_and_the_others_serve_o
     assert served.kinds()[-1] == "recovered"
 
 
+def test_a_process_waits_for_the_files_that_it_starts_with(served: Served) -> None:
+    served.ready()
+    path = served.plan.run_dir / "plan.json"
+    path.unlink()
+    path.symlink_to("plan.json")  # into itself: there, and not to be read, by root either
+    served.children["agg-0"][0].code = -9
+    served.run(90)
+    assert served.supervisor.failure is None
+    assert len(served.children["agg-0"]) == 1
+    assert served.told("held-back").startswith(f"agg-0 is not started yet: {path} can't be read (Too many levels")
+    path.unlink()
+    served.run(2)
+    assert len(served.children["agg-0"]) == 2
+
+
 def test_a_start_that_fails_while_it_serves_is_tried_again(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.serve()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,16 @@ def test_what_a_file_says_goes_when_it_no_longer_holds_and_cannot_be_replaced(tm
     in_the_way.rmdir()
     status.keep()
     assert json.loads(path.read_text())["worker_id"] == 5
+
+
+def test_a_directory_that_cannot_be_entered_ends_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "status" / "agg-0.json"
+    path.parent.mkdir()
+    status = StatusFile(path)
+    shutil.rmtree(path.parent)
+    path.parent.symlink_to("status")  # into itself, for root may enter what was closed
+    status.keep()
+    path.parent.unlink()
+    path.parent.mkdir()
+    status.keep()
+    assert path.exists()
