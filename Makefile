@@ -3,7 +3,7 @@ PYTHON ?=
 VENV := .venv/bin
 SETUP := .venv/.setup-done
 
-.PHONY: help setup demo fmt check test proof test-gpu test-trtllm bench-streaming lock clean
+.PHONY: help setup demo fmt check unit test proof test-gpu test-trtllm bench-streaming lock clean
 
 help:     ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -27,8 +27,12 @@ check: $(SETUP) ## lint, types
 	$(VENV)/ruff check .
 	$(VENV)/mypy trtx
 
+unit: $(SETUP) ## the loop of a day's work: under a minute, no server, no aiperf, no model that is more than tiny
+	$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "not proof and not gpu and not slow" tests/unit
+
+# Files in the order they are found, or the few long tests would begin last; three, as many of them wait for processes.
 test: $(SETUP) ## the tests, without the long ones and those for GPUs
-	$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "not proof and not gpu"
+	$(VENV)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not proof and not gpu"
 
 proof: $(SETUP) ## the long ones: random kills, soaks
 	$(VENV)/python -m pytest -q -m proof

@@ -14,6 +14,8 @@ import pytest
 from trtx.checkpoint import Checkpoint, default_model, list_shapes, resolve_checkpoint
 from trtx.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -13,6 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trtx.checkpoint import list_shapes, resolve_checkpoint
 from trtx.checkpoint.text import sentences
 
+pytestmark = pytest.mark.slow
+
 HEAD_DIMS = {
     "synthetic:tiny": 32,
     "synthetic:tiny-trained": 64,

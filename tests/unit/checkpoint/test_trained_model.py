@@ -13,6 +13,8 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.held_out import held_out_samples, perplexity, score_tasks, score_text
 from trtx.checkpoint.tasks import TASKS, samples
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[Any, Any]:

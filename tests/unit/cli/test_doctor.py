@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # Another test of this machine may be killing a launcher and its guardian at this moment.
 NOT_OURS = {"leftover processes"}
 

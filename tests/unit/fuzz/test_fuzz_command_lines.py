@@ -13,6 +13,8 @@ from fuzzing import LONG, ODD_TEXTS, ask, cases, judge, options_of
 
 from trtx.cli.app import VERBS
 
+pytestmark = pytest.mark.slow
+
 # What keeps each verb from starting or building anything, whatever stands beside it. Of a build: a config of a role
 # whose file is not there is looked for after the model was read.
 SAFE = {

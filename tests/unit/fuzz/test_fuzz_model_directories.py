@@ -14,6 +14,8 @@ from fuzzing import ODD_VALUES, ask, cases, judge
 
 from trtx.checkpoint import resolve_checkpoint
 
+pytestmark = pytest.mark.slow
+
 _FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 # Fields of other families, which a directory may have by mistake or by right.
 _FIELDS: dict[str, Any] = {

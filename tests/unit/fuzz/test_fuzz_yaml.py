@@ -16,6 +16,8 @@ from trtx.config.schema import known_fields
 from trtx.config.strict_yaml import MAX_LEVELS, parse_yaml
 from trtx.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = sorted(CONFIG_ROOT.glob("*/*.yaml"))
 SWEEPS = sorted((CONFIG_ROOT.parent / "sweeps").glob("*.yaml"))
 _SWEEP = {

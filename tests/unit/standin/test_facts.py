@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 NAMES_OF_TREE = """
 import importlib, json, sys
 import tensorrt_llm

@@ -8,6 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FATAL = """
 import json, os, psutil
 from tensorrt_llm import LLM, SamplingParams

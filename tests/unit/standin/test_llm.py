@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "12 + 13 = "
 WIDE, NARROW = 512, 128
 BUFFER = 12
