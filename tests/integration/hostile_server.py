@@ -39,8 +39,9 @@ def words(count: int) -> list[Event]:
     return [chunk({"role": "assistant", "content": ""}), *(chunk({"content": f"w{n} "}) for n in range(count))]
 
 
-def usage(tokens: int | None) -> Event:
-    counted = {"prompt_tokens": 64, "completion_tokens": tokens, "total_tokens": 64 + (tokens or 0)}
+def usage(tokens: object, prompt: object = 64) -> Event:
+    total = 64 + (tokens if isinstance(tokens, int) else 0)
+    counted = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": total}
     return {"id": "a", "object": "chat.completion.chunk", "choices": [], "usage": counted}
 
 
@@ -61,6 +62,10 @@ PAGE = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gate
 
 ANSWERS = {
     "whole": Hostile(stream(WHOLE), None),
+    "404": Hostile(
+        b'{"error": {"message": "model not found", "type": "not_found", "code": 404}}',
+        "HTTP 404 model not found", status=404, kind=JSON,
+    ),
     "no usage": Hostile(stream([*words(OSL), END]), None),
     "half of the tokens": Hostile(
         stream([*words(4), chunk({}, "stop"), usage(4)]), "stopped after 4 tokens, although min_tokens 8 was asked"
@@ -79,6 +84,41 @@ ANSWERS = {
         "usage without a count of completion tokens: "
         '{"prompt_tokens": 64, "completion_tokens": null, "total_tokens": 64}',
     ),
+    "a count in quotes": Hostile(
+        stream([*words(OSL), END, usage(str(OSL))]),
+        "usage without a count of completion tokens: "
+        '{"prompt_tokens": 64, "completion_tokens": "8", "total_tokens": 64}',
+    ),
+    "a count with a point": Hostile(
+        stream([*words(OSL), END, usage(float(OSL))]),
+        "usage without a count of completion tokens: "
+        '{"prompt_tokens": 64, "completion_tokens": 8.0, "total_tokens": 64}',
+    ),
+    "a prompt's count in quotes": Hostile(
+        stream([*words(OSL), END, usage(OSL, "64")]),
+        "usage with prompt_tokens that is no count: "
+        '{"prompt_tokens": "64", "completion_tokens": 8, "total_tokens": 72}',
+    ),
+    "usage that is a number": Hostile(
+        stream([*words(OSL), END, {**usage(OSL), "usage": OSL}]), "usage without a count of completion tokens: 8"
+    ),
+    "tokens without text": Hostile(stream([chunk({"content": ""}), END, usage(OSL)]), "8 tokens without text"),
+    "text that aiperf does not find": Hostile(
+        stream([{**event, "object": "chunk"} for event in words(OSL)] + [END, usage(OSL)]),
+        "aiperf finds text in 0 of the 8 events that carry some, so none of its times is right",
+    ),
+    "a delta that is no object": Hostile(
+        stream([*words(OSL), {**END, "choices": [{"index": 0, "delta": "x", "finish_reason": "abort"}]}]),
+        "ended early with finish_reason 'abort'",
+    ),
+    "more pieces than tokens": Hostile(stream([*words(OSL + 4), END, usage(OSL)]), None),
+    "a filter's chunk first": Hostile(
+        stream([{"object": "", "choices": [], "prompt_filter_results": [{}]}, *WHOLE]), None
+    ),
+    "error as an object": Hostile(
+        stream([*words(3), {"object": "error", "message": "boom", "type": "X", "code": 500}]),
+        "error in the answer: boom",
+    ),
     "error on the stream": Hostile(stream([*words(3), ERROR]), "error in the answer: the engine died"),
     "error as an event": Hostile(stream(words(3), end=ERROR_EVENT), "error in the answer: out of blocks"),
     "aborted": Hostile(stream([*words(3), chunk({}, "abort"), usage(3)]), "ended early with finish_reason 'abort'"),
@@ -95,10 +135,6 @@ ANSWERS = {
     "error in a body": Hostile(json.dumps(ERROR).encode(), "error in the answer: the engine died", kind=JSON),
     "a login page": Hostile(
         b"<html><title>Log in</title><body>Who are you?</body></html>", "no JSON in the answer: Log in", kind=HTML
-    ),
-    "404": Hostile(
-        b'{"error": {"message": "model not found", "type": "not_found", "code": 404}}',
-        "HTTP 404 model not found", status=404, kind=JSON,
     ),
     "502": Hostile(PAGE, "HTTP 502 Bad Gateway", status=502, kind=HTML),
     "503 without a word": Hostile(b"", "HTTP 503 Service Unavailable", status=503, kind=JSON),

@@ -12,7 +12,7 @@ from trtx.bench.cells import Cell, Trial, cell_directory, cell_name, read_cells
 from trtx.bench.failures import Reasons, describe
 from trtx.bench.journal import Journal, read_journal
 from trtx.bench.load import Load, LoadSpec, Target
-from trtx.bench.metrics import Distribution, Figures
+from trtx.bench.metrics import Distribution, Figures, Range
 from trtx.bench.statistics import samples_needed
 from trtx.bench.sweep import Progress, collect_ended, staging_directory, sweep
 
@@ -24,6 +24,7 @@ __all__ = [
     "Load",
     "LoadSpec",
     "Progress",
+    "Range",
     "Reasons",
     "Target",
     "Trial",

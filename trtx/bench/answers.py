@@ -13,8 +13,7 @@ from typing import Any, Self
 
 # What ends an answer by the model's own will. Every other reason ("error", "abort", "content_filter", …) cuts it.
 _STOPS = ("stop", "tool_calls", "function_call")
-# A whole completion of the older route has the same name as an event of one.
-_EVENTS = ("chat.completion.chunk", "text_completion")
+_COUNT_END = 2**53  # beyond, programs that read JSON's numbers as doubles disagree on what was counted
 _WORDS = 200  # characters of a server's own words that are kept
 _TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
@@ -54,7 +53,7 @@ class Answer:
     is_done: bool = False  # ``[DONE]`` was seen
     texts: int = 0  # events that carried text
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice
-    _bodies: int = 0  # documents that are no event of a stream
+    _bodies: int = 0  # whole completions, which are no event of a stream
     _garbled: str | None = None  # what came in place of JSON
     _foreign: str | None = None  # JSON that is no completion
     _usage: Any = None
@@ -76,27 +75,29 @@ class Answer:
 
     def add(self, document: Mapping[str, Any]) -> None:
         """Takes one decoded event or body. Called for each event of a load, so it looks at each field once."""
-        if document.get("error"):
+        if document.get("error") or document.get("object") == "error":  # the latter: older vLLM
             self.error = self.error or words(document)
             return
         kind, choices = document.get("object"), document.get("choices")
         if not isinstance(choices, list) or not isinstance(kind, str):
             self._foreign = self._foreign or words(document)
             return
-        if kind not in _EVENTS:
-            self._bodies += 1
         if usage := document.get("usage"):
             self._usage = usage
-        has_text = False
+        has_text, is_body = False, kind == "chat.completion"
         for choice in choices:
             if not isinstance(choice, dict):
                 continue
-            part = choice.get("delta") or choice.get("message") or choice
-            if part.get("content") or part.get("text") or part.get("reasoning_content") or part.get("reasoning"):
+            message = choice.get("message")
+            is_body = is_body or isinstance(message, dict)
+            part = choice.get("delta") or message or choice
+            if isinstance(part, dict) and _has_text(part):
                 has_text = True
             if reason := choice.get("finish_reason"):
-                self.finish_reasons[choice.get("index") or 0] = str(reason)
+                index = choice.get("index")
+                self.finish_reasons[index if isinstance(index, int) else 0] = str(reason)
         self.texts += has_text
+        self._bodies += is_body
 
     @property
     def is_counted(self) -> bool:
@@ -107,7 +108,7 @@ class Answer:
     def tokens(self) -> int | None:
         """``usage.completion_tokens``; None where there is none that is a count."""
         tokens = self._usage.get("completion_tokens") if isinstance(self._usage, Mapping) else None
-        return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else None
+        return tokens if _is_count(tokens) else None
 
     def fault(self, asked: Asked) -> str | None:
         """Why this answer is not what was asked, in one clause; None when it is whole.
@@ -141,12 +142,14 @@ class Answer:
             return None if asked.may_stop or not stopped else "stopped by itself, although ignore_eos was asked"
         if (tokens := self.tokens) is None:
             return f"usage without a count of completion tokens: {words(self._usage)}"
+        if miscounted := not_a_count(self._usage):
+            return f"usage with {miscounted} that is no count: {words(self._usage)}"
         if most is not None and tokens > most:
             return f"usage counts {tokens} tokens, {most} were asked"
+        if tokens == most:  # in more pieces, too: a server may flush text that it held, a proxy may cut events anew
+            return None
         if self.texts > tokens:
             return f"usage counts {tokens} tokens, text came in {self.texts} pieces"
-        if tokens == most:
-            return None
         if stopped and tokens < asked.min_tokens:
             return f"stopped after {tokens} tokens, although min_tokens {asked.min_tokens} was asked"
         if stopped and not asked.may_stop:
@@ -154,6 +157,37 @@ class Answer:
         if not stopped and most is not None:
             return f"{tokens} of {most} tokens, with finish_reason 'length'"
         return None
+
+
+def _has_text(part: Mapping[str, Any]) -> bool:
+    return bool(part.get("content") or part.get("text") or part.get("reasoning_content") or part.get("reasoning"))
+
+
+def not_a_count(usage: object) -> str | None:
+    """Names what makes a usage one that nothing can be computed from; None where all its counts are counts.
+
+    A count is a whole number, not negative. Each field that ends in ``tokens`` must be one, or null, in the details
+    too; ``completion_tokens`` must be there.
+    """
+    if not isinstance(usage, Mapping):
+        return "a form"
+    if not _is_count(usage.get("completion_tokens")):
+        return "completion_tokens"
+    return _first_miscount(usage)
+
+
+def _first_miscount(counts: Mapping[str, Any]) -> str | None:
+    for name, value in counts.items():
+        if isinstance(value, Mapping):
+            if found := _first_miscount(value):
+                return found
+        elif name.endswith("tokens") and value is not None and not _is_count(value):
+            return name
+    return None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _COUNT_END
 
 
 def words(said: object) -> str:

@@ -15,6 +15,7 @@ from trtx.bench.load import Load, Target
 from trtx.bench.metrics import (
     Distribution,
     Figures,
+    Range,
     figures,
     most_common_errors,
     output_token_throughput_per_device,
@@ -30,6 +31,7 @@ CELL_FILE = "cell.json"
 Status = Literal["ok", "uncounted", "errors", "failed"]
 _FROM_BAD: tuple[Status, ...] = ("failed", "errors", "uncounted")
 Device = Literal["gpu", "worker"]
+_RANGES = ("input_sequence_lengths", "output_sequence_lengths")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ def _figures(entry: dict[str, Any] | None) -> Figures | None:
     if entry is None:
         return None
     values: dict[str, Any] = {
-        key: Distribution(**value) if isinstance(value, dict) else value for key, value in entry.items()
+        key: (Range if key in _RANGES else Distribution)(**value) if isinstance(value, dict) else value
+        for key, value in entry.items()
     }
     return Figures(**values)

@@ -13,6 +13,22 @@ from trtx.bench.statistics import samples_needed
 # aiperf 0.13.0 takes 1 to 10 profile runs.
 MAX_TRIALS = 10
 
+# Fields of a request body that say what is measured, and the key of a load that they belong to. In extra_inputs they
+# would win over what aiperf and the report take for asked: no TTFT is one of a body that did not stream.
+_OWNED = {
+    "stream": "streaming",
+    "max_tokens": "osl",
+    "max_completion_tokens": "osl",
+    "min_tokens": "ignore_eos",
+    "ignore_eos": "ignore_eos",
+    "messages": "isl",
+    "prompt": "isl",
+    "model": None,
+    "n": None,
+    "best_of": None,
+    "stream_options": None,
+}
+
 Concurrency = Annotated[int, Field(ge=1)]
 
 
@@ -64,6 +80,16 @@ class LoadSpec(BaseModel):
     def _distinct(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(value)) != len(value):
             raise ValueError(f"concurrency {','.join(map(str, value))} names a value twice; expected each once")
+        return value
+
+    @field_validator("extra_inputs")
+    @classmethod
+    def _not_owned(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for field in value:
+            if field in _OWNED:
+                key = _OWNED[field]
+                do = f"say it with load.{key}" if key else "leave it out"
+                raise ValueError(f"extra_inputs.{field} would change what is measured, which trtx sets itself; {do}")
         return value
 
     def request_count_at(self, concurrency: int) -> int:

@@ -34,6 +34,14 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Range:
+    """The smallest and the largest of what each request has: a mean says nothing of any one of them."""
+
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What one cell, or one trial of it, came to. None: it can't be computed from its requests."""
 
@@ -50,6 +58,8 @@ class Figures:
     request_latency: Distribution | None  # ms, end to end
     input_sequence_length: float | None  # tokens, mean
     output_sequence_length: float | None  # tokens, mean
+    input_sequence_lengths: Range | None = None  # None as well in the cell of a run from before they were kept
+    output_sequence_lengths: Range | None = None
 
 
 def figures(trials: Sequence[Records]) -> Figures:
@@ -69,6 +79,8 @@ def figures(trials: Sequence[Records]) -> Figures:
         request_latency=request_latency(pooled),
         input_sequence_length=input_sequence_length(pooled),
         output_sequence_length=output_sequence_length(pooled),
+        input_sequence_lengths=input_sequence_lengths(pooled),
+        output_sequence_lengths=output_sequence_lengths(pooled),
     )
 
 
@@ -142,13 +154,23 @@ def request_latency(records: Records) -> Distribution | None:
 
 
 def input_sequence_length(records: Records) -> float | None:
-    """ISL as the server counted it, mean, in tokens."""
-    return _mean(_values(records, "input_sequence_length")) if _all_counted(records) else None
+    """ISL as the server counted it, mean, in tokens. None where one answer that succeeded does not say it."""
+    return _mean(_values(records, "input_sequence_length")) if _all_have(records, "input_sequence_length") else None
 
 
 def output_sequence_length(records: Records) -> float | None:
     """OSL as the server counted it, mean, in tokens."""
     return _mean(_values(records, "output_sequence_length")) if _all_counted(records) else None
+
+
+def input_sequence_lengths(records: Records) -> Range | None:
+    """The shortest and the longest prompt as the server counted them, in tokens."""
+    return _range(records, "input_sequence_length")
+
+
+def output_sequence_lengths(records: Records) -> Range | None:
+    """The shortest and the longest answer as the server counted them, in tokens."""
+    return _range(records, "output_sequence_length")
 
 
 def most_common_errors(records: Records) -> Reasons:
@@ -164,6 +186,15 @@ def _values(records: Records, tag: str) -> list[float]:
 def _all_counted(records: Records) -> bool:
     """A part of the answers can't stand for all: one without usage takes every figure that needs tokens with it."""
     return uncounted_request_count(records) == 0
+
+
+def _all_have(records: Records, tag: str) -> bool:
+    return _all_counted(records) and len(_values(records, tag)) == request_count(records)
+
+
+def _range(records: Records, tag: str) -> Range | None:
+    values = _values(records, tag)
+    return Range(min(values), max(values)) if values and _all_have(records, tag) else None
 
 
 def _rate(amount: float, records: Records) -> float | None:

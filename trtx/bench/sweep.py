@@ -18,6 +18,9 @@ from trtx.bench.records import RECORDS_FILE
 from trtx.errors import LoadGeneratorError
 
 POLL_S = 0.25
+# aiperf 0.13.0 waits for ever for a request that one of its workers lost. Each request ends within its timeout, in the
+# phase before it and in its own; the rest is for what aiperf does between: prompts are made, results are written.
+_REQUESTS_IN_A_ROW, _BETWEEN_REQUESTS_S = 2, 600.0
 _ERROR_LINE = re.compile(r"\bERROR\b\W*(.*)")
 
 
@@ -51,7 +54,8 @@ def sweep(
     ``aiperf/<mode>/`` with aiperf's log and its own aggregates, and a line of ``journal.jsonl`` as each cell ends.
     ``still_serving`` is called between looks and ends the sweep by raising. Whatever ends it early (that, or
     an interrupt), the cells measured until then are written first. ``on_start`` gets aiperf's session and its temporary
-    directory. Raises LoadGeneratorError when aiperf measured none.
+    directory. Raises LoadGeneratorError when aiperf measured none, or when no request ends for much longer than the
+    request timeout.
     """
     loads = spec.loads if loads is None else loads
     staging = staging_directory(run_dir, target.mode)
@@ -65,6 +69,7 @@ def sweep(
         with Aiperf(argv, staging / "aiperf.log", on_start) as aiperf:
             while (exit_code := aiperf.poll()) is None:
                 watch.look()
+                watch.check_moves()
                 still_serving()
                 time.sleep(POLL_S)
             watch.look()
@@ -113,7 +118,8 @@ class _Watch:
         self._on_progress = on_progress
         self._runs = run_files(staging_directory(run_dir, target.mode), loads, spec.trials)
         self._ended: set[tuple[str, int]] = set()
-        self._started_at = time.monotonic()
+        self._started_at = self._moved_at = time.monotonic()
+        self._last_seen: tuple[object, ...] = ()
 
     def look(self) -> None:
         """Reports the run that is under way, and notes those that have ended since the last look."""
@@ -130,6 +136,20 @@ class _Watch:
                 self._report(run, "ended")
         if current is not None and (current.load.label, current.trial) not in self._ended:
             self._report(current, "running" if (current.directory / RECORDS_FILE).exists() else "starting")
+
+    def check_moves(self) -> None:
+        """Raises LoadGeneratorError when for too long no request and no run has ended, and none has begun."""
+        seen = tuple((run.started, run.ended, _size(run.directory / RECORDS_FILE)) for run in self._runs)
+        now = time.monotonic()
+        if seen != self._last_seen:
+            self._last_seen, self._moved_at = seen, now
+        patience = _REQUESTS_IN_A_ROW * self.spec.request_timeout_s + _BETWEEN_REQUESTS_S
+        if now - self._moved_at > patience:
+            raise LoadGeneratorError(
+                f"aiperf told of no request for {patience:.0f} s in mode {self.target.mode}, although each ends within "
+                f"{self.spec.request_timeout_s:g} s (request_timeout_s), so it was ended; "
+                f"its log is {staging_directory(self.run_dir, self.target.mode) / 'aiperf.log'}"
+            )
 
     def collect(self, exit_code: int | None) -> tuple[Cell, ...]:
         """Moves each run's files to its cell, computes the figures, writes cells that have any run started."""
@@ -187,6 +207,10 @@ def _failure(run: RunFiles, exit_code: int | None) -> str:
     errors = _ERROR_LINE.findall(tail(run.directory / "logs" / "aiperf.log", 200))
     reason = f": {errors[0][:300]}" if errors else ""
     return f"aiperf exited {exit_code} without a result{reason}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _lines(path: Path) -> int:

@@ -33,9 +33,14 @@ class Attach(BaseModel):
     @field_validator("url")
     @classmethod
     def _absolute(cls, value: str) -> str:
+        if "@" in value.rpartition("//")[2].partition("/")[0]:  # not shown: it is a password
+            raise ValueError("url holds a user name or password, which would stand in every report; leave it out")
         if not _is_address(value):
             raise ValueError(f"url {quoted(value)} is no address; expected such as http://127.0.0.1:8000")
-        return value
+        if "?" in value or "#" in value:
+            address = value.partition("#")[0].partition("?")[0]
+            raise ValueError(f"url {quoted(address)} goes on with a query, which no request would carry; leave it out")
+        return value.rstrip("/").removesuffix("/v1").rstrip("/")  # as it stands in OpenAI's clients, with /v1
 
 
 def _is_address(url: str) -> bool:

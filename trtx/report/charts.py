@@ -50,6 +50,7 @@ def pareto_front(points: list[tuple[float, float]]) -> list[tuple[float, float]]
 
 def _pareto(view: RunView) -> Chart:
     data: list[dict[str, Any]] = []
+    most = max((row.rate("output_token_throughput_per_user") or 0 for row in view.rows), default=0)
     for mode in view.modes:
         points = [
             (row.figures.output_token_throughput_per_user, row.per_device, row)
@@ -74,7 +75,7 @@ def _pareto(view: RunView) -> Chart:
                 "x": [x for x, _, _ in points], "y": [y for _, y, _ in points],
                 "text": [_label(row) for _, _, row in points],
                 "texttemplate": "\u2002%{text}\u2002",
-                "textposition": "middle left" if mode == "agg" else "middle right",
+                "textposition": [_label_side(mode, x / most) for x, _, _ in points],
                 "textfont": {"color": color(mode), "size": 12, "shadow": "0 0 3px white, 0 0 3px white, 0 0 3px white"},
                 "marker": {
                     "size": 11, "symbol": SYMBOLS.get(mode, "square"),
@@ -89,6 +90,12 @@ def _pareto(view: RunView) -> Chart:
     layout = _layout("tokens/s/user", f"tokens/s/{view.device}")
     layout["xaxis"]["rangemode"] = layout["yaxis"]["rangemode"] = "tozero"
     return {"data": data, "layout": layout}
+
+
+def _label_side(mode: str, x: float) -> str:
+    """Away from an edge that would cut the label; between, agg's left and the others' right. x: 0 to 1."""
+    side = "right" if x < 0.2 else "left" if x > 0.8 else "left" if mode == "agg" else "right"
+    return f"middle {side}"
 
 
 def _label(row: Row) -> str:

@@ -59,6 +59,8 @@ def _headline(view: RunView) -> str:
         return f"{view.requests_failed:,} of {view.requests_sent:,} requests failed"
     if view.answers_uncounted:
         return f"{view.answers_uncounted:,} of {view.requests_sent:,} answers carry no usage"
+    if unlike := sum(row.isl_text is not None for row in view.rows):
+        return f"{unlike} of {cells} had prompts of another length than asked"
     return f"{cells}, {view.requests_sent:,} requests, none failed"
 
 

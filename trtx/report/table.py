@@ -50,7 +50,7 @@ def console_table(view: RunView) -> RenderableType:
 
 
 def _problems(view: RunView) -> list[RenderableType]:
-    """For each cell with failed or uncounted requests, how many, and every reason with its count."""
+    """For each cell with failed or uncounted requests, how many; every reason with its count; prompts not as asked."""
     lines: list[RenderableType] = []
     for row in view.rows:
         if row.failed_text:
@@ -58,6 +58,8 @@ def _problems(view: RunView) -> list[RenderableType]:
             lines += [Padding(Text(f"{count} × {reason}"), (0, 0, 0, 2)) for reason, count in row.failures]
         if row.uncounted_text:
             lines.append(Text(f"{row.name}: {row.uncounted_text}"))
+        if row.isl_text:
+            lines.append(Text(f"{row.name}: {row.isl_text}"))
     return [Text(), *lines] if lines else []
 
 

@@ -7,12 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from trtx.bench import Cell, Distribution, Figures, Reasons, describe, read_cells, read_journal
+from trtx.bench import Cell, Distribution, Figures, Range, Reasons, describe, read_cells, read_journal
 from trtx.report.record import read_json, read_record
 
 Status = Literal["ok", "uncounted", "errors", "failed", "missing"]
 NOT_KNOWN = "not known"
 _ENDED_EARLY = "The run ended early"
+# A prompt is cut from text, and the chat template put around it: merges at the seams make it a token or two longer or
+# shorter. The share: aiperf 0.13.0's own, from which on its count and the server's disagree (USAGE_PCT_DIFF_THRESHOLD).
+_ISL_TOLERANCE, _ISL_TOLERANCE_SHARE = 2, 0.1  # tokens, of what was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class Row:
     mode: str
     concurrency: int
     cell: Cell | None
+    asked_isl: int | None = None  # tokens; None: not known
 
     @property
     def name(self) -> str:
@@ -57,7 +61,7 @@ class Row:
         if self.cell.failure is not None:
             return self.cell.failure
         failed = f"{self.failed_text}: {describe(self.failures)}" if self.failed_text else None
-        return "; ".join(text for text in (failed, self.uncounted_text) if text) or None
+        return "; ".join(text for text in (failed, self.uncounted_text, self.isl_text) if text) or None
 
     @property
     def failures(self) -> Reasons:
@@ -79,6 +83,17 @@ class Row:
             return None
         uncounted, answers = self.figures.uncounted_request_count, self.figures.request_count
         return f"{uncounted:,} of {answers:,} answers carry no usage: what takes tokens can't be computed"
+
+    @property
+    def isl_text(self) -> str | None:
+        """How long prompts were, when one was not about as long as asked: truncated, or mostly a chat template."""
+        counted = self.figures.input_sequence_lengths if self.figures else None
+        if counted is None or self.asked_isl is None:
+            return None
+        tolerated = max(_ISL_TOLERANCE, _ISL_TOLERANCE_SHARE * self.asked_isl)
+        if max(self.asked_isl - counted.min, counted.max - self.asked_isl) <= tolerated:
+            return None
+        return f"the server counted prompts of {_counted_tokens(counted)} tokens, {self.asked_isl:,} were asked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +136,7 @@ class RunView:
 
     @property
     def is_clean(self) -> bool:
-        return bool(self.rows) and all(row.status == "ok" for row in self.rows) and not self.notes
+        return bool(self.rows) and all(row.status == "ok" and not row.problem for row in self.rows) and not self.notes
 
 
 def read_run(run_dir: Path) -> RunView:
@@ -154,7 +169,8 @@ def _rows(lock: dict[str, Any], cells: tuple[Cell, ...]) -> tuple[Row, ...]:
     modes = ["attached"] if lock.get("attach") else lock.get("modes", [])
     asked = [(mode, c) for mode in modes for c in lock.get("load", {}).get("concurrency", [])]
     keys = sorted({*asked, *measured}, key=lambda key: (key[0], key[1]))
-    return tuple(Row(mode, concurrency, measured.get((mode, concurrency))) for mode, concurrency in keys)
+    isl = lock.get("load", {}).get("isl")
+    return tuple(Row(mode, concurrency, measured.get((mode, concurrency)), isl) for mode, concurrency in keys)
 
 
 def _conditions(
@@ -175,7 +191,7 @@ def _conditions(
         ("CPU", env.get("cpu") and f"{env['cpu']}, {env.get('cpu_cores')} cores"),
         ("Memory", env.get("memory_bytes") and f"{env['memory_bytes'] / 2**30:.0f} GiB"),
         ("Load average before", env.get("load_average")),
-        ("ISL / OSL", load and f"{load['isl']} / {load['osl']} tokens, {_exactness(load, measured)}"),
+        ("ISL / OSL", load and _lengths(load, measured)),
         ("Requests", ", ".join(f"{c['request_count']} at {c['concurrency']}" for c in cells)),
         ("Warm-up", ", ".join(f"{c['warmup_request_count']} at {c['concurrency']}" for c in cells)),
         ("Trials", load.get("trials")),
@@ -192,12 +208,27 @@ def _conditions(
     return tuple(Condition(name, str(value)) for name, value in found if value not in (None, "", {}))
 
 
-def _exactness(load: dict[str, Any], cells: tuple[Cell, ...]) -> str:
-    """What was asked of the output length, and "exact" only where every answer was counted and is so long."""
-    if not load["ignore_eos"]:
-        return "at most"
-    lengths = {cell.figures.output_sequence_length if cell.figures else None for cell in cells}
-    return "exact" if lengths == {load["osl"]} else "asked"
+def _lengths(load: dict[str, Any], cells: tuple[Cell, ...]) -> str:
+    """Both lengths that were asked, each with what the server counted of it."""
+    isl = _length(load["isl"], [cell.figures and cell.figures.input_sequence_lengths for cell in cells])
+    osl = _length(load["osl"], [cell.figures and cell.figures.output_sequence_lengths for cell in cells])
+    return f"{isl} / {osl if load['ignore_eos'] else f'at most {osl}'} tokens"
+
+
+def _length(asked: int, counted: list[Range | None]) -> str:
+    """A number asked, "exact" only where every answer of every cell was counted and is so long."""
+    known = [found for found in counted if found is not None]
+    if not known or len(known) < len(counted):
+        return f"{asked} asked"
+    over_all = Range(min(found.min for found in known), max(found.max for found in known))
+    if over_all == Range(asked, asked):
+        return f"{asked} exact"
+    return f"{asked} asked ({_counted_tokens(over_all)} counted)"
+
+
+def _counted_tokens(counted: Range) -> str:
+    least, most = f"{counted.min:,.0f}", f"{counted.max:,.0f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _engine(plan: dict[str, Any], lock: dict[str, Any]) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trtx.bench import Load, LoadSpec, Target
+from trtx.bench import Load, LoadSpec, Target, sweep
 from trtx.bench.aiperf import Aiperf, check_endpoint, command, complaint
-from trtx.errors import UsageError
+from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment import ExperimentSpec, run
 
 STUBBORN = """
@@ -155,3 +155,20 @@ def test_an_installation_without_the_endpoint_is_refused_before_anything_starts(
     with pytest.raises(UsageError, match="does not offer aiperf its endpoint 'trtx_chat'.*install trtx again"):
         run(ExperimentSpec(), parent=tmp_path / "runs", argv=["trtx", "bench"])
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_aiperf_that_waits_for_ever_is_ended_and_the_sentence_says_for_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["trtx.bench.sweep"]  # the function has its name
+    monkeypatch.setattr(module, "_BETWEEN_REQUESTS_S", 0.5)
+    monkeypatch.setattr(module, "command", lambda *arguments: (sys.executable, "-c", "import time; time.sleep(60)"))
+    started: list[int] = []
+    with pytest.raises(LoadGeneratorError, match=r"told of no request for 1 s.*0\.25 s \(request_timeout_s\).*its log"):
+        sweep(
+            Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg"),
+            LoadSpec(concurrency=(1,), request_timeout_s=0.25),
+            tmp_path,
+            on_start=lambda pid, scratch: started.append(pid),
+        )
+    assert len(started) == 1 and not psutil.pid_exists(started[0])

@@ -10,7 +10,7 @@ from hostile_server import END, OSL, chunk, usage, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.bench.answers import Answer, Asked
+from trtx.bench.answers import Answer, Asked, not_a_count
 from trtx.bench.answers import words as said
 
 EXACT = {"stream": True, "max_completion_tokens": OSL, "min_tokens": OSL, "ignore_eos": True}
@@ -64,7 +64,7 @@ def test_a_count_passes_only_if_it_is_what_was_asked_or_a_stop_explains_it(
     asked = {} if not may_stop else {"ignore_eos": False, "min_tokens": 0}
     passes = fault([*words(pieces), chunk({}, finish_reason), usage(tokens)], **asked) is None
     explained = tokens == OSL or (may_stop and finish_reason == "stop" and tokens < OSL)
-    assert passes == (explained and pieces <= tokens)
+    assert passes == (explained and (pieces <= tokens or tokens == OSL))
 
 
 @pytest.mark.parametrize("finish_reason", ["error", "abort", "cancelled", "content_filter", "timeout"])
@@ -130,3 +130,64 @@ def test_a_servers_own_words_are_short_and_harmless(text: str, short: str) -> No
 
 def test_long_words_are_shortened() -> None:
     assert len(said("x" * 5000)) == 200
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(["", "8", "w", "error"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(
+                ["object", "choices", "delta", "message", "content", "finish_reason", "usage", "completion_tokens"]
+            ),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+EVENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "object": st.sampled_from(["chat.completion.chunk", "chat.completion", "", None]) | JSON,
+        "choices": st.lists(
+            st.fixed_dictionaries({}, optional=dict.fromkeys(("delta", "message", "index", "finish_reason"), JSON))
+            | JSON,
+            max_size=2,
+        ),
+        "usage": JSON,
+    },
+)
+
+
+@given(st.lists(EVENTS | JSON, max_size=3))
+@settings(derandomize=True, max_examples=100)
+def test_whatever_json_a_server_sends_is_judged(events: list[Any]) -> None:
+    assert fault([*events, *words(OSL - 1)]) is not None  # the answer itself has no end
+
+
+def test_text_in_more_pieces_than_tokens_is_whole_where_as_many_tokens_came_as_asked() -> None:
+    assert fault([*words(OSL + 4), END, usage(OSL)]) is None
+    assert fault([*words(6), chunk({}, "stop"), usage(4)], ignore_eos=False, min_tokens=0) == (
+        "usage counts 4 tokens, text came in 6 pieces"
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "bad"),
+    [
+        ({"completion_tokens": 8}, None),
+        ({"completion_tokens": 8, "prompt_tokens": None, "queue_time": 0.5, "service_tier": "x"}, None),
+        ({"completion_tokens": "8"}, "completion_tokens"),
+        ({"completion_tokens": 8.0}, "completion_tokens"),
+        ({"completion_tokens": -1}, "completion_tokens"),
+        ({"completion_tokens": True}, "completion_tokens"),
+        ({"completion_tokens": 2**80}, "completion_tokens"),
+        ({"output_tokens": 8}, "completion_tokens"),
+        ({"completion_tokens": 8, "prompt_tokens": 64.0}, "prompt_tokens"),
+        ({"completion_tokens": 8, "prompt_tokens_details": {"cached_tokens": "3"}}, "cached_tokens"),
+        ([8], "a form"),
+    ],
+)
+def test_a_usage_is_one_only_if_all_its_counts_are_counts(counts: Any, bad: str | None) -> None:
+    assert not_a_count(counts) == bad

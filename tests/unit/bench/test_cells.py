@@ -69,3 +69,15 @@ def test_a_cell_of_the_schema_before_is_refused_with_what_to_do(tmp_path: Path) 
     (directory / "cell.json").write_text(json.dumps(document | {"schema_version": 1}))
     with pytest.raises(UsageError, match="schema_version 1, this trtx reads 2.*start a new run"):
         read_cells(tmp_path)
+
+
+def test_lengths_survive_the_file_and_a_cell_from_before_they_were_kept_is_read(tmp_path: Path) -> None:
+    directory = tmp_path / "cells" / "agg-c2"
+    cell = measured(directory, [entry()] * 4)
+    write_cell(directory, cell)
+    assert read_cells(tmp_path) == (cell,)
+    document = json.loads((directory / "cell.json").read_text())
+    del document["figures"]["input_sequence_lengths"]
+    (directory / "cell.json").write_text(json.dumps(document))
+    (before,) = read_cells(tmp_path)
+    assert before.figures is not None and before.figures.input_sequence_lengths is None

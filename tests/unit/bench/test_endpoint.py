@@ -93,3 +93,28 @@ def test_aiperf_finds_the_endpoint_through_the_installed_package_alone() -> None
     package, _, manifest = found.value.partition(":")
     assert f"\n  {ENDPOINT_TYPE}:\n" in (files(package) / manifest).read_text(encoding="utf-8")
     assert plugins.get_endpoint_metadata(ENDPOINT_TYPE) == plugins.get_endpoint_metadata("chat")
+
+
+@pytest.mark.parametrize("extra", [{"stream": False}, {"max_tokens": 1}, {"max_completion_tokens": 1}])
+async def test_what_was_asked_is_aiperfs_own_streaming_and_length_whatever_the_extra_fields_say(
+    extra: dict[str, Any],
+) -> None:
+    record = await record_of(ANSWERS["one body"])
+    endpoint(extra=EXACT | extra).extract_response_data(record)
+    assert record.error is not None and record.error.message == ANSWERS["one body"].reason
+    record = await record_of(ANSWERS["whole"])
+    endpoint(extra=EXACT | extra).extract_response_data(record)
+    assert record.error is None
+
+
+@pytest.mark.parametrize("name", READ)
+async def test_nothing_that_a_server_says_raises_in_aiperfs_worker_or_is_a_count_that_is_none(name: str) -> None:
+    """The worker reads an answer through another method of the endpoint, and computes with its usage."""
+    parsed, _ = endpoint().process_responses(await record_of(ANSWERS[name]), capture_assistant_turn=False)
+    for usage in [read.usage for read in parsed if read.usage]:
+        assert type(usage.completion_tokens) is int and type(usage.prompt_tokens) in (int, type(None))
+
+
+async def test_what_aiperf_can_not_read_is_left_out_of_what_it_gets() -> None:
+    strange = [None, [], {"object": "chat.completion.chunk", "choices": [3]}, {"usage": [1]}, {"choices": 3}]
+    assert [endpoint()._parse_json_response(1, document) for document in strange] == [None] * 5

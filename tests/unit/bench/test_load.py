@@ -68,3 +68,29 @@ def test_run_directories_are_where_aiperf_puts_them(
     spec = LoadSpec(concurrency=concurrency, trials=trials)
     found = run_files(Path("/run"), spec.loads, trials)
     assert [str(run.directory.relative_to("/run")) for run in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "does"),
+    [
+        ("stream", "load.streaming"),
+        ("max_tokens", "load.osl"),
+        ("max_completion_tokens", "load.osl"),
+        ("min_tokens", "load.ignore_eos"),
+        ("ignore_eos", "load.ignore_eos"),
+        ("messages", "load.isl"),
+        ("model", "leave it out"),
+        ("n", "leave it out"),
+        ("best_of", "leave it out"),
+        ("stream_options", "leave it out"),
+    ],
+)
+def test_a_body_field_that_says_what_is_measured_is_no_extra_input(field: str, does: str) -> None:
+    with pytest.raises(ValidationError, match=rf"extra_inputs\.{field} would change what is measured.*{does}"):
+        LoadSpec(extra_inputs={"temperature": 0, field: False})
+
+
+def test_every_field_that_we_send_is_refused_as_an_extra_one() -> None:
+    for field in LoadSpec().request_body:
+        with pytest.raises(ValidationError, match=field):
+            LoadSpec(extra_inputs={field: 1})

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from trtx.bench.metrics import (
+    Range,
     benchmark_duration,
     error_request_count,
     figures,
@@ -112,3 +115,16 @@ def test_a_cell_where_everything_failed_has_counts_but_no_figure() -> None:
 def test_the_most_common_error_comes_first() -> None:
     records = [failed(0, 1, "HTTP 500"), failed(0, 1, "timeout"), failed(0, 1, "HTTP 500")]
     assert most_common_errors(records) == (("HTTP 500", 2), ("timeout", 1))
+
+
+def test_lengths_are_told_of_the_shortest_and_the_longest_and_not_where_one_is_unknown() -> None:
+    short, long, bare = ok(0, 1, tokens=7), ok(0, 1, tokens=9), ok(0, 1, tokens=None)
+    assert figures([[short], [long, failed(0, 1)]]).output_sequence_lengths == Range(7, 9)
+    assert figures([[short, long, bare]]).output_sequence_lengths is None
+    assert figures([[failed(0, 1)]]).input_sequence_lengths is None
+
+
+def test_an_answer_that_does_not_count_its_prompt_leaves_the_cell_without_an_isl() -> None:
+    of_cell = figures([[ok(0, 1), dataclasses.replace(ok(0, 1), input_sequence_length=None)]])
+    assert (of_cell.input_sequence_length, of_cell.input_sequence_lengths) == (None, None)
+    assert of_cell.output_sequence_lengths == Range(100, 100)

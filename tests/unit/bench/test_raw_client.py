@@ -21,6 +21,9 @@ READ = [
     and not answer.is_cut
     and name not in ("half an event", "empty stream")
 ]
+# The last two are whole, but aiperf can't time them.
+WHOLE = [name for name in READ if ANSWERS[name].reason is None and name != "no usage"]
+WHOLE += ["tokens without text", "text that aiperf does not find"]
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ async def ask(raw_client: Any, head: bytes, body: bytes) -> Any:
 
 @pytest.mark.parametrize("name", READ)
 async def test_the_raw_client_takes_only_a_whole_and_counted_answer(raw_client: Any, name: str) -> None:
-    if name == "whole":
+    if name in WHOLE:
         assert (await ask(raw_client, b"200 OK", ANSWERS[name].body)).tokens == OSL
         return
     with pytest.raises(RuntimeError):

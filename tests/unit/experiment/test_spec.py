@@ -6,6 +6,7 @@ import pytest
 
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep
+from trtx.experiment.spec import Attach
 
 SWEEPS = sorted((Path(__file__).parents[3] / "sweeps").glob("*.yaml"))
 
@@ -49,6 +50,8 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("topology: {engine_configs: {agg: ''}}", ["engine_configs", "is empty"]),
         ("attach: {url: 'http://[::1'}", ["'http://[::1'", "no address"]),
         ("attach: {tokenizer: x}", ["attach.url is missing"]),
+        ("attach: {url: 'http://127.0.0.1:9/v1?key=1'}", ["'http://127.0.0.1:9/v1'", "query"]),
+        ("load: {extra_inputs: {stream: false}}", ["extra_inputs.stream", "load.streaming"]),
         ("attach: {url: 'http://127.0.0.1:9'}\ntopology: {engine: paced}", ["attach", "topology", "leave one"]),
         ("attach: {url: 'http://127.0.0.1:9'}\nmodes: [agg]", ["attach", "modes", "leave one"]),
         ("topology: {mode: disagg}", ["topology.mode", "modes"]),
@@ -101,3 +104,19 @@ def test_an_attached_sweep_may_be_given_its_tokenizer_by_flags(tmp_path: Path) -
     file.write_text("attach: {url: 'http://127.0.0.1:9', model: m}\n")
     attach = load_sweep(file, {"attach": {"tokenizer": "t"}}).attach
     assert attach is not None and (attach.url, attach.model, attach.tokenizer) == ("http://127.0.0.1:9", "m", "t")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9", "http://127.0.0.1:9/", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1/"]
+)
+def test_an_address_is_the_same_with_the_v1_that_clients_take_it_with(url: str) -> None:
+    assert Attach(url=url).url == "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://u:s3cret@h", "ftp://u:s3cret@h/x", "u:s3cret@h:80", "http://u:s3cret@[::1", "//u:s3cret@h"]
+)
+def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(UsageError, match="user name or password") as refused:
+        load_sweep(None, {"attach": {"url": url}})
+    assert "s3cret" not in str(refused.value)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from hypothesis import given
@@ -48,3 +49,15 @@ def test_numbers_carry_three_digits() -> None:
         "123",
         "12,346",
     ]
+
+
+def test_labels_of_the_pareto_chart_point_away_from_the_edge_next_to_them(golden_run: Path) -> None:
+    rates = {("agg", 1): 5.0, ("agg", 2): 95.0, ("disagg", 1): 50.0, ("disagg", 2): 100.0}
+    for (mode, concurrency), rate in rates.items():
+        path = golden_run / "cells" / f"{mode}-c{concurrency}" / "cell.json"
+        document = json.loads(path.read_text())
+        document["figures"]["output_token_throughput_per_user"] = rate
+        path.write_text(json.dumps(document))
+    drawn = charts(read_run(golden_run))["pareto"]["data"]
+    sides = {line["name"]: line["textposition"] for line in drawn if "text" in line}
+    assert sides == {"agg": ["middle right", "middle left"], "disagg": ["middle right", "middle left"]}

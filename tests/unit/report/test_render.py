@@ -163,7 +163,7 @@ def test_answers_without_usage_are_a_dash_and_a_note_in_every_form(golden_run: P
     for name in ("summary.md", "report.html", "junit.xml"):
         assert "12 of 12 answers carry no usage" in (golden_run / name).read_text(encoding="utf-8"), name
     conditions = {condition.name: condition.value for condition in view.conditions}
-    assert conditions["ISL / OSL"].endswith("tokens, asked")  # nobody counted that they are exact
+    assert conditions["ISL / OSL"] == "64 asked / 16 asked tokens"  # nobody counted that they are exact
 
 
 def test_a_restart_while_measuring_is_said_beside_the_figures(golden_run: Path) -> None:
@@ -232,3 +232,41 @@ def test_a_record_that_was_cut_short_or_is_anothers_is_one_sentence(
     told = str(refused.value)
     assert told.startswith(f"{golden_run / name} can't be read as trtx bench wrote it (") and says in told
     assert len(told) < 1000 and "\n" not in told
+
+
+LENGTHS = ("input_sequence_lengths", "output_sequence_lengths")
+
+
+def counted(run: Path, isl: tuple[int, int] = (64, 64), osl: tuple[int, int] = (16, 16), *, of: str = "*") -> None:
+    """Says what the server counted in every request of a cell, of all without a name."""
+    for path in run.glob(f"cells/{of}"):
+        ranges = [{"min": least, "max": most} for least, most in (isl, osl)]
+        spoil(run, path.name, dict(zip(LENGTHS, ranges, strict=True)))
+
+
+def test_each_length_is_exact_for_itself_and_only_where_every_request_is_so_long(golden_run: Path) -> None:
+    def lengths() -> str:
+        conditions = {condition.name: condition.value for condition in read_run(golden_run).conditions}
+        return conditions["ISL / OSL"]
+
+    counted(golden_run)
+    assert lengths() == "64 exact / 16 exact tokens"
+    counted(golden_run, isl=(62, 65), of="agg-c1")
+    assert lengths() == "64 asked (62 to 65 counted) / 16 exact tokens"
+    counted(golden_run, osl=(15, 17), of="agg-c1")  # a mean of 16
+    assert lengths() == "64 exact / 16 asked (15 to 17 counted) tokens"
+    spoil(golden_run, "agg-c1", dict.fromkeys(LENGTHS))
+    assert lengths() == "64 asked / 16 asked tokens"
+
+
+def test_prompts_that_are_not_as_long_as_asked_are_told_in_every_form(golden_run: Path) -> None:
+    counted(golden_run)
+    counted(golden_run, isl=(58, 70), of="agg-c1")
+    assert read_run(golden_run).is_clean  # the chat template's own tokens and merges
+    counted(golden_run, isl=(3, 64), of="agg-c2")
+    view = render(golden_run)
+    said = "the server counted prompts of 3 to 64 tokens, 64 were asked"
+    assert not view.is_clean and f"agg-c2: {said}" in " ".join(_console_text(view).split())
+    for name in ("summary.md", "summary.json", "summary.csv", "report.html"):
+        text = (golden_run / name).read_text(encoding="utf-8")
+        assert said in text and text.count(said) == 1, name

@@ -8,10 +8,12 @@ aiperf demands a finish reason itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiperf.common.models import ErrorDetails, ParsedResponse, RequestRecord
 from aiperf.endpoints.openai_chat import ChatEndpoint
 
-from trtx.bench.answers import Answer, Asked
+from trtx.bench.answers import Answer, Asked, not_a_count
 from trtx.bench.failures import INCOMPLETE
 
 
@@ -23,7 +25,7 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
         if record._parsed_responses_cache is not None:
             return list(record._parsed_responses_cache)
         answer = Answer()
-        parsed = []
+        parsed: list[ParsedResponse] = []
         for response in record.responses:
             document = response.get_json()
             if not isinstance(document, dict):
@@ -35,12 +37,44 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
         record._parsed_responses_cache = parsed
         asked = self._asked(record)
         fault = "aiperf did not say how many tokens were asked" if asked.max_tokens is None else answer.fault(asked)
+        fault = fault or _unread(answer, sum(read.data is not None for read in parsed))
         if record.error is None and fault is not None:
             record.error = ErrorDetails(type=INCOMPLETE, message=fault)
         return parsed
 
+    def _parse_json_response(self, perf_ns: int, json_obj: Any) -> ParsedResponse | None:
+        """aiperf's own, given nothing that it can't compute with: it reads every event through here, in all processes.
+
+        What raises in an aiperf 0.13.0 worker (a usage that counts "8" or 8.0 tokens) loses the request's credit, and
+        the run waits for it for ever. The judge reads the event as it came, and tells what is wrong with it.
+        """
+        if not isinstance(json_obj, dict):
+            return None
+        if json_obj.get("usage") and not_a_count(json_obj["usage"]):
+            json_obj = {name: value for name, value in json_obj.items() if name != "usage"}
+        try:
+            parsed: ParsedResponse | None = super()._parse_json_response(perf_ns, json_obj)
+        except Exception:  # whatever it is that aiperf did not expect of a server
+            return None
+        return parsed
+
     def _asked(self, record: RequestRecord) -> Asked:
-        """The body as :meth:`format_payload` merged it; the body itself does not travel with the record."""
+        """The body as :meth:`format_payload` merged it; the body itself does not travel with the record.
+
+        Form and length are aiperf's own: what ``extra_inputs`` might say of them was refused (``LoadSpec``).
+        """
         endpoint = self.model_endpoint.endpoint
-        limit = {"max_completion_tokens": record.request_info.max_tokens}
-        return Asked.of({"stream": endpoint.streaming, **limit, **dict(endpoint.extra or ())})
+        limit = record.request_info.max_tokens
+        own = {"stream": endpoint.streaming, "max_completion_tokens": limit, "max_tokens": limit}
+        return Asked.of({**dict(endpoint.extra or ()), **own})
+
+
+def _unread(answer: Answer, texts: int) -> str | None:
+    """What keeps aiperf from timing a whole answer, of which it found text in so many events."""
+    if not texts and not answer.texts:
+        return "no text" if answer.tokens is None else f"{answer.tokens} tokens without text"
+    if texts < answer.texts:
+        return (
+            f"aiperf finds text in {texts} of the {answer.texts} events that carry some, so none of its times is right"
+        )
+    return None
