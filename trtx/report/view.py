@@ -210,8 +210,9 @@ def _conditions(
 
 def _lengths(load: dict[str, Any], cells: tuple[Cell, ...]) -> str:
     """Both lengths that were asked, each with what the server counted of it."""
-    isl = _length(load["isl"], [cell.figures and cell.figures.input_sequence_lengths for cell in cells])
-    osl = _length(load["osl"], [cell.figures and cell.figures.output_sequence_lengths for cell in cells])
+    figures = [cell.figures for cell in cells]
+    isl = _length(load["isl"], [found.input_sequence_lengths if found else None for found in figures])
+    osl = _length(load["osl"], [found.output_sequence_lengths if found else None for found in figures])
     return f"{isl} / {osl if load['ignore_eos'] else f'at most {osl}'} tokens"
 
 
