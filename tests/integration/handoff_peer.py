@@ -52,16 +52,15 @@ class Exporter:
         answer: bytes = self.ask("export", lease_id, block_ids, deadline_s or time.time() + 60)
         return answer
 
-    def wait_for_release(self, count: int) -> list[int]:
-        """The first ``count`` lease ids that the peer saw released."""
-        released: list[int] = []
+    def wait_for_release(self, *lease_ids: int) -> None:
+        """Returns when the peer saw these released; releases of earlier reads may come between."""
+        waiting = set(lease_ids)
         deadline = time.monotonic() + 30
-        while len(released) < count:
-            released += self.ask("poll").released
+        while waiting:
+            waiting -= set(self.ask("poll").released)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"released {released} of {count} leases within 30 s")
+                raise TimeoutError(f"leases {sorted(waiting)} were not released within 30 s")
             time.sleep(0.005)
-        return released
 
     def wait_until_thawed(self) -> None:
         """Returns when the process, continued after SIGSTOP, has answered or has ended.

@@ -84,8 +84,8 @@ def test_engines_of_a_group_open_each_others_pools_before_anybody_reads(start: S
 
 
 def test_another_group_or_none_is_left_alone_until_a_read_names_it(start: Start, group: str) -> None:
-    one, other, lone = start(group), start(group + "x"), start(None)
-    for reader, exporter in ((one, other), (one, lone), (lone, other)):
+    for ours, theirs in ((group, group + "x"), (group + "y", None), (None, group + "z")):
+        reader, exporter = start(ours), start(theirs)  # new ones: who is read from opens its reader's pool as well
         assert reader.memory.seen.empty()
         assert reader.neighbours.find(exporter.neighbours.offer) is not None
         assert reader.memory.seen.get(timeout=WAIT_S) == "open"
