@@ -111,8 +111,8 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, *, missing: bool) -> bool:
-        """true or false; ``missing`` where the field is not there."""
-        value = self.values.get(name, missing)
+        """true or false; ``missing`` where the field is not there or null."""
+        value = self.values[name] if self.has(name) else missing
         if not isinstance(value, bool):
             self.refuse(name, "true or false")
         return value

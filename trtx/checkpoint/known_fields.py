@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 # transformers' own; token ids and lengths, which are the tokenizer's; defaults of generate(), which old releases kept
-# here and a request has of its own; training and initialization (pretraining_tp: slices of products, the same sums).
+# here and a request has of its own; training and initialization (pretraining_tp: slices of products, the same sums);
+# a choice of kernel, and the epsilon of another norm: these families have RMS norms alone, which read rms_norm_eps.
 _NAMES = """
 architectures model_type transformers_version auto_map dtype torch_dtype use_cache return_dict return_dict_in_generate
 output_attentions output_hidden_states output_scores output_logits torchscript use_bfloat16 tf_legacy_loss
@@ -28,6 +29,8 @@ max_new_tokens num_return_sequences remove_invalid_values exponential_decay_leng
 
 attention_dropout hidden_dropout embd_pdrop resid_pdrop attn_pdrop classifier_dropout classifier_dropout_prob
 initializer_range initializer_factor gradient_checkpointing neftune_noise_alpha pretraining_tp chunk_size_feed_forward
+
+use_flash_attn layer_norm_eps
 """
 
 WITHOUT_EFFECT = frozenset(_NAMES.split())

@@ -216,7 +216,8 @@ def _refuse_windows(config: Fields, family: _Family, num_layers: int) -> None:
     is_on = config.flag("use_sliding_window", missing=not family.window_switch)
     if not is_on or kinds is not None or not config.has("sliding_window"):
         return
-    first = config.values.get("max_window_layers", 28) if family.window_switch else 0  # 28: Qwen2Config's
+    stated = config.values["max_window_layers"] if config.has("max_window_layers") else 28  # Qwen2Config's
+    first = stated if family.window_switch else 0
     if isinstance(first, bool) or not isinstance(first, int) or first < num_layers:
         config.refuse("sliding_window", f"null, or use_sliding_window false: {engine}")
 

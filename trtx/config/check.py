@@ -13,6 +13,7 @@ from trtx.config.findings import SEVERITIES, Finding, Severity, refuse_errors
 from trtx.config.rules import ModelFacts, Subject, findings_of
 from trtx.config.topology import Role
 from trtx.config.torch_fields import refused_fields
+from trtx.config.torch_limits import outside_limits
 from trtx.config.versions import DEFAULT_VERSION, SchemaVersion, schema_version
 
 
@@ -51,7 +52,9 @@ def check_engine_configs(
         subjects[role] = _subject(config, values, at, model, gpus)
     found += findings_of(subjects, engine=engine)
     if engine == "torch":
-        found += [refused for config in configs.values() for refused in _torch_findings(config)]
+        wrong = {(finding.roles, finding.path) for finding in found if finding.severity == "error"}
+        refused = [refused for config in configs.values() for refused in _torch_findings(config)]
+        found += [finding for finding in refused if (finding.roles, finding.path) not in wrong]
     if engine == "tensorrt-llm":
         found += [note for role, config in configs.items() for note in _header_notes(config, subjects[role])]
     elif engine != "torch":
@@ -183,6 +186,17 @@ def _torch_findings(config: ResolvedEngineConfig) -> Iterator[Finding]:
             reason=refused.refusal.because,
             evidence="trtx",
             fix=refused.refusal.instead,
+        )
+    for outside in outside_limits(config.values):
+        yield Finding(
+            severity="error",
+            rule="torch-engine",
+            roles=(config.role,),
+            path=outside.path,
+            message=f"{outside} ({config.role}, {_origin(config, outside.path)})",
+            reason="the torch engine can't run with it",
+            evidence="trtx",
+            fix=f"make it {outside.expected}",
         )
 
 

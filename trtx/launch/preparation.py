@@ -22,10 +22,11 @@ from trtx.config import (
 )
 from trtx.engine import installed_version, resolve_kind
 from trtx.errors import UsageError
+from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.ports import HOLDER
-from trtx.topology import Machine, Plan, Ports, check_size, plan
+from trtx.topology import Machine, Plan, Ports, check_router_args, check_size, plan
 
 
 def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
@@ -35,6 +36,8 @@ def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
     whatever can't be served: an unknown model, field or engine, too few GPUs, a port in use.
     """
     check_size(spec)
+    check_router_args(spec.router_args)
+    check_flags(spec.router_args, spec.router_mode)
     machine = probe()
     engine = _engine(spec, machine)
     on_gpu = bool(machine.gpus) and engine in ("torch", "tensorrt-llm")

@@ -8,6 +8,6 @@ Always holds: the same arguments give the same plan, no GPU serves two workers, 
 
 from trtx.topology.machine import Gpu, Machine
 from trtx.topology.plan import Plan, ProcessSpec
-from trtx.topology.planner import ModelFiles, Ports, check_size, plan
+from trtx.topology.planner import ModelFiles, Ports, check_router_args, check_size, plan
 
-__all__ = ["Gpu", "Machine", "ModelFiles", "Plan", "Ports", "ProcessSpec", "check_size", "plan"]
+__all__ = ["Gpu", "Machine", "ModelFiles", "Plan", "Ports", "ProcessSpec", "check_router_args", "check_size", "plan"]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.topology import MAX_WORKERS
+from trtx.config.wording import quoted
 from trtx.engine import needs_gpu
 from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
 from trtx.engine.tensorrt_llm.versions import pipelines_prefill
@@ -68,6 +69,7 @@ def plan(
     """
     check_router_args(spec.router_args)
     model = spec.served_model_name or checkpoint.served_model_name
+    check_model_name(model)
     values, reasons = _with_tp(spec, engine_configs)
     sizes = {role: _gpus_per_worker(role, values[role], engine, engine_version) for role in spec.roles}
     workers = _workers(spec, sizes)
@@ -150,6 +152,15 @@ def check_router_args(words: Sequence[str]) -> None:
             name = min(owned, key=len)
             meant = "" if flag == name else f" ({name})"
             raise UsageError(f"--router-args holds {flag}{meant}, {commands.OWNED_FRONTEND_FLAGS[name]}; leave it out")
+
+
+def check_model_name(name: str) -> None:
+    """Raises UsageError for a name that a log, a URL or a terminal would not show as it is."""
+    if not name.isprintable():
+        raise UsageError(
+            f"the model would be served as {quoted(name)}; expected printable characters alone: give another "
+            "--served-model-name"
+        )
 
 
 def _begins(flag: str, name: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,6 +33,7 @@ from trtx.torch_engine.text import (
 
 DEFAULT_PRIORITY = 0.5
 Prompt = str | list[int] | Mapping[str, Any]
+_T = TypeVar("_T")
 
 
 class LLM:
@@ -100,25 +101,28 @@ class LLM:
         cache_salt: str | None = None,
         priority: float = DEFAULT_PRIORITY,
     ) -> RequestOutput | list[RequestOutput]:
-        """Blocks for one result, or for a list of them in the order of ``inputs``. ``use_tqdm`` has no effect."""
+        """Blocks for one result, or for a list of them in the order of ``inputs``. ``use_tqdm`` has no effect.
+
+        A list of parameters has one for each prompt: ValueError, before anything is submitted, where it has not.
+        """
         is_one = not isinstance(inputs, list) or not inputs or isinstance(inputs[0], int)
         prompts: list[Any] = [inputs] if is_one else list(inputs)
+        samplings = _one_each("sampling_params", sampling_params, len(prompts))
+        handovers = _one_each("disaggregated_params", disaggregated_params, len(prompts))
         outputs = [
             self.generate_async(
                 prompt,
-                sampling_params[index] if isinstance(sampling_params, Sequence) else sampling_params,
+                sampling,
                 lora_request=lora_request,
                 prompt_adapter_request=prompt_adapter_request,
                 kv_cache_retention_config=kv_cache_retention_config,
-                disaggregated_params=(
-                    disaggregated_params[index] if isinstance(disaggregated_params, Sequence) else disaggregated_params
-                ),
+                disaggregated_params=handover,
                 scheduling_params=scheduling_params,
                 conversation_params=conversation_params,
                 cache_salt=cache_salt,
                 priority=priority,
             )
-            for index, prompt in enumerate(prompts)
+            for prompt, sampling, handover in zip(prompts, samplings, handovers, strict=True)
         ]
         results = [output.result() for output in outputs]
         return results[0] if is_one else results
@@ -314,6 +318,15 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
+
+
+def _one_each(name: str, given: _T | Sequence[_T] | None, count: int) -> list[_T | None]:
+    """``given`` for each of ``count`` inputs: a list as it is, anything else for all of them."""
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(f"{name} has length {len(given)} and inputs {count}; expected one for each, or one for all")
+    return list(given)
 
 
 def _checked(message: Submit) -> Submit:

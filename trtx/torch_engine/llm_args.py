@@ -10,20 +10,20 @@ import msgspec
 
 from trtx.config import schema
 from trtx.config.torch_fields import ignored_fields, refused_fields
+from trtx.config.torch_limits import DEFAULT_TOKENS_PER_BLOCK, TRANSPORT_OF, outside_limits
 
 DEFAULT_MAX_BATCH_SIZE = 256
 """TensorRT-LLM's is 2048. The torch engine keeps sampling state and CUDA graphs for every slot, and 256 is where its
 throughput on one GPU flattens."""
 
 _IGNORED = "the torch engine leaves it out: it changes speed or memory alone"
-_TRANSPORT_OF = {"DEFAULT": "nixl", "NIXL": "nixl", "UCX": "nixl"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheConfig:
     """``max_tokens`` and ``free_gpu_memory_fraction`` both bound the pool; the smaller result wins."""
 
-    tokens_per_block: int = 32
+    tokens_per_block: int = DEFAULT_TOKENS_PER_BLOCK
     free_gpu_memory_fraction: float = 0.9
     max_tokens: int | None = None
     enable_block_reuse: bool = True
@@ -75,7 +75,7 @@ class LlmArgs:
     def transport(self) -> str | None:
         """Name of the KV transport; None: this engine takes part in no handoff."""
         backend = self.cache_transceiver_config.backend
-        return _TRANSPORT_OF[backend] if backend is not None else None
+        return TRANSPORT_OF[backend] if backend is not None else None
 
 
 # msgspec 0.22.0 describes a type to itself on first use, without a lock: two threads that meet there crash the process
@@ -95,7 +95,8 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any]) -> tuple[LlmArgs,
     """Returns the resolved arguments, and for each one that was given but is left out why that is right.
 
     Raises ValueError for a name that no version of TensorRT-LLM knows (with the nearest one), for a wrong type or
-    range, and for a value without which answers would be others (``trtx.config.torch_fields``).
+    range, for a value without which answers would be others (``trtx.config.torch_fields``), and for one that the engine
+    can't run with (``trtx.config.torch_limits``).
     """
     plain = {name: _plain(value) for name, value in arguments.items()}
     problems = [found.message for found in schema.findings(plain) if found.kind != "other-version"]
@@ -103,6 +104,8 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any]) -> tuple[LlmArgs,
         raise ValueError("; ".join(problems))
     if refused := [str(field) for field in refused_fields(plain)]:
         raise ValueError("; ".join(refused))
+    if outside := [str(found) for found in outside_limits(plain)]:
+        raise ValueError("; ".join(outside))
     taken: dict[str, Any] = {"model": model}
     for name, value in plain.items():
         if name in NESTED and isinstance(value, Mapping):
@@ -114,31 +117,7 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any]) -> tuple[LlmArgs,
         args = msgspec.convert(taken, LlmArgs)
     except msgspec.ValidationError as error:
         raise ValueError(f"the torch engine's arguments: {error}") from error
-    _check(args)
     return args, dict.fromkeys(ignored_fields(plain), _IGNORED)
-
-
-def _check(args: LlmArgs) -> None:
-    kv = args.kv_cache_config
-    for name, value in (
-        ("max_batch_size", args.max_batch_size),
-        ("max_num_tokens", args.max_num_tokens),
-        ("max_seq_len", args.max_seq_len),
-        ("kv_cache_config.tokens_per_block", kv.tokens_per_block),
-        ("kv_cache_config.max_tokens", kv.max_tokens),
-        ("cache_transceiver_config.kv_transfer_timeout_ms", args.cache_transceiver_config.kv_transfer_timeout_ms),
-    ):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; expected at least 1")
-    if kv.max_tokens is not None and kv.max_tokens < kv.tokens_per_block:
-        raise ValueError(
-            f"kv_cache_config.max_tokens is {kv.max_tokens}; expected at least one block, {kv.tokens_per_block} tokens"
-        )
-    backend = args.cache_transceiver_config.backend
-    if backend is not None and backend not in _TRANSPORT_OF:
-        raise ValueError(
-            f"cache_transceiver_config.backend is {backend!r}; the torch engine has {', '.join(_TRANSPORT_OF)}"
-        )
 
 
 def _names(model: type[Any]) -> frozenset[str]:

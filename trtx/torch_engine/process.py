@@ -113,25 +113,30 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
     return core
 
 
-def _create_runner(args: LlmArgs) -> ModelRunner:
-    from trtx.torch_engine.runner import RunnerArgs, create_runner
+def runner_args(args: LlmArgs) -> RunnerArgs:
+    """What the runner is asked for. Raises UsageError for a value that no runner can have."""
+    from trtx.torch_engine.runner import RunnerArgs
 
     kv, graphs = args.kv_cache_config, args.cuda_graph_config
-    return create_runner(
-        RunnerArgs(
-            model_dir=Path(args.model),
-            dtype=args.dtype,
-            tokens_per_block=kv.tokens_per_block,
-            max_tokens=kv.max_tokens,
-            free_gpu_memory_fraction=kv.free_gpu_memory_fraction,
-            max_batch_size=args.max_batch_size,
-            max_num_tokens=args.max_num_tokens,
-            max_seq_len=args.max_seq_len,
-            kv_dtype=kv.dtype,
-            cuda_graphs=graphs is not None,
-            cuda_graph_batch_sizes=tuple(graphs.batch_sizes) if graphs is not None and graphs.batch_sizes else None,
-        )
+    return RunnerArgs(
+        model_dir=Path(args.model),
+        dtype=args.dtype,
+        tokens_per_block=kv.tokens_per_block,
+        max_tokens=kv.max_tokens,
+        free_gpu_memory_fraction=kv.free_gpu_memory_fraction,
+        max_batch_size=args.max_batch_size,
+        max_num_tokens=args.max_num_tokens,
+        max_seq_len=args.max_seq_len,
+        kv_dtype=kv.dtype,
+        cuda_graphs=graphs is not None,
+        cuda_graph_batch_sizes=tuple(graphs.batch_sizes) if graphs is not None and graphs.batch_sizes else None,
     )
+
+
+def _create_runner(args: LlmArgs) -> ModelRunner:
+    from trtx.torch_engine.runner import create_runner
+
+    return create_runner(runner_args(args))
 
 
 def _loop(core: EngineCore, channel: Channel[ToEngine], inbox: SimpleQueue[ToEngine]) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from trtx.config import ResolvedEngineConfig, check_engine_configs
 from trtx.config.torch_fields import HONOURED, REFUSED
+from trtx.errors import UsageError
 from trtx.torch_engine import llm_args
 from trtx.torch_engine.llm_args import KvCacheConfig, LlmArgs, resolve_llm_args
+from trtx.torch_engine.process import runner_args
 
 
 def test_tensorrt_llms_names_are_taken() -> None:
@@ -76,14 +79,49 @@ def test_config_objects_are_as_good_as_mappings() -> None:
         ({"max_beam_width": 4}, "max_beam_width is 4"),
         ({"max_num_tokens": "many"}, "max_num_tokens"),
         ({"max_seq_len": 0}, "max_seq_len is 0; expected at least 1"),
+        ({"max_seq_len": 1}, "max_seq_len is 1; expected at least 2, a token of the prompt and one of the answer"),
+        ({"max_stats_len": -1}, "max_stats_len is -1; expected at least 0"),
+        ({"kv_cache_config": {"dtype": "nvfp4"}}, "kv_cache_config.dtype is 'nvfp4'; expected one of auto, float32"),
+        ({"kv_cache_config": {"tokens_per_block": 3}}, "tokens_per_block is 3; expected a power of two"),
         ({"kv_cache_config": {"max_tokens": 16}}, "at least one block, 32 tokens"),
         ({"kv_cache_config": {"free_gpu_memory_fraction": 1.5}}, "free_gpu_memory_fraction is 1.5"),
-        ({"cache_transceiver_config": {"backend": "MPI"}}, "the torch engine has DEFAULT, NIXL, UCX"),
+        ({"cache_transceiver_config": {"backend": "MPI"}}, "expected one of DEFAULT, NIXL, UCX"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_the_way_out(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         resolve_llm_args("m", given)
+
+
+ANY = (None, True, -1, 0, 1, 2, 3, 48, 64, 1 << 40, 0.0, 0.5, 1.5, 2.0, float("nan"), "", "auto", "fp8", "nvfp4", "int8",
+       "float64", "DEFAULT", "MPI", "MOONCAKE", "fcfs", "priority", [], [0], [1, 2], ["a"], {}, {"a": 1})  # fmt: skip
+PLAIN = [
+    f"{section}.{name}" if section else name
+    for section, names in HONOURED.items()
+    for name in sorted(names | (set() if section else {inner for inner in HONOURED if inner}))
+    if name not in ("model", "tokenizer")  # no plan takes them
+]
+
+
+def nested(path: str, value: object) -> dict[str, Any]:
+    section, _, name = path.rpartition(".")
+    return {section: {name: value}} if section else {name: value}
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_what_the_engine_refuses_of_a_config_alone_the_plan_refuses_too(path: str) -> None:
+    """And the other way round: what the plan takes has arguments, and a runner that takes them."""
+    for value in ANY:
+        values = nested(path, value)
+        config = ResolvedEngineConfig("agg", values, "agg.yaml", ())
+        planned = not any(found.severity == "error" for found in check_engine_configs({"agg": config}, engine="torch"))
+        try:
+            args, _ = resolve_llm_args("m", values)
+            runner_args(args)
+            taken = True
+        except (ValueError, UsageError):
+            taken = False
+        assert taken == planned, (values, taken)
 
 
 CONCURRENT_FIRST_USE = """

@@ -8,13 +8,23 @@ from pathlib import Path
 import torch
 
 from trtx.checkpoint.quantization import Quantization
+from trtx.config.torch_limits import DTYPES, LIMITS
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.fp8 import FP8
 
 FP8_CAPABILITY = (8, 9)
 """Compute capability from which a GPU converts and multiplies float8_e4m3fn."""
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+_GRAPHS = "cuda_graph_config.batch_sizes"
+# The arguments of the engine that are the runner's under the same name.
+_LIMITED = (
+    "max_batch_size",
+    "max_num_tokens",
+    "max_seq_len",
+    "kv_cache_config.tokens_per_block",
+    "kv_cache_config.free_gpu_memory_fraction",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +54,14 @@ class RunnerArgs:
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_block", "max_batch_size", "max_num_tokens"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; expected at least 1")
-        if self.tokens_per_block & (self.tokens_per_block - 1):
-            raise UsageError(f"tokens_per_block is {self.tokens_per_block}; expected a power of two, such as 32")
-        if self.max_seq_len is not None and self.max_seq_len < 1:
-            raise UsageError(f"max_seq_len is {self.max_seq_len}; expected at least 1")
-        if self.cuda_graph_batch_sizes is not None and min(self.cuda_graph_batch_sizes, default=0) < 1:
-            raise UsageError(f"cuda_graph_batch_sizes is {self.cuda_graph_batch_sizes}; expected sizes of at least 1")
-        if not 0.0 < self.free_gpu_memory_fraction <= 1.0:
+        for path in _LIMITED:
+            name = path.rpartition(".")[2]
+            value = getattr(self, name)
+            if value is not None and not LIMITS[path].holds(value):
+                raise UsageError(f"{name} is {value}; expected {LIMITS[path].expected}")
+        if self.cuda_graph_batch_sizes is not None and not LIMITS[_GRAPHS].holds(self.cuda_graph_batch_sizes):
             raise UsageError(
-                f"free_gpu_memory_fraction is {self.free_gpu_memory_fraction}; expected more than 0 and at most 1"
+                f"cuda_graph_batch_sizes is {self.cuda_graph_batch_sizes}; expected {LIMITS[_GRAPHS].expected}"
             )
 
 
@@ -76,13 +82,12 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: str, *, field: str, auto: torch.dtype, others: tuple[str, ...] = ()) -> torch.dtype:
-    """One of float32, bfloat16, float16; ``auto`` for "auto". ``others``: what the caller takes besides, for errors."""
+def resolve_dtype(name: str, *, field: str, auto: torch.dtype) -> torch.dtype:
+    """One of float32, bfloat16, float16; ``auto`` for "auto". ``field``: an argument of the engine, for its limit."""
     if name == "auto":
         return auto
     if name not in _DTYPES:
-        known = ", ".join((*_DTYPES, *others))
-        raise UsageError(f"{field} {name!r} is not supported by the torch engine; expected auto or one of {known}")
+        raise UsageError(f"{field} is {name!r}; expected {LIMITS[field].expected}")
     return _DTYPES[name]
 
 
@@ -103,7 +108,7 @@ def resolve_kv_dtype(
                 "bfloat16"
             )
         return FP8
-    return resolve_dtype(name, field="kv_cache_config.dtype", auto=auto, others=("fp8",))
+    return resolve_dtype(name, field="kv_cache_config.dtype", auto=auto)
 
 
 def has_scaled_products(device: torch.device, dtype: torch.dtype) -> bool:

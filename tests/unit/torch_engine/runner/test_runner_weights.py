@@ -184,10 +184,10 @@ def test_the_pool_has_the_blocks_that_were_asked_for(directory: Path, changes: d
         ({"max_tokens": 7}, "the KV pool has no block: max_tokens is 7"),
         ({"tokens_per_block": 24}, "tokens_per_block is 24; expected a power of two"),
         ({"max_batch_size": 0}, "max_batch_size is 0; expected at least 1"),
-        ({"max_seq_len": 0}, "max_seq_len is 0; expected at least 1"),
+        ({"max_seq_len": 0}, "max_seq_len is 0; expected at least 2"),
         ({"cuda_graph_batch_sizes": (0, 4)}, r"cuda_graph_batch_sizes is \(0, 4\)"),
-        ({"dtype": "float64"}, "dtype 'float64' is not supported.*float32, bfloat16, float16"),
-        ({"kv_dtype": "nvfp4"}, "kv_cache_config.dtype 'nvfp4' is not supported.*float16, fp8"),
+        ({"dtype": "float64"}, "dtype is 'float64'; expected one of auto, float32, bfloat16, float16"),
+        ({"kv_dtype": "nvfp4"}, "kv_cache_config.dtype is 'nvfp4'; expected one of auto, .*float16, fp8"),
         ({"free_gpu_memory_fraction": 0.0}, "free_gpu_memory_fraction is 0.0"),
     ],
 )

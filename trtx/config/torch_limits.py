@@ -1,0 +1,91 @@
+"""Which values of the arguments that it honours the torch engine can't run with, whatever model and machine it gets.
+
+A plan and the engine ask this one table, so what passes ``trtx serve --dry-run`` is not refused by the engine for its
+config alone. Types and TensorRT-LLM's own ranges are :mod:`trtx.config.schema`'s, which both of them ask before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtx.config.wording import quoted
+
+DTYPES = ("float32", "bfloat16", "float16")
+TRANSPORT_OF = {"DEFAULT": "nixl", "NIXL": "nixl", "UCX": "nixl"}
+"""What moves KV, by TensorRT-LLM's name of a transceiver backend: all of them are NIXL over UCX here."""
+DEFAULT_TOKENS_PER_BLOCK = 32
+
+_BLOCK = "kv_cache_config.tokens_per_block"
+_POOL = "kv_cache_config.max_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """``expected`` ends a sentence. None is the field's default, and within every limit."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+
+def _at_least(least: int) -> Limit:
+    return Limit(f"at least {least}", lambda value: value >= least)
+
+
+def _one_of(*names: str) -> Limit:
+    return Limit(f"one of {', '.join(names)}", lambda value: value in names)
+
+
+LIMITS: Mapping[str, Limit] = {
+    "dtype": _one_of("auto", *DTYPES),
+    "max_batch_size": _at_least(1),
+    "max_num_tokens": _at_least(1),
+    "max_seq_len": Limit("at least 2, a token of the prompt and one of the answer", lambda value: value >= 2),
+    "max_stats_len": _at_least(0),
+    "kv_cache_config.dtype": _one_of("auto", *DTYPES, "fp8"),
+    _BLOCK: Limit("a power of two, such as 32", lambda value: value >= 1 and not value & (value - 1)),
+    _POOL: _at_least(1),
+    "kv_cache_config.free_gpu_memory_fraction": Limit("more than 0 and at most 1", lambda value: 0.0 < value <= 1.0),
+    "kv_cache_config.event_buffer_max_size": _at_least(0),
+    "cuda_graph_config.batch_sizes": Limit("sizes of at least 1", lambda sizes: min(sizes, default=1) >= 1),
+    "cache_transceiver_config.backend": _one_of(*TRANSPORT_OF),
+    "cache_transceiver_config.kv_transfer_timeout_ms": _at_least(1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideLimit:
+    """A value that the torch engine can't run with."""
+
+    path: str
+    value: Any
+    expected: str
+
+    def __str__(self) -> str:
+        """``kv_cache_config.tokens_per_block is 3; expected a power of two, such as 32``."""
+        return f"{self.path} is {quoted(self.value)}; expected {self.expected}"
+
+
+def outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
+    """What of the arguments ``values`` the torch engine can't run with. A wrong type is within no limit."""
+    for path, limit in LIMITS.items():
+        value = _value(values, path)
+        if value is not None and not _holds(limit, value):
+            yield OutsideLimit(path, value, limit.expected)
+    pool, block = _value(values, _POOL), _value(values, _BLOCK) or DEFAULT_TOKENS_PER_BLOCK
+    if isinstance(pool, int) and isinstance(block, int) and 1 <= pool < block:
+        yield OutsideLimit(_POOL, pool, f"at least one block, {block} tokens")
+
+
+def _holds(limit: Limit, value: Any) -> bool:
+    try:
+        return limit.holds(value)
+    except TypeError:
+        return False
+
+
+def _value(values: Mapping[str, Any], path: str) -> Any:
+    section, _, name = path.rpartition(".")
+    holder = values.get(section) if section else values
+    return holder.get(name) if isinstance(holder, Mapping) else None

@@ -1,0 +1,49 @@
+"""dynamo.frontend's own parser, asked before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from trtx.config.wording import shown
+from trtx.errors import UsageError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would print and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _Refused(message)
+
+
+class _Refused(Exception):
+    pass
+
+
+def check_flags(words: Sequence[str], router_mode: str) -> None:
+    """Raises UsageError for ``--router-args`` that dynamo.frontend would end over as soon as it starts.
+
+    Imports dynamo's parser, half a second, where there are words at all. These are the three steps of ``parse_args`` in
+    dynamo.frontend 1.4.2's ``main``, whose import would set up the runtime's logging.
+    """
+    if not words:
+        return
+    from dynamo.frontend.frontend_args import FrontendArgGroup, FrontendConfig
+
+    parser = _Parser(add_help=False)
+    FrontendArgGroup().add_arguments(parser)
+    try:
+        args, unknown = parser.parse_known_args(["--router-mode", router_mode, *words])
+        config = FrontendConfig.from_cli_args(args)
+        config.validate()
+    except (_Refused, ValueError) as error:
+        raise UsageError(
+            f"--router-args {shown(' '.join(words))}: dynamo.frontend refuses it ({shown(error, 400)}); "
+            "correct it, or leave it out"
+        ) from error
+    if unknown and config.chat_processor == "dynamo":  # the other processors have parsers of their own for the rest
+        raise UsageError(
+            f"--router-args holds {shown(' '.join(unknown))}, which dynamo.frontend does not know; leave it out "
+            "(python -m dynamo.frontend --help lists its flags)"
+        )
