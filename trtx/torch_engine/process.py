@@ -17,6 +17,7 @@ import threading
 import traceback
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from trtx.errors import UsageError
 from trtx.torch_engine.batch import ModelRunner
@@ -25,6 +26,9 @@ from trtx.torch_engine.core import EngineCore
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.messages import Abort, Fatal, Progress, Ready, Shutdown, Start, Submit, ToEngine
 from trtx.torch_engine.scheduler import SchedulerLimits
+
+if TYPE_CHECKING:
+    from trtx.torch_engine.runner import RunnerArgs
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 

@@ -273,6 +273,16 @@ def test_published_files_of_every_age_are_read(
     assert (found.rope.theta, found.num_kv_heads, found.head_dim) == (theta, kv_heads, head_dim)
 
 
+@pytest.mark.parametrize("base", [QWEN3, LLAMA], ids=["qwen3", "llama"])
+def test_null_is_absent_and_what_computes_nothing_is_let_pass(tmp_path: Path, base: dict[str, Any]) -> None:
+    plain = read(tmp_path, base)
+    for name in ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "is_causal", "hidden_act"):
+        without = {key: value for key, value in base.items() if key != name}
+        assert read(tmp_path, base | {name: None}) == read(tmp_path, without)
+    assert read(tmp_path, base | {"use_flash_attn": True, "layer_norm_eps": 1e-5}) == plain
+    assert "dual_chunk_attention_config is" in refusal(tmp_path, base | {"dual_chunk_attention_config": {"chunk": 8}})
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_of_this_package_is_read(tmp_path: Path, name: str) -> None:
     assert read(tmp_path, dict(SHAPES[name].config)).num_layers == SHAPES[name].config["num_hidden_layers"]

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from trtx.config import Finding, ModelFacts, check_engine_configs, load_engine_config, recipe_files
+from trtx.config import (
+    Finding,
+    ModelFacts,
+    ResolvedEngineConfig,
+    check_engine_configs,
+    load_engine_config,
+    recipe_files,
+)
 from trtx.config.rules import RULES, PairRule
 
 
@@ -186,6 +193,14 @@ def test_decode_without_any_graph_is_refused_with_the_graphs_that_it_needs() -> 
     (finding,) = of_rule(check(case, "decode.cuda_graph_config=null"), "decode-graphs-cover-batch")
     assert finding.severity == "error"
     assert of_rule(check(case, "decode.cuda_graph_config=null", *fix_of(finding)), "decode-graphs-cover-batch") == []
+
+
+@pytest.mark.parametrize(("stated", "severity"), [({}, "warning"), ({"max_batch_size": 32}, "error")])
+def test_graphs_below_a_batch_that_nothing_states_are_a_warning(stated: dict[str, int], severity: str) -> None:
+    values = {"max_num_tokens": 8192, "cuda_graph_config": {"max_batch_size": 16}, **stated}
+    config = ResolvedEngineConfig("decode", values, "decode.yaml", ())
+    (found,) = of_rule(list(check_engine_configs({"decode": config})), "decode-graphs-cover-batch")
+    assert (found.severity, found.path) == (severity, "cuda_graph_config.max_batch_size")
 
 
 def test_a_finding_names_both_values_and_where_they_are_from() -> None:

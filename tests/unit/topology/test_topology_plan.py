@@ -296,3 +296,11 @@ def test_more_workers_than_a_topology_can_have_are_refused_with_the_limit() -> N
     ):
         check_size(TopologySpec(mode="disagg", prefill=200, decode=57))
     check_size(TopologySpec(workers=MAX_WORKERS))
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\tb", "\x1b[31mred", "a\u2028b"])
+def test_a_name_with_control_characters_is_no_models_name(name: str) -> None:
+    with pytest.raises(UsageError, match="expected printable characters alone") as refused:
+        plan_of(machine(0), served_model_name=name)
+    assert str(refused.value).isprintable()
+    assert plan_of(machine(0), served_model_name="Qwen/Qwen3-0.6B é").model == "Qwen/Qwen3-0.6B é"

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+import torch
 
 from trtx.config import ResolvedEngineConfig, check_engine_configs
 from trtx.config.torch_fields import HONOURED, REFUSED
@@ -15,6 +16,7 @@ from trtx.errors import UsageError
 from trtx.torch_engine import llm_args
 from trtx.torch_engine.llm_args import KvCacheConfig, LlmArgs, resolve_llm_args
 from trtx.torch_engine.process import runner_args
+from trtx.torch_engine.runner.args import resolve_dtype, resolve_kv_dtype
 
 
 def test_tensorrt_llms_names_are_taken() -> None:
@@ -93,8 +95,10 @@ def test_what_cannot_be_honoured_is_refused_with_the_way_out(given: dict[str, An
         resolve_llm_args("m", given)
 
 
-ANY = (None, True, -1, 0, 1, 2, 3, 48, 64, 1 << 40, 0.0, 0.5, 1.5, 2.0, float("nan"), "", "auto", "fp8", "nvfp4", "int8",
-       "float64", "DEFAULT", "MPI", "MOONCAKE", "fcfs", "priority", [], [0], [1, 2], ["a"], {}, {"a": 1})  # fmt: skip
+ANY = (
+    None, True, -1, 0, 1, 2, 3, 48, 64, 1 << 40, 0.0, 0.5, 1.5, 2.0, float("nan"), "", "auto", "fp8", "nvfp4", "float64",
+    "DEFAULT", "MPI", "MOONCAKE", "fcfs", "priority", [], [0], [1, 2], ["a"], {}, {"a": 1},
+)  # fmt: skip
 PLAIN = [
     f"{section}.{name}" if section else name
     for section, names in HONOURED.items()
@@ -117,7 +121,9 @@ def test_what_the_engine_refuses_of_a_config_alone_the_plan_refuses_too(path: st
         planned = not any(found.severity == "error" for found in check_engine_configs({"agg": config}, engine="torch"))
         try:
             args, _ = resolve_llm_args("m", values)
-            runner_args(args)
+            asked = runner_args(args)
+            resolve_dtype(asked.dtype, field="dtype", auto=torch.float32)
+            resolve_kv_dtype(asked.kv_dtype, None, torch.device("cpu"), auto=torch.float32)
             taken = True
         except (ValueError, UsageError):
             taken = False
