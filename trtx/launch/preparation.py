@@ -26,6 +26,7 @@ from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.ports import HOLDER
+from trtx.launch.warm_up import check_warm_up
 from trtx.topology import Machine, Plan, Ports, check_router_args, check_size, plan
 
 
@@ -59,6 +60,8 @@ def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
         for role in spec.roles
     }
     findings = _check(spec, configs, engine, checkpoint, machine)
+    if engine == "torch":
+        check_warm_up(configs, checkpoint)
     run_dir = run_dir.absolute()
     namespace = f"trtx-{secrets.token_hex(4)}"
     http = HOLDER.hold(spec.host, spec.port)

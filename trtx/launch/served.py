@@ -21,12 +21,12 @@ from trtx.launch.scratch import Scratch
 from trtx.launch.slots import Restart, Slot
 from trtx.launch.stopping import Outcome, stop
 from trtx.launch.supervisor import UNROUTED_S, Supervisor
+from trtx.launch.warm_up import WARM_UP_TOKENS, warm_up_prompt
 from trtx.topology import Plan
 
 __all__ = ["Restart", "ServedTopology", "Timeouts", "serve"]
 
 _POLL_S = 0.1
-_WARM_UP_PROMPT = "Count from one to ten, then say which of the numbers are even. This is warm-up request "
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def _warm_up(topology: ServedTopology, request_s: float) -> None:
 
     def run(first: int, last: int) -> str | None:
         waiting = [
-            pool.submit(complete, plan.url, plan.model, f"{_WARM_UP_PROMPT}{n}.", 8, timeout_s=request_s)
+            pool.submit(complete, plan.url, plan.model, warm_up_prompt(n), WARM_UP_TOKENS, timeout_s=request_s)
             for n in range(first, last)
         ]
         while not all(answer.done() for answer in waiting):

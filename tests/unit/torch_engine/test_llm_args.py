@@ -96,8 +96,8 @@ def test_what_cannot_be_honoured_is_refused_with_the_way_out(given: dict[str, An
 
 
 ANY = (
-    None, True, -1, 0, 1, 2, 3, 48, 64, 1 << 40, 0.0, 0.5, 1.5, 2.0, float("nan"), "", "auto", "fp8", "nvfp4", "float64",
-    "DEFAULT", "MPI", "MOONCAKE", "fcfs", "priority", [], [0], [1, 2], ["a"], {}, {"a": 1},
+    None, True, -1, 0, 1, 2, 3, 48, 64, 1 << 40, 0.0, 0.5, 1.5, 2.0, float("nan"), "", "auto", "fp8", "nvfp4",
+    "float64", "DEFAULT", "MPI", "MOONCAKE", "fcfs", "priority", [], [0], [1, 2], ["a"], {}, {"a": 1},
 )  # fmt: skip
 PLAIN = [
     f"{section}.{name}" if section else name
