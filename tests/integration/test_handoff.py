@@ -322,7 +322,7 @@ def test_an_exporter_that_offers_no_known_way_is_refused_by_name(exporter: Expor
 
 def test_nothing_listens_beyond_loopback(exporter: Exporter, transport: KvTransport) -> None:
     transport.release(exporter.export(180, [1]))
-    exporter.wait_for_release(177)
+    exporter.wait_for_release(180)
     for pid in (os.getpid(), exporter.pid):
         listeners = [c.laddr.ip for c in psutil.Process(pid).net_connections() if c.status == psutil.CONN_LISTEN]
         assert set(listeners) <= {"127.0.0.1", "::1"}
