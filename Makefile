@@ -3,6 +3,9 @@ PYTHON ?=
 VENV := .venv/bin
 SETUP := .venv/.setup-done
 
+# Every process that a test starts would compile trtx's sources anew, and each of pytest's those of the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo fmt check unit test proof test-gpu test-trtllm bench-streaming lock clean
 
 help:     ## this list
