@@ -38,10 +38,13 @@ def free_port() -> int:
     """A port that nothing listens on now, and that nobody draws before its process does.
 
     Below the ports that trtx's launcher draws (15,000 on) and those that the system gives to connections, and below
-    32,768, as Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number. Tests run in two processes: each has half.
+    32,768, as Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number. Each of the processes that run tests has
+    its own share of them.
     """
     runner = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    for port in random.sample(range(10_000 + runner % 2, 15_000, 2), 1000):
+    runners = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    share = range(10_000 + runner, 15_000, runners)
+    for port in random.sample(share, len(share)):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import httpx
 import pytest
 from topology_clients import PACED, Load, ServeCommand, Stream, nothing_left, stream_once, trtx_serve, wait_until
+
+from trtx.topology import Plan
 
 WHOLE = "the topology is whole again"
 
@@ -40,6 +44,12 @@ def two_aggregated() -> Iterator[ServeCommand]:
     with trtx_serve(*PACED, "--workers", "2") as serve:
         serve.wait_ready()
         yield serve
+
+
+def open_requests(plan: Plan) -> float:
+    """Of all workers together, as they say themselves."""
+    texts = [httpx.get(f"http://127.0.0.1:{worker.system_port}/metrics").text for worker in plan.workers]
+    return sum(float(found) for text in texts for found in re.findall(r"^trtx_open_requests\{.*\} (\S+)$", text, re.M))
 
 
 @contextmanager
@@ -90,7 +100,7 @@ def test_requests_right_after_an_idle_workers_death_find_the_other_one(two_of_ea
 def test_an_agg_worker_of_two_dies_and_its_streams_go_on_at_the_other(two_aggregated: ServeCommand) -> None:
     serve, plan = two_aggregated, two_aggregated.wait_ready()
     with Load(plan.url, plan.model, 16, 60) as load:
-        time.sleep(0.7)
+        wait_until(lambda: open_requests(plan) == 16, 30, "16 streams are open")
         with until_whole_again(serve):
             os.kill(serve.pid_of("agg-0"), signal.SIGKILL)
         load.stop()
