@@ -118,7 +118,7 @@ class ChunkWriter:
 
 def _cached_tokens(output: Any, block_size: int | None, prompt_tokens: int) -> int:
     """Prompt tokens whose KV was found instead of computed, as far as the engine says (as Dynamo counts them)."""
-    perf = getattr(output, "request_perf_metrics", None)
+    perf = output.request_perf_metrics
     if perf is None or perf.kv_cache_metrics is None or block_size is None:
         return 0
     return min(int(perf.kv_cache_metrics.num_reused_blocks) * block_size, prompt_tokens)

@@ -14,6 +14,7 @@ from typing import Any
 
 from dynamo.common.backend.health_check import is_probe
 
+from trtx.engine.api import Hints
 from trtx.errors import TrtxError
 from trtx.worker import fields
 
@@ -38,9 +39,7 @@ class WorkerRequest:
     wants_logprobs: bool
     cache_salt: str | None
     trace_headers: dict[str, str] | None
-    priority: float | None  # 0 to 1; None: the engine's default
-    dp_rank: int | None  # attention-DP rank that the router chose
-    conversation_id: str | None
+    hints: Hints
 
 
 def parse(
@@ -91,9 +90,11 @@ def parse(
         wants_logprobs="logprobs" in sampling,
         cache_salt=_cache_salt(request),
         trace_headers=trace_headers,
-        priority=1.0 if is_probe(request) else _priority(routing.get("priority")),
-        dp_rank=routing.get("dp_rank"),
-        conversation_id=(request.get("agent_context") or {}).get("session_id") or None,
+        hints=Hints(
+            priority=1.0 if is_probe(request) else _priority(routing.get("priority")),
+            dp_rank=routing.get("dp_rank"),
+            conversation_id=(request.get("agent_context") or {}).get("session_id") or None,
+        ),
     )
 
 
