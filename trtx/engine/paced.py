@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from trtx.errors import UsageError
-from trtx.torch_engine.choices import Choice
+from trtx.text import StopStrings, TextStream, load_tokenizer
+from trtx.torch_engine.llmapi.choices import Choice
+from trtx.torch_engine.llmapi.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
+from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling
 from trtx.torch_engine.messages import Handover, Update
-from trtx.torch_engine.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
-from trtx.torch_engine.sampling import SamplingParams, checked_sampling
-from trtx.torch_engine.text import StopStrings, TextStream, load_tokenizer
 
 __all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "RequestFailed", "SamplingParams"]
 

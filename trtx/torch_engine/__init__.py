@@ -7,10 +7,16 @@ prefix hits nor preemption, and that every block is free, held or cached, exactl
 """
 
 from trtx.torch_engine.batch import Logprob
-from trtx.torch_engine.llm import LLM
 from trtx.torch_engine.llm_args import CacheTransceiverConfig, CudaGraphConfig, KvCacheConfig, LlmArgs, SchedulerConfig
-from trtx.torch_engine.results import CompletionOutput, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
-from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.llmapi.llm import LLM
+from trtx.torch_engine.llmapi.results import (
+    CompletionOutput,
+    DisaggregatedParams,
+    RequestError,
+    RequestFailed,
+    RequestOutput,
+)
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 
 __all__ = [
     "LLM",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 
 _MOST = 2**31 - 1  # of tokens: more than any context and any vocabulary has
 _LARGEST = 3.4028234663852886e38  # the largest finite float32, as penalised logits are clamped to

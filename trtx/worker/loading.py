@@ -16,8 +16,8 @@ from trtx import engine
 from trtx.engine import EngineApi
 from trtx.engine.tensorrt_llm import versions
 from trtx.errors import LaunchError, UsageError
+from trtx.text import StopStrings, TextStream, Tokenizer, load_tokenizer
 from trtx.torch_engine.messages import HandoffStats
-from trtx.torch_engine.text import StopStrings, TextStream, Tokenizer, load_tokenizer
 from trtx.worker.options import WorkerOptions
 from trtx.worker.request import InvalidRequest, WorkerRequest
 

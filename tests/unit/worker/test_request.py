@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.worker.request import InvalidRequest, parse
 
 

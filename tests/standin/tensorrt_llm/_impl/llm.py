@@ -62,7 +62,7 @@ class BaseLLM:
     @property
     def tokenizer(self) -> Any:
         """The transformers tokenizer. The real LLM has loaded it by now; here it waits for the first look."""
-        from trtx.torch_engine.text import load_hf_tokenizer
+        from trtx.text import load_hf_tokenizer
 
         given = self.args.tokenizer
         if self.args.skip_tokenizer_init or not (given is None or isinstance(given, (str, Path))):
@@ -254,7 +254,7 @@ class BaseLLM:
         return min(wanted, room)
 
     def _fast_tokenizer(self) -> Any:
-        from trtx.torch_engine.text import fast_tokenizer, load_tokenizer
+        from trtx.text import fast_tokenizer, load_tokenizer
 
         if not hasattr(self, "_tokenizer"):
             given = self.args.tokenizer

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trtx.text import TextStream
 from trtx.torch_engine.batch import Logprob
+from trtx.torch_engine.llmapi.sampling_fields import shown
 from trtx.torch_engine.messages import Handover
-from trtx.torch_engine.sampling_fields import shown
-from trtx.torch_engine.text import TextStream
 
 
 class RequestError(RuntimeError):

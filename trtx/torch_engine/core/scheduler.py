@@ -12,8 +12,8 @@ from bisect import insort
 from dataclasses import dataclass, field
 
 from trtx.torch_engine.batch import Batch, ScheduledSequence
-from trtx.torch_engine.block_pool import BlockPool
-from trtx.torch_engine.request import Sequence, State
+from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.sequence import Sequence, State
 
 WATERMARK = 0.01
 """Share of the pool that admission leaves for running sequences to grow into; vLLM's figure. Without it a full pool

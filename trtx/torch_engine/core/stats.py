@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-from trtx.torch_engine.request import Sequence
-from trtx.torch_engine.scheduler import Scheduler, Step
+from trtx.torch_engine.core.scheduler import Scheduler, Step
+from trtx.torch_engine.core.sequence import Sequence
 
 
 def iteration_stats(

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtx.torch_engine.sampling_fields import FIELDS, Unsuitable, shown
+from trtx.torch_engine.llmapi.sampling_fields import FIELDS, Unsuitable, shown
 
 GREEDY_CHOICES_VARIABLE = "TLLM_ALLOW_N_GREEDY_DECODING"
 """TensorRT-LLM's own switch: n > 1 without randomness yields n equal choices, which is refused unless it is set."""

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from trtx.errors import UsageError
 from trtx.torch_engine.channel import Channel
-from trtx.torch_engine.choices import Choice
-from trtx.torch_engine.feeds import Feed
 from trtx.torch_engine.llm_args import LlmArgs
+from trtx.torch_engine.llmapi.choices import Choice
+from trtx.torch_engine.llmapi.feeds import Feed
+from trtx.torch_engine.llmapi.results import RequestError, RequestFailed, RequestOutput
 from trtx.torch_engine.messages import (
     Abort,
     Fatal,
@@ -36,7 +37,6 @@ from trtx.torch_engine.messages import (
     Submit,
     Update,
 )
-from trtx.torch_engine.results import RequestError, RequestFailed, RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +94,11 @@ class EngineClient:
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Channel[FromEngine]]:
         ours, theirs = socket.socketpair()
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parents[3])
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
         process = subprocess.Popen(
-            [sys.executable, "-m", "trtx.torch_engine.process", str(theirs.fileno())],
+            [sys.executable, "-m", "trtx.torch_engine.core.process", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

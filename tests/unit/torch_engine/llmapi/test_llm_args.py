@@ -14,8 +14,8 @@ from trtx.config import ResolvedEngineConfig, check_engine_configs
 from trtx.config.torch_fields import HONOURED, REFUSED
 from trtx.errors import UsageError
 from trtx.torch_engine import llm_args
+from trtx.torch_engine.core.process import runner_args
 from trtx.torch_engine.llm_args import KvCacheConfig, LlmArgs, resolve_llm_args
-from trtx.torch_engine.process import runner_args
 from trtx.torch_engine.runner.args import resolve_dtype, resolve_kv_dtype
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.torch_engine.oracle_runner import OracleTransport, Wire, undisturbed
-from tests.unit.torch_engine.test_core import Harness, prompt_of
+from tests.unit.torch_engine.core.oracle_runner import OracleTransport, Wire, undisturbed
+from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
 from trtx.torch_engine.messages import Handover
 
 TIMEOUT_S = 10.0

@@ -14,15 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from trtx.checkpoint import read_end_ids
-from trtx.torch_engine.choices import Choice
-from trtx.torch_engine.client import EngineClient
-from trtx.torch_engine.llm_args import LlmArgs, resolve_llm_args
-from trtx.torch_engine.messages import HandoffStats, Submit
-from trtx.torch_engine.results import DisaggregatedParams, RequestError, RequestOutput
-from trtx.torch_engine.sampling import SamplingParams, checked_sampling
-from trtx.torch_engine.sampling_fields import is_text, shown
-from trtx.torch_engine.sampling_plan import resolve_sampling
-from trtx.torch_engine.text import (
+from trtx.text import (
     StopStrings,
     TextStream,
     Tokenizer,
@@ -30,6 +22,14 @@ from trtx.torch_engine.text import (
     load_hf_tokenizer,
     load_tokenizer,
 )
+from trtx.torch_engine.llm_args import LlmArgs, resolve_llm_args
+from trtx.torch_engine.llmapi.choices import Choice
+from trtx.torch_engine.llmapi.client import EngineClient
+from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestOutput
+from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling
+from trtx.torch_engine.llmapi.sampling_fields import is_text, shown
+from trtx.torch_engine.messages import HandoffStats, Submit
+from trtx.torch_engine.sampling_plan import resolve_sampling
 
 DEFAULT_PRIORITY = 0.5
 Prompt = str | list[int] | Mapping[str, Any]

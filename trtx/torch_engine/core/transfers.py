@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from trtx.torch_engine.batch import ModelRunner
+from trtx.torch_engine.core.scheduler import Scheduler
+from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.handoff import KvTransport, LayoutMismatch, LeaseTable, PeerGone
 from trtx.torch_engine.messages import HandoffStats
-from trtx.torch_engine.request import Sequence
-from trtx.torch_engine.scheduler import Scheduler
 
 READ_POLL_S = 0.0002
 LEASE_POLL_S = 0.01

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine.sampling import GREEDY_CHOICES_VARIABLE, SamplingParams
-from trtx.torch_engine.sampling_fields import FIELDS, Use
+from trtx.torch_engine.llmapi.sampling import GREEDY_CHOICES_VARIABLE, SamplingParams
+from trtx.torch_engine.llmapi.sampling_fields import FIELDS, Use
 from trtx.torch_engine.sampling_plan import SamplingPlan, resolve_sampling
 
 
@@ -87,7 +87,7 @@ def test_equal_greedy_choices_are_served_where_tensorrt_llms_switch_allows_them(
     assert SamplingParams(n=2).n == 2
 
 
-FACTS = Path(__file__).parents[2] / "standin" / "llm_api.json"
+FACTS = Path(__file__).parents[3] / "standin" / "llm_api.json"
 # Used where a request is made, before there is a plan: their effects have tests of their own.
 BEFORE_THE_PLAN = {
     "end_id", "stop", "ignore_eos", "truncate_prompt_tokens", "n", "best_of", "detokenize", "add_special_tokens",
