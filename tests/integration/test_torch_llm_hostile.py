@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine import LLM, DisaggregatedParams, Logprob, RequestError, RequestFailed, SamplingParams
-from trtx.torch_engine.llmapi.sampling_fields import FIELDS
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, Logprob, RequestError, RequestFailed, SamplingParams
+from trtx.torch_engine.llmapi.sampling import FIELDS
 
 CONTEXT = 128
 LONG_PROMPT = [7 + at % 50 for at in range(CONTEXT - 8)]  # leaves room for 8 tokens, whatever max_tokens says

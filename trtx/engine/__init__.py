@@ -35,12 +35,12 @@ def load(kind: EngineKind) -> EngineApi:
         from trtx.engine.tensorrt_llm.life import load_api
 
         return load_api()
-    from trtx.torch_engine.batch import Logprob
+    from trtx.torch_engine.messages import Logprob
 
     if kind == "paced":
         from trtx.engine import paced as module
     else:
-        from trtx import torch_engine as module  # type: ignore[no-redef]
+        from trtx.torch_engine import llmapi as module  # type: ignore[no-redef]
 
     return EngineApi(
         kind=kind,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from trtx.torch_engine.batch import KvGeometry, Logprob
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.sampling_plan import SamplingPlan
+
+
+class Logprob(NamedTuple):
+    """Log-probability of one token and its rank (1 is the most likely), as TensorRT-LLM's ``Logprob``."""
+
+    logprob: float
+    rank: int | None = None
 
 
 class Handover(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -60,7 +66,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress", array_like=True):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     num_blocks: int
-    geometry: KvGeometry
+    tokens_per_block: int
     max_seq_len: int
     max_batch_size: int
     vocab_size: int

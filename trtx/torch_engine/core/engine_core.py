@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 import psutil
 
-from trtx.torch_engine.batch import Logprob, ModelRunner, Sampled
+from trtx.torch_engine.batch import ModelRunner, Sampled
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
@@ -17,7 +17,7 @@ from trtx.torch_engine.core.sequence import Sequence, State
 from trtx.torch_engine.core.stats import iteration_stats
 from trtx.torch_engine.core.transfers import LEASE_POLL_S, Transfers
 from trtx.torch_engine.handoff import KvTransport
-from trtx.torch_engine.messages import HandoffStats, Handover, StepReport, Submit, Update
+from trtx.torch_engine.messages import HandoffStats, Handover, Logprob, StepReport, Submit, Update
 
 logger = logging.getLogger(__name__)
 

@@ -107,7 +107,7 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
     channel.send(
         Ready(
             runner.num_blocks,
-            runner.geometry,
+            runner.geometry.tokens_per_block,
             core.max_seq_len,
             core.scheduler.max_batch_size,
             runner.vocab_size,

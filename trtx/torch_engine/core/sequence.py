@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trtx.torch_engine.batch import Logprob, Sampled, ScheduledSequence
+from trtx.torch_engine.batch import Sampled, ScheduledSequence
 from trtx.torch_engine.core.block_pool import block_name, root_name
-from trtx.torch_engine.messages import Handover, Submit, Update
+from trtx.torch_engine.messages import Handover, Logprob, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 

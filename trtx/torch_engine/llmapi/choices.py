@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trtx.text import StopStrings
-from trtx.torch_engine.batch import Logprob
 from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
-from trtx.torch_engine.messages import Update
+from trtx.torch_engine.messages import Logprob, Update
 
 
 @dataclass(slots=True, eq=False)

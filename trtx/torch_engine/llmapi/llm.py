@@ -22,14 +22,14 @@ from trtx.text import (
     load_hf_tokenizer,
     load_tokenizer,
 )
-from trtx.torch_engine.llm_args import LlmArgs, resolve_llm_args
+from trtx.torch_engine.llm_args import LlmArgs
+from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 from trtx.torch_engine.llmapi.choices import Choice
 from trtx.torch_engine.llmapi.client import EngineClient
 from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestOutput
-from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling
-from trtx.torch_engine.llmapi.sampling_fields import is_text, shown
+from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
+from trtx.torch_engine.llmapi.values import is_text, shown
 from trtx.torch_engine.messages import HandoffStats, Submit
-from trtx.torch_engine.sampling_plan import resolve_sampling
 
 DEFAULT_PRIORITY = 0.5
 Prompt = str | list[int] | Mapping[str, Any]
@@ -269,7 +269,7 @@ class LLM:
         return self._client.kv_events.rows(timeout)
 
     def get_kv_cache_capacity(self) -> dict[str, int]:
-        blocks, size = self._ready.num_blocks, self._ready.geometry.tokens_per_block
+        blocks, size = self._ready.num_blocks, self._ready.tokens_per_block
         return {"maxNumBlocks": blocks, "tokensPerBlock": size, "maxNumTokens": blocks * size}
 
     @property

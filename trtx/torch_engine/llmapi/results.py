@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtx.text import TextStream
-from trtx.torch_engine.batch import Logprob
-from trtx.torch_engine.llmapi.sampling_fields import shown
-from trtx.torch_engine.messages import Handover
+from trtx.torch_engine.llmapi.values import shown
+from trtx.torch_engine.messages import Handover, Logprob
 
 
 class RequestError(RuntimeError):

@@ -332,8 +332,8 @@ def _item(value: Any, index: int) -> Any:
 def _for_torch_engine(params: Any) -> Any:
     if params is None:
         return None
-    from trtx.torch_engine import DisaggregatedParams as TorchParams
-    from trtx.torch_engine import Logprob
+    from trtx.torch_engine.llmapi import DisaggregatedParams as TorchParams
+    from trtx.torch_engine.llmapi import Logprob
 
     given = params.first_gen_log_probs
     logprobs = [{t: Logprob(e.logprob, e.rank) for t, e in position.items()} for position in given] if given else None

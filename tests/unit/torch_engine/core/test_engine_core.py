@@ -13,9 +13,9 @@ from tests.unit.torch_engine.core.oracle_runner import VOCAB, OracleRunner, next
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence
-from trtx.torch_engine.llmapi.sampling import SamplingParams
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
-from trtx.torch_engine.sampling_plan import SamplingPlan, resolve_sampling
+from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
 class Harness:

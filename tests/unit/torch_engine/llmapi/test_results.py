@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trtx.torch_engine.batch import Logprob
 from trtx.torch_engine.llmapi.results import Delivery, DisaggregatedParams, RequestError, RequestOutput
+from trtx.torch_engine.messages import Logprob
 
 
 def make(*, streaming: bool = True, choices: int = 1) -> RequestOutput:
