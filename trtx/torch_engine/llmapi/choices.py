@@ -49,5 +49,5 @@ class Choice:
             logprobs=logprobs,
             prompt_logprobs=update.prompt_logprobs,
             reused_blocks=update.reused_blocks or None,
-            handover=update.handover,
+            handoff=update.handoff,
         )

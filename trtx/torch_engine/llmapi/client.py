@@ -51,7 +51,7 @@ class EngineClient:
     def __init__(self, args: LlmArgs) -> None:
         self.ready: Future[Ready] = Future()
         self.device_memory_bytes = 0
-        self.handoff = HandoffStats()
+        self.handoff_stats = HandoffStats()
         self.stats = Feed(args.max_stats_len)
         self.kv_events = Feed(max(1, args.kv_cache_config.event_buffer_max_size))
         self.pid = 0
@@ -213,8 +213,8 @@ class EngineClient:
                 self.ready.set_exception(UsageError(message.text))
 
     def _take_step(self, report: StepReport) -> None:
-        if report.handoff is not None:
-            self.handoff = report.handoff
+        if report.handoff_stats is not None:
+            self.handoff_stats = report.handoff_stats
         if report.device_memory_bytes is not None:
             self.device_memory_bytes = report.device_memory_bytes
         if report.stats is not None:

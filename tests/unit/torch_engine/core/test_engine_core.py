@@ -59,7 +59,7 @@ class Harness:
     def run(self, limit: int = 5000) -> None:
         for _ in range(limit):
             scheduler = self.core.scheduler
-            if not (scheduler.waiting or scheduler.running or scheduler.transferring or self.core.wait_s == 0.0):
+            if not (scheduler.waiting or scheduler.running or scheduler.reading or self.core.wait_s == 0.0):
                 return
             self.step()
         raise AssertionError(f"work left after {limit} steps")
