@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from trtx.errors import UsageError
-from trtx.torch_engine import LLM, RequestError, SamplingParams
+from trtx.torch_engine.llmapi import LLM, RequestError, SamplingParams
 
 MODEL = "synthetic:tiny"
 SMALL: dict[str, Any] = {
@@ -253,7 +253,7 @@ def test_shutdown_ends_the_process_and_what_is_open() -> None:
 
 def test_no_engine_outlives_its_parents_kill_9() -> None:
     program = (
-        "from trtx.torch_engine import LLM, SamplingParams\n"
+        "from trtx.torch_engine.llmapi import LLM, SamplingParams\n"
         f"llm = LLM({MODEL!r}, max_batch_size=4, max_seq_len=512, kv_cache_config={{'max_tokens': 4096}})\n"
         "llm.generate_async([5, 6], SamplingParams(max_tokens=500, ignore_eos=True))\n"
         "print(llm.engine_pid, flush=True)\n"

@@ -8,8 +8,15 @@ from typing import Any, Literal
 
 from trtx.engine.api import Engine, EngineApi, EngineFacts, Fault, HandoffTotals, Hints, Row
 from trtx.engine.request_ids import RequestIds
-from trtx.torch_engine import LLM, DisaggregatedParams, Logprob, RequestError, RequestFailed, RequestOutput
-from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.llmapi import (
+    LLM,
+    DisaggregatedParams,
+    Logprob,
+    RequestError,
+    RequestFailed,
+    RequestOutput,
+    SamplingParams,
+)
 
 
 class TorchEngine(Engine):

@@ -21,11 +21,11 @@ from typing import Any
 from trtx.checkpoint.facts import context_length_of, read_config
 from trtx.engine.api import Engine, EngineFacts, Hints
 from trtx.errors import UsageError
-from trtx.torch_engine.choices import Choice
-from trtx.torch_engine.messages import Handover, Update
-from trtx.torch_engine.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
-from trtx.torch_engine.sampling import SamplingParams, checked_sampling
-from trtx.torch_engine.text import StopStrings, TextStream, load_tokenizer
+from trtx.text import StopStrings, TextStream, load_tokenizer
+from trtx.torch_engine.llmapi.choices import Choice
+from trtx.torch_engine.llmapi.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
+from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling
+from trtx.torch_engine.messages import Handoff, Update
 
 __all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "RequestFailed", "SamplingParams"]
 
@@ -216,9 +216,9 @@ class LLM(Engine):
         running.position += 1
         running.left -= 1
         finish_reason = None if running.left else "length"
-        handover = Handover("context_only", [token_id], opaque_state=_OPAQUE_STATE) if running.hands_off else None
+        handoff = Handoff("context_only", [token_id], opaque_state=_OPAQUE_STATE) if running.hands_off else None
         if running.choice.stop_strings is None:
-            delivery: Delivery | None = Delivery(0, [token_id], finish_reason, handover=handover)
+            delivery: Delivery | None = Delivery(0, [token_id], finish_reason, handoff=handoff)
         else:
             delivery = running.choice.delivery(Update(0, [token_id], finish_reason))
         if delivery is None:

@@ -13,7 +13,7 @@ from dynamo.common.backend.logprobs import (
     extract_prompt_logprobs_from_completion_output,
 )
 
-from trtx.torch_engine.text import StopStrings, Tokenizer
+from trtx.text import StopStrings, Tokenizer
 from trtx.worker.request import WorkerRequest
 
 Chunk = dict[str, Any]

@@ -13,7 +13,7 @@ from trtx import engine
 from trtx.checkpoint.facts import read_config
 from trtx.engine import Engine, EngineApi
 from trtx.errors import UsageError
-from trtx.torch_engine.text import StopStrings, TextStream, Tokenizer, load_tokenizer
+from trtx.text import StopStrings, TextStream, Tokenizer, load_tokenizer
 from trtx.worker.options import WorkerOptions
 from trtx.worker.request import InvalidRequest, WorkerRequest
 

@@ -14,7 +14,7 @@ import pytest
 from trtx.checkpoint import resolve_checkpoint
 from trtx.engine.paced import LLM, DisaggregatedParams, RequestError, RequestFailed, SamplingParams
 from trtx.errors import UsageError
-from trtx.torch_engine.text import StopStrings
+from trtx.text import StopStrings
 
 PROMPT = [5, 6, 7]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.torch_engine import DisaggregatedParams, Logprob
+from trtx.torch_engine.llmapi import DisaggregatedParams, Logprob
 from trtx.worker import handoff
 from trtx.worker.request import InvalidRequest
 

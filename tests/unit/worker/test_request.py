@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtx.engine.api import Hints
-from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.worker.request import InvalidRequest, parse
 
 
