@@ -15,7 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
+from engine_protocol import check_engine
 
+from trtx.engine import embedded
 from trtx.errors import UsageError
 from trtx.torch_engine.llmapi import LLM, RequestError, SamplingParams
 
@@ -286,3 +288,11 @@ def test_a_value_of_the_wrong_type_is_refused_before_the_engine_sees_it(
     with pytest.raises(RequestError, match="wrong type"):
         llm.generate_async(inputs, GREEDY, **fields)
     assert _finished(llm.generate_async([5, 6], GREEDY)).finished
+
+
+def test_a_worker_finds_all_that_it_asks_of_an_engine(llm: LLM) -> None:
+    engine = embedded.TorchEngine(llm)
+    check_engine(embedded.load_api("torch"), engine, hands_off=False)
+    assert engine.engine_pid is not None and psutil.pid_exists(engine.engine_pid)
+    assert (engine.facts.num_blocks, engine.facts.context_length) == (llm.get_kv_cache_capacity()["maxNumBlocks"], 512)
+    assert engine.handoff_stats() == llm.handoff_stats()

@@ -42,7 +42,7 @@ class LoadedEngine:
             request.stop_strings,
             TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens),
             include=request.includes_stop_string,
-            min_tokens=request.min_tokens,
+            min_tokens=request.sampling.get("min_tokens", 0),
         )
 
     def shutdown(self) -> bool:

@@ -29,7 +29,7 @@ def request(
 
 
 def test_absent_max_tokens_means_the_rest_of_the_context() -> None:
-    assert parse(request(), context_length=10).max_tokens == 7
+    assert parse(request(), context_length=10).sampling["max_tokens"] == 7
 
 
 def test_max_tokens_past_the_context_are_clamped() -> None:
