@@ -71,7 +71,7 @@ def load(options: WorkerOptions) -> LoadedEngine:
     start = api.start if serves_tokens else api.start_encoder
     if start is None:
         raise UsageError(f"engine {options.engine} has no vision encoder; use --engine tensorrt-llm for encode")
-    arguments = _arguments(options) if serves_tokens else options.llm_args
+    arguments = engine_arguments(options) if serves_tokens else options.llm_args
     loaded = start(options.model, arguments)
     seconds = time.monotonic() - started
     logger.info("%s loaded %s in %.1f s", options.name, options.model, seconds)
@@ -97,7 +97,7 @@ def _tokenizer(model: Path) -> Tokenizer | None:
         return None
 
 
-def _arguments(options: WorkerOptions) -> dict[str, Any]:
+def engine_arguments(options: WorkerOptions) -> dict[str, Any]:
     """The engine config, with what a worker needs of its engine switched on unless the config says otherwise."""
     cache = dict(options.llm_args.get("kv_cache_config") or {})
     if cache.get("enable_block_reuse", True):
