@@ -159,7 +159,7 @@ def test_what_is_handed_to_an_engine_is_honoured_there_in_all_of_its_range(secti
             continue
         SamplingParams(
             **{"max_tokens": None} | {name: sampled}
-        )  # raises where the worker's range is wider than the engine's
+        )  # raises where the worker takes more
         taken += 1
     assert taken
 
