@@ -48,8 +48,8 @@ def test_the_two_processes_share_messages_alone() -> None:
         across = _parts(path) - TOWERS[tower] - {tower}
         assert not across, (
             f"torch_engine/{inside} imports {sorted(across)}, which {tower} may not: llmapi runs in the caller's "
-            "process, core, runner and handoff in the engine's. Let a field of torch_engine/messages.py carry what it needs; "
-            "a type that both sides name belongs there"
+            "process, core, runner and handoff in the engine's. Let a field of torch_engine/messages.py carry "
+            "what it needs; a type that both sides name belongs there"
         )
 
 
