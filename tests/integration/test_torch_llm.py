@@ -16,10 +16,13 @@ from typing import Any
 import psutil
 import pytest
 from engine_protocol import check_engine
+from tokenizers.processors import TemplateProcessing
 
+from tests.unit.torch_engine.llmapi import sampling_probes
 from trtx.engine import embedded
 from trtx.errors import UsageError
-from trtx.torch_engine.llmapi import LLM, RequestError, SamplingParams
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, RequestError, SamplingParams
+from trtx.torch_engine.llmapi.sampling import FIELDS, Use
 
 MODEL = "synthetic:tiny"
 SMALL: dict[str, Any] = {
@@ -192,6 +195,32 @@ def test_prompt_logprobs_cover_every_prompt_token_but_the_first(llm: LLM) -> Non
         output = _finished(llm.generate_async(prompt, replace(GREEDY, prompt_logprobs=0)))
         rows = output.outputs[0].prompt_logprobs
         assert [token in row for token, row in zip(prompt[1:], rows, strict=True)] == [True] * (len(prompt) - 1)
+
+
+BOS = 1  # special, in the vocabulary of every synthetic model
+
+
+@pytest.fixture(scope="module")
+def with_special_tokens(llm: LLM) -> Iterator[None]:
+    """The synthetic tokenizer adds none to a prompt; most others do."""
+    tokenizer: Any = llm._tokenizer
+    tokenizer.post_processor = TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", BOS)])
+    yield
+    tokenizer.post_processor = TemplateProcessing(single="$A")
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is not Use.REFUSED])
+def test_a_sampling_field_changes_answers_exactly_if_it_is_honoured(
+    llm: LLM, with_special_tokens: None, name: str
+) -> None:
+    # Special tokens are rarely sampled: one comes from a prefill engine, which takes no choices.
+    first = DisaggregatedParams(request_type="generation_only", first_gen_tokens=[BOS])
+    handed = first if name == "skip_special_tokens" else None
+
+    def answer(**sampling: Any) -> Any:
+        return _finished(llm.generate_async("The quick", SamplingParams(**sampling), disaggregated_params=handed))
+
+    sampling_probes.check(name, FIELDS[name].torch, answer)
 
 
 def test_kv_events_and_capacity_agree_with_the_statistics(llm: LLM) -> None:

@@ -21,11 +21,12 @@ from typing import Any
 from trtx.checkpoint.facts import context_length_of, read_config
 from trtx.engine.api import Engine, EngineFacts, Hints
 from trtx.errors import UsageError
-from trtx.text import StopStrings, TextStream, load_tokenizer
-from trtx.torch_engine.llmapi.choices import Choice
+from trtx.text import TextStream, load_tokenizer
+from trtx.torch_engine.llmapi.choices import Choice, find_stops
 from trtx.torch_engine.llmapi.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
-from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling
+from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
 from trtx.torch_engine.messages import Handoff, Update
+from trtx.torch_engine.sampling_plan import SamplingPlan
 
 __all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "RequestFailed", "SamplingParams"]
 
@@ -52,10 +53,12 @@ class _Running:
     """One request in the clock's hands. ``ready_at``, in monotonic seconds: no token before then."""
 
     choice: Choice
+    sampling: SamplingPlan
     ready_at: float
     position: int  # of the next token, counted over prompt and output
     left: int  # tokens still to make
     hands_off: bool  # context_only: its one token goes to a decode worker
+    made: int = 0
     is_aborted: bool = False
 
 
@@ -99,29 +102,31 @@ class LLM(Engine):
         hints: Hints | None = None,
     ) -> RequestOutput:
         """Starts a request and returns at once. Raises RequestError for what a clock can't answer."""
-        sampling = checked_sampling(sampling_params)
-        if sampling.n != 1 or sampling.logprobs is not None or sampling.prompt_logprobs is not None:
-            raise RequestError("the paced engine makes one choice without logprobs; ask for n 1 and no logprobs")
-        room = self.args.max_seq_len - len(inputs)
+        sampling = checked_sampling(sampling_params, "paced")
+        prompt = list(inputs)[-(sampling.truncate_prompt_tokens or 0) :]
+        room = self.args.max_seq_len - len(prompt)
         if room < 1:
             raise RequestError(
-                f"the prompt has {len(inputs)} tokens; expected less than max_seq_len {room + len(inputs)}"
+                f"the prompt has {len(prompt)} tokens; expected less than max_seq_len {room + len(prompt)}"
             )
         kind = disaggregated_params.request_type if disaggregated_params is not None else None
+        stops = find_stops(sampling, self._tokenizer) if kind != "context_only" else None
+        text = TextStream(self._tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         output = RequestOutput(
             next(self._request_ids),
             prompt=None,
-            prompt_token_ids=list(inputs),
+            prompt_token_ids=prompt,
             num_choices=1,
             streaming=streaming,
             on_abort=lambda: self._abort(running),
-            text_streams=None,
+            text_streams=[text] if sampling.detokenize and stops is None else None,
         )
         now = time.monotonic()
         running = _Running(
-            Choice(0, output, [output.request_id], self._stop_strings(sampling) if kind != "context_only" else None),
+            Choice(0, output, [output.request_id], stops),
+            resolve_sampling(sampling),
             ready_at=now + self.args.paced_ttft_ms / 1000,
-            position=len(inputs),
+            position=len(prompt),
             left=1 if kind == "context_only" else min(sampling.max_tokens or room, room),
             hands_off=kind == "context_only",
         )
@@ -198,7 +203,7 @@ class LLM(Engine):
             try:
                 if running.is_aborted:
                     running.left = 0
-                    loop = running.choice.output.push(Delivery(0, [], "cancelled"))
+                    loop = running.choice.output.push(Delivery(0, Update(0, [], "cancelled")))
                 elif running.ready_at <= at:
                     loop = self._give(running, self._token_ids[running.position % len(self._token_ids)])
             except Exception as error:  # of its text: nobody else's clock stops for it
@@ -213,17 +218,22 @@ class LLM(Engine):
 
     def _give(self, running: _Running, token_id: int) -> asyncio.AbstractEventLoop | None:
         """Hands one token over; returns the loop on which somebody waits for it."""
+        may_end, plan = running.made >= running.sampling.min_tokens, running.sampling
         running.position += 1
         running.left -= 1
-        finish_reason = None if running.left else "length"
-        handoff = Handoff("context_only", [token_id], opaque_state=_OPAQUE_STATE) if running.hands_off else None
-        if running.choice.stop_strings is None:
-            delivery: Delivery | None = Delivery(0, [token_id], finish_reason, handoff=handoff)
-        else:
-            delivery = running.choice.delivery(Update(0, [token_id], finish_reason))
+        running.made += 1
+        update = Update(0, [token_id], None if running.left else "length")
+        if may_end and token_id in plan.end_ids:
+            update.finish_reason = "stop"
+        elif may_end and token_id in plan.stop_ids:
+            update.finish_reason, update.stop_reason = "stop", token_id
+            update.token_ids = [token_id] if plan.keeps_stop_id else []
+        if running.hands_off:
+            update.handoff = Handoff("context_only", [token_id], opaque_state=_OPAQUE_STATE)
+        delivery = running.choice.delivery(update)
         if delivery is None:
             return None
-        if delivery.finish_reason is not None:
+        if update.finish_reason is not None:
             running.left = 0
         return running.choice.output.push(delivery)
 
@@ -240,16 +250,6 @@ class LLM(Engine):
                 to_wake.setdefault(loop, []).append(running.choice.output)
         self._running = []
         _wake(to_wake)
-
-    def _stop_strings(self, sampling: SamplingParams) -> StopStrings | None:
-        if not sampling.stop_strings:
-            return None
-        return StopStrings(
-            sampling.stop_strings,
-            TextStream(self._tokenizer, skip_special_tokens=sampling.skip_special_tokens),
-            include=sampling.include_stop_str_in_output,
-            min_tokens=sampling.min_tokens or 0,
-        )
 
 
 def _wake(outputs_by_loop: dict[asyncio.AbstractEventLoop, list[RequestOutput]]) -> None:

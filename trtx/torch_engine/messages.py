@@ -44,7 +44,6 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_de
     sequence_id: int
     prompt_token_ids: list[int]
     sampling: SamplingPlan
-    end_ids: tuple[int, ...] = ()
     cache_salt: str | None = None
     priority: float = 0.5
     handoff: Handoff | None = None
@@ -85,7 +84,7 @@ class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     sequence_id: int
     token_ids: list[int]
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None  # a stop token id; the caller's side makes it a stop string
     logprobs: list[dict[int, Logprob]] | None = None  # aligned with token_ids
     prompt_logprobs: list[dict[int, Logprob]] | None = None
     reused_blocks: int = 0

@@ -24,8 +24,9 @@ class SamplingPlan:
     seed: int | None = None  # below 2**64; None: one is drawn at admission
     max_tokens: int = MOST_TOKENS  # the engine clamps it to what is left of the context
     min_tokens: int = 0
+    end_ids: tuple[int, ...] = ()  # the client sees them, as on TensorRT-LLM's pytorch backend
     stop_ids: tuple[int, ...] = ()
-    keeps_stop_id: bool = False  # in the client's tokens
+    keeps_stop_id: bool = False  # the client sees them too
     logprobs: int | None = None  # how many beside the chosen token; None: not asked for
     prompt_logprobs: int | None = None
 

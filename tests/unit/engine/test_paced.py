@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from engine_protocol import check_engine
 
+from tests.unit.torch_engine.llmapi import sampling_probes
 from trtx.checkpoint import resolve_checkpoint
 from trtx.engine import load
 from trtx.engine.paced import LLM, DisaggregatedParams, RequestError, RequestFailed, SamplingParams
 from trtx.errors import UsageError
 from trtx.text import StopStrings
+from trtx.torch_engine.llmapi.sampling import FIELDS, Use
 
 PROMPT = [5, 6, 7]
 
@@ -24,6 +26,12 @@ PROMPT = [5, 6, 7]
 @pytest.fixture(scope="module")
 def model() -> Path:
     return resolve_checkpoint("synthetic:tiny").path
+
+
+@pytest.fixture(scope="module")
+def clock(model: Path) -> Iterator[LLM]:
+    with paced(model) as llm:
+        yield llm
 
 
 @contextmanager
@@ -155,12 +163,26 @@ def test_shutdown_ends_open_requests_with_an_error(model: Path) -> None:
 
 def test_what_a_clock_can_not_answer_is_refused(model: Path) -> None:
     with paced(model, max_seq_len=3) as llm:
-        with pytest.raises(RequestError, match="logprobs"):
+        with pytest.raises(ValueError, match="logprobs is 1; expected None: the paced engine"):
             llm.generate_async([1], SamplingParams(logprobs=1))
         with pytest.raises(RequestError, match="3 tokens; expected less than max_seq_len 3"):
             llm.generate_async(PROMPT, SamplingParams())
     with pytest.raises(UsageError, match="paced_itl_ms is -1"):
         LLM(model, paced_itl_ms=-1)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_sampling_field_changes_answers_exactly_if_it_is_honoured(clock: LLM, name: str) -> None:
+    first = DisaggregatedParams(request_type="generation_only", first_gen_tokens=[1])  # special
+    handed = first if name == "skip_special_tokens" else None
+
+    def answer(**sampling: Any) -> Any:
+        return clock.generate_async(PROMPT, SamplingParams(**sampling), disaggregated_params=handed).result(30)
+
+    if FIELDS[name].torch is not Use.REFUSED:  # those are refused before there is an engine
+        sampling_probes.check(name, FIELDS[name].paced, answer)
+    else:
+        assert FIELDS[name].paced is Use.REFUSED
 
 
 def test_a_request_that_fails_stops_nobody_elses_clock(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,9 +157,7 @@ def test_what_is_handed_to_an_engine_is_honoured_there_in_all_of_its_range(secti
             sampled = read(name, value)
         except Unsuitable:
             continue
-        SamplingParams(
-            **{"max_tokens": None} | {name: sampled}
-        )  # raises where the worker takes more
+        SamplingParams(**{"max_tokens": None} | {name: sampled})  # raises where the worker takes more
         taken += 1
     assert taken
 

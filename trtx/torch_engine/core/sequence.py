@@ -68,7 +68,7 @@ class Sequence:
         prompt = submit.prompt_token_ids
         handoff = submit.handoff
         context_only = handoff is not None and handoff.request_type == "context_only"
-        end_ids, stop_ids = frozenset(submit.end_ids), frozenset(sampling.stop_ids)
+        end_ids, stop_ids = frozenset(sampling.end_ids), frozenset(sampling.stop_ids)
         ends = end_ids | stop_ids if sampling.min_tokens else ()
         return cls(
             sequence_id=submit.sequence_id,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trtx.text import StopStrings
+from trtx.text import StopStrings, TextStream, Tokenizer
 from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.messages import Logprob, Update
 
 
@@ -22,32 +23,33 @@ class Choice:
     _held_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
 
     def delivery(self, update: Update) -> Delivery | None:
-        """None when every new token is held back."""
-        token_ids, logprobs = update.token_ids, update.logprobs
-        finish_reason: str | None = update.finish_reason
-        stop_reason: int | str | None = update.stop_reason
-        text = None
-        if self.stop_strings is not None:
-            self._held_tokens += token_ids
-            self._held_logprobs += logprobs or []
-            released = self.stop_strings.feed(token_ids, is_last=finish_reason is not None)
-            if released.stop is not None:
-                finish_reason, stop_reason = "stop", released.stop
-            is_news = released.num_tokens or released.text or update.prompt_logprobs or update.reused_blocks
-            if finish_reason is None and not is_news:
-                return None
-            token_ids, text = self._held_tokens[: released.num_tokens], released.text
-            logprobs = self._held_logprobs[: released.num_tokens]
-            del self._held_tokens[: released.num_tokens]
-            del self._held_logprobs[: released.num_tokens]
-        return Delivery(
-            choice=self.index,
-            token_ids=token_ids,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            text=text,
-            logprobs=logprobs,
-            prompt_logprobs=update.prompt_logprobs,
-            reused_blocks=update.reused_blocks or None,
-            handoff=update.handoff,
-        )
+        """``update`` cut to what no stop string can take back; None when every new token is held back."""
+        if self.stop_strings is None:
+            return Delivery(self.index, update)
+        self._held_tokens += update.token_ids
+        self._held_logprobs += update.logprobs or []
+        released = self.stop_strings.feed(update.token_ids, is_last=update.finish_reason is not None)
+        if released.stop is not None:
+            update.finish_reason, update.stop_reason = "stop", released.stop
+        is_news = released.num_tokens or released.text or update.prompt_logprobs or update.reused_blocks
+        if update.finish_reason is None and not is_news:
+            return None
+        update.token_ids = self._held_tokens[: released.num_tokens]
+        update.logprobs = self._held_logprobs[: released.num_tokens]
+        del self._held_tokens[: released.num_tokens]
+        del self._held_logprobs[: released.num_tokens]
+        return Delivery(self.index, update, released.text)
+
+
+def find_stops(sampling: SamplingParams, tokenizer: Tokenizer | None) -> StopStrings | None:
+    """What finds the request's stop strings in one choice; None: it has none. Raises ValueError without a tokenizer."""
+    if not sampling.stop_strings:
+        return None
+    if tokenizer is None:
+        raise ValueError("SamplingParams.stop needs a tokenizer; unset skip_tokenizer_init, or use stop_token_ids")
+    return StopStrings(
+        sampling.stop_strings,
+        TextStream(tokenizer, skip_special_tokens=sampling.skip_special_tokens),
+        include=sampling.include_stop_str_in_output,
+        min_tokens=sampling.min_tokens or 0,
+    )

@@ -237,6 +237,7 @@ class EngineClient:
         if update.error is not None:
             kind = RequestFailed if update.is_failure else RequestError
             return self._end(choice, update.sequence_id, kind(update.error), overrun)
+        is_overrun = update.finish_reason is None  # if it ends here all the same, at a stop string
         try:
             delivery = choice.delivery(update)
         except Exception as error:
@@ -246,9 +247,9 @@ class EngineClient:
             return self._end(choice, update.sequence_id, RequestFailed(problem), overrun)
         if delivery is None:
             return None
-        if delivery.finish_reason is not None:
+        if update.finish_reason is not None:
             del self._choices[update.sequence_id]
-            if update.finish_reason is None:
+            if is_overrun:
                 overrun.append(update.sequence_id)
         return choice.output.push(delivery)
 

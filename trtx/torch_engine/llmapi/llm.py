@@ -11,11 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-import msgspec
-
 from trtx.checkpoint import read_end_ids
 from trtx.text import (
-    StopStrings,
     TextStream,
     Tokenizer,
     fast_tokenizer,
@@ -24,12 +21,13 @@ from trtx.text import (
 )
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
-from trtx.torch_engine.llmapi.choices import Choice
+from trtx.torch_engine.llmapi.choices import Choice, find_stops
 from trtx.torch_engine.llmapi.client import EngineClient
-from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestOutput
+from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestOutput, typed
 from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
 from trtx.torch_engine.llmapi.values import is_text, shown
 from trtx.torch_engine.messages import HandoffStats, Submit
+from trtx.torch_engine.sampling_plan import SamplingPlan
 
 DEFAULT_PRIORITY = 0.5
 Prompt = str | list[int] | Mapping[str, Any]
@@ -164,10 +162,16 @@ class LLM:
             raise RequestError(f"n is {sampling.n}; expected 1 for a {handoff.request_type} request")
         if disaggregated_params is not None and disaggregated_params.multimodal_embedding_handles:
             raise RequestError("multimodal_embedding_handles are not supported by the torch engine; send text alone")
-        looks_for_stops = bool(sampling.stop_strings) and (handoff is None or handoff.request_type != "context_only")
-        if looks_for_stops and self._tokenizer is None:
-            raise ValueError("SamplingParams.stop needs a tokenizer; unset skip_tokenizer_init, or use stop_token_ids")
-        sequence_ids = [self._client.next_id() for _ in range(sampling.n)]
+        cache_salt = typed(str | None, cache_salt, "cache_salt")
+        if cache_salt is not None and not is_text(cache_salt):
+            raise RequestError(f"cache_salt is {shown(cache_salt)}, with surrogates; expected Unicode text")
+        priority = typed(float, priority, "priority")
+        if not 0.0 <= priority <= 1.0:
+            raise RequestError(f"priority is {priority}; expected a number from 0 to 1")
+        is_context_only = handoff is not None and handoff.request_type == "context_only"
+        stops = [None if is_context_only else find_stops(sampling, self._tokenizer) for _ in range(sampling.n)]
+        plans = [self._plan(sampling, choice) for choice in range(sampling.n)]
+        sequence_ids = [self._client.next_id() for _ in plans]
         output = RequestOutput(
             sequence_ids[0],
             prompt=text,
@@ -175,15 +179,20 @@ class LLM:
             num_choices=sampling.n,
             streaming=streaming,
             on_abort=lambda: self._client.abort(sequence_ids),
-            text_streams=self._text_streams(sampling) if sampling.detokenize and not looks_for_stops else None,
+            text_streams=self._text_streams(sampling) if sampling.detokenize and stops[0] is None else None,
         )
-        end_ids = self._ends(sampling)
-        for index, sequence_id in enumerate(sequence_ids):
-            stops = self._stop_strings(sampling) if looks_for_stops else None
-            plan = resolve_sampling(sampling, choice=index)
-            message = _checked(Submit(sequence_id, prompt, plan, end_ids, cache_salt, priority, handoff))
-            self._client.submit(Choice(index, output, sequence_ids, stops), message)
+        for index, (sequence_id, plan) in enumerate(zip(sequence_ids, plans, strict=True)):
+            self._client.submit(
+                Choice(index, output, sequence_ids, stops[index]),
+                Submit(sequence_id, prompt, plan, cache_salt, priority, handoff),
+            )
         return output
+
+    def _plan(self, sampling: SamplingParams, choice: int) -> SamplingPlan:
+        plan = resolve_sampling(sampling, choice, self._end_ids)
+        if self.args.skip_tokenizer_init and not (plan.end_ids or sampling.ignore_eos or sampling.end_id == -1):
+            raise ValueError("SamplingParams.end_id is None; expected an id, as skip_tokenizer_init is set")
+        return plan
 
     def _prompt(self, inputs: Prompt, sampling: SamplingParams) -> tuple[str | None, list[int]]:
         text: str | None = None
@@ -202,36 +211,18 @@ class LLM:
                 raise RequestError(f"the prompt is {shown(text)}, with surrogates; expected Unicode text or token ids")
             token_ids = list(self._tokenizer.encode(inputs, add_special_tokens=sampling.add_special_tokens).ids)
         elif isinstance(inputs, (list, tuple)):
-            token_ids = list(inputs)
+            token_ids = typed(list[int], inputs, "the prompt")
         else:
             raise RequestError(f"inputs are {shown(inputs)}; expected text, a list of token ids, or a dict with either")
         if sampling.truncate_prompt_tokens is not None:
             token_ids = token_ids[-sampling.truncate_prompt_tokens :]
         return text, token_ids
 
-    def _ends(self, sampling: SamplingParams) -> tuple[int, ...]:
-        if sampling.ignore_eos or sampling.end_id == -1:  # TensorRT-LLM's other way to say ignore_eos
-            return ()
-        if sampling.end_id is not None:
-            return (sampling.end_id,)
-        if self.args.skip_tokenizer_init and not self._end_ids:
-            raise ValueError("SamplingParams.end_id is None; expected an id, as skip_tokenizer_init is set")
-        return self._end_ids
-
     def _text_streams(self, sampling: SamplingParams) -> list[TextStream] | None:
         if self._tokenizer is None:
             return None
         skip = sampling.skip_special_tokens
         return [TextStream(self._tokenizer, skip_special_tokens=skip) for _ in range(sampling.n)]
-
-    def _stop_strings(self, sampling: SamplingParams) -> StopStrings:
-        assert self._tokenizer is not None
-        return StopStrings(
-            sampling.stop_strings,
-            TextStream(self._tokenizer, skip_special_tokens=sampling.skip_special_tokens),
-            include=sampling.include_stop_str_in_output,
-            min_tokens=sampling.min_tokens or 0,
-        )
 
     # --- tokenizer ---
 
@@ -327,19 +318,6 @@ def _one_each(name: str, given: _T | Sequence[_T] | None, count: int) -> list[_T
     if len(given) != count:
         raise ValueError(f"{name} has length {len(given)} and inputs {count}; expected one for each, or one for all")
     return list(given)
-
-
-def _checked(message: Submit) -> Submit:
-    """The engine's process reads typed messages: what it could not read is refused here, where it harms nobody else."""
-    try:
-        message = msgspec.convert(msgspec.to_builtins(message, builtin_types=(bytes,)), Submit)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise RequestError(f"the request holds a value of the wrong type: {error}") from error
-    if message.cache_salt is not None and not is_text(message.cache_salt):
-        raise RequestError(f"cache_salt is {shown(message.cache_salt)}, with surrogates; expected Unicode text")
-    if not 0.0 <= message.priority <= 1.0:
-        raise RequestError(f"priority is {message.priority}; expected a number from 0 to 1")
-    return message
 
 
 def _model_directory(model: str | Path) -> Path:

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from trtx.text import TextStream
 from trtx.torch_engine.llmapi.values import shown
-from trtx.torch_engine.messages import Handoff, Logprob
+from trtx.torch_engine.messages import Handoff, Logprob, Update
 
 
 class RequestError(RuntimeError):
@@ -21,6 +23,15 @@ class RequestError(RuntimeError):
 class RequestFailed(RequestError):
     """One request could not be answered, and there is nothing wrong with it: the model's numbers are none, or the
     engine met an error of its own in it. Every other one is unharmed."""
+
+
+def typed(kind: Any, value: Any, name: str) -> Any:
+    """``value`` as a message to the engine holds it. Raises RequestError for another type anywhere in it: refused here,
+    where it harms nobody else."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{name}: a value of the wrong type: {error}") from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,28 +65,16 @@ class DisaggregatedParams:
 
     @classmethod
     def from_handoff(cls, handoff: Handoff) -> DisaggregatedParams:
-        return cls(
-            request_type=handoff.request_type,
-            first_gen_tokens=handoff.first_gen_tokens,
-            first_gen_log_probs=handoff.first_gen_log_probs,
-            ctx_request_id=handoff.ctx_request_id,
-            disagg_request_id=handoff.disagg_request_id,
-            opaque_state=handoff.opaque_state,
-        )
+        return cls(**msgspec.structs.asdict(handoff))
 
     def handoff(self) -> Handoff | None:
         """None for a whole request, which an engine serves without a peer. Raises ValueError as the constructor."""
         self.__post_init__()
         if self.request_type is None or self.request_type == "context_and_generation":
             return None
-        return Handoff(
-            self.request_type,
-            self.first_gen_tokens,
-            self.first_gen_log_probs,
-            self.ctx_request_id,
-            self.disagg_request_id,
-            self.opaque_state,
-        )
+        values = [getattr(self, name) for name in Handoff.__struct_fields__]
+        handoff: Handoff = typed(Handoff, values, "disaggregated_params")
+        return handoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +129,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What the reader thread hands to one choice. ``text`` is set where stop strings had to be looked for already."""
+    """One choice's update, for its consumer. ``text`` is set where stop strings had to be looked for already."""
 
     choice: int
-    token_ids: list[int]
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    update: Update
     text: str | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
-    prompt_logprobs: list[dict[int, Logprob]] | None = None
-    reused_blocks: int | None = None
-    handoff: Handoff | None = None
 
 
 class RequestOutput:
@@ -199,7 +192,7 @@ class RequestOutput:
     def push(self, delivery: Delivery) -> asyncio.AbstractEventLoop | None:
         """Adds what is new. Returns the loop on which somebody waits for it, if anybody does."""
         self._arrived.append(delivery)
-        if delivery.finish_reason is not None:
+        if delivery.update.finish_reason is not None:
             self._open_choices -= 1
             if self._open_choices == 0:
                 self._ended.set()
@@ -239,29 +232,29 @@ class RequestOutput:
         return True
 
     def _apply(self, delivery: Delivery) -> None:
-        output = self.outputs[delivery.choice]
-        output.token_ids += delivery.token_ids
-        if delivery.logprobs:
-            output.logprobs += delivery.logprobs
-            chosen = zip(delivery.logprobs, delivery.token_ids, strict=True)
+        update, output = delivery.update, self.outputs[delivery.choice]
+        output.token_ids += update.token_ids
+        if update.logprobs:
+            output.logprobs += update.logprobs
+            chosen = zip(update.logprobs, update.token_ids, strict=True)
             gained = sum(logprobs[token_id].logprob for logprobs, token_id in chosen)
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + gained
-        if delivery.prompt_logprobs:
-            output.prompt_logprobs += delivery.prompt_logprobs
-        if delivery.reused_blocks is not None:
-            output.request_perf_metrics = RequestPerfMetrics(KvCacheMetrics(delivery.reused_blocks))
-        if delivery.handoff is not None:
-            output.disaggregated_params = DisaggregatedParams.from_handoff(delivery.handoff)
+        if update.prompt_logprobs:
+            output.prompt_logprobs += update.prompt_logprobs
+        if update.reused_blocks:
+            output.request_perf_metrics = RequestPerfMetrics(KvCacheMetrics(update.reused_blocks))
+        if update.handoff is not None:
+            output.disaggregated_params = DisaggregatedParams.from_handoff(update.handoff)
         if delivery.text is not None:
             output.text += delivery.text
         elif self._text_streams is not None:
             stream = self._text_streams[delivery.choice]
-            output.text += stream.feed(delivery.token_ids)
-            if delivery.finish_reason is not None:
+            output.text += stream.feed(update.token_ids)
+            if update.finish_reason is not None:
                 output.text += stream.finish()
-        if delivery.finish_reason is not None:
-            output.finish_reason = delivery.finish_reason
-            output.stop_reason = delivery.stop_reason
+        if update.finish_reason is not None:
+            output.finish_reason = update.finish_reason
+            output.stop_reason = update.stop_reason
 
     def _has_step(self) -> bool:
         """Takes in the next step for an iterator, if there is one. Raises the request's error."""

@@ -207,9 +207,10 @@ def checked_sampling(params: SamplingParams | None, engine: Literal["torch", "pa
     return params
 
 
-def resolve_sampling(params: SamplingParams, choice: int = 0) -> SamplingPlan:
+def resolve_sampling(params: SamplingParams, choice: int = 0, model_end_ids: tuple[int, ...] = ()) -> SamplingPlan:
     """For choice number ``choice`` of the request; ``params`` have passed their own check.
 
+    ``model_end_ids`` end it where the request says nothing else.
     What lies beyond a float32 acts as its largest or smallest does, as far beyond a context as the context's length.
     """
     return SamplingPlan(
@@ -228,11 +229,18 @@ def resolve_sampling(params: SamplingParams, choice: int = 0) -> SamplingPlan:
         seed=None if params.seed is None else (params.seed + choice) % 2**64,
         max_tokens=min(params.max_tokens or MOST_TOKENS, MOST_TOKENS),
         min_tokens=min(params.min_tokens or 0, MOST_TOKENS),
+        end_ids=_end_ids(params, model_end_ids),
         stop_ids=tuple(params.stop_token_ids or ()),
         keeps_stop_id=params.include_stop_str_in_output,
         logprobs=None if params.logprobs is None else int(params.logprobs),
         prompt_logprobs=None if params.prompt_logprobs is None else int(params.prompt_logprobs),
     )
+
+
+def _end_ids(params: SamplingParams, model_end_ids: tuple[int, ...]) -> tuple[int, ...]:
+    if params.ignore_eos or params.end_id == -1:  # TensorRT-LLM's other way to say ignore_eos
+        return ()
+    return model_end_ids if params.end_id is None else (params.end_id,)
 
 
 def _within(value: float, low: float, high: float) -> float:

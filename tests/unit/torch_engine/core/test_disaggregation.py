@@ -216,7 +216,7 @@ def test_a_request_refused_for_its_length_still_releases_the_lease() -> None:
 def test_a_first_token_that_ends_the_sequence_keeps_no_lease() -> None:
     pair = Pair()
     first = undisturbed(prompt_of(6), 1)[0]
-    pair.prefill.submit(1, prompt_of(6), 50, end_ids=(first,), handoff=Handoff("context_only"))
+    pair.prefill.submit(1, prompt_of(6), 50, sampling={"end_id": first}, handoff=Handoff("context_only"))
     pair.prefill.run()
     assert pair.prefill.finished[1] == "stop"
     assert pair.prefill.is_empty()

@@ -179,7 +179,7 @@ def test_stop_token_ids_end_a_sequence_and_stay_out_of_its_tokens() -> None:
     h = Harness()
     h.submit(1, prompt_of(6), 10, sampling={"stop_token_ids": [stop]})
     h.submit(2, prompt_of(6), 10, sampling={"stop_token_ids": [stop], "include_stop_str_in_output": True})
-    h.submit(3, prompt_of(6), 10, end_ids=(stop,))
+    h.submit(3, prompt_of(6), 10, sampling={"end_id": stop})
     h.submit(4, prompt_of(6), 10, sampling={"stop_token_ids": [stop], "min_tokens": 10})
     h.run()
     assert h.tokens[1] == whole[:cut]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.torch_engine.llmapi.sampling_probes import TABLE, WITHOUT_EFFECT
 from trtx.torch_engine.llmapi.sampling import FIELDS, GREEDY_CHOICES_VARIABLE, SamplingParams, Use, resolve_sampling
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
@@ -87,10 +88,9 @@ def test_equal_greedy_choices_are_served_where_tensorrt_llms_switch_allows_them(
 
 
 FACTS = Path(__file__).parents[3] / "standin" / "llm_api.json"
-# Used where a request is made, before there is a plan: their effects have tests of their own.
-BEFORE_THE_PLAN = {
-    "end_id", "stop", "ignore_eos", "truncate_prompt_tokens", "n", "detokenize", "add_special_tokens",
-    "skip_special_tokens",
+# Fields whose effect is on the prompt, the choices or the text: what they change is shown where requests are answered.
+BESIDE_THE_PLAN = {
+    "stop", "truncate_prompt_tokens", "n", "detokenize", "add_special_tokens", "skip_special_tokens",
 }  # fmt: skip
 
 
@@ -99,7 +99,18 @@ def test_every_field_of_tensorrt_llm_is_honoured_without_effect_or_refused() -> 
     theirs = {field["name"] for part in facts.values() for field in part["dataclasses"].get("SamplingParams", [])}
     theirs = {name for name in theirs if not name.startswith("_")}
     assert len(theirs) > 40
-    assert {field.name for field in fields(SamplingParams) if field.init} == theirs == FIELDS.keys()
+    assert FIELDS.keys() == theirs, (
+        f"{sorted(FIELDS.keys() ^ theirs)} are in one only of {TABLE} and the facts of TensorRT-LLM's SamplingParams; "
+        f"give each of the facts' fields its row in {TABLE}"
+    )
+
+
+def test_no_refusal_becomes_silence() -> None:
+    silent = {name for name, field in FIELDS.items() if field.torch is Use.WITHOUT_EFFECT}
+    assert silent == WITHOUT_EFFECT.keys(), (
+        f"{sorted(silent ^ WITHOUT_EFFECT.keys())}: without effect in one only of {TABLE} and sampling_probes.py. "
+        "A field that changes answers in TensorRT-LLM is honoured or refused; say there why this one can't"
+    )
 
 
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is Use.REFUSED])
@@ -112,16 +123,24 @@ def test_a_refused_field_is_refused_whatever_it_holds(name: str) -> None:
 PROBES: tuple[Any, ...] = (1, 3, 0.25, True, [3], "x")
 
 
+def _plan(**fields: Any) -> str:
+    return repr(resolve_sampling(SamplingParams(**fields), model_end_ids=(2,)))
+
+
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is not Use.REFUSED])
 def test_a_field_changes_the_plan_exactly_if_it_is_honoured_there(name: str) -> None:
     """A refusal that is lifted with nothing built, or an effect that is lost, shows here."""
     plans = set()
     for value in PROBES:
         with suppress(ValueError):  # of another type than the field's
-            plans.add(repr(resolve_sampling(SamplingParams(**{"temperature": 1.0} | {name: value}))))
+            plans.add(_plan(**{"temperature": 1.0} | {name: value}))
     assert plans, "no probe suits this field; add one"
-    changes = plans != {repr(resolve_sampling(SamplingParams(temperature=1.0)))}
-    assert changes is (FIELDS[name].torch is Use.HONOURED and name not in BEFORE_THE_PLAN)
+    changes = plans != {_plan(temperature=1.0)}
+    assert changes is (FIELDS[name].torch is Use.HONOURED and name not in BESIDE_THE_PLAN), (
+        f"{TABLE} calls {name} {FIELDS[name].torch.value}, and "
+        + ("it changes the plan" if changes else "no value of it changes the plan that the engine gets: resolve it in "
+           "resolve_sampling, or refuse it")
+    )  # fmt: skip
 
 
 class Unspeakable:
