@@ -262,6 +262,7 @@ def test_a_worker_finds_all_that_it_asks_of_an_engine(llm: Any, model_directory:
     finally:  # a start clears another job's variables, and sets those of the recipes
         os.environ.clear()
         os.environ.update(environment)
+    assert (api.aborts_transfers, api.dies_of_stalls) == (False, True)
     assert engine.facts.block_size == llm.get_kv_cache_capacity()["tokensPerBlock"]
     assert (engine.facts.context_length, engine.facts.max_batch_size, engine.facts.dp_size) == (512, 4, 1)
     assert engine.unread_handoffs([{"numActiveRequests": 2}, {"numActiveRequests": 1, "numQueuedRequests": 4}]) == 7

@@ -17,6 +17,7 @@ def test_request_ids_are_distinct_and_beyond_an_engines_own() -> None:
 
 def test_the_milliseconds_start_again_in_2039_and_then_alone_are_ids_small(monkeypatch: pytest.MonkeyPatch) -> None:
     turn = 4 * (1 << 39) / 1000  # seconds since the epoch: 7 September 2039
-    for after, is_small in ((-1, False), (0, True), (65, True), (66, False)):
+    half = turn / 8
+    for after, is_small in ((-half, False), (-1, False), (0, True), (65, True), (66, False)):
         monkeypatch.setattr(request_ids.time, "time", lambda after=after: turn + after)
         assert (RequestIds(3).next() < 2**40) is is_small
