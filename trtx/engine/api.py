@@ -49,20 +49,13 @@ class EngineFacts:
 class HandoffTotals(Protocol):
     """KV handoffs since the start, and the leases that are out now."""
 
-    @property
-    def reads(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def failed_reads(self) -> int: ...
-    @property
-    def recomputed(self) -> int: ...
-    @property
-    def leases(self) -> int: ...
-    @property
-    def expired_leases(self) -> int: ...
+    reads: int
+    bytes: int
+    seconds: float  # summed over reads
+    failed_reads: int
+    recomputed: int
+    leases: int
+    expired_leases: int
 
 
 class Result(Protocol):

@@ -37,25 +37,11 @@ class TorchEngine(Engine):
         )
 
     def generate_async(
-        self,
-        inputs: list[int],
-        sampling_params: SamplingParams,
-        *,
-        streaming: bool,
-        disaggregated_params: DisaggregatedParams | None,
-        cache_salt: str | None,
-        trace_headers: Mapping[str, str] | None,
-        hints: Hints,
+        self, inputs: list[int], sampling_params: SamplingParams, *, hints: Hints, **asked: Any
     ) -> RequestOutput:
-        return self._llm.generate_async(
-            inputs,
-            sampling_params,
-            streaming=streaming,
-            disaggregated_params=disaggregated_params,
-            cache_salt=cache_salt,
-            trace_headers=trace_headers,
-            **({} if hints.priority is None else {"priority": hints.priority}),
-        )
+        if hints.priority is not None:
+            asked["priority"] = hints.priority
+        return self._llm.generate_async(inputs, sampling_params, **asked)
 
     def get_stats_async(self, timeout: float) -> AsyncIterator[Row]:
         return self._llm.get_stats_async(timeout)

@@ -37,12 +37,18 @@ def to_json(status: WorkerStatus) -> bytes:
     return msgspec.json.encode(status) + b"\n"
 
 
-def read(path: Path) -> WorkerStatus:
-    """Raises OSError, and LaunchError naming file and field for what is no worker's status."""
+def read(path: Path | None, pid: int) -> WorkerStatus | None:
+    """The status of process ``pid``; None while it has not written one: an older process's file does not count.
+
+    Raises LaunchError, naming file and field, for a file that is no worker's status.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=WorkerStatus)
+        status = msgspec.json.decode(path.read_bytes(), type=WorkerStatus) if path is not None else None
+    except OSError:
+        return None
     except msgspec.DecodeError as error:  # such as: Expected `int`, got `str` - at `$.kv_blocks`
         raise LaunchError(
             f"{path} is no status of a worker of this trtx ({error}); expected the file as the worker wrote it: let "
             "nothing else write there"
         ) from error
+    return status if status is not None and status.pid == pid else None

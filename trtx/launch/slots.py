@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trtx.engine.worker_status import WorkerStatus
+from trtx.engine.worker_status import WorkerStatus, read
 from trtx.errors import LaunchError
 from trtx.launch.children import Child
 from trtx.launch.processes import is_stopped
 from trtx.launch.restarts import RestartPolicy
-from trtx.launch.status import read_status
 from trtx.topology import ProcessSpec
 
 RECORDS_LIVE_S = 10.0  # Dynamo 1.4.2: a record that was not touched for so long is deleted by whoever sees it
@@ -61,7 +60,7 @@ class Slot:
     def look_at_status(self, child: Child) -> str | None:
         """Takes in what ``child`` says of itself. The sentence on a file that can't be read, once; else None."""
         try:
-            self.status, problem = read_status(self.spec.status_file, child.pid) or self.status, None
+            self.status, problem = read(self.spec.status_file, child.pid) or self.status, None
         except LaunchError as error:
             problem = str(error)
         is_news, self.status_problem = problem != self.status_problem, problem

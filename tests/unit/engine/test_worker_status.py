@@ -47,7 +47,8 @@ WRONG: dict[str, Any] = {  # of each field, a value of another type
 def test_what_is_written_is_what_is_read(tmp_path: Path, status: WorkerStatus) -> None:
     path = tmp_path / "agg-0.json"
     path.write_bytes(to_json(status))
-    assert read(path) == status
+    assert read(path, status.pid) == status
+    assert read(path, status.pid + 1) is None, "an older process's"
     assert json.loads(path.read_text()).keys() == {field.name for field in dataclasses.fields(WorkerStatus)}
 
 
@@ -57,7 +58,7 @@ def test_a_field_of_another_type_is_told_with_file_and_field(tmp_path: Path, fie
     path = tmp_path / "agg-0.json"
     path.write_text(json.dumps(json.loads(to_json(WorkerStatus(7))) | {field: WRONG[field]}))
     with pytest.raises(LaunchError, match=rf"agg-0\.json is no status of a worker .*\$\.{field}") as told:
-        read(path)
+        read(path, 7)
     assert len(str(told.value)) < 1000
 
 
@@ -66,4 +67,9 @@ def test_what_is_no_status_at_all_is_told_with_its_file(tmp_path: Path, text: st
     path = tmp_path / "agg-0.json"
     path.write_text(text)
     with pytest.raises(LaunchError, match=r"agg-0\.json is no status of a worker"):
-        read(path)
+        read(path, 7)
+
+
+def test_a_worker_that_has_written_nothing_has_no_status(tmp_path: Path) -> None:
+    assert read(tmp_path / "absent.json", 7) is None
+    assert read(None, 7) is None

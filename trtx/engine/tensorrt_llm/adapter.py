@@ -37,26 +37,8 @@ class TensorRtEngine(Engine):
         if versions.health_call(llm) is None:
             logger.warning("this engine has no health call; its death shows in failing requests")
 
-    def generate_async(
-        self,
-        inputs: list[int],
-        sampling_params: Any,
-        *,
-        streaming: bool,
-        disaggregated_params: Any,
-        cache_salt: str | None,
-        trace_headers: Mapping[str, str] | None,
-        hints: Hints,
-    ) -> Result:
-        result: Result = self._llm.generate_async(
-            inputs,
-            sampling_params,
-            streaming=streaming,
-            disaggregated_params=disaggregated_params,
-            cache_salt=cache_salt,
-            trace_headers=trace_headers,
-            **self._scheduling(hints),
-        )
+    def generate_async(self, inputs: list[int], sampling_params: Any, *, hints: Hints, **asked: Any) -> Result:
+        result: Result = self._llm.generate_async(inputs, sampling_params, **asked, **self._scheduling(hints))
         return result
 
     def _scheduling(self, hints: Hints) -> dict[str, Any]:
