@@ -67,7 +67,8 @@ class LLM(Engine):
 
     The clock starts anew with a request that finds the engine idle; any other waits for the next step, as it would in
     a real engine. So TTFT is exact at concurrency 1 and up to one step more above, and ITL is exact always.
-    ``generation_only`` goes on after ``first_gen_tokens`` at once. Logprobs are refused: nothing was likely.
+    ``generation_only`` goes on after ``first_gen_tokens`` at once. What it does with each sampling parameter stands in
+    their rows (``SamplingParams``): logprobs are refused, as nothing was likely.
     """
 
     def __init__(self, model: str | Path, **llm_args: Any) -> None:
@@ -101,7 +102,7 @@ class LLM(Engine):
         trace_headers: Mapping[str, str] | None = None,
         hints: Hints | None = None,
     ) -> RequestOutput:
-        """Starts a request and returns at once. Raises RequestError for what a clock can't answer."""
+        """Starts a request and returns at once. Raises ValueError and RequestError for what a clock can't answer."""
         sampling = checked_sampling(sampling_params, "paced")
         prompt = list(inputs)[-(sampling.truncate_prompt_tokens or 0) :]
         room = self.args.max_seq_len - len(prompt)

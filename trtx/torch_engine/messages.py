@@ -18,8 +18,7 @@ class Logprob(NamedTuple):
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What a request carries from the prefill engine to the decode engine: the part of ``DisaggregatedParams`` that an
-    engine reads, with the values that it asks for."""
+    """A request's part in a handoff, asked for or answered: what an engine reads of ``DisaggregatedParams``."""
 
     request_type: Literal["context_only", "generation_only"]
     first_gen_tokens: list[int] | None = None

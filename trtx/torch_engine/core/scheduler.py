@@ -76,15 +76,15 @@ class Scheduler:
     def schedule(self) -> Step:
         """Picks the next step's work and takes the blocks for it. Never raises, never waits; may pick nothing."""
         step = Step()
-        tokens_per_block = self.pool.tokens_per_block
+        decodes, tokens_per_block = step.decodes, self.pool.tokens_per_block
         prompts: list[Sequence] = []
         for sequence in self.running:  # which preemption shortens from its end
             computed = sequence.num_computed
             if sequence.num_tokens - computed != 1 or computed == 0:
                 prompts.append(sequence)
             elif computed < len(sequence.block_ids) * tokens_per_block or self._grow(sequence):
-                step.decodes.append(sequence)
-        step.num_generating = len(step.decodes)
+                decodes.append(sequence)
+        step.num_generating = len(decodes)
         budget = self.limits.max_num_tokens - step.num_generating
         for sequence in prompts:
             if budget == 0:

@@ -218,7 +218,8 @@ class Sequence:
         An end id stays in the client's tokens, as on TensorRT-LLM's pytorch backend; a stop token id only if
         ``include_stop_str_in_output``. The caller acts on ``finish_reason``.
         """
-        may_end = self.may_end  # false for a banned id where a prefill side with other parameters sampled it
+        # False for a banned id where a prefill side with other parameters sampled it.
+        may_end = not self.min_tokens or self.may_end
         self.output_token_ids.append(token_id)
         self.num_tokens += 1
         update = Update(self.sequence_id, [token_id])

@@ -31,7 +31,7 @@ def typed(kind: Any, value: Any, name: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise RequestError(f"{name}: a value of the wrong type: {error}") from error
+        raise RequestError(f"{name} holds a value of the wrong type: {error}") from error
 
 
 @dataclass(slots=True, kw_only=True)

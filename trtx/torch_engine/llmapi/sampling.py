@@ -39,7 +39,7 @@ class Use(Enum):
 
     HONOURED = "honoured"
     WITHOUT_EFFECT = "without effect"  # whatever it is, it could not change the answer
-    REFUSED = "refused"  # it would change the answer, and this engine can't: the default alone is taken
+    REFUSED = "refused"  # it would change the answer, and this engine can't: only what asks for nothing is taken
 
 
 @dataclass(frozen=True, slots=True)
