@@ -194,7 +194,7 @@ def _request(
 ) -> BuildRequest:
     """What was typed, checked. Raises UsageError naming the option."""
     from trtx.build import BuildRequest
-    from trtx.launch.machine import probe
+    from trtx.launch import probe
     from trtx.memory import Device, device_named
     from trtx.memory.gpus import capability_of
 

@@ -76,9 +76,8 @@ def serve(
     from trtx.cli.console import ProgressConsole
     from trtx.cli.topology_text import describe_plan
     from trtx.cli.topology_view import open_view
-    from trtx.launch import prepare
+    from trtx.launch import new_run_directory, prepare
     from trtx.launch import serve as serve_plan
-    from trtx.launch.run_directory import new_run_directory
 
     spec = options.build_spec(
         mode=mode,
@@ -115,11 +114,11 @@ def serve(
 
 
 def _ready_text(topology: ServedTopology) -> str:
-    body = json.dumps({"model": topology.model, "max_tokens": 32}).removesuffix("}")
+    body = json.dumps({"model": topology.plan.model, "max_tokens": 32}).removesuffix("}")
     message = json.dumps([{"role": "user", "content": "Hello"}])
-    workers = "1 worker" if topology.worker_count == 1 else f"{topology.worker_count} workers"
+    workers = "1 worker" if topology.plan.worker_count == 1 else f"{topology.plan.worker_count} workers"
     return (
-        f"Ready: {topology.url} serves {topology.model} ({topology.mode}, {workers}). Try:\n\n"
+        f"Ready: {topology.url} serves {topology.plan.model} ({topology.plan.mode}, {workers}). Try:\n\n"
         f"curl -s {topology.url}/v1/chat/completions \\\n"
         "  -H 'Content-Type: application/json' \\\n"
         f"  -d '{body},\n  \"messages\": {message}}}'\n\n"

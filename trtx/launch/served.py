@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from trtx.config import Mode
 from trtx.errors import LaunchError, UsageError
 from trtx.launch.events import Event
 from trtx.launch.frontend_watch import UNROUTED_S
@@ -24,8 +23,6 @@ from trtx.launch.stopping import Ending, stop
 from trtx.launch.supervisor import Supervisor
 from trtx.launch.warm_up import WARM_UP_TOKENS, warm_up_prompt
 from trtx.topology import Plan
-
-__all__ = ["Restart", "ServedTopology", "Timeouts", "serve"]
 
 _POLL_S = 0.1
 
@@ -58,18 +55,6 @@ class ServedTopology:
     def model(self) -> str:
         """The name that clients send."""
         return self.plan.model
-
-    @property
-    def mode(self) -> Mode:
-        return self.plan.mode
-
-    @property
-    def gpu_count(self) -> int:
-        return self.plan.gpu_count
-
-    @property
-    def worker_count(self) -> int:
-        return self.plan.worker_count
 
     @property
     def restarts(self) -> tuple[Restart, ...]:
