@@ -2,7 +2,8 @@
 
 Owns the rules, one record each with its reason and its evidence. Reads no file and raises nothing: a rule turns a
 :class:`Subject` (or the two sides of a pair) into :class:`Breach` values. Enter through :func:`findings_of`.
-Always holds: no rule without public evidence, and every fix is a ``--set`` that ends the finding.
+Always holds: no rule without public evidence, every fix is a ``--set`` that ends the finding, and a finding without one
+stands at a path that its rule calls unmendable.
 """
 
 from __future__ import annotations
