@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
+from trtx.cli.bars import Bars
 from trtx.cli.console import ProgressConsole
 
 if TYPE_CHECKING:
@@ -29,29 +30,19 @@ class BenchView:
         self._is_terminal = self._console.is_terminal
         self._trials_total = 0  # known once there is a run
         self._trials_ended = 0
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._is_terminal,
-            transient=True,
-        )
+        self._bars = Bars(self._console)
         self._run_bar: TaskID = self._bars.add_task("cells", total=None)
         self._cell_bar: TaskID | None = None
         self._said: tuple[str, int, str] = ("", 0, "")
 
     def __enter__(self) -> Self:
-        if self._is_terminal:  # elsewhere Rich's end of the bars is an empty line
-            self._bars.start()
+        self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        if self._is_terminal:
-            self._bars.stop()
+        self._bars.stop()
 
     @property
     def listener(self) -> Listener:

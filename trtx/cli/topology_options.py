@@ -20,120 +20,39 @@ from trtx.errors import UsageError
 WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")  # of a list; str.isdigit() takes ² and any length
 _MODEL, _TOPOLOGY, _OUTPUT = "Model", "Topology", "Output"
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="Directory, Hugging Face name or synthetic:<shape>. Default: a small synthetic model that fits here.",
-        rich_help_panel=_MODEL,
-        show_default=False,
-    ),
-]
-ServedModelNameOption = Annotated[
-    str | None,
-    typer.Option(
-        "--served-model-name",
-        help="Name that clients send. Default: the model's own short name.",
-        rich_help_panel=_MODEL,
-        show_default=False,
-    ),
-]
-EngineOption = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help="auto, torch, tensorrt-llm, simulated (no real tokens) or paced (fixed speed). "
-        "auto: tensorrt-llm where it is installed and a GPU is there, else torch.",
-        rich_help_panel=_MODEL,
-    ),
-]
+
+def _option(panel: str, name: str, help: str, **more: Any) -> Any:
+    """One that is None until it is typed, so that help has no default to show but the one in its text."""
+    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
+
+
 ConfigOption = Annotated[
     list[str] | None,
-    typer.Option(
+    _option(
+        _MODEL,
         "--config",
+        "Engine config of one role (agg, prefill, decode): YAML with TensorRT-LLM's field names. Repeatable.",
         metavar="ROLE=FILE",
-        help="Engine config of one role (agg, prefill, decode): YAML with TensorRT-LLM's field names. Repeatable.",
-        rich_help_panel=_MODEL,
-        show_default=False,
     ),
 ]
 RecipeOption = Annotated[
     str | None,
-    typer.Option(
+    _option(
+        _MODEL,
         "--recipe",
+        "A folder of engine_configs, such as deepseek-r1-mtp, instead of the model family's own; --config wins.",
         metavar="NAME",
-        help="A folder of engine_configs, such as deepseek-r1-mtp, instead of the model family's own; --config wins.",
-        rich_help_panel=_MODEL,
-        show_default=False,
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    _option(
+        _MODEL,
         "--set",
+        "Override one engine config field for every role; role.a.b=c for one role. Repeatable.",
         metavar="A.B=C",
-        help="Override one engine config field for every role; role.a.b=c for one role. Repeatable.",
-        rich_help_panel=_MODEL,
-        show_default=False,
     ),
 ]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option("--workers", help="Workers in mode agg. Default: 1.", rich_help_panel=_TOPOLOGY, show_default=False),
-]
-PrefillOption = Annotated[
-    int | None,
-    typer.Option(
-        "--prefill", help="Prefill workers in mode disagg. Default: 1.", rich_help_panel=_TOPOLOGY, show_default=False
-    ),
-]
-DecodeOption = Annotated[
-    int | None,
-    typer.Option(
-        "--decode", help="Decode workers in mode disagg. Default: 1.", rich_help_panel=_TOPOLOGY, show_default=False
-    ),
-]
-TpOption = Annotated[
-    int,
-    typer.Option("--tp", help="GPUs a worker (tensor parallel); tensorrt-llm only.", rich_help_panel=_TOPOLOGY),
-]
-GpusOption = Annotated[
-    str | None,
-    typer.Option(
-        "--gpus",
-        metavar="0,1",
-        help="GPUs to use, as indices into those that are visible to you. Default: all of them, NVLink pairs first.",
-        rich_help_panel=_TOPOLOGY,
-        show_default=False,
-    ),
-]
-RouterModeOption = Annotated[
-    RouterMode,
-    typer.Option(
-        "--router-mode",
-        help="How the frontend picks a worker; kv goes where the prompt's prefix is cached.",
-        rich_help_panel=_TOPOLOGY,
-    ),
-]
-RouterArgsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--router-args",
-        metavar="FLAGS",
-        help="Further flags of dynamo.frontend, in quotes, such as '--router-temperature 0.5'.",
-        rich_help_panel=_TOPOLOGY,
-        show_default=False,
-    ),
-]
-HostOption = Annotated[
-    str,
-    typer.Option(
-        "--host",
-        help="Address of the HTTP port; 0.0.0.0 opens it, and it alone, to the network.",
-        rich_help_panel=_TOPOLOGY,
-    ),
-]
-PortOption = Annotated[int, typer.Option("--port", help="HTTP port; 0 takes a free one.", rich_help_panel=_TOPOLOGY)]
 OutputOption = Annotated[
     Path,
     typer.Option(
@@ -146,9 +65,27 @@ OutputOption = Annotated[
 class ModelOptions:
     """What is served, as it is typed; help shows the options in this order."""
 
-    model: ModelOption = None
-    served_model_name: ServedModelNameOption = None
-    engine: EngineOption = "auto"
+    model: Annotated[
+        str | None,
+        _option(
+            _MODEL,
+            "--model",
+            "Directory, Hugging Face name or synthetic:<shape>. Default: a small synthetic model that fits here.",
+        ),
+    ] = None
+    served_model_name: Annotated[
+        str | None,
+        _option(_MODEL, "--served-model-name", "Name that clients send. Default: the model's own short name."),
+    ] = None
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            help="auto, torch, tensorrt-llm, simulated (no real tokens) or paced (fixed speed). "
+            "auto: tensorrt-llm where it is installed and a GPU is there, else torch.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "auto"
     config: ConfigOption = None
     recipe: RecipeOption = None
     overrides: SetOption = None
@@ -158,15 +95,52 @@ class ModelOptions:
 class TopologyOptions:
     """How it is served. A field that :class:`TopologySpec` has under the same name needs nothing more."""
 
-    workers: WorkersOption = None
-    prefill: PrefillOption = None
-    decode: DecodeOption = None
-    tp: TpOption = 1
-    gpus: GpusOption = None
-    router_mode: RouterModeOption = "round-robin"
-    router_args: RouterArgsOption = None
-    host: HostOption = "127.0.0.1"
-    port: PortOption = 8000
+    workers: Annotated[int | None, _option(_TOPOLOGY, "--workers", "Workers in mode agg. Default: 1.")] = None
+    prefill: Annotated[int | None, _option(_TOPOLOGY, "--prefill", "Prefill workers in mode disagg. Default: 1.")] = (
+        None
+    )
+    decode: Annotated[int | None, _option(_TOPOLOGY, "--decode", "Decode workers in mode disagg. Default: 1.")] = None
+    tp: Annotated[
+        int,
+        typer.Option("--tp", help="GPUs a worker (tensor parallel); tensorrt-llm only.", rich_help_panel=_TOPOLOGY),
+    ] = 1
+    gpus: Annotated[
+        str | None,
+        _option(
+            _TOPOLOGY,
+            "--gpus",
+            "GPUs to use, as indices into those that are visible to you. Default: all of them, NVLink pairs first.",
+            metavar="0,1",
+        ),
+    ] = None
+    router_mode: Annotated[
+        RouterMode,
+        typer.Option(
+            "--router-mode",
+            help="How the frontend picks a worker; kv goes where the prompt's prefix is cached.",
+            rich_help_panel=_TOPOLOGY,
+        ),
+    ] = "round-robin"
+    router_args: Annotated[
+        str | None,
+        _option(
+            _TOPOLOGY,
+            "--router-args",
+            "Further flags of dynamo.frontend, in quotes, such as '--router-temperature 0.5'.",
+            metavar="FLAGS",
+        ),
+    ] = None
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            help="Address of the HTTP port; 0.0.0.0 opens it, and it alone, to the network.",
+            rich_help_panel=_TOPOLOGY,
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option("--port", help="HTTP port; 0 takes a free one.", rich_help_panel=_TOPOLOGY)] = (
+        8000
+    )
 
 
 OPTION_NAMES = tuple(field.name for group in (ModelOptions, TopologyOptions) for field in fields(group))

@@ -24,41 +24,16 @@ if TYPE_CHECKING:
     from trtx.launch.served import ServedTopology, serve
     from trtx.launch.slots import Restart, Slot
 
-__all__ = [
-    "LOWEST_EPHEMERAL",
-    "Event",
-    "Guardian",
-    "Interruption",
-    "PortHolder",
-    "Restart",
-    "ServedTopology",
-    "Slot",
-    "catch_signals",
-    "members",
-    "new_run_directory",
-    "prepare",
-    "probe",
-    "serve",
-    "write_problem",
-]
-
 _HOMES = {
-    "LOWEST_EPHEMERAL": "ports",
-    "Event": "events",
-    "Guardian": "guardian",
-    "Interruption": "interruption",
-    "PortHolder": "ports",
-    "Restart": "slots",
-    "ServedTopology": "served",
-    "Slot": "slots",
-    "catch_signals": "interruption",
-    "members": "processes",
-    "new_run_directory": "run_directory",
-    "prepare": "preparation",
-    "probe": "machine",
-    "serve": "served",
-    "write_problem": "room",
-}
+    "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "Interruption": "interruption",
+    "PortHolder": "ports", "Restart": "slots", "ServedTopology": "served", "Slot": "slots",
+    "catch_signals": "interruption", "members": "processes", "new_run_directory": "run_directory",
+    "prepare": "preparation", "probe": "machine", "serve": "served", "write_problem": "room",
+}  # fmt: skip
+__all__ = [
+    "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Restart", "ServedTopology", "Slot",
+    "catch_signals", "members", "new_run_directory", "prepare", "probe", "serve", "write_problem",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
