@@ -22,22 +22,18 @@ from trtx.config.topology import Role
 
 __all__ = ["RULES", "ModelFacts", "PairRule", "RoleRule", "Rule", "Subject", "findings_of"]
 
-_ROLE_RULES = (*TRANSFER_RULES, *BATCHING_RULES, *MEMORY_RULES, *PARALLEL_RULES, *FEATURE_RULES)
-RULES: tuple[Rule, ...] = (*PAIR_RULES, *_ROLE_RULES)
+RULES: tuple[Rule, ...] = (
+    *PAIR_RULES, *TRANSFER_RULES, *BATCHING_RULES, *MEMORY_RULES, *PARALLEL_RULES, *FEATURE_RULES,
+)  # fmt: skip
 
 
 def findings_of(subjects: Mapping[Role, Subject], *, engine: str) -> Iterator[Finding]:
     """Every breach of every rule, pairs first. What binds TensorRT-LLM alone is a note on another ``engine``."""
-    for pair in PAIR_RULES:
-        for first, second in pair.pairs:
-            if first in subjects and second in subjects:
-                for breach in pair.check(subjects[first], subjects[second]):
-                    yield _finding(pair, (first, second), breach, engine)
-    for rule in _ROLE_RULES:
-        for role in rule.roles:
-            if role in subjects:
-                for breach in rule.check(subjects[role]):
-                    yield _finding(rule, (role,), breach, engine)
+    for rule in RULES:
+        for roles in rule.sides:
+            if subjects.keys() >= {*roles}:
+                for breach in rule.check(*(subjects[role] for role in roles)):
+                    yield _finding(rule, roles, breach, engine)
 
 
 def _finding(rule: Rule, roles: tuple[Role, ...], breach: Breach, engine: str) -> Finding:

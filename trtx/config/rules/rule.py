@@ -157,6 +157,11 @@ class RoleRule:
     unmendable: tuple[str, ...] = ()
     every_engine: bool = False
 
+    @property
+    def sides(self) -> tuple[tuple[Role, ...], ...]:
+        """Whose configs the check takes, each time that it is made."""
+        return tuple((role,) for role in self.roles)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRule:
@@ -170,6 +175,10 @@ class PairRule:
     check: Callable[[Subject, Subject], Iterable[Breach]]
     unmendable: tuple[str, ...] = ()
     every_engine: bool = False
+
+    @property
+    def sides(self) -> tuple[tuple[Role, ...], ...]:
+        return self.pairs
 
 
 Rule = RoleRule | PairRule
