@@ -15,9 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
+from engine_protocol import check_engine
+from tokenizers.processors import TemplateProcessing
 
+from tests.unit.torch_engine.llmapi import sampling_probes
+from trtx.engine import embedded
 from trtx.errors import UsageError
-from trtx.torch_engine import LLM, RequestError, SamplingParams
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, RequestError, SamplingParams
+from trtx.torch_engine.llmapi.sampling import FIELDS, Use
 
 MODEL = "synthetic:tiny"
 SMALL: dict[str, Any] = {
@@ -192,6 +197,32 @@ def test_prompt_logprobs_cover_every_prompt_token_but_the_first(llm: LLM) -> Non
         assert [token in row for token, row in zip(prompt[1:], rows, strict=True)] == [True] * (len(prompt) - 1)
 
 
+BOS = 1  # special, in the vocabulary of every synthetic model
+
+
+@pytest.fixture(scope="module")
+def with_special_tokens(llm: LLM) -> Iterator[None]:
+    """The synthetic tokenizer adds none to a prompt; most others do."""
+    tokenizer: Any = llm._tokenizer
+    tokenizer.post_processor = TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", BOS)])
+    yield
+    tokenizer.post_processor = TemplateProcessing(single="$A")
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is not Use.REFUSED])
+def test_a_sampling_field_changes_answers_exactly_if_it_is_honoured(
+    llm: LLM, with_special_tokens: None, name: str
+) -> None:
+    # Special tokens are rarely sampled: one comes from a prefill engine, which takes no choices.
+    first = DisaggregatedParams(request_type="generation_only", first_gen_tokens=[BOS])
+    handed = first if name == "skip_special_tokens" else None
+
+    def answer(**sampling: Any) -> Any:
+        return _finished(llm.generate_async("The quick", SamplingParams(**sampling), disaggregated_params=handed))
+
+    sampling_probes.check(name, FIELDS[name].torch, answer)
+
+
 def test_kv_events_and_capacity_agree_with_the_statistics(llm: LLM) -> None:
     llm.get_kv_cache_events(timeout=0.1)
     prompt = [(3 * at) % 900 + 50 for at in range(100)]
@@ -253,7 +284,7 @@ def test_shutdown_ends_the_process_and_what_is_open() -> None:
 
 def test_no_engine_outlives_its_parents_kill_9() -> None:
     program = (
-        "from trtx.torch_engine import LLM, SamplingParams\n"
+        "from trtx.torch_engine.llmapi import LLM, SamplingParams\n"
         f"llm = LLM({MODEL!r}, max_batch_size=4, max_seq_len=512, kv_cache_config={{'max_tokens': 4096}})\n"
         "llm.generate_async([5, 6], SamplingParams(max_tokens=500, ignore_eos=True))\n"
         "print(llm.engine_pid, flush=True)\n"
@@ -286,3 +317,11 @@ def test_a_value_of_the_wrong_type_is_refused_before_the_engine_sees_it(
     with pytest.raises(RequestError, match="wrong type"):
         llm.generate_async(inputs, GREEDY, **fields)
     assert _finished(llm.generate_async([5, 6], GREEDY)).finished
+
+
+def test_a_worker_finds_all_that_it_asks_of_an_engine(llm: LLM) -> None:
+    engine = embedded.TorchEngine(llm)
+    check_engine(embedded.load_api("torch"), engine, hands_off=False)
+    assert engine.engine_pid is not None and psutil.pid_exists(engine.engine_pid)
+    assert (engine.facts.num_blocks, engine.facts.context_length) == (llm.get_kv_cache_capacity()["maxNumBlocks"], 512)
+    assert engine.handoff_stats() == llm.handoff_stats()

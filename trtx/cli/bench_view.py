@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
-from trtx.cli.console import ProgressConsole
+from trtx.cli.bars import BarsView
 
 if TYPE_CHECKING:
     from trtx.bench import Progress as Measured
@@ -20,38 +19,18 @@ if TYPE_CHECKING:
 _SHOWN = {"ready", "exited", "vanished", "lost", "unproved", "restarting", "recovered", "gave-up", "stopped"}
 
 
-class BenchView:
+class BenchView(BarsView):
     """Follows one run. A context manager."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.run_dir: Path | None = None  # None until there is one
-        self._console = ProgressConsole(stderr=True)
         self._is_terminal = self._console.is_terminal
         self._trials_total = 0  # known once there is a run
         self._trials_ended = 0
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._is_terminal,
-            transient=True,
-        )
         self._run_bar: TaskID = self._bars.add_task("cells", total=None)
         self._cell_bar: TaskID | None = None
         self._said: tuple[str, int, str] = ("", 0, "")
-
-    def __enter__(self) -> Self:
-        if self._is_terminal:  # elsewhere Rich's end of the bars is an empty line
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if self._is_terminal:
-            self._bars.stop()
 
     @property
     def listener(self) -> Listener:

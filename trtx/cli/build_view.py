@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from trtx.cli.console import ProgressConsole
+from trtx.cli.bars import BarsView
 
 if TYPE_CHECKING:
     from trtx.build import Manifest
@@ -25,33 +23,13 @@ _SAYS = {
 }
 
 
-class BuildView:
+class BuildView(BarsView):
     """Follows one build. A context manager; call it with each step of progress."""
 
     def __init__(self) -> None:
-        self._console = ProgressConsole(stderr=True)
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
-        )
+        super().__init__()
         self._bar = self._bars.add_task("", total=None)
         self._phase = ""
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._bars.stop()
 
     def __call__(self, now: Built) -> None:
         if now.phase != self._phase:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -71,7 +71,8 @@ def doctor(
             )
         )
     else:
-        _print_table(checks)
+        for line in table(checks, shutil.get_terminal_size().columns):
+            typer.echo(line)
         typer.echo(f"\n{len(checks)} checks: {len(broken)} failed, {len(warnings)} warnings")
     if broken:
         raise LaunchError(
@@ -80,21 +81,20 @@ def doctor(
         )
 
 
-def _print_table(checks: Sequence[Check]) -> None:
-    width = max(60, shutil.get_terminal_size().columns)
+def table(checks: Sequence[Check], width: int) -> Iterator[str]:
+    """Lines of at most ``width`` characters, as far as no word is longer than what is left of one; at least 60."""
+    indent = " " * (_STATUS_WIDTH + _NAME_WIDTH)
+    left = max(60, width) - len(indent)
     for check in checks:
         mark, color = _MARKS[check.status]
         needs_fix = check.status in ("warning", "failed")
         seen = check.seen + (f" (expected: {check.expected})" if needs_fix and check.expected else "")
-        first, *rest = _wrapped(seen, width - _STATUS_WIDTH - _NAME_WIDTH) or [""]
-        typer.echo(f"{typer.style(mark.ljust(_STATUS_WIDTH), fg=color)}{check.name:<{_NAME_WIDTH}}{first}")
-        indent = " " * (_STATUS_WIDTH + _NAME_WIDTH)
-        for line in rest:
-            typer.echo(indent + line)
+        first, *rest = _wrapped(seen, left) or [""]
+        yield f"{typer.style(mark.ljust(_STATUS_WIDTH), fg=color)}{check.name:<{_NAME_WIDTH}}{first}"
+        yield from (indent + line for line in rest)
         if needs_fix:
-            lines = _wrapped(check.fix, width - len(indent) - 2)
-            for number, line in enumerate(lines):
-                typer.echo(indent + ("  " if number else "→ ") + line)
+            for number, line in enumerate(_wrapped(check.fix, left - 2)):
+                yield indent + ("  " if number else "→ ") + line
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 from pydantic import ValidationError
@@ -18,120 +20,39 @@ from trtx.errors import UsageError
 WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")  # of a list; str.isdigit() takes ² and any length
 _MODEL, _TOPOLOGY, _OUTPUT = "Model", "Topology", "Output"
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="Directory, Hugging Face name or synthetic:<shape>. Default: a small synthetic model that fits here.",
-        rich_help_panel=_MODEL,
-        show_default=False,
-    ),
-]
-ServedModelNameOption = Annotated[
-    str | None,
-    typer.Option(
-        "--served-model-name",
-        help="Name that clients send. Default: the model's own short name.",
-        rich_help_panel=_MODEL,
-        show_default=False,
-    ),
-]
-EngineOption = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help="auto, torch, tensorrt-llm, simulated (no real tokens) or paced (fixed speed). "
-        "auto: tensorrt-llm where it is installed and a GPU is there, else torch.",
-        rich_help_panel=_MODEL,
-    ),
-]
+
+def _option(panel: str, name: str, help: str, **more: Any) -> Any:
+    """One that is None until it is typed, so that help has no default to show but the one in its text."""
+    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
+
+
 ConfigOption = Annotated[
     list[str] | None,
-    typer.Option(
+    _option(
+        _MODEL,
         "--config",
+        "Engine config of one role (agg, prefill, decode): YAML with TensorRT-LLM's field names. Repeatable.",
         metavar="ROLE=FILE",
-        help="Engine config of one role (agg, prefill, decode): YAML with TensorRT-LLM's field names. Repeatable.",
-        rich_help_panel=_MODEL,
-        show_default=False,
     ),
 ]
 RecipeOption = Annotated[
     str | None,
-    typer.Option(
+    _option(
+        _MODEL,
         "--recipe",
+        "A folder of engine_configs, such as deepseek-r1-mtp, instead of the model family's own; --config wins.",
         metavar="NAME",
-        help="A folder of engine_configs, such as deepseek-r1-mtp, instead of the model family's own; --config wins.",
-        rich_help_panel=_MODEL,
-        show_default=False,
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    _option(
+        _MODEL,
         "--set",
+        "Override one engine config field for every role; role.a.b=c for one role. Repeatable.",
         metavar="A.B=C",
-        help="Override one engine config field for every role; role.a.b=c for one role. Repeatable.",
-        rich_help_panel=_MODEL,
-        show_default=False,
     ),
 ]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option("--workers", help="Workers in mode agg. Default: 1.", rich_help_panel=_TOPOLOGY, show_default=False),
-]
-PrefillOption = Annotated[
-    int | None,
-    typer.Option(
-        "--prefill", help="Prefill workers in mode disagg. Default: 1.", rich_help_panel=_TOPOLOGY, show_default=False
-    ),
-]
-DecodeOption = Annotated[
-    int | None,
-    typer.Option(
-        "--decode", help="Decode workers in mode disagg. Default: 1.", rich_help_panel=_TOPOLOGY, show_default=False
-    ),
-]
-TpOption = Annotated[
-    int,
-    typer.Option("--tp", help="GPUs a worker (tensor parallel); tensorrt-llm only.", rich_help_panel=_TOPOLOGY),
-]
-GpusOption = Annotated[
-    str | None,
-    typer.Option(
-        "--gpus",
-        metavar="0,1",
-        help="GPUs to use, as indices into those that are visible to you. Default: all of them, NVLink pairs first.",
-        rich_help_panel=_TOPOLOGY,
-        show_default=False,
-    ),
-]
-RouterModeOption = Annotated[
-    RouterMode,
-    typer.Option(
-        "--router-mode",
-        help="How the frontend picks a worker; kv goes where the prompt's prefix is cached.",
-        rich_help_panel=_TOPOLOGY,
-    ),
-]
-RouterArgsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--router-args",
-        metavar="FLAGS",
-        help="Further flags of dynamo.frontend, in quotes, such as '--router-temperature 0.5'.",
-        rich_help_panel=_TOPOLOGY,
-        show_default=False,
-    ),
-]
-HostOption = Annotated[
-    str,
-    typer.Option(
-        "--host",
-        help="Address of the HTTP port; 0.0.0.0 opens it, and it alone, to the network.",
-        rich_help_panel=_TOPOLOGY,
-    ),
-]
-PortOption = Annotated[int, typer.Option("--port", help="HTTP port; 0 takes a free one.", rich_help_panel=_TOPOLOGY)]
 OutputOption = Annotated[
     Path,
     typer.Option(
@@ -140,47 +61,135 @@ OutputOption = Annotated[
 ]
 
 
-def build_spec(
-    *,
-    mode: str,
-    model: str | None = None,
-    served_model_name: str | None = None,
-    engine: str = "auto",
-    config: list[str] | None = None,
-    recipe: str | None = None,
-    overrides: list[str] | None = None,
-    workers: int | None = None,
-    prefill: int | None = None,
-    decode: int | None = None,
-    tp: int = 1,
-    gpus: str | None = None,
-    router_mode: str = "round-robin",
-    router_args: str | None = None,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-) -> TopologySpec:
-    """What was typed, checked. Raises UsageError, naming the option, for anything that contradicts itself."""
-    fields: dict[str, Any] = {
-        "mode": mode,
-        "model": model,
-        "served_model_name": served_model_name,
-        "engine": engine,
-        "engine_configs": recipe_roles(recipe) | role_files(config),
-        "overrides": tuple(overrides or ()),
-        "tp": tp,
-        "gpus": None if gpus is None else _indices(gpus),
-        "router_mode": router_mode,
-        "router_args": _words("--router-args", router_args or ""),
-        "host": host,
-        "port": port,
-    }
-    fields |= {
-        name: count
-        for name, count in (("workers", workers), ("prefill", prefill), ("decode", decode))
-        if count is not None
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """What is served, as it is typed; help shows the options in this order."""
+
+    model: Annotated[
+        str | None,
+        _option(
+            _MODEL,
+            "--model",
+            "Directory, Hugging Face name or synthetic:<shape>. Default: a small synthetic model that fits here.",
+        ),
+    ] = None
+    served_model_name: Annotated[
+        str | None,
+        _option(_MODEL, "--served-model-name", "Name that clients send. Default: the model's own short name."),
+    ] = None
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            help="auto, torch, tensorrt-llm, simulated (no real tokens) or paced (fixed speed). "
+            "auto: tensorrt-llm where it is installed and a GPU is there, else torch.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "auto"
+    config: ConfigOption = None
+    recipe: RecipeOption = None
+    overrides: SetOption = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyOptions:
+    """How it is served. A field that :class:`TopologySpec` has under the same name needs nothing more."""
+
+    workers: Annotated[int | None, _option(_TOPOLOGY, "--workers", "Workers in mode agg. Default: 1.")] = None
+    prefill: Annotated[int | None, _option(_TOPOLOGY, "--prefill", "Prefill workers in mode disagg. Default: 1.")] = (
+        None
+    )
+    decode: Annotated[int | None, _option(_TOPOLOGY, "--decode", "Decode workers in mode disagg. Default: 1.")] = None
+    tp: Annotated[
+        int,
+        typer.Option("--tp", help="GPUs a worker (tensor parallel); tensorrt-llm only.", rich_help_panel=_TOPOLOGY),
+    ] = 1
+    gpus: Annotated[
+        str | None,
+        _option(
+            _TOPOLOGY,
+            "--gpus",
+            "GPUs to use, as indices into those that are visible to you. Default: all of them, NVLink pairs first.",
+            metavar="0,1",
+        ),
+    ] = None
+    router_mode: Annotated[
+        RouterMode,
+        typer.Option(
+            "--router-mode",
+            help="How the frontend picks a worker; kv goes where the prompt's prefix is cached.",
+            rich_help_panel=_TOPOLOGY,
+        ),
+    ] = "round-robin"
+    router_args: Annotated[
+        str | None,
+        _option(
+            _TOPOLOGY,
+            "--router-args",
+            "Further flags of dynamo.frontend, in quotes, such as '--router-temperature 0.5'.",
+            metavar="FLAGS",
+        ),
+    ] = None
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            help="Address of the HTTP port; 0.0.0.0 opens it, and it alone, to the network.",
+            rich_help_panel=_TOPOLOGY,
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option("--port", help="HTTP port; 0 takes a free one.", rich_help_panel=_TOPOLOGY)] = (
+        8000
+    )
+
+
+OPTION_NAMES = tuple(field.name for group in (ModelOptions, TopologyOptions) for field in fields(group))
+
+
+def spread(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes of a verb's parameters ``model: ModelOptions`` and ``topology: TopologyOptions`` the options in them, or
+    Typer would want each option written down in each verb. ``defaults``: those that the verb has otherwise."""
+
+    def spread_over(verb: Callable[..., None]) -> Callable[..., None]:
+        groups: dict[str, type[ModelOptions | TopologyOptions]] = {}
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+            group = parameter.annotation
+            if group not in (ModelOptions, TopologyOptions):
+                parameters.append(parameter)
+                continue
+            groups[parameter.name] = group
+            hints = get_type_hints(group, include_extras=True)
+            for field in fields(group):
+                default = defaults.get(field.name, field.default)
+                parameters.append(parameter.replace(name=field.name, annotation=hints[field.name], default=default))
+
+        def called(**given: Any) -> None:
+            held = {
+                name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+                for name, group in groups.items()
+            }
+            verb(**given, **held)
+
+        called.__name__, called.__doc__ = verb.__name__, verb.__doc__
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return called
+
+    return spread_over
+
+
+def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
+    """What was typed (fields of the options above; None: it was not), checked. Raises UsageError, naming the option,
+    for anything that contradicts itself."""
+    given = {name: value for name, value in typed.items() if value is not None}
+    engine_configs = recipe_roles(given.pop("recipe", None)) | role_files(given.pop("config", None))
+    if "gpus" in given:
+        given["gpus"] = _indices(given["gpus"])
+    if "router_args" in given:
+        given["router_args"] = _words("--router-args", given["router_args"])
     try:
-        return TopologySpec(**fields)
+        return TopologySpec.model_validate({"mode": mode, "engine_configs": engine_configs, **given})
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])

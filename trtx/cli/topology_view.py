@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trtx.cli.console import ProgressConsole
-from trtx.launch import Event
-from trtx.launch.slots import Slot
+from trtx.launch import Event, Slot
 from trtx.topology import Plan
 
 _STYLES = {"up": "green", "starting": "yellow", "loading": "yellow", "draining": "cyan", "restarting": "red"}
@@ -110,7 +109,7 @@ def _state(slot: Slot, now: float) -> str:
 
 
 def _memory(slot: Slot, pid: int | None) -> str:
-    used = slot.status.device_memory_bytes if slot.status is not None else 0
+    used = (slot.status.device_memory_bytes if slot.status is not None else None) or 0
     if not used and pid is not None:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)

@@ -174,30 +174,16 @@ _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_si
 
 
 def _torch_findings(config: ResolvedEngineConfig) -> Iterator[Finding]:
+    def finding(path: str, message: str, because: str, fix: str | None) -> Finding:
+        message = f"{message} ({config.role}, {_origin(config, path)})"
+        return Finding("error", "torch-engine", (config.role,), path, message, because, "trtx", fix)
+
     for refused in refused_fields(config.values):
-        if refused.path in _SIZES:
-            continue
-        yield Finding(
-            severity="error",
-            rule="torch-engine",
-            roles=(config.role,),
-            path=refused.path,
-            message=f"{refused.message} ({config.role}, {_origin(config, refused.path)})",
-            reason=refused.refusal.because,
-            evidence="trtx",
-            fix=refused.refusal.instead,
-        )
+        if refused.path not in _SIZES:
+            yield finding(refused.path, refused.message, refused.refusal.because, refused.refusal.instead)
     for outside in outside_limits(config.values):
-        yield Finding(
-            severity="error",
-            rule="torch-engine",
-            roles=(config.role,),
-            path=outside.path,
-            message=f"{outside} ({config.role}, {_origin(config, outside.path)})",
-            reason="the torch engine can't run with it",
-            evidence="trtx",
-            fix=f"make it {outside.expected}",
-        )
+        because = "the torch engine can't run with it"
+        yield finding(outside.path, str(outside), because, f"make it {outside.expected}")
 
 
 def _header_notes(config: ResolvedEngineConfig, subject: Subject) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 # absent: there is nothing to judge here, and nothing that serving needs. warning: serves, but slower or at a risk.
-Status = Literal["ok", "absent", "warning", "failed"]
+CheckStatus = Literal["ok", "absent", "warning", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Check:
     """What was looked at and how it is. ``fix`` is there whenever the status is warning or failed."""
 
     name: str
-    status: Status
+    status: CheckStatus
     seen: str
     expected: str = ""
     fix: str = ""

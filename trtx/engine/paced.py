@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import threading
 import time
 from collections import deque
@@ -19,12 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtx.checkpoint.facts import context_length_of, read_config
+from trtx.engine.api import Engine, EngineFacts, Hints
 from trtx.errors import UsageError
-from trtx.torch_engine.choices import Choice
-from trtx.torch_engine.messages import Handover, Update
-from trtx.torch_engine.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
-from trtx.torch_engine.sampling import SamplingParams, checked_sampling
-from trtx.torch_engine.text import StopStrings, TextStream, load_tokenizer
+from trtx.text import TextStream, load_tokenizer
+from trtx.torch_engine.llmapi.choices import Choice, find_stops
+from trtx.torch_engine.llmapi.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
+from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
+from trtx.torch_engine.messages import Handoff, Update
+from trtx.torch_engine.sampling_plan import SamplingPlan
 
 __all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "RequestFailed", "SamplingParams"]
 
@@ -32,6 +34,7 @@ CATCH_UP_SECONDS = 0.05
 """How far the clock may run behind and keep its rate; a later step is dropped, as in a stalled engine."""
 DISTINCT_TOKENS = 64
 _OPAQUE_STATE = b"paced"  # there is no KV to hand over
+_BLOCK_SIZE = 32  # nor to keep: routers have to agree on a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +53,23 @@ class _Running:
     """One request in the clock's hands. ``ready_at``, in monotonic seconds: no token before then."""
 
     choice: Choice
+    sampling: SamplingPlan
     ready_at: float
     position: int  # of the next token, counted over prompt and output
     left: int  # tokens still to make
     hands_off: bool  # context_only: its one token goes to a decode worker
+    made: int = 0
     is_aborted: bool = False
 
 
-class LLM:
+class LLM(Engine):
     """The LLM API over one clock. Every step gives one token to each request whose ``paced_ttft_ms`` has passed.
 
     The clock starts anew with a request that finds the engine idle; any other waits for the next step, as it would in
     a real engine. So TTFT is exact at concurrency 1 and up to one step more above, and ITL is exact always.
-    ``generation_only`` goes on after ``first_gen_tokens`` at once. Logprobs are refused: nothing was likely.
+    ``generation_only`` goes on after ``first_gen_tokens`` at once. What it does with each sampling parameter stands in
+    their rows (``SamplingParams``): logprobs are refused, as nothing was likely.
     """
-
-    tokenizer = None
 
     def __init__(self, model: str | Path, **llm_args: Any) -> None:
         directory = Path(model)
@@ -80,6 +84,12 @@ class LLM:
         self._iterations = 0
         self._thread = threading.Thread(target=self._run, name="paced-engine", daemon=True)
         self._thread.start()
+        self.facts = EngineFacts(
+            context_length=self.args.max_seq_len,
+            block_size=_BLOCK_SIZE,
+            max_batch_size=self.args.max_batch_size,
+            max_num_tokens=self.args.max_num_tokens,
+        )
 
     def generate_async(
         self,
@@ -88,34 +98,36 @@ class LLM:
         *,
         streaming: bool = False,
         disaggregated_params: DisaggregatedParams | None = None,
-        trace_headers: Mapping[str, str] | None = None,  # accepted without effect, as the three below it
-        cache_salt: str | None = None,
-        priority: float = 0.5,
+        cache_salt: str | None = None,  # without effect, as the two below it
+        trace_headers: Mapping[str, str] | None = None,
+        hints: Hints | None = None,
     ) -> RequestOutput:
-        """Starts a request and returns at once. Raises RequestError for what a clock can't answer."""
-        sampling = checked_sampling(sampling_params)
-        if sampling.n != 1 or sampling.logprobs is not None or sampling.prompt_logprobs is not None:
-            raise RequestError("the paced engine makes one choice without logprobs; ask for n 1 and no logprobs")
-        room = self.args.max_seq_len - len(inputs)
+        """Starts a request and returns at once. Raises ValueError and RequestError for what a clock can't answer."""
+        sampling = checked_sampling(sampling_params, "paced")
+        prompt = list(inputs)[-(sampling.truncate_prompt_tokens or 0) :]
+        room = self.args.max_seq_len - len(prompt)
         if room < 1:
             raise RequestError(
-                f"the prompt has {len(inputs)} tokens; expected less than max_seq_len {room + len(inputs)}"
+                f"the prompt has {len(prompt)} tokens; expected less than max_seq_len {room + len(prompt)}"
             )
         kind = disaggregated_params.request_type if disaggregated_params is not None else None
+        stops = find_stops(sampling, self._tokenizer) if kind != "context_only" else None
+        text = TextStream(self._tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         output = RequestOutput(
             next(self._request_ids),
             prompt=None,
-            prompt_token_ids=list(inputs),
+            prompt_token_ids=prompt,
             num_choices=1,
             streaming=streaming,
             on_abort=lambda: self._abort(running),
-            text_streams=None,
+            text_streams=[text] if sampling.detokenize and stops is None else None,
         )
         now = time.monotonic()
         running = _Running(
-            Choice(0, output, [output.request_id], self._stop_strings(sampling) if kind != "context_only" else None),
+            Choice(0, output, [output.request_id], stops),
+            resolve_sampling(sampling),
             ready_at=now + self.args.paced_ttft_ms / 1000,
-            position=len(inputs),
+            position=len(prompt),
             left=1 if kind == "context_only" else min(sampling.max_tokens or room, room),
             hands_off=kind == "context_only",
         )
@@ -138,27 +150,17 @@ class LLM:
 
     # --- what the engine says about itself ---
 
-    def get_kv_cache_capacity(self) -> dict[str, int]:
-        """Without ``maxNumBlocks``: there is no KV. The block size is what routers have to agree on."""
-        return {"tokensPerBlock": 32}
+    async def get_stats_async(self, timeout: float) -> AsyncIterator[dict[str, Any]]:
+        """One row for now; ``timeout`` has no effect."""
+        yield {
+            "iter": self._iterations,
+            "iterLatencyMS": self.args.paced_itl_ms,
+            "numActiveRequests": len(self._running),
+            "numQueuedRequests": len(self._arrivals),
+            "maxNumActiveRequests": self.args.max_batch_size,
+        }
 
-    def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """One row for now, TensorRT-LLM's keys; ``timeout`` has no effect."""
-        return [
-            {
-                "iter": self._iterations,
-                "iterLatencyMS": self.args.paced_itl_ms,
-                "numActiveRequests": len(self._running),
-                "numQueuedRequests": len(self._arrivals),
-                "maxNumActiveRequests": self.args.max_batch_size,
-            }
-        ]
-
-    async def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        for row in self.get_stats(timeout):
-            yield row
-
-    def _check_health(self) -> bool:
+    def is_alive(self) -> bool:
         return self._thread.is_alive()
 
     # --- the clock ---
@@ -202,7 +204,7 @@ class LLM:
             try:
                 if running.is_aborted:
                     running.left = 0
-                    loop = running.choice.output.push(Delivery(0, [], "cancelled"))
+                    loop = running.choice.output.push(Delivery(0, Update(0, [], "cancelled")))
                 elif running.ready_at <= at:
                     loop = self._give(running, self._token_ids[running.position % len(self._token_ids)])
             except Exception as error:  # of its text: nobody else's clock stops for it
@@ -217,17 +219,22 @@ class LLM:
 
     def _give(self, running: _Running, token_id: int) -> asyncio.AbstractEventLoop | None:
         """Hands one token over; returns the loop on which somebody waits for it."""
+        may_end, plan = running.made >= running.sampling.min_tokens, running.sampling
         running.position += 1
         running.left -= 1
-        finish_reason = None if running.left else "length"
-        handover = Handover("context_only", [token_id], opaque_state=_OPAQUE_STATE) if running.hands_off else None
-        if running.choice.stop_strings is None:
-            delivery: Delivery | None = Delivery(0, [token_id], finish_reason, handover=handover)
-        else:
-            delivery = running.choice.delivery(Update(0, [token_id], finish_reason))
+        running.made += 1
+        update = Update(0, [token_id], None if running.left else "length")
+        if may_end and token_id in plan.end_ids:
+            update.finish_reason = "stop"
+        elif may_end and token_id in plan.stop_ids:
+            update.finish_reason, update.stop_reason = "stop", token_id
+            update.token_ids = [token_id] if plan.keeps_stop_id else []
+        if running.hands_off:
+            update.handoff = Handoff("context_only", [token_id], opaque_state=_OPAQUE_STATE)
+        delivery = running.choice.delivery(update)
         if delivery is None:
             return None
-        if delivery.finish_reason is not None:
+        if update.finish_reason is not None:
             running.left = 0
         return running.choice.output.push(delivery)
 
@@ -244,16 +251,6 @@ class LLM:
                 to_wake.setdefault(loop, []).append(running.choice.output)
         self._running = []
         _wake(to_wake)
-
-    def _stop_strings(self, sampling: SamplingParams) -> StopStrings | None:
-        if not sampling.stop_strings:
-            return None
-        return StopStrings(
-            sampling.stop_strings,
-            TextStream(self._tokenizer, skip_special_tokens=sampling.skip_special_tokens),
-            include=sampling.include_stop_str_in_output,
-            min_tokens=sampling.min_tokens or 0,
-        )
 
 
 def _wake(outputs_by_loop: dict[asyncio.AbstractEventLoop, list[RequestOutput]]) -> None:
@@ -273,11 +270,13 @@ def _resolve(directory: Path, llm_args: Mapping[str, Any]) -> PacedArgs:
         value = llm_args.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 3_600_000:
             raise UsageError(f"{name} is {value!r}, expected milliseconds from 0 to an hour")
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    max_seq_len = llm_args.get("max_seq_len") or context_length_of(read_config(directory))
+    if max_seq_len is None:
+        raise UsageError(f"{directory / 'config.json'} has no max_position_embeddings; set max_seq_len")
     return PacedArgs(
         paced_ttft_ms=float(llm_args.get("paced_ttft_ms", 0)),
         paced_itl_ms=float(llm_args.get("paced_itl_ms", 0)),
-        max_seq_len=llm_args.get("max_seq_len") or config["max_position_embeddings"],
+        max_seq_len=max_seq_len,
         max_batch_size=llm_args.get("max_batch_size") or 2048,
         max_num_tokens=llm_args.get("max_num_tokens") or 8192,
     )

@@ -19,7 +19,7 @@ from trtx.config.strict_yaml import read_yaml
 from trtx.config.wording import quoted, shown
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec, spec_from_json
-from trtx.launch.room import write_problem
+from trtx.launch import write_problem
 
 LOCK_FILE = "run.lock.yaml"
 PLAN_FILE = "plan.json"

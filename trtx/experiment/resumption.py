@@ -27,7 +27,8 @@ from trtx.bench import (
 from trtx.errors import UsageError
 from trtx.experiment.directory import ENVIRONMENT_FILE, PLAN_FILE
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
-from trtx.launch.processes import members
+from trtx.experiment.targets import target_of
+from trtx.launch import members
 from trtx.topology import Plan
 
 ATTEMPTS = "attempts"
@@ -58,8 +59,7 @@ class Recorded:
         if mode == ATTACHED:
             assert self.spec.attach is not None
             return Target(self.spec.attach.url, self.model or "", Path(), ATTACHED, self.spec.attach.gpu_count)
-        plan = self.plans[mode]
-        return Target(plan.url, plan.model, plan.model_path, mode, plan.gpu_count, plan.worker_count)
+        return target_of(self.plans[mode])
 
 
 def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded:

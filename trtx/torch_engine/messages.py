@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from trtx.torch_engine.batch import KvGeometry, Logprob
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
-class Handover(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """A request's disaggregation state as it travels: the part of ``DisaggregatedParams`` that an engine reads."""
+class Logprob(NamedTuple):
+    """Log-probability of one token and its rank (1 is the most likely), as TensorRT-LLM's ``Logprob``."""
+
+    logprob: float
+    rank: int | None = None
+
+
+class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """A request's part in a handoff, asked for or answered: what an engine reads of ``DisaggregatedParams``."""
 
     request_type: Literal["context_only", "generation_only"]
     first_gen_tokens: list[int] | None = None
@@ -37,10 +43,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_de
     sequence_id: int
     prompt_token_ids: list[int]
     sampling: SamplingPlan
-    end_ids: tuple[int, ...] = ()
     cache_salt: str | None = None
     priority: float = 0.5
-    handover: Handover | None = None
+    handoff: Handoff | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
@@ -60,7 +65,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress", array_like=True):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     num_blocks: int
-    geometry: KvGeometry
+    tokens_per_block: int
     max_seq_len: int
     max_batch_size: int
     vocab_size: int
@@ -78,11 +83,11 @@ class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     sequence_id: int
     token_ids: list[int]
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None  # a stop token id; the caller's side makes it a stop string
     logprobs: list[dict[int, Logprob]] | None = None  # aligned with token_ids
     prompt_logprobs: list[dict[int, Logprob]] | None = None
     reused_blocks: int = 0
-    handover: Handover | None = None
+    handoff: Handoff | None = None
     error: str | None = None  # a RequestError's text; the sequence has ended
     is_failure: bool = False  # the error is not the request's: RequestFailed
 
@@ -105,7 +110,7 @@ class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True, omit_
     updates: list[Update]
     stats: dict[str, Any] | None = None  # one row, TensorRT-LLM's keys
     kv_events: list[dict[str, Any]] | None = None
-    handoff: HandoffStats | None = None  # when it changed
+    handoff_stats: HandoffStats | None = None  # when they changed
     device_memory_bytes: int | None = None  # now and then
 
 

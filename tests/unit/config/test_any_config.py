@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from trtx.config import ModelFacts, ResolvedEngineConfig, Role, check_engine_configs, schema
 from trtx.config.findings import SEVERITIES
+from trtx.config.rules import RULES
 from trtx.config.versions import COLUMNS
 
 SECTIONS = {
@@ -50,6 +51,7 @@ VALUES = st.one_of(
     st.dictionaries(st.sampled_from(WORDS), st.integers(0, 4), max_size=1),
 )
 CHANGES = st.dictionaries(st.sampled_from(PATHS), VALUES, max_size=12)
+UNMENDABLE = {rule.id: rule.unmendable for rule in RULES}
 ROLES: tuple[Role, ...] = ("agg", "prefill", "decode", "encode")
 
 
@@ -83,3 +85,5 @@ def test_any_config_is_checked(
     for finding in findings:
         assert finding.rule in str(finding)
         assert finding.roles and set(finding.roles) <= set(ROLES)
+        if finding.rule in UNMENDABLE:
+            assert (finding.fix is None) == (finding.path in UNMENDABLE[finding.rule]), finding

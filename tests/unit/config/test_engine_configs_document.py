@@ -37,4 +37,6 @@ def test_the_table_of_recipes_is_that_of_the_folders() -> None:
 
 
 def test_the_table_of_rules_is_that_of_the_records() -> None:
-    assert table_after("Rules") == [rule_row(rule) for rule in RULES]
+    rows, written = [rule_row(rule) for rule in RULES], table_after("Rules")
+    lacking, stale = "\n".join(row for row in rows if row not in written), [row for row in written if row not in rows]
+    assert written == rows, f"put into the table of rules, in the order of RULES:\n{lacking}\nand strike {stale}"

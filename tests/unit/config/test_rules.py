@@ -130,6 +130,15 @@ def fix_of(finding: Finding) -> tuple[str, ...]:
     return tuple(words[1::2])
 
 
+def assert_mended_or_said(finding: Finding) -> None:
+    rule = next(rule for rule in RULES if rule.id == finding.rule)
+    said = finding.path in rule.unmendable
+    assert (finding.fix is None) == said, (
+        f"{rule.id} has {'a' if said else 'no'} fix at {finding.path!r}: give its Breach the --set that mends it, or "
+        f"name the path in the rule's unmendable, where a person has to choose; {finding}"
+    )
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.recipe}")
 def test_a_rule_is_kept_broken_by_one_change_and_mended_by_its_fix(case: Case) -> None:
     assert of_rule(check(case), case.rule) == []
@@ -139,19 +148,23 @@ def test_a_rule_is_kept_broken_by_one_change_and_mended_by_its_fix(case: Case) -
     for finding in broken:
         assert (finding.reason, finding.evidence) == (rule.reason, rule.evidence)
         assert finding.path
-    if all(finding.fix is not None for finding in broken):
-        fixes = [assignment for finding in broken for assignment in fix_of(finding)]
-        assert of_rule(check(case, case.change, *fixes), case.rule) == []
+        assert_mended_or_said(finding)
+    mended = [finding.path for finding in broken if finding.fix is not None]
+    fixes = [assignment for finding in broken if finding.fix is not None for assignment in fix_of(finding)]
+    left = of_rule(check(case, case.change, *fixes), case.rule)
+    assert not [finding for finding in left if finding.path in mended], f"the fix of {case.rule} does not mend it"
 
 
 def test_every_rule_is_broken_by_some_case() -> None:
     needs_a_model = {"encoder-exists"}
-    assert {case.rule for case in CASES} | needs_a_model == {rule.id for rule in RULES}
+    lacking = {rule.id for rule in RULES} - {case.rule for case in CASES} - needs_a_model
+    assert not lacking, f"give each a Case, with one change that breaks it: {sorted(lacking)}"
 
 
 def test_an_encoder_needs_a_model_that_has_one() -> None:
     case = Case("encoder-exists", "qwen3-vl", "", model=ModelFacts("Llama4ForConditionalGeneration"))
     (finding,) = of_rule(check(case), "encoder-exists")
+    assert_mended_or_said(finding)
     assert finding.severity == "error"
     assert "Llama4ForConditionalGeneration has no encoder of its own" in finding.message
 

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_protocol import check_engine
 
+from tests.unit.torch_engine.llmapi import sampling_probes
 from trtx.checkpoint import resolve_checkpoint
+from trtx.engine import load
 from trtx.engine.paced import LLM, DisaggregatedParams, RequestError, RequestFailed, SamplingParams
 from trtx.errors import UsageError
-from trtx.torch_engine.text import StopStrings
+from trtx.text import StopStrings
+from trtx.torch_engine.llmapi.sampling import FIELDS, Use
 
 PROMPT = [5, 6, 7]
 
@@ -22,6 +26,12 @@ PROMPT = [5, 6, 7]
 @pytest.fixture(scope="module")
 def model() -> Path:
     return resolve_checkpoint("synthetic:tiny").path
+
+
+@pytest.fixture(scope="module")
+def clock(model: Path) -> Iterator[LLM]:
+    with paced(model) as llm:
+        yield llm
 
 
 @contextmanager
@@ -153,12 +163,26 @@ def test_shutdown_ends_open_requests_with_an_error(model: Path) -> None:
 
 def test_what_a_clock_can_not_answer_is_refused(model: Path) -> None:
     with paced(model, max_seq_len=3) as llm:
-        with pytest.raises(RequestError, match="logprobs"):
+        with pytest.raises(ValueError, match="logprobs is 1; expected None: the paced engine"):
             llm.generate_async([1], SamplingParams(logprobs=1))
         with pytest.raises(RequestError, match="3 tokens; expected less than max_seq_len 3"):
             llm.generate_async(PROMPT, SamplingParams())
     with pytest.raises(UsageError, match="paced_itl_ms is -1"):
         LLM(model, paced_itl_ms=-1)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_sampling_field_changes_answers_exactly_if_it_is_honoured(clock: LLM, name: str) -> None:
+    first = DisaggregatedParams(request_type="generation_only", first_gen_tokens=[1])  # special
+    handed = first if name == "skip_special_tokens" else None
+
+    def answer(**sampling: Any) -> Any:
+        return clock.generate_async(PROMPT, SamplingParams(**sampling), disaggregated_params=handed).result(30)
+
+    if FIELDS[name].torch is not Use.REFUSED:  # those are refused before there is an engine
+        sampling_probes.check(name, FIELDS[name].paced, answer)
+    else:
+        assert FIELDS[name].paced is Use.REFUSED
 
 
 def test_a_request_that_fails_stops_nobody_elses_clock(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,3 +209,15 @@ def test_sampling_is_checked_when_a_request_is_made(model: Path) -> None:
         params.max_tokens = "x"  # type: ignore[assignment]
         with pytest.raises(ValueError, match="SamplingParams.max_tokens is 'x'"):
             llm.generate_async(PROMPT, params)
+
+
+def test_a_worker_finds_all_that_it_asks_of_an_engine(model: Path) -> None:
+    engine = load("paced").start(model, {"max_seq_len": 64, "max_batch_size": 4, "max_num_tokens": 128})
+    try:
+        check_engine(load("paced"), engine, hands_off=True)
+        assert (engine.facts.max_batch_size, engine.facts.max_num_tokens, engine.facts.num_blocks) == (4, 128, None)
+        assert engine.engine_pid is None
+        assert engine.device_memory_bytes([]) is None
+    finally:
+        engine.shutdown()
+    assert not engine.is_alive()

@@ -20,7 +20,6 @@ from trtx.launch.environment import child_environment
 from trtx.launch.machine import probe
 from trtx.launch.ports import PortHolder
 from trtx.launch.readiness import ask_readiness, complete, parse_readiness
-from trtx.launch.status import read_status
 
 
 def answer(ready: bool, **workers: int) -> dict[str, Any]:
@@ -184,14 +183,6 @@ def test_a_registry_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "absent")
     assert registry.worker_ids() == set()
     assert registry.remove(1) == 0
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 5}', '{"pid": 6, "state": "serving"}'])
-def test_a_status_file_that_is_not_this_process_is_none(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "status.json"
-    path.write_text(text)
-    assert read_status(path, 5) is None
-    assert read_status(tmp_path / "absent.json", 5) is None
 
 
 def test_the_machine_has_cores_and_a_hidden_gpu_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from trtx.torch_engine.results import Delivery, RequestOutput
+from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
+from trtx.torch_engine.messages import Update
 from trtx.worker.open_requests import OpenRequest
 
 
@@ -28,7 +29,7 @@ class Asked:
         self.give(finish_reason="cancelled")
 
     def give(self, *token_ids: int, finish_reason: str | None = None) -> None:
-        loop = self.result.push(Delivery(0, list(token_ids), finish_reason))
+        loop = self.result.push(Delivery(0, Update(0, list(token_ids), finish_reason)))
         if loop is not None:
             loop.call_soon_threadsafe(self.result.wake)
 

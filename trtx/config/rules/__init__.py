@@ -2,7 +2,8 @@
 
 Owns the rules, one record each with its reason and its evidence. Reads no file and raises nothing: a rule turns a
 :class:`Subject` (or the two sides of a pair) into :class:`Breach` values. Enter through :func:`findings_of`.
-Always holds: no rule without public evidence, and every fix is a ``--set`` that ends the finding.
+Always holds: no rule without public evidence, every fix is a ``--set`` that ends the finding, and a finding without one
+stands at a path that its rule calls unmendable.
 """
 
 from __future__ import annotations
@@ -21,22 +22,18 @@ from trtx.config.topology import Role
 
 __all__ = ["RULES", "ModelFacts", "PairRule", "RoleRule", "Rule", "Subject", "findings_of"]
 
-_ROLE_RULES = (*TRANSFER_RULES, *BATCHING_RULES, *MEMORY_RULES, *PARALLEL_RULES, *FEATURE_RULES)
-RULES: tuple[Rule, ...] = (*PAIR_RULES, *_ROLE_RULES)
+RULES: tuple[Rule, ...] = (
+    *PAIR_RULES, *TRANSFER_RULES, *BATCHING_RULES, *MEMORY_RULES, *PARALLEL_RULES, *FEATURE_RULES,
+)  # fmt: skip
 
 
 def findings_of(subjects: Mapping[Role, Subject], *, engine: str) -> Iterator[Finding]:
     """Every breach of every rule, pairs first. What binds TensorRT-LLM alone is a note on another ``engine``."""
-    for pair in PAIR_RULES:
-        for first, second in pair.pairs:
-            if first in subjects and second in subjects:
-                for breach in pair.check(subjects[first], subjects[second]):
-                    yield _finding(pair, (first, second), breach, engine)
-    for rule in _ROLE_RULES:
-        for role in rule.roles:
-            if role in subjects:
-                for breach in rule.check(subjects[role]):
-                    yield _finding(rule, (role,), breach, engine)
+    for rule in RULES:
+        for roles in rule.sides:
+            if subjects.keys() >= {*roles}:
+                for breach in rule.check(*(subjects[role] for role in roles)):
+                    yield _finding(rule, roles, breach, engine)
 
 
 def _finding(rule: Rule, roles: tuple[Role, ...], breach: Breach, engine: str) -> Finding:

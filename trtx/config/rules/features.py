@@ -22,7 +22,7 @@ def _speculation_is_whole(side: Subject) -> Iterator[Breach]:
         yield Breach(path, f"{kind} without {path} ({side.role}, {side.source})", side.set(path, 3))
     names = [f"{_SPEC}.{name}" for name in ("speculative_model", "speculative_model_dir")]
     if kind in _NEEDS_MODEL and not any(side.get(name) for name in names):
-        yield Breach(names[0], f"{kind} without {names[0]} ({side.role}, {side.source})")
+        yield Breach(names[0], f"{kind} without {names[0]} ({side.role}, {side.source})", None)
 
 
 def _draft_schedule(side: Subject) -> Iterator[Breach]:
@@ -67,7 +67,7 @@ def _encoder_sections(encode: Subject) -> Iterator[Breach]:
 
 def _encoder_exists(encode: Subject) -> Iterator[Breach]:
     if encode.model is not None and encode.model.architecture in _NO_ENCODER:
-        yield Breach("", f"{encode.model.architecture} has no encoder of its own")
+        yield Breach("", f"{encode.model.architecture} has no encoder of its own", None)
 
 
 def _one_encoder_mode(side: Subject) -> Iterator[Breach]:
@@ -96,6 +96,7 @@ FEATURE_RULES = (
         reason="this kind of speculation needs a draft length, and Eagle3 and Draft_Target a draft model",
         evidence="the speculative configs in TensorRT-LLM's llm_args.py",
         check=_speculation_is_whole,
+        unmendable=(f"{_SPEC}.speculative_model",),
     ),
     RoleRule(
         id="draft-schedule",
@@ -144,6 +145,7 @@ FEATURE_RULES = (
         reason="its images are encoded inside the prefill worker",
         evidence="Dynamo's Llama 4 configs; TensorRT-LLM's support_mm_disagg",
         check=_encoder_exists,
+        unmendable=("",),
     ),
     RoleRule(
         id="one-encoder-mode",

@@ -67,7 +67,7 @@ def _both_speculate(prefill: Subject, decode: Subject) -> Iterator[Breach]:
 def _encoder_shares_gpu(encode: Subject, consumer: Subject) -> Iterator[Breach]:
     path = f"{_KV}.free_gpu_memory_fraction"
     if consumer.get(f"{_KV}.max_tokens") is None and not consumer.get(f"{_KV}.max_gpu_total_bytes"):
-        yield Breach(path, f"{consumer.says(path)} is of what the encoder on the same GPU leaves")
+        yield Breach(path, f"{consumer.says(path)} is of what the encoder on the same GPU leaves", None)
 
 
 PAIR_RULES = (
@@ -124,5 +124,6 @@ PAIR_RULES = (
         "start it first, or bound the other by kv_cache_config.max_tokens",
         evidence="aiconfigurator's launcher; TensorRT-LLM #2773",
         check=_encoder_shares_gpu,
+        unmendable=(f"{_KV}.free_gpu_memory_fraction",),
     ),
 )

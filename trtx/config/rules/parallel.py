@@ -59,7 +59,7 @@ def _batch_per_rank(side: Subject) -> Iterator[Breach]:
     ranks, batch = _set_size(side, _TP) or 1, side.batch_size
     if side.get(_ADP) and ranks > 1 and batch is not None and side.has("max_batch_size"):
         message = f"{side.says('max_batch_size')} is per rank: {ranks} ranks hold {ranks * batch} requests"
-        yield Breach("max_batch_size", message)
+        yield Breach("max_batch_size", message, None)
 
 
 def _adp_has_ranks(side: Subject) -> Iterator[Breach]:
@@ -141,6 +141,7 @@ PARALLEL_RULES = (
         reason="under attention data parallelism each rank has a batch of its own",
         evidence="InferenceX divides its concurrency by 4 or 8 ranks",
         check=_batch_per_rank,
+        unmendable=("max_batch_size",),
     ),
     RoleRule(
         id="attention-dp-has-ranks",

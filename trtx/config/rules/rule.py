@@ -133,18 +133,20 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A rule broken at ``path``. ``severity`` softens the rule's own where a published config does the same."""
+    """A rule broken at ``path``. ``fix`` is None for the paths that the rule calls unmendable, and for no other.
+    ``severity`` softens the rule's own where a published config does the same."""
 
     path: str
     message: str
-    fix: str | None = None
+    fix: str | None
     severity: Severity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRule:
-    """Holds for each role of ``roles`` by itself. ``every_engine``: the embedded engine needs it as well; the others
-    bind TensorRT-LLM alone and are notes elsewhere."""
+    """Holds for each role of ``roles`` by itself. ``unmendable``: the paths at which no option mends it, since a person
+    has to choose. ``every_engine``: the embedded engine needs it as well; the others bind TensorRT-LLM alone and are
+    notes elsewhere."""
 
     id: str
     roles: tuple[Role, ...]
@@ -152,7 +154,13 @@ class RoleRule:
     reason: str
     evidence: str
     check: Callable[[Subject], Iterable[Breach]]
+    unmendable: tuple[str, ...] = ()
     every_engine: bool = False
+
+    @property
+    def sides(self) -> tuple[tuple[Role, ...], ...]:
+        """Whose configs the check takes, each time that it is made."""
+        return tuple((role,) for role in self.roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +173,12 @@ class PairRule:
     reason: str
     evidence: str
     check: Callable[[Subject, Subject], Iterable[Breach]]
+    unmendable: tuple[str, ...] = ()
     every_engine: bool = False
+
+    @property
+    def sides(self) -> tuple[tuple[Role, ...], ...]:
+        return self.pairs
 
 
 Rule = RoleRule | PairRule

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from trtx.doctor.check import Check, failed, ok, warning
 from trtx.doctor.facts import Directory, Facts, System
+from trtx.launch import LOWEST_EPHEMERAL
 
 _GIB, _MIB = 2**30, 2**20
 LEAST_CORES = 4  # a frontend, two workers, and aiperf, whose timing manager alone keeps one busy
@@ -18,11 +19,11 @@ STREAMS = (64, 1024)  # fails, warns: the highest concurrency of a default sweep
 FRONTEND_INOTIFY = 4  # instances of one frontend (ai-dynamo 1.4.2, file discovery)
 LEAST_SHM = 1 * _GIB
 """NCCL keeps its buffers between ranks there; its guide starts containers with --shm-size=1g. Docker gives 64 MiB."""
-LOWEST_EPHEMERAL = 17_000  # trtx draws from 15,000 up to it, and wants 2,000 ports
-LEAST_DISK = {
-    "run directories": (256 * _MIB, 2 * _GIB),  # aiperf keeps every request's record
-    "checkpoint cache": (256 * _MIB, 20 * _GIB),  # an 8B checkpoint in bfloat16 is 16 GiB
-    "discovery directory": (16 * _MIB, 256 * _MIB),  # records of a few KB; aiperf's prompts
+# Free space below which it fails and warns, and the way to another directory.
+DIRECTORIES = {
+    "run directories": (256 * _MIB, 2 * _GIB, "choose another with -o"),  # aiperf keeps every request's record
+    "checkpoint cache": (256 * _MIB, 20 * _GIB, "set TRTX_CACHE to another"),  # an 8B one in bfloat16 is 16 GiB
+    "discovery directory": (16 * _MIB, 256 * _MIB, "set TMPDIR to another"),  # records of a few KB; aiperf's prompts
 }
 
 
@@ -121,18 +122,13 @@ def _shared_memory(facts: Facts) -> Iterator[Check]:
 def _directory(directory: Directory) -> Check:
     free = directory.free_bytes
     seen = f"{directory.path}, {free / _GIB:.1f} GiB free"
-    fails, warns = LEAST_DISK[directory.name]
-    ways = {
-        "run directories": "choose another with -o",
-        "checkpoint cache": "set TRTX_CACHE to another",
-        "discovery directory": "set TMPDIR to another",
-    }
+    fails, warns, way_out = DIRECTORIES[directory.name]
     if directory.problem is not None:
         seen = f"{directory.path} can't be written: {directory.problem}"
-        return failed(directory.name, seen, "a directory that you can write to", ways[directory.name])
+        return failed(directory.name, seen, "a directory that you can write to", way_out)
     if free < warns:
         row = failed if free < fails else warning
-        return row(directory.name, seen, _size(warns), f"free some space, or {ways[directory.name]}")
+        return row(directory.name, seen, _size(warns), f"free some space, or {way_out}")
     return ok(directory.name, seen)
 
 

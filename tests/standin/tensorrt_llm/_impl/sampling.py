@@ -12,32 +12,6 @@ from tensorrt_llm._standin import absent
 
 LogprobMode = enumeration("LogprobMode")
 
-# What the torch engine can't do; these must be left at their defaults.
-_NOT_SERVED = (
-    "bad",
-    "bad_token_ids",
-    "embedding_bias",
-    "logits_processor",
-    "apply_batched_logits_processor",
-    "use_beam_search",
-    "beam_search_diversity_rate",
-    "beam_width_array",
-    "top_p_min",
-    "top_p_reset_ids",
-    "top_p_decay",
-    "no_repeat_ngram_size",
-    "prompt_ignore_length",
-    "return_context_logits",
-    "return_generation_logits",
-    "return_encoder_output",
-    "exclude_input_from_output",
-    "additional_model_outputs",
-    "lookahead_config",
-    "guided_decoding",
-    "logprobs_mode",
-    "logprobs_simple_format",
-    "prompt_logprobs_simple_format",
-)
 # Handled by the stand-in itself, as the real LLM handles them outside its engine.
 _NOT_HANDED_ON = ("stop", "best_of", "pad_id")
 
@@ -98,11 +72,12 @@ def stop_strings(params: Any) -> list[str]:
 
 def for_torch_engine(params: Any, *, max_tokens: int) -> Any:
     """The torch engine's ``SamplingParams`` for one request; NotImplementedError for what it would not honour."""
-    from trtx.torch_engine import SamplingParams as TorchSamplingParams
+    from trtx.torch_engine.llmapi.sampling import FIELDS, Use
+    from trtx.torch_engine.llmapi.sampling import SamplingParams as TorchSamplingParams
 
     asked = {f.name: getattr(params, f.name) for f in fields(params) if getattr(params, f.name) != f.default}
-    for name in _NOT_SERVED:
-        if name in asked:
+    for name, known in FIELDS.items():
+        if known.torch is Use.REFUSED and name in asked and name not in _NOT_HANDED_ON:
             raise absent(f"SamplingParams.{name}")
     if params.best_of != params.n:
         raise absent(f"SamplingParams.best_of = {params.best_of} with n = {params.n}")

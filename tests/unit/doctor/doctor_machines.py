@@ -1,0 +1,200 @@
+"""Machines that are described rather than had, and between them every row that the doctor has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trtx.cli.doctor import table
+from trtx.doctor.check import Check
+from trtx.doctor.facts import (
+    Directory,
+    Facts,
+    Gpu,
+    GpuProcess,
+    Gpus,
+    Package,
+    Pair,
+    Software,
+    System,
+    Topology,
+)
+from trtx.doctor.judge import judge
+
+GIB = 2**30
+H100 = Gpu(
+    index=0,
+    name="NVIDIA H100 80GB HBM3",
+    memory_bytes=80 * GIB,
+    free_bytes=79 * GIB,
+    compute_capability=(9, 0),
+    sm_clock_mhz=345,
+    max_sm_clock_mhz=1980,
+    clock_reasons=("idle",),
+    power_limit_w=700,
+    default_power_limit_w=700,
+    uncorrected_ecc_errors=0,
+    remap_pending=False,
+    remap_failed=False,
+    recovery="none",
+    persistence=True,
+    compute_mode="default",
+    nvlinks_up=18,
+    fabric_ready=True,
+)
+PACKAGES = {
+    "trtx": Package("0.1.0", ("torch<2.14,>=2.11", "ai-dynamo==1.4.2", 'tensorrt_llm>=1.2.1; extra == "tensorrt-llm"')),
+    "torch": Package("2.11.0+cu130"),
+    "transformers": Package("5.17.0"),
+    "ai-dynamo": Package("1.4.2", ("ai-dynamo-runtime==1.4.2", 'tensorrt-llm==1.3.0rc22; extra == "trtllm"')),
+    "ai-dynamo-runtime": Package("1.4.2"),
+    "aiperf": Package("0.13.0"),
+    "nixl": Package("1.5.1", ("nixl-cu12==1.5.1", "nixl-cu13==1.5.1")),
+    "nixl-cu12": Package("1.5.1"),
+    "nixl-cu13": Package("1.5.1"),
+}
+SYSTEM = System(
+    cpu_cores=16,
+    load_average=0.2,
+    memory_available_bytes=100 * GIB,
+    open_files=65_536,
+    open_files_hard=65_536,
+    inotify_used=10,
+    inotify_limit=128,
+    shm_bytes=16 * GIB,
+    port=8000,
+    port_problem=None,
+    ephemeral_first=32_768,
+    directories=(
+        Directory("run directories", Path("/data/runs"), 500 * GIB),
+        Directory("checkpoint cache", Path("/data/cache"), 500 * GIB),
+        Directory("discovery directory", Path("/tmp"), 50 * GIB),
+    ),
+)
+LAPTOP_GPUS = Gpus(problem="NVML Shared Library Not Found")
+
+
+def h100_box(count: int = 1, *, nvlink: bool = True, **changes: Any) -> Facts:
+    """A machine on which nothing is amiss, with ``changes`` to the first GPU."""
+    visible = tuple(replace(H100, index=index) for index in range(count))
+    pairs = tuple(
+        Pair(first, second, nvlink=nvlink, peer_access=True, path="SYS")
+        for first in range(count)
+        for second in range(first + 1, count)
+    )
+    gpus = Gpus(
+        driver="580.95.05",
+        cuda=(13, 0),
+        installed=count,
+        visible=(replace(visible[0], **changes), *visible[1:]),
+        pairs=pairs,
+    )
+    return Facts("auto", "torch", Software("3.12.3", ">=3.11,<3.13", PACKAGES, torch_cuda="13.0"), gpus, SYSTEM)
+
+
+def laptop() -> Facts:
+    cpu = {**PACKAGES, "torch": Package("2.13.0+cpu")}
+    return Facts("auto", "torch", Software("3.11.13", ">=3.11,<3.13", cpu), LAPTOP_GPUS, SYSTEM)
+
+
+def with_packages(facts: Facts, **versions: str | Package | None) -> Facts:
+    """Other packages; None removes one. Underscores stand for hyphens."""
+    packages = dict(facts.software.packages)
+    for name, value in versions.items():
+        key = name.replace("_", "-")
+        packages.pop(key, None)
+        if value is not None:
+            packages[key] = value if isinstance(value, Package) else Package(value)
+    return replace(facts, software=replace(facts.software, packages=packages))
+
+
+def with_system(**changes: Any) -> Facts:
+    return replace(h100_box(), system=replace(SYSTEM, **changes))
+
+
+def _amiss() -> Facts:
+    """Two GPUs, packages, limits and leftovers: whatever can be wrong at once."""
+    facts = h100_box(
+        2,
+        clock_reasons=("power limit", "thermal, by hardware"),
+        power_limit_w=350.0,
+        recovery="a reset of the GPU",
+        remap_pending=True,
+        uncorrected_ecc_errors=3,
+        persistence=False,
+        mig="on",
+        compute_mode="exclusive process",
+        compute_capability=(7, 5),
+        fabric_ready=False,
+        nvlinks_up=6,
+        processes=(GpuProcess(4_194_303, "python3.12", 79 * GIB), GpuProcess(4_194_304, None, None)),
+        free_bytes=1 * GIB,
+    )
+    trtx = Package("0.1.0", (*PACKAGES["trtx"].requires, 'nvidia-modelopt<0.48,>=0.47; extra == "quantize"'))
+    engine = Package("1.2.1", ("torch==2.9.1", "numpy<2.4", "mpi4py>=4"))
+    facts = with_packages(
+        facts, trtx=trtx, tensorrt_llm=engine, numpy="2.5.0", mpi4py="3.1.5", nvidia_modelopt="0.46.0", nixl_cu13=None
+    )
+    system = replace(
+        SYSTEM,
+        cpu_cores=2,
+        memory_available_bytes=2 * GIB,
+        ephemeral_first=1024,
+        open_files=256,
+        open_files_hard=256,
+        inotify_used=126,
+        shm_bytes=64 * 2**20,
+        port_problem="port 8000 on 127.0.0.1 is in use by python3.12 (pid 4194303); choose another with --port",
+        directories=(
+            Directory("run directories", Path("/data/runs"), GIB),
+            Directory("checkpoint cache", Path("/data/cache"), GIB, "Read-only file system"),
+            Directory("discovery directory", Path("/tmp"), 0, "No space left on device"),
+        ),
+    )
+    topologies = (
+        Topology("trtx-aaaaaaaa", (11, 12), is_guarded=True, scratch=Path("/tmp/trtx-aaaaaaaa")),
+        Topology("trtx-bbbbbbbb", tuple(range(4_194_000, 4_194_020)), is_guarded=False),
+        Topology("trtx-cccccccc", (), is_guarded=False, scratch=Path("/tmp/trtx-cccccccc")),
+    )
+    return replace(
+        facts,
+        engine_asked="tensorrt-llm",
+        engine="tensorrt-llm",
+        software=replace(facts.software, python="3.13.1", open_mpi="5.0.7"),
+        system=system,
+        topologies=topologies,
+        environment={"NCCL_P2P_DISABLE": "1", "OMPI_COMM_WORLD_SIZE": "8"},
+    )
+
+
+MACHINES = {
+    "one H100": h100_box(),
+    "eight H100": h100_box(8),
+    "two GPUs on PCIe": h100_box(2, nvlink=False),
+    "laptop": laptop(),
+    "everything amiss": _amiss(),
+    "no driver": replace(laptop(), gpus=Gpus(problem="Driver Not Loaded", installed=2)),
+    "tensorrt-llm without a GPU": replace(laptop(), engine_asked="tensorrt-llm", engine="tensorrt-llm"),
+}
+"""A new row is shown on one of them, or on one more."""
+
+
+def rows(facts: Facts) -> dict[str, Check]:
+    """By name, once they are as every row has to be."""
+    checks = judge(facts)
+    assert len({check.name for check in checks}) == len(checks)
+    for check in checks:
+        assert check.seen
+        if check.status in ("warning", "failed"):
+            assert check.expected and check.fix, check
+    assert_fits(checks)
+    return {check.name: check for check in checks}
+
+
+def assert_fits(checks: tuple[Check, ...]) -> None:
+    for line in (re.sub("\x1b\\[[0-9;]*m", "", line) for line in table(checks, 80)):
+        assert len(line) <= 80, (
+            f"shorten what the row says: no word of it may break, and 49 characters are left:\n{line}"
+        )

@@ -1,0 +1,278 @@
+"""Prefill and decode engines over oracle runners: the tokens are those of one engine, and no lease outlives its use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.torch_engine.core.oracle_runner import OracleTransport, Wire, undisturbed
+from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
+from trtx.torch_engine.messages import Handoff
+
+TIMEOUT_S = 10.0
+
+
+class Pair:
+    """One prefill and one decode engine, joined; time stands still unless a test moves it."""
+
+    def __init__(self, *, prefill_blocks: int = 64, decode_blocks: int = 64, **decode: Any) -> None:
+        self.now = 100.0
+        wire = Wire()
+        self.prefill = self._engine(wire, "prefill", prefill_blocks)
+        self.decode = self._engine(wire, "decode", decode_blocks, **decode)
+
+    def _engine(self, wire: Wire, name: str, num_blocks: int, **core: Any) -> Harness:
+        harness = Harness(num_blocks, **core)
+        transport = OracleTransport(wire, name, harness.runner)
+        limits = harness.core.scheduler.limits
+        harness.core = type(harness.core)(
+            harness.runner,
+            limits,
+            transport=transport,
+            kv_transfer_timeout_s=TIMEOUT_S,
+            clock=lambda: self.now,
+        )
+        harness.transport = transport  # type: ignore[attr-defined]
+        return harness
+
+    def context(self, sequence_id: int, prompt: list[int]) -> Handoff:
+        self.prefill.submit(sequence_id, prompt, 50, handoff=Handoff("context_only", disagg_request_id=7))
+        while sequence_id not in self.prefill.finished:
+            self.prefill.step()
+        found = next(u for u in self.prefill.updates if u.sequence_id == sequence_id and u.handoff)
+        assert found.handoff.disagg_request_id == 7
+        return _generation(found.handoff)
+
+    def step_decode(self, *, deliver: bool = True) -> None:
+        if deliver:
+            self.decode.transport.deliver()  # type: ignore[attr-defined]
+        self.decode.step()
+
+    def finish_decode(self) -> None:
+        scheduler = self.decode.core.scheduler
+        while scheduler.waiting or scheduler.running or scheduler.reading or self.decode.core.wait_s == 0.0:
+            self.step_decode()
+        self.prefill.step()
+
+
+def _generation(handoff: Handoff) -> Handoff:
+    return Handoff(
+        "generation_only",
+        handoff.first_gen_tokens,
+        None,
+        handoff.ctx_request_id,
+        handoff.disagg_request_id,
+        handoff.opaque_state,
+    )
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 13])
+def test_decode_goes_on_where_prefill_stopped_and_the_lease_ends(length: int) -> None:
+    pair = Pair()
+    prompt = prompt_of(length)
+    handoff = pair.context(1, prompt)
+    assert handoff.first_gen_tokens == undisturbed(prompt, 1)
+    assert pair.prefill.core.scheduler.pool.num_held == -(-length // 4)
+    pair.decode.submit(1, prompt, 9, handoff=handoff)
+    pair.finish_decode()
+    assert pair.decode.tokens[1] == undisturbed(prompt, 9)
+    assert pair.prefill.is_empty()
+    assert pair.decode.is_empty()
+
+
+def test_only_the_blocks_that_the_prefix_cache_lacks_are_read() -> None:
+    pair = Pair()
+    for sequence_id, length in ((1, 12), (2, 18), (3, 16)):
+        prompt = prompt_of(length)
+        pair.decode.submit(sequence_id, prompt, 5, handoff=pair.context(sequence_id, prompt))
+        pair.finish_decode()
+        assert pair.decode.tokens[sequence_id] == undisturbed(prompt, 5)
+    # 3 blocks; 5 less the 3 known ones (12 prompt tokens and 4 of the 5 generated); all of 16 but what differs
+    assert pair.decode.transport.blocks_read < 3 + 5 + 4  # type: ignore[attr-defined]
+    assert pair.prefill.is_empty()
+
+
+def test_a_prompt_that_is_wholly_cached_releases_the_lease_without_a_read() -> None:
+    pair = Pair()
+    prompt = prompt_of(8)
+    for sequence_id in (1, 2):
+        pair.decode.submit(sequence_id, prompt, 5, handoff=pair.context(sequence_id, prompt))
+        pair.finish_decode()
+    assert pair.decode.tokens[1] == pair.decode.tokens[2] == undisturbed(prompt, 5)
+    assert pair.decode.transport.blocks_read == 2  # type: ignore[attr-defined]
+    assert pair.prefill.is_empty()
+
+
+def test_others_decode_while_blocks_are_on_their_way() -> None:
+    pair = Pair()
+    pair.decode.submit(9, prompt_of(4, 5), 20)
+    handoff = pair.context(1, prompt_of(8))
+    pair.decode.submit(1, prompt_of(8), 5, handoff=handoff)
+    for _ in range(6):
+        pair.step_decode(deliver=False)
+    assert len(pair.decode.tokens[9]) == 6
+    assert pair.decode.tokens[1] == handoff.first_gen_tokens
+    pair.finish_decode()
+    assert pair.decode.tokens[1] == undisturbed(prompt_of(8), 5)
+
+
+@pytest.mark.parametrize("when", ["dead before", "dead during", "read fails"])
+def test_a_peer_that_is_gone_means_local_recomputation(when: str) -> None:
+    pair = Pair()
+    prompt = prompt_of(10)
+    handoff = pair.context(1, prompt)
+    peer, own = pair.prefill.transport, pair.decode.transport  # type: ignore[attr-defined]
+    peer.is_dead = when == "dead before"
+    pair.decode.submit(1, prompt, 6, handoff=handoff)
+    pair.step_decode(deliver=False)
+    peer.is_dead = when.startswith("dead")
+    own.fails_reads = when == "read fails"
+    pair.finish_decode()
+    assert pair.decode.tokens[1] == undisturbed(prompt, 6)
+    assert pair.decode.finished[1] == "length"
+    assert pair.decode.core._handoffs is not None
+    assert pair.decode.core._handoffs.stats.recomputed == 1
+    if when == "read fails":
+        assert pair.prefill.is_empty(), "a failed read does not release; the engine must"
+
+
+def test_a_layout_mismatch_is_an_error_before_any_token_and_frees_the_peer() -> None:
+    pair = Pair()
+    handoff = pair.context(1, prompt_of(8))
+    pair.decode.transport.mismatches = True  # type: ignore[attr-defined]
+    pair.decode.submit(1, prompt_of(8), 5, handoff=handoff)
+    pair.decode.submit(2, prompt_of(5), 3)
+    pair.finish_decode()
+    assert "on prefill" in pair.decode.errors[1]
+    assert pair.decode.tokens[1] == []
+    assert pair.decode.tokens[2] == undisturbed(prompt_of(5), 3)
+    assert pair.prefill.is_empty()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_an_abort_releases_the_remote_lease_whenever_it_comes(steps: int) -> None:
+    pair = Pair()
+    handoff = pair.context(1, prompt_of(10))
+    pair.decode.submit(1, prompt_of(10), 30, handoff=handoff)
+    for _ in range(steps):
+        pair.step_decode(deliver=False)
+    pair.decode.core.abort([1])
+    pair.step_decode(deliver=False)
+    assert pair.decode.finished[1] == "cancelled"
+    pair.finish_decode()
+    assert pair.prefill.is_empty()
+    assert pair.decode.is_empty()
+
+
+def test_blocks_being_written_to_are_not_given_to_anybody_else() -> None:
+    pair = Pair(decode_blocks=4)
+    handoff = pair.context(1, prompt_of(10))
+    pair.decode.submit(1, prompt_of(10), 5, handoff=handoff)
+    pair.step_decode(deliver=False)
+    pair.decode.core.abort([1])
+    pair.decode.submit(2, prompt_of(11, 3), 4)
+    for _ in range(3):
+        pair.step_decode(deliver=False)
+    assert pair.decode.tokens[2] == []
+    pair.finish_decode()
+    assert pair.decode.tokens[2] == undisturbed(prompt_of(11, 3), 4)
+
+
+def test_a_lease_that_nobody_reads_ends_at_its_deadline() -> None:
+    pair = Pair()
+    pair.context(1, prompt_of(10))
+    pair.now += TIMEOUT_S / 2
+    pair.prefill.step()
+    assert not pair.prefill.is_empty()
+    pair.now += TIMEOUT_S
+    pair.prefill.step()
+    assert pair.prefill.is_empty()
+
+
+def test_an_engine_whose_blocks_are_all_leased_waits_without_spinning() -> None:
+    pair = Pair(prefill_blocks=4)
+    handoff = pair.context(1, prompt_of(13))
+    pair.prefill.submit(2, prompt_of(5, 3), 3)
+    pair.prefill.step()
+    assert pair.prefill.tokens[2] == []
+    assert pair.prefill.core.wait_s, "0.0 would spin, None would never look at the transport again"
+    pair.decode.submit(1, prompt_of(13), 1, handoff=handoff)  # ends at once, and releases the lease
+    pair.prefill.run()
+    assert pair.prefill.tokens[2] == undisturbed(prompt_of(5, 3), 3)
+
+
+def test_a_request_refused_for_its_length_still_releases_the_lease() -> None:
+    pair = Pair(decode_blocks=3)
+    prompt = prompt_of(20)
+    pair.decode.submit(1, prompt, 5, handoff=pair.context(1, prompt))
+    pair.finish_decode()
+    assert "20 tokens" in pair.decode.errors[1]
+    assert pair.prefill.is_empty()
+
+
+def test_a_first_token_that_ends_the_sequence_keeps_no_lease() -> None:
+    pair = Pair()
+    first = undisturbed(prompt_of(6), 1)[0]
+    pair.prefill.submit(1, prompt_of(6), 50, sampling={"end_id": first}, handoff=Handoff("context_only"))
+    pair.prefill.run()
+    assert pair.prefill.finished[1] == "stop"
+    assert pair.prefill.is_empty()
+
+
+def test_decode_ends_at_once_where_the_handed_token_ends_the_sequence() -> None:
+    pair = Pair()
+    handoff = pair.context(1, prompt_of(6))
+    pair.decode.submit(1, prompt_of(6), 1, handoff=handoff)
+    pair.finish_decode()
+    assert pair.decode.tokens[1] == handoff.first_gen_tokens
+    assert pair.decode.finished[1] == "length"
+    assert pair.prefill.is_empty()
+
+
+@pytest.mark.parametrize("kind", ["context_only", "generation_only"])
+def test_an_engine_without_a_transport_refuses_its_part_of_a_handoff(kind: str) -> None:
+    harness = Harness()
+    harness.submit(1, prompt_of(5), handoff=Handoff(kind, [1], opaque_state=b"x"))
+    harness.run()
+    assert "cache_transceiver_config" in harness.errors[1]
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    work=st.lists(
+        st.tuples(
+            st.integers(1, 30),  # prompt length
+            st.integers(0, 2),  # family
+            st.integers(1, 10),  # max_tokens
+            st.integers(0, 4),  # decode steps before the next arrives
+            st.booleans(),  # reads are delivered in those steps
+            st.sampled_from(["", "", "", "abort", "fail"]),
+        ),
+        min_size=1,
+        max_size=10,
+    ),
+    decode_blocks=st.integers(11, 30),
+)
+def test_any_mix_of_handoffs_failures_and_aborts_ends_with_whole_tokens_and_empty_pools(
+    work: list[tuple[int, int, int, int, bool, str]], decode_blocks: int
+) -> None:
+    pair = Pair(prefill_blocks=100, decode_blocks=decode_blocks)
+    for sequence_id, (length, family, max_tokens, steps, delivers, fate) in enumerate(work):
+        prompt = prompt_of(length, family)
+        pair.decode.submit(sequence_id, prompt, max_tokens, handoff=pair.context(sequence_id, prompt))
+        pair.decode.transport.fails_reads = fate == "fail"  # type: ignore[attr-defined]
+        for _ in range(steps):
+            pair.step_decode(deliver=delivers)
+            pair.prefill.step()
+        if fate == "abort":
+            pair.decode.core.abort([sequence_id])
+    pair.decode.transport.fails_reads = False  # type: ignore[attr-defined]
+    pair.finish_decode()
+    for sequence_id, (length, family, max_tokens, *_rest) in enumerate(work):
+        got, whole = pair.decode.tokens[sequence_id], undisturbed(prompt_of(length, family), max_tokens)
+        assert got == (whole if pair.decode.finished[sequence_id] != "cancelled" else whole[: len(got)])
+    assert pair.prefill.is_empty()
+    assert pair.decode.is_empty()

@@ -1,0 +1,353 @@
+"""The engine core against an oracle that reads its own KV cells back: tokens, blocks and slots after every step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.torch_engine.core.oracle_runner import VOCAB, OracleRunner, next_token, undisturbed
+from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.sequence import Sequence
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
+from trtx.torch_engine.messages import Submit
+from trtx.torch_engine.sampling_plan import SamplingPlan
+
+
+class Harness:
+    """An engine, what its client has seen, and ``check`` after every step."""
+
+    def __init__(
+        self, num_blocks: int = 64, *, batch: int = 8, tokens: int = 16, chunked: bool = True, **core: Any
+    ) -> None:
+        self.runner = OracleRunner(num_blocks)
+        limits = SchedulerLimits(batch, tokens, enable_chunked_prefill=chunked)
+        self.core = EngineCore(self.runner, limits, **core)
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.finished: dict[int, str] = {}
+        self.errors: dict[int, str] = {}
+        self.updates: list[Any] = []
+        self.events: list[dict[str, Any]] = []
+        self.stats: list[dict[str, Any]] = []
+        self.preempted = 0
+
+    def submit(self, sequence_id: int, prompt: list[int], max_tokens: int = 8, **fields: Any) -> None:
+        sampling = {"max_tokens": max_tokens, **fields.pop("sampling", {})}
+        self.core.submit(Submit(sequence_id, prompt, resolve_sampling(SamplingParams(**sampling)), **fields))
+
+    def step(self) -> None:
+        report = self.core.step()
+        self.core.check()
+        if report is None:
+            return
+        for update in report.updates:
+            self.updates.append(update)
+            assert update.sequence_id not in self.finished, "nothing comes after the end"
+            self.tokens[update.sequence_id] += update.token_ids
+            if update.error is not None:
+                self.errors[update.sequence_id] = update.error
+            elif update.finish_reason is not None:
+                self.finished[update.sequence_id] = update.finish_reason
+        self.events += report.kv_events or []
+        if report.stats:
+            self.stats.append(report.stats)
+
+    def run(self, limit: int = 5000) -> None:
+        for _ in range(limit):
+            scheduler = self.core.scheduler
+            if not (scheduler.waiting or scheduler.running or scheduler.reading or self.core.wait_s == 0.0):
+                return
+            self.step()
+        raise AssertionError(f"work left after {limit} steps")
+
+    def is_empty(self) -> bool:
+        return self.core.scheduler.pool.num_held == 0
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return [(seed * 31 + i * 7 + 3) % VOCAB for i in range(length)]
+
+
+def test_one_request_gets_the_tokens_of_an_undisturbed_run() -> None:
+    h = Harness()
+    h.submit(1, prompt_of(9), 12)
+    h.run()
+    assert h.tokens[1] == undisturbed(prompt_of(9), 12)
+    assert h.finished == {1: "length"}
+    assert h.is_empty()
+
+
+def test_a_long_prompt_is_chunked_while_others_go_on_decoding() -> None:
+    h = Harness(num_blocks=128, tokens=8)
+    h.submit(1, prompt_of(3), 40)
+    h.step()
+    h.submit(2, prompt_of(100, 5), 2)
+    before = len(h.tokens[1])
+    for _ in range(10):
+        h.step()
+    assert len(h.tokens[1]) == before + 10
+    assert not h.tokens[2]
+    h.run()
+    assert h.tokens[2] == undisturbed(prompt_of(100, 5), 2)
+    assert max(tokens for _, tokens in h.runner.steps) <= 8
+
+
+def test_preempted_sequences_resume_with_identical_tokens() -> None:
+    h = Harness(num_blocks=10, batch=4, tokens=64, enable_iter_perf_stats=True)
+    for i in range(4):
+        h.submit(i, prompt_of(8, i), 20)
+    h.run()
+    assert any(row["inflightBatchingStats"]["numPausedRequests"] for row in h.stats), "nothing was preempted"
+    assert all(h.tokens[i] == undisturbed(prompt_of(8, i), 20) for i in range(4))
+
+
+def test_a_second_request_reuses_the_first_ones_prefix() -> None:
+    h = Harness(event_buffer_max_size=1000)
+    h.submit(1, prompt_of(12), 4)
+    h.run()
+    h.submit(2, prompt_of(13), 4)
+    h.run()
+    assert h.tokens[2] == undisturbed(prompt_of(13), 4)
+    assert [u.reused_blocks for u in h.updates if u.sequence_id == 2 and u.reused_blocks] == [3]
+    assert h.core.scheduler.pool.counters.reused == 3
+
+
+def test_another_salt_shares_nothing() -> None:
+    h = Harness()
+    h.submit(1, prompt_of(12), 4, cache_salt="a")
+    h.run()
+    h.submit(2, prompt_of(12), 4, cache_salt="b")
+    h.run()
+    assert h.core.scheduler.pool.counters.reused == 0
+    assert h.tokens[2] == h.tokens[1]
+
+
+def test_without_block_reuse_nothing_is_cached() -> None:
+    h = Harness(enable_block_reuse=False, event_buffer_max_size=10)
+    h.submit(1, prompt_of(12), 4)
+    h.run()
+    h.submit(2, prompt_of(12), 4)
+    h.run()
+    assert h.core.scheduler.pool.num_cached == 0
+    assert h.events == []
+    assert h.tokens[1] == h.tokens[2] == undisturbed(prompt_of(12), 4)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ([], "no tokens"),
+        (prompt_of(40), "the prompt has 40 tokens; expected at most 39"),
+        ([1, 2, VOCAB], f"token id {VOCAB}; expected 0 to {VOCAB - 1}"),
+        ([1, -2], "token id -2"),
+    ],
+)
+def test_a_request_that_can_never_run_is_refused_with_numbers(prompt: list[int], says: str) -> None:
+    h = Harness(num_blocks=10)
+    h.submit(1, prompt)
+    h.submit(2, prompt_of(5), 3)
+    h.run()
+    assert says in h.errors[1]
+    assert h.tokens[2] == undisturbed(prompt_of(5), 3)
+
+
+def test_without_chunked_prefill_a_prompt_past_the_token_budget_is_refused() -> None:
+    h = Harness(chunked=False, tokens=16)
+    h.submit(1, prompt_of(17))
+    h.submit(2, prompt_of(16), 2)
+    h.run()
+    assert "max_num_tokens, which is 16" in h.errors[1]
+    assert h.tokens[2] == undisturbed(prompt_of(16), 2)
+
+
+def test_max_tokens_is_clamped_to_the_context() -> None:
+    h = Harness(max_seq_len=12)
+    h.submit(1, prompt_of(8), 1000)
+    h.run()
+    assert h.tokens[1] == undisturbed(prompt_of(8), 4)
+    assert h.finished[1] == "length"
+
+
+def test_stop_token_ids_end_a_sequence_and_stay_out_of_its_tokens() -> None:
+    whole = undisturbed(prompt_of(6), 10)
+    stop = whole[3]
+    cut = whole.index(stop)
+    h = Harness()
+    h.submit(1, prompt_of(6), 10, sampling={"stop_token_ids": [stop]})
+    h.submit(2, prompt_of(6), 10, sampling={"stop_token_ids": [stop], "include_stop_str_in_output": True})
+    h.submit(3, prompt_of(6), 10, sampling={"end_id": stop})
+    h.submit(4, prompt_of(6), 10, sampling={"stop_token_ids": [stop], "min_tokens": 10})
+    h.run()
+    assert h.tokens[1] == whole[:cut]
+    assert h.tokens[2] == h.tokens[3] == whole[: cut + 1]
+    assert h.tokens[4] == whole
+    assert h.finished == {1: "stop", 2: "stop", 3: "stop", 4: "length"}
+    assert {u.sequence_id: u.stop_reason for u in h.updates if u.finish_reason} == {1: stop, 2: stop, 3: None, 4: None}
+
+
+def test_an_aborted_sequence_gives_everything_back_at_any_state() -> None:
+    h = Harness(num_blocks=12, batch=2, tokens=4)
+    for i in range(4):
+        h.submit(i, prompt_of(10, i), 20)
+    h.step()
+    h.core.abort([0, 3])  # one in the middle of its prompt, one waiting
+    h.core.abort([0, 77])
+    h.step()
+    h.run()
+    assert h.finished[0] == h.finished[3] == "cancelled"
+    assert h.tokens[1] == undisturbed(prompt_of(10, 1), 20)
+    assert h.is_empty()
+
+
+def test_events_name_every_cached_block_and_every_eviction() -> None:
+    h = Harness(num_blocks=12, batch=2, tokens=64, event_buffer_max_size=10_000)
+    for i in range(8):
+        h.submit(i, prompt_of(9 + i, i), 10)
+    h.run()
+    assert [event["event_id"] for event in h.events] == list(range(len(h.events)))
+    assert h.events[0]["data"] == {"type": "created", "num_blocks_per_cache_level": [12, 0]}
+    known: set[int] = set()
+    for event in h.events[1:]:
+        data = event["data"]
+        if data["type"] == "stored":
+            assert data["parent_hash"] is None or data["parent_hash"] in known
+            hashes = [block["block_hash"] for block in data["blocks"]]
+            assert not known & set(hashes)
+            known |= set(hashes)
+            assert all(len(block["tokens"]) == 4 for block in data["blocks"])
+        else:
+            assert set(data["block_hashes"]) <= known
+            known -= set(data["block_hashes"])
+    assert len(known) == h.core.scheduler.pool.num_cached
+
+
+def test_what_goes_wrong_with_one_sequence_ends_that_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted at two places of a sequence's life: whatever is wrong there, is wrong with it."""
+    real_advance, real_submit = Sequence.advance, Sequence.from_submit
+
+    def advance(self: Sequence, sampled: Any) -> Any:
+        if self.sequence_id == 2 and len(self.output_token_ids) == 3:
+            raise ZeroDivisionError("planted in advance")
+        return real_advance(self, sampled)
+
+    def from_submit(submit: Submit, **more: Any) -> Sequence:
+        if submit.sequence_id == 3:
+            raise ZeroDivisionError("planted in submit")
+        return real_submit(submit, **more)
+
+    monkeypatch.setattr(Sequence, "advance", advance)
+    monkeypatch.setattr(Sequence, "from_submit", from_submit)
+    h = Harness()
+    for sequence_id in (1, 2, 3, 4):
+        h.submit(sequence_id, prompt_of(9, sequence_id), 8)
+    h.run()
+    assert {key: error.split(";")[0] for key, error in h.errors.items()} == {
+        2: "the engine could not serve this request: ZeroDivisionError: planted in advance",
+        3: "the engine could not serve this request: ZeroDivisionError: planted in submit",
+    }
+    assert [h.tokens[key] for key in (1, 4)] == [undisturbed(prompt_of(9, key), 8) for key in (1, 4)]
+    assert h.is_empty()
+
+
+def test_statistics_have_tensorrt_llms_keys_and_add_up() -> None:
+    h = Harness(enable_iter_perf_stats=True)
+    h.submit(1, prompt_of(9), 3)
+    h.run()
+    first = h.stats[0]
+    assert first["cpuMemUsage"] > 0
+    assert first["newActiveRequestsQueueLatencyMS"] > 0
+    assert first["kvCacheStats"]["usedNumBlocks"] + first["kvCacheStats"]["freeNumBlocks"] == 64
+    assert first["inflightBatchingStats"]["numContextRequests"] == 1
+    assert [row["inflightBatchingStats"]["numGenRequests"] for row in h.stats] == [0, 1, 1]
+    assert sum(row["numCompletedRequests"] for row in h.stats) == 1
+    assert [row["iter"] for row in h.stats] == [1, 2, 3]
+
+
+def test_priority_decides_who_waits_only_where_it_is_asked_for() -> None:
+    order = {}
+    for by_priority in (False, True):
+        runner = OracleRunner(64)
+        core = EngineCore(runner, SchedulerLimits(1, 64, by_priority=by_priority))
+        for sequence_id, priority in ((1, 0.1), (2, 0.5), (3, 0.9)):
+            core.submit(Submit(sequence_id, prompt_of(4, sequence_id), SamplingPlan(max_tokens=1), priority=priority))
+        ended = []
+        for _ in range(3):
+            report = core.step()
+            assert report is not None
+            ended += [update.sequence_id for update in report.updates]
+        order[by_priority] = ended
+    assert order == {False: [1, 2, 3], True: [3, 2, 1]}
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 6),  # steps before it
+        st.integers(1, 30),  # prompt length
+        st.integers(0, 3),  # prompt family: equal ones share prefixes
+        st.integers(1, 16),  # max_tokens
+        st.one_of(st.none(), st.integers(0, 12)),  # abort after that many steps
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    work=arrivals,
+    num_blocks=st.integers(12, 30),
+    batch=st.integers(1, 6),
+    tokens=st.integers(1, 24),
+    chunked=st.booleans(),
+    reuse=st.booleans(),
+)
+def test_any_mix_of_arrivals_aborts_and_tiny_pools_leaves_every_sequence_undisturbed(
+    work: list[tuple[int, int, int, int, int | None]],
+    num_blocks: int,
+    batch: int,
+    tokens: int,
+    chunked: bool,
+    reuse: bool,
+) -> None:
+    h = Harness(num_blocks, batch=batch, tokens=tokens, chunked=chunked, enable_block_reuse=reuse)
+    aborts: dict[int, list[int]] = defaultdict(list)
+    now = 0
+    for sequence_id, (wait, length, family, max_tokens, abort_after) in enumerate(work):
+        for _ in range(wait):
+            h.core.abort(aborts.pop(now, []))
+            h.step()
+            now += 1
+        h.submit(sequence_id, prompt_of(length, family), max_tokens)
+        if abort_after is not None:
+            aborts[now + abort_after].append(sequence_id)
+    while aborts:
+        h.core.abort(aborts.pop(now, []))
+        h.step()
+        now += 1
+    h.run()
+    for sequence_id, (_, length, family, max_tokens, _abort) in enumerate(work):
+        whole = undisturbed(prompt_of(length, family), max_tokens)
+        got = h.tokens[sequence_id]
+        if sequence_id in h.errors:
+            assert not chunked and length > tokens
+        elif h.finished[sequence_id] == "cancelled":
+            assert got == whole[: len(got)]
+        else:
+            assert got == whole
+    assert h.is_empty()
+
+
+def test_the_oracle_notices_a_wrong_cell() -> None:
+    """The property tests above rest on this."""
+    h = Harness()
+    h.submit(1, prompt_of(9), 4)
+    h.step()
+    block = h.core.scheduler.running[0].block_ids[0]
+    h.runner.cells[block][0] = (1, 1)
+    h.run()
+    assert h.tokens[1] != undisturbed(prompt_of(9), 4)
+    assert next_token([1, 2]) != next_token([2, 1])

@@ -1,0 +1,79 @@
+"""What shows of a field of ``SamplingParams`` that an engine does with it what the table says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trtx.torch_engine.llmapi.sampling import Use
+
+TABLE = "trtx/torch_engine/llmapi/sampling.py"
+# Every other field of TensorRT-LLM's changes answers there: it is honoured or refused.
+WITHOUT_EFFECT: dict[str, Any] = {
+    "pad_id": 7,  # nothing is padded
+    "length_penalty": 2.0,  # of beam search, which is refused
+    "early_stopping": 1,  # of beam search, which is refused
+    "return_perf_metrics": True,  # they are always there
+    "spaces_between_special_tokens": False,  # fast tokenizers have no such switch
+}
+COMMON: dict[str, Any] = {"max_tokens": 8, "end_id": -1}
+_DRAWN = {"temperature": 3.0, "seed": 1}
+
+
+def probes(whole: Any) -> dict[str, tuple[dict[str, Any], Any]]:
+    """By field: what is asked beside it, and a value with which the answer must be another. ``whole``: COMMON's."""
+    third, text = whole.token_ids[2], whole.text[3:6]
+    return {
+        "end_id": ({}, third),
+        "max_tokens": ({}, 5),
+        "min_tokens": ({"end_id": third}, 7),
+        "stop": ({}, text),
+        "stop_token_ids": ({}, [third]),
+        "include_stop_str_in_output": ({"stop": text}, True),
+        "ignore_eos": ({"end_id": third}, True),
+        "truncate_prompt_tokens": ({}, 2),
+        "temperature": ({"seed": 1}, 3.0),
+        "top_k": (_DRAWN, 2),
+        "top_p": (_DRAWN, 0.1),
+        "min_p": (_DRAWN, 0.9),
+        "seed": (_DRAWN, 2),
+        "repetition_penalty": ({}, 50.0),
+        "presence_penalty": ({}, 100.0),
+        "frequency_penalty": ({}, 100.0),
+        "n": (_DRAWN, 2),
+        "logprobs": ({}, 2),
+        "prompt_logprobs": ({}, 2),
+        "detokenize": ({}, False),
+        "add_special_tokens": ({}, False),
+        "skip_special_tokens": ({}, False),
+    }
+
+
+def said(output: Any) -> list[Any]:
+    """All that a client sees of an answer that a parameter may change."""
+    return [
+        (c.token_ids, c.text, c.finish_reason, c.stop_reason, c.logprobs, c.prompt_logprobs) for c in output.outputs
+    ]
+
+
+def check(name: str, use: Use, answer: Callable[..., Any]) -> None:
+    """``answer`` takes keyword arguments of ``SamplingParams``, and returns a finished output."""
+    whole = answer(**COMMON).outputs[0]
+    known = {**probes(whole), **{name: ({}, value) for name, value in WITHOUT_EFFECT.items()}}
+    assert name in known, (
+        f"{TABLE} calls {name} {use.value}, and nothing shows that it is: add a probe for it to {__name__}, or let the "
+        "table refuse it"
+    )
+    beside, value = known[name]
+    asked = COMMON | beside
+    if use is Use.REFUSED:
+        with pytest.raises(ValueError, match=f"SamplingParams.{name} is .*; expected "):
+            answer(**asked, **{name: value})
+        return
+    changes = said(answer(**asked)) != said(answer(**{**asked, name: value}))
+    assert changes is (use is Use.HONOURED), (
+        f"{TABLE} calls {name} {use.value}, and {name}={value!r} beside {asked} "
+        + ("changes the answer: call it honoured" if changes else "changes nothing: build it, or refuse it")
+    )

@@ -1,0 +1,63 @@
+"""The torch engine is two processes, and so are its folders: they share messages, and import nothing of each other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import trtx
+
+ROOT = Path(trtx.__file__).parent
+ENGINE = ROOT / "torch_engine"
+PACKAGE = "trtx.torch_engine"
+SHARED = {"messages", "channel", "sampling_plan", "llm_args"}
+# What each part of the package may import of it. Whoever wants more of the other process adds to the messages.
+TOWERS: dict[str, set[str]] = {
+    "__init__": set(),
+    **dict.fromkeys(SHARED, SHARED),
+    "llmapi": SHARED,  # the caller's process
+    "batch": SHARED,  # from here on the engine's
+    "handoff": {"batch"},
+    "runner": {"batch", *SHARED},
+    "core": {"runner", "handoff", "batch", *SHARED},
+}
+ENGINES_PROCESS = {"core", "handoff"}  # a build uses the runner's reader of weights
+
+
+def _parts(path: Path) -> set[str]:
+    """``messages``, ``core``, … for whatever ``path`` imports of the torch engine, inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import; write trtx.… out, as everywhere"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[2] for name in names if name.startswith(f"{PACKAGE}.")}
+    return found
+
+
+def test_the_two_processes_share_messages_alone() -> None:
+    for path in ENGINE.rglob("*.py"):
+        inside = path.relative_to(ENGINE)
+        tower = inside.parts[0].removesuffix(".py")
+        assert tower in TOWERS, (
+            f"torch_engine/{inside} is in neither process; put it into llmapi, core, runner or handoff"
+        )
+        across = _parts(path) - TOWERS[tower] - {tower}
+        assert not across, (
+            f"torch_engine/{inside} imports {sorted(across)}, which {tower} may not: llmapi runs in the caller's "
+            "process, core, runner and handoff in the engine's. Let a field of torch_engine/messages.py carry "
+            "what it needs; a type that both sides name belongs there"
+        )
+
+
+def test_nobody_else_enters_the_engines_process() -> None:
+    for path in ROOT.rglob("*.py"):
+        if ENGINE not in path.parents:
+            entered = _parts(path) & ENGINES_PROCESS
+            assert not entered, (
+                f"{path.relative_to(ROOT)} imports torch_engine/{', '.join(entered)}, which runs in the engine's own "
+                "process; ask trtx.torch_engine.llmapi, which asks that process"
+            )

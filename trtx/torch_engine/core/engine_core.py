@@ -1,0 +1,337 @@
+"""The step loop: what one iteration of the engine does, and what a request may be refused for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+import psutil
+
+from trtx.torch_engine.batch import ModelRunner, Sampled
+from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
+from trtx.torch_engine.core.kv_events import KvEventLog
+from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
+from trtx.torch_engine.core.sequence import Sequence, State
+from trtx.torch_engine.core.stats import iteration_stats
+from trtx.torch_engine.handoff import KvTransport
+from trtx.torch_engine.messages import Handoff, HandoffStats, Logprob, StepReport, Submit, Update
+
+logger = logging.getLogger(__name__)
+
+MAX_PROMPT_LOGPROBS = 1 << 22
+"""Entries of one request, all its prompt's tokens together: 0.8 GB in this process, 80 MB on the socket."""
+MEMORY_REPORT_S = 2.0
+"""How often a working engine measures what memory it holds: it takes longer than a step's bookkeeping."""
+
+
+class EngineCore:
+    """Scheduler, pool, runner and transport, moved one step at a time by one thread.
+
+    ``max_seq_len`` tokens (prompt and output) always fit into an empty pool, so every accepted request can run. What
+    goes wrong with one sequence ends that sequence, with an error; what the runner raises is nobody's in particular,
+    leaves the device in an unknown state, and ends the engine.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        limits: SchedulerLimits,
+        *,
+        max_seq_len: int | None = None,
+        enable_block_reuse: bool = True,
+        event_buffer_max_size: int = 0,
+        enable_iter_perf_stats: bool = False,
+        transport: KvTransport | None = None,
+        kv_transfer_timeout_s: float = 60.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        size = runner.geometry.tokens_per_block
+        bounds = {"max_seq_len": max_seq_len, "model": runner.max_position, "KV pool": runner.num_blocks * size}
+        self.max_seq_len, self._bound_by = min((value, name) for name, value in bounds.items() if value is not None)
+        self._events = (
+            KvEventLog(event_buffer_max_size, num_blocks=runner.num_blocks, window_size=self.max_seq_len)
+            if event_buffer_max_size and enable_block_reuse
+            else None
+        )
+        pool = BlockPool(runner.num_blocks, size, enable_reuse=enable_block_reuse, events=self._events)
+        self.scheduler = Scheduler(pool, limits)
+        self._runner = runner
+        self._limits = limits
+        self._handoffs = (
+            Handoffs(transport, runner, self.scheduler, timeout_s=kv_transfer_timeout_s, clock=clock)
+            if transport is not None
+            else None
+        )
+        self._with_stats = enable_iter_perf_stats
+        self._sequences: dict[int, Sequence] = {}  # accepted and not ended for the client
+        self._updates: list[Update] = []
+        self._reported_handoff = HandoffStats()
+        self._process = psutil.Process()
+        self._measure_memory()
+        self._arrivals = 0
+        self._iteration = 0
+        self._is_stalled = False
+
+    # --- the step ---
+
+    def step(self) -> StepReport | None:
+        """Schedules, executes, commits. Returns what changed, None if nothing did."""
+        began = time.perf_counter()
+        if self._handoffs is not None:
+            self._handoffs.collect()
+        step = self.scheduler.schedule()
+        for sequence in step.reads:
+            self._begin_read(sequence)
+        self._is_stalled = not step.sequences and not step.reads
+        num_completed = 0
+        if step.sequences:
+            num_completed = self._commit(step, self._runner.execute(step.batch()))
+        return self._report(step, num_completed, began)
+
+    def _commit(self, step: Step, results: list[Sampled]) -> int:
+        """Takes the results in. Returns how many sequences ended."""
+        scheduler, updates = self.scheduler, self._updates
+        size = scheduler.pool.tokens_per_block
+        num_completed = 0
+        for sequence, sampled in zip(step.sequences, results, strict=True):
+            if sampled.error is not None:
+                num_completed += 1
+                self._fail(sequence, sampled.error)
+                continue
+            try:
+                update = sequence.advance(sampled)
+                if sequence.num_computed // size > sequence.num_registered:
+                    scheduler.register(sequence)
+            except Exception as error:
+                num_completed += 1
+                self._fail(sequence, _unexpected(sequence.sequence_id, error))
+                continue
+            if update is None:
+                continue
+            updates.append(update)
+            if update.finish_reason is not None:
+                num_completed += 1
+                self._finish(sequence, update)
+        return num_completed
+
+    def _fail(self, sequence: Sequence, problem: str) -> None:
+        """Ends a running sequence, whose request is not at fault. Nobody shall reuse its KV: it may be the cause."""
+        self.scheduler.pool.forget(sequence.block_ids)
+        self._end(sequence, Update(sequence.sequence_id, [], error=problem, is_failure=True))
+
+    def _finish(self, sequence: Sequence, update: Update) -> None:
+        del self._sequences[sequence.sequence_id]
+        if not sequence.is_context_only:
+            self.scheduler.finish(sequence)
+            return
+        asked = sequence.handoff
+        assert asked is not None and self._handoffs is not None
+        opaque_state = None
+        if update.finish_reason == "length":
+            opaque_state = self._handoffs.lease(sequence)
+        else:  # the first token ended the sequence: there is nothing to decode, so nothing to keep
+            self.scheduler.finish(sequence)
+        update.handoff = Handoff(
+            "context_only",
+            first_gen_tokens=list(sequence.output_token_ids),
+            first_gen_log_probs=update.logprobs,
+            ctx_request_id=sequence.sequence_id,
+            disagg_request_id=asked.disagg_request_id,
+            opaque_state=opaque_state,
+        )
+
+    def _report(self, step: Step, num_completed: int, began: float) -> StepReport | None:
+        updates, self._updates = self._updates, []
+        events = self._events.take() if self._events is not None else None
+        handoff_stats = None
+        if self._handoffs is not None and self._handoffs.stats != self._reported_handoff:
+            handoff_stats = self._handoffs.stats
+            self._reported_handoff = msgspec.structs.replace(handoff_stats)
+        memory = None
+        if step.sequences and time.monotonic() - self._memory_at > MEMORY_REPORT_S:
+            self._measure_memory()
+            memory = self._device_memory_bytes
+        stats = None
+        if step.sequences:
+            self._iteration += 1
+            if self._with_stats:
+                stats = iteration_stats(
+                    self.scheduler,
+                    step,
+                    iteration=self._iteration,
+                    began=began,
+                    ended=time.perf_counter(),
+                    num_completed=num_completed,
+                    num_emitted=sum(len(update.token_ids) for update in updates),
+                    cpu_memory_bytes=self._cpu_memory_bytes,
+                    device_memory_bytes=self._device_memory_bytes,
+                )
+        if updates or stats or events or handoff_stats is not None or memory is not None:
+            return StepReport(updates, stats, events or None, handoff_stats, memory)
+        return None
+
+    def _measure_memory(self) -> None:
+        self._memory_at = time.monotonic()
+        self._cpu_memory_bytes: int = self._process.memory_info().rss
+        self._device_memory_bytes = self._runner.device_memory_bytes()
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds that the loop may wait for messages before the next step; None: until one comes."""
+        if self._updates:
+            return 0.0
+        waits = self._handoffs.wait_s if self._handoffs is not None else None
+        if not self.scheduler.running and not self.scheduler.waiting:
+            return waits
+        # Stalled: the blocks that the next step needs are under leases or reads, which end by themselves.
+        return (waits or LEASE_POLL_S) if self._is_stalled else 0.0
+
+    # --- requests ---
+
+    def submit(self, submit: Submit) -> None:
+        """Accepts one sequence. A bad one is answered with an error update, and harms nobody else."""
+        try:
+            self._accept(submit)
+        except Exception as error:
+            problem = _unexpected(submit.sequence_id, error)
+            self._updates.append(Update(submit.sequence_id, [], error=problem, is_failure=True))
+
+    def _accept(self, submit: Submit) -> None:
+        sequence = Sequence.from_submit(
+            submit,
+            arrival=self._arrivals,
+            arrived_s=time.perf_counter(),
+            max_seq_len=self.max_seq_len,
+            vocab_size=self._runner.vocab_size,
+        )
+        self._arrivals += 1
+        if (problem := self._problem(sequence)) is not None:
+            self._refuse(sequence, problem)
+            return
+        if sequence.emits_first_gen_tokens:
+            update = sequence.accept_first_gen_tokens()
+            if update.finish_reason is not None:
+                self._release_peer(sequence)
+                self._updates.append(update)
+                return
+            if not sequence.wants_read:
+                self._updates.append(update)
+        self._sequences[sequence.sequence_id] = sequence
+        self.scheduler.add(sequence)
+
+    def _problem(self, sequence: Sequence) -> str | None:
+        prompt, handoff = sequence.prompt_token_ids, sequence.handoff
+        length = len(prompt)
+        if not prompt:
+            return "the prompt has no tokens; expected at least 1"
+        if length >= self.max_seq_len:
+            return (
+                f"the prompt has {length} tokens; expected at most {self.max_seq_len - 1}, which with one generated "
+                f"token is the longest sequence here ({self.max_seq_len}, bound by the {self._bound_by}); shorten it"
+            )
+        vocab_size = self._runner.vocab_size
+        for name, tokens in (("the prompt has", prompt), ("first_gen_tokens have", sequence.first_gen_tokens)):
+            if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+                outside = next(token for token in tokens if not 0 <= token < vocab_size)
+                return f"{name} token id {outside}; expected 0 to {vocab_size - 1}, as the model has it"
+        if len(sequence.banned_ids) >= vocab_size:
+            return (
+                f"min_tokens is {sequence.min_tokens}, and end_id and stop_token_ids hold all {vocab_size} tokens of "
+                "the model, so that none could be first; expected at least one token that ends nothing"
+            )
+        asked = sequence.sampling.prompt_logprobs
+        if asked is not None and length * (asked + 1) > MAX_PROMPT_LOGPROBS:
+            return (
+                f"prompt_logprobs is {asked} for a prompt of {length} tokens; expected at most {MAX_PROMPT_LOGPROBS} "
+                "entries in all; ask for fewer or shorten the prompt"
+            )
+        request_type = handoff.request_type if handoff is not None else None
+        if (
+            not self._limits.enable_chunked_prefill
+            and length > self._limits.max_num_tokens
+            and request_type != "generation_only"
+        ):
+            return (
+                f"the prompt has {length} tokens; expected at most max_num_tokens, which is "
+                f"{self._limits.max_num_tokens}, while enable_chunked_prefill is off; turn it on or shorten the prompt"
+            )
+        if request_type == "generation_only" and not (handoff and handoff.first_gen_tokens):
+            return "a generation_only request has no first_gen_tokens; pass on the prefill side's disaggregated_params"
+        logprobs = handoff.first_gen_log_probs if handoff is not None else None
+        if logprobs and not _fit(logprobs, sequence.first_gen_tokens):
+            return "first_gen_log_probs do not fit first_gen_tokens; pass on the prefill side's disaggregated_params"
+        needs_transport = request_type == "context_only" or sequence.wants_read
+        if needs_transport and self._handoffs is None:
+            return (
+                f"a {request_type} request needs a KV transport, and this engine has none; "
+                "set cache_transceiver_config: {backend: NIXL} in its engine config"
+            )
+        return None
+
+    def abort(self, sequence_ids: Iterable[int]) -> None:
+        """Ends sequences in whatever state they are, with finish reason ``cancelled``. Unknown ids have ended."""
+        for sequence_id in sequence_ids:
+            sequence = self._sequences.get(sequence_id)
+            if sequence is None:
+                continue
+            update = Update(sequence_id, [], finish_reason="cancelled")
+            if sequence.state is State.READING:
+                # The transport still writes to its blocks: collect() frees them when it reports the read.
+                del self._sequences[sequence_id]
+                sequence.is_cancelled = True
+                self._updates.append(update)
+                continue
+            if sequence.state is State.WAITING:
+                self._release_peer(sequence)
+            self._end(sequence, update)
+
+    def _begin_read(self, sequence: Sequence) -> None:
+        assert self._handoffs is not None
+        is_failure = False
+        try:
+            problem = self._handoffs.begin_read(sequence)
+        except Exception as error:  # what a peer, or whoever wrote its opaque_state, has thought of
+            problem, is_failure = _unexpected(sequence.sequence_id, error), True
+        if problem is not None:
+            self._release_peer(sequence)
+            self._end(sequence, Update(sequence.sequence_id, [], error=problem, is_failure=is_failure))
+        elif sequence.first_gen_update is not None:
+            self._updates.append(sequence.first_gen_update)
+            sequence.first_gen_update = None
+
+    def _end(self, sequence: Sequence, update: Update) -> None:
+        del self._sequences[sequence.sequence_id]
+        self.scheduler.finish(sequence)
+        self._updates.append(update)
+
+    def _refuse(self, sequence: Sequence, problem: str) -> None:
+        self._release_peer(sequence)
+        self._updates.append(Update(sequence.sequence_id, [], error=problem))
+
+    def _release_peer(self, sequence: Sequence) -> None:
+        if self._handoffs is not None:
+            self._handoffs.refuse(sequence)
+
+    # --- the rest ---
+
+    def check(self) -> None:
+        """Raises AssertionError unless every invariant of pool, slots and leases holds. Slow: for tests."""
+        self.scheduler.check(self._handoffs.leased if self._handoffs is not None else None)
+
+    def close(self) -> None:
+        if self._handoffs is not None:
+            self._handoffs.close()
+        self._runner.close()
+
+
+def _fit(logprobs: list[dict[int, Logprob]], tokens: list[int]) -> bool:
+    """One entry a token, which is among them."""
+    return len(logprobs) == len(tokens) and all(t in entry for t, entry in zip(tokens, logprobs, strict=True))
+
+
+def _unexpected(sequence_id: int, error: Exception) -> str:
+    logger.error("sequence %d ends with an error of the engine's own", sequence_id, exc_info=error)
+    return f"the engine could not serve this request: {type(error).__name__}: {str(error)[:500]}; its log has the rest"

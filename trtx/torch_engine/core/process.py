@@ -1,0 +1,168 @@
+"""The engine's own process: ``python -m trtx.torch_engine.core.process <fd>``, started by ``EngineClient``.
+
+It owns runner, pool and transport, and runs the step loop in its main thread. A second thread reads the socket: its
+end of file means that the parent is gone, and ends this process at once, even in the middle of a step. SIGINT and
+SIGTERM are ignored: a terminal sends them to the whole group, and the parent decides when the engine ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from trtx.errors import UsageError
+from trtx.torch_engine.batch import ModelRunner
+from trtx.torch_engine.channel import Channel
+from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.llm_args import LlmArgs
+from trtx.torch_engine.messages import Abort, Fatal, Progress, Ready, Shutdown, Start, Submit, ToEngine
+
+if TYPE_CHECKING:
+    from trtx.torch_engine.runner import RunnerArgs
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _die_with_parent()
+    channel: Channel[ToEngine] = Channel(socket.socket(fileno=int(sys.argv[1])), ToEngine)
+    inbox: SimpleQueue[ToEngine] = SimpleQueue()
+    threading.Thread(target=_read, args=(channel, inbox), name="engine-socket", daemon=True).start()
+    try:
+        start = inbox.get()
+        assert isinstance(start, Start), f"the first message is {type(start).__name__}"
+        gc.disable()  # what importing torch and loading make stays: looking at it again took an eighth of the import
+        core = _build(start.args, channel)
+        gc.collect()
+        gc.freeze()  # weights and modules live as long as the process: no collection need look at them again
+        gc.enable()
+        _loop(core, channel, inbox)
+        core.close()
+    except UsageError as error:
+        channel.send(Fatal(str(error), is_usage=True))
+        os._exit(1)
+    except BaseException as error:
+        traceback.print_exc()
+        channel.send(Fatal(f"{type(error).__name__}: {error}"))
+        sys.stderr.flush()
+        os._exit(1)  # no destructor may hang on a device in an unknown state
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    """The kernel ends this process with the thread that started it; the socket's end of file is the other net."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _read(channel: Channel[ToEngine], inbox: SimpleQueue[ToEngine]) -> None:
+    try:
+        while (message := channel.receive()) is not None:
+            inbox.put(message)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
+    channel.send(Progress(f"loading {args.model}"))
+    runner = _create_runner(args)
+    transport = None
+    if args.transport is not None:
+        from trtx.torch_engine.handoff import create_transport
+
+        channel.send(Progress("registering the KV pool for handoff"))
+        # Every process of a topology carries its name: see trtx.topology.plan.
+        transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
+    kv = args.kv_cache_config
+    core = EngineCore(
+        runner,
+        SchedulerLimits(
+            args.max_batch_size,
+            args.max_num_tokens,
+            enable_chunked_prefill=args.enable_chunked_prefill,
+            by_priority=args.scheduler_config.waiting_queue_policy == "priority",
+        ),
+        max_seq_len=args.max_seq_len,
+        enable_block_reuse=kv.enable_block_reuse,
+        event_buffer_max_size=kv.event_buffer_max_size,
+        enable_iter_perf_stats=args.enable_iter_perf_stats,
+        transport=transport,
+        kv_transfer_timeout_s=args.cache_transceiver_config.kv_transfer_timeout_ms / 1e3,
+    )
+    channel.send(
+        Ready(
+            runner.num_blocks,
+            runner.geometry.tokens_per_block,
+            core.max_seq_len,
+            core.scheduler.max_batch_size,
+            runner.vocab_size,
+            runner.device_memory_bytes(),
+        )
+    )
+    return core
+
+
+def runner_args(args: LlmArgs) -> RunnerArgs:
+    """What the runner is asked for. Raises UsageError for a value that no runner can have."""
+    from trtx.torch_engine.runner import RunnerArgs
+
+    kv, graphs = args.kv_cache_config, args.cuda_graph_config
+    return RunnerArgs(
+        model_dir=Path(args.model),
+        dtype=args.dtype,
+        tokens_per_block=kv.tokens_per_block,
+        max_tokens=kv.max_tokens,
+        free_gpu_memory_fraction=kv.free_gpu_memory_fraction,
+        max_batch_size=args.max_batch_size,
+        max_num_tokens=args.max_num_tokens,
+        max_seq_len=args.max_seq_len,
+        kv_dtype=kv.dtype,
+        cuda_graphs=graphs is not None,
+        cuda_graph_batch_sizes=tuple(graphs.batch_sizes) if graphs is not None and graphs.batch_sizes else None,
+    )
+
+
+def _create_runner(args: LlmArgs) -> ModelRunner:
+    from trtx.torch_engine.runner import create_runner
+
+    return create_runner(runner_args(args))
+
+
+def _loop(core: EngineCore, channel: Channel[ToEngine], inbox: SimpleQueue[ToEngine]) -> None:
+    """Steps while there is work, sleeps on the inbox while there is none. Returns on ``Shutdown``."""
+    while True:
+        wait_s = core.wait_s
+        try:
+            while True:
+                message = inbox.get(timeout=wait_s) if wait_s != 0.0 else inbox.get_nowait()
+                wait_s = 0.0
+                if isinstance(message, Submit):
+                    core.submit(message)
+                elif isinstance(message, Abort):
+                    core.abort(message.sequence_ids)
+                elif isinstance(message, Shutdown):
+                    return
+        except Empty:
+            pass
+        report = core.step()
+        if report is not None:
+            channel.send(report)
+
+
+if __name__ == "__main__":
+    main()

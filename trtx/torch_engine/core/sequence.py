@@ -1,0 +1,237 @@
+"""One sequence inside the engine: what was asked, how far it got, what it holds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import Enum
+
+from trtx.torch_engine.batch import Sampled, ScheduledSequence
+from trtx.torch_engine.core.block_pool import block_name, root_name
+from trtx.torch_engine.messages import Handoff, Logprob, Submit, Update
+from trtx.torch_engine.sampling_plan import SamplingPlan
+
+
+class State(Enum):
+    """WAITING -> [READING ->] RUNNING -> FINISHED; preemption goes back to WAITING, abort ends at any point."""
+
+    WAITING = "waiting"  # holds nothing
+    READING = "reading"  # holds a slot and blocks that a peer's KV is being read into
+    RUNNING = "running"  # holds a slot and blocks, and is computed
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Positions ``[0, num_computed)`` have their KV in ``block_ids``; ``num_tokens`` are known (prompt and output).
+
+    Two numbers say everything about progress: a sequence whose ``num_tokens - num_computed`` is 1 decodes, one with
+    more has a prompt (or, resumed after preemption, its past) to compute. ``held`` is what the runner sees of it.
+    """
+
+    sequence_id: int
+    arrival: int  # its place in the order of arrival
+    arrived_s: float  # on the clock of time.perf_counter
+    prompt_token_ids: list[int]
+    sampling: SamplingPlan
+    end_ids: frozenset[int]
+    max_tokens: int  # clamped to the context
+    seed: int
+    priority: float = 0.5
+    cache_salt: str | None = None
+    handoff: Handoff | None = None
+
+    state: State = State.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    slot: int = -1
+    held: ScheduledSequence | None = None
+    block_names: list[bytes] = field(default_factory=list)  # of full blocks of known tokens, extended on demand
+    num_registered: int = 0  # leading blocks that the pool knows by name
+    num_reused: int = 0  # leading blocks found in the prefix cache at the last admission
+    is_resumed: bool = False  # was preempted before
+    is_cancelled: bool = False  # while READING: ended for the client, its blocks still belong to the transport
+    read_failed: bool = False  # the peer's KV is not to be had: compute the prompt here
+    prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    first_gen_update: Update | None = None  # the prefill side's tokens, told to the client once they are sure to go on
+    stop_ids: frozenset[int] = frozenset()
+    banned_ids: tuple[int, ...] = ()  # what would end it, as far as the model has it: not sampled unless may_end
+    min_tokens: int = 0
+
+    @classmethod
+    def from_submit(
+        cls, submit: Submit, *, arrival: int, arrived_s: float, max_seq_len: int, vocab_size: int
+    ) -> Sequence:
+        sampling = submit.sampling
+        prompt = submit.prompt_token_ids
+        handoff = submit.handoff
+        context_only = handoff is not None and handoff.request_type == "context_only"
+        end_ids, stop_ids = frozenset(sampling.end_ids), frozenset(sampling.stop_ids)
+        ends = end_ids | stop_ids if sampling.min_tokens else ()
+        return cls(
+            sequence_id=submit.sequence_id,
+            arrival=arrival,
+            arrived_s=arrived_s,
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            end_ids=end_ids,
+            max_tokens=1 if context_only else min(sampling.max_tokens, max_seq_len - len(prompt)),
+            seed=random.getrandbits(63) if sampling.seed is None else sampling.seed,
+            priority=submit.priority,
+            cache_salt=submit.cache_salt,
+            handoff=handoff,
+            num_tokens=len(prompt),
+            stop_ids=stop_ids,
+            banned_ids=tuple(sorted(token_id for token_id in ends if 0 <= token_id < vocab_size)),
+            min_tokens=sampling.min_tokens,
+        )
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.num_tokens - self.num_computed
+
+    @property
+    def may_end(self) -> bool:
+        """Of the next token: ``min_tokens`` are there, and nothing that ends the sequence is banned."""
+        return len(self.output_token_ids) >= self.min_tokens
+
+    @property
+    def is_context_only(self) -> bool:
+        return self.handoff is not None and self.handoff.request_type == "context_only"
+
+    @property
+    def wants_read(self) -> bool:
+        """Its prompt's KV is to be read from a peer."""
+        return (
+            self.handoff is not None
+            and self.handoff.request_type == "generation_only"
+            and self.handoff.opaque_state is not None
+            and not self.read_failed
+        )
+
+    @property
+    def first_gen_tokens(self) -> list[int]:
+        """What the prefill side sampled of a generation_only request."""
+        handoff = self.handoff
+        if handoff is None or handoff.request_type != "generation_only":
+            return []
+        return handoff.first_gen_tokens or []
+
+    @property
+    def emits_first_gen_tokens(self) -> bool:
+        """The prefill side's first tokens were not taken over yet."""
+        return bool(self.first_gen_tokens) and not self.output_token_ids
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Known tokens at positions ``[start, end)``."""
+        prompt_length = len(self.prompt_token_ids)
+        if end <= prompt_length:
+            return self.prompt_token_ids[start:end]
+        if start >= prompt_length:
+            return self.output_token_ids[start - prompt_length : end - prompt_length]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - prompt_length]
+
+    def names(self, count: int, tokens_per_block: int) -> list[bytes]:
+        """Names of the first ``count`` full blocks; the list is the sequence's own, maybe longer."""
+        known = self.block_names
+        parent = known[-1] if known else root_name(self.cache_salt)
+        for index in range(len(known), count):
+            start = index * tokens_per_block
+            parent = block_name(parent, self.tokens(start, start + tokens_per_block))
+            known.append(parent)
+        return known
+
+    def hold(self, slot: int, block_ids: list[int], num_computed: int) -> None:
+        """Admission: the sequence now owns a slot and blocks, the first ``num_computed`` tokens' KV among them."""
+        self.slot = slot
+        self.block_ids = block_ids
+        self.num_computed = num_computed
+        self.held = ScheduledSequence(
+            slot=slot,
+            is_first=True,
+            new_token_ids=[],
+            start=0,
+            block_ids=block_ids,
+            samples=False,
+            sampling=self.sampling,
+            prompt_token_ids=self.prompt_token_ids,
+            output_token_ids=self.output_token_ids,
+            seed=self.seed,
+        )
+
+    def share(self, count: int) -> ScheduledSequence:
+        """The runner's view of the next ``count`` tokens. Changed in place: valid for one step."""
+        held = self.held
+        assert held is not None
+        start = self.num_computed
+        held.start = start
+        held.samples = start + count == self.num_tokens
+        if count == 1 and self.output_token_ids and held.samples:
+            held.new_token_ids = [self.output_token_ids[-1]]
+        else:
+            held.new_token_ids = self.tokens(start, start + count)
+        if self.min_tokens:
+            held.banned_ids = () if self.may_end else self.banned_ids
+        return held
+
+    def advance(self, sampled: Sampled) -> Update | None:
+        """Takes in one step's result. None for a prompt chunk that says nothing yet."""
+        held = self.held
+        assert held is not None
+        held.is_first = False
+        start = self.num_computed
+        self.num_computed = start + len(held.new_token_ids)
+        if sampled.prompt_logprobs is not None and not self.output_token_ids:
+            # A preempted prompt is computed again from its start: only what is new counts.
+            self.prompt_logprobs += sampled.prompt_logprobs[len(self.prompt_logprobs) - start :]
+        if sampled.token_id is None:
+            return None
+        is_first_output = not self.output_token_ids
+        update = self.accept(sampled.token_id, sampled.logprobs)
+        if is_first_output:
+            update.reused_blocks = self.num_reused
+            update.prompt_logprobs = self.prompt_logprobs or None
+        return update
+
+    def accept_first_gen_tokens(self) -> Update:
+        """Takes over the tokens that the prefill side sampled. Kept in ``first_gen_update`` unless they end it."""
+        assert self.handoff is not None
+        logprobs = self.handoff.first_gen_log_probs if self.sampling.logprobs is not None else None
+        whole = Update(self.sequence_id, [], logprobs=[] if logprobs else None)
+        for index, token_id in enumerate(self.first_gen_tokens):
+            update = self.accept(token_id, logprobs[index] if logprobs else None)
+            whole.token_ids += update.token_ids
+            if whole.logprobs is not None:
+                whole.logprobs += update.logprobs or []
+            whole.finish_reason, whole.stop_reason = update.finish_reason, update.stop_reason
+            if update.finish_reason is not None:
+                break
+        else:
+            self.first_gen_update = whole
+        return whole
+
+    def accept(self, token_id: int, logprobs: dict[int, Logprob] | None) -> Update:
+        """Appends one generated token, decides whether it ends the sequence, and says what the client sees of it.
+
+        An end id stays in the client's tokens, as on TensorRT-LLM's pytorch backend; a stop token id only if
+        ``include_stop_str_in_output``. The caller acts on ``finish_reason``.
+        """
+        # False for a banned id where a prefill side with other parameters sampled it.
+        may_end = not self.min_tokens or self.may_end
+        self.output_token_ids.append(token_id)
+        self.num_tokens += 1
+        update = Update(self.sequence_id, [token_id])
+        if logprobs is not None:
+            update.logprobs = [logprobs]
+        if may_end and token_id in self.end_ids:
+            update.finish_reason = "stop"
+        elif may_end and token_id in self.stop_ids:
+            update.finish_reason, update.stop_reason = "stop", token_id
+            if not self.sampling.keeps_stop_id:
+                update.token_ids = []
+                update.logprobs = None
+        elif len(self.output_token_ids) >= self.max_tokens:
+            update.finish_reason = "length"
+        return update

@@ -1,0 +1,86 @@
+"""One row of iteration statistics, with the keys of TensorRT-LLM's ``get_stats``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from trtx.torch_engine.core.scheduler import Scheduler, Step
+from trtx.torch_engine.core.sequence import Sequence
+
+
+def iteration_stats(
+    scheduler: Scheduler,
+    step: Step,
+    *,
+    iteration: int,
+    began: float,
+    ended: float,
+    num_completed: int,
+    num_emitted: int,
+    cpu_memory_bytes: int,
+    device_memory_bytes: int,
+) -> dict[str, Any]:
+    """Counts as they are after the step; times in milliseconds, memory in bytes.
+
+    ``began``, ``ended``: of the step, in seconds on the clock of ``Sequence.arrived_s``.
+    """
+    pool, counters = scheduler.pool, scheduler.pool.counters
+    decodes = step.sequences[: step.num_generating]
+    prompts = step.sequences[step.num_generating :]
+    fresh = [s for s in step.admitted if not s.is_resumed]
+    new, handed_off, paused = _split(scheduler.waiting)
+    return {
+        "iter": iteration,
+        "iterLatencyMS": (ended - began) * 1e3,
+        "cpuMemUsage": cpu_memory_bytes,
+        "gpuMemUsage": device_memory_bytes,
+        "numActiveRequests": scheduler.num_active,
+        "numQueuedRequests": len(scheduler.waiting),
+        "numCompletedRequests": num_completed,
+        "numNewActiveRequests": len(fresh),
+        "newActiveRequestsQueueLatencyMS": sum(began - s.arrived_s for s in fresh) / len(fresh) * 1e3 if fresh else 0.0,
+        "maxNumActiveRequests": scheduler.max_batch_size,
+        "maxBatchSizeRuntime": scheduler.max_batch_size,
+        "attentionDpRank": 0,
+        "kvCacheStats": {
+            "maxNumBlocks": pool.num_blocks,
+            "freeNumBlocks": pool.num_available,
+            "usedNumBlocks": pool.num_held,
+            "tokensPerBlock": pool.tokens_per_block,
+            "allocTotalBlocks": counters.allocated,
+            "allocNewBlocks": counters.allocated_new,
+            "reusedBlocks": counters.reused,
+            "missedBlocks": counters.missed,
+            "cacheHitRate": counters.hit_rate,
+        },
+        "inflightBatchingStats": {
+            "numScheduledRequests": len(step.sequences),
+            "numContextRequests": len(prompts),
+            "numGenRequests": len(decodes),
+            "numPausedRequests": len(paused),
+            "numCtxTokens": step.num_context_tokens,
+            "microBatchId": 0,
+            "avgNumDecodedTokensPerIter": num_emitted / len(step.sequences) if step.sequences else 0.0,
+            "numCtxKvTokens": sum(s.num_computed for s in prompts),
+            "numGenKvTokens": sum(s.num_computed for s in decodes),
+            "numQueuedContextRequests": len(new),
+            "numQueuedCtxTokens": sum(s.num_tokens for s in new),
+            "numQueuedGenRequests": len(handed_off),
+            "numQueuedGenKvTokens": sum(s.num_tokens for s in handed_off),
+            "numPausedKvTokens": sum(s.num_tokens for s in paused),
+        },
+    }
+
+
+def _split(waiting: SequenceOf[Sequence]) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
+    """Waiting sequences: with a prompt to compute, handed off by a prefill engine, preempted."""
+    new: list[Sequence] = []
+    handed_off: list[Sequence] = []
+    paused: list[Sequence] = []
+    for sequence in waiting:
+        if sequence.wants_read:
+            handed_off.append(sequence)
+        else:
+            (paused if sequence.is_resumed else new).append(sequence)
+    return new, handed_off, paused

@@ -1,0 +1,55 @@
+"""The parent's side of one choice: an engine's update becomes a delivery, past its stop strings if it has any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trtx.text import StopStrings, TextStream, Tokenizer
+from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
+from trtx.torch_engine.llmapi.sampling import SamplingParams
+from trtx.torch_engine.messages import Logprob, Update
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """Where the tokens of one sequence go. Stop strings are looked for here, in the parent's reader thread: a request
+    without them pays one comparison, and the engine's step loop never sees text."""
+
+    index: int
+    output: RequestOutput
+    siblings: list[int]  # sequence ids of all choices of the request
+    stop_strings: StopStrings | None = None
+    _held_tokens: list[int] = field(default_factory=list)
+    _held_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+
+    def delivery(self, update: Update) -> Delivery | None:
+        """``update`` cut to what no stop string can take back; None when every new token is held back."""
+        if self.stop_strings is None:
+            return Delivery(self.index, update)
+        self._held_tokens += update.token_ids
+        self._held_logprobs += update.logprobs or []
+        released = self.stop_strings.feed(update.token_ids, is_last=update.finish_reason is not None)
+        if released.stop is not None:
+            update.finish_reason, update.stop_reason = "stop", released.stop
+        is_news = released.num_tokens or released.text or update.prompt_logprobs or update.reused_blocks
+        if update.finish_reason is None and not is_news:
+            return None
+        update.token_ids = self._held_tokens[: released.num_tokens]
+        update.logprobs = self._held_logprobs[: released.num_tokens]
+        del self._held_tokens[: released.num_tokens]
+        del self._held_logprobs[: released.num_tokens]
+        return Delivery(self.index, update, released.text)
+
+
+def find_stops(sampling: SamplingParams, tokenizer: Tokenizer | None) -> StopStrings | None:
+    """What finds the request's stop strings in one choice; None: it has none. Raises ValueError without a tokenizer."""
+    if not sampling.stop_strings:
+        return None
+    if tokenizer is None:
+        raise ValueError("SamplingParams.stop needs a tokenizer; unset skip_tokenizer_init, or use stop_token_ids")
+    return StopStrings(
+        sampling.stop_strings,
+        TextStream(tokenizer, skip_special_tokens=sampling.skip_special_tokens),
+        include=sampling.include_stop_str_in_output,
+        min_tokens=sampling.min_tokens or 0,
+    )

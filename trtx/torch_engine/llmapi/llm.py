@@ -1,0 +1,330 @@
+"""``LLM``: TensorRT-LLM's LLM API in front of the torch engine's own process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from trtx.checkpoint import read_end_ids
+from trtx.text import (
+    TextStream,
+    Tokenizer,
+    fast_tokenizer,
+    load_hf_tokenizer,
+    load_tokenizer,
+)
+from trtx.torch_engine.llm_args import LlmArgs
+from trtx.torch_engine.llmapi.arguments import resolve_llm_args
+from trtx.torch_engine.llmapi.choices import Choice, find_stops
+from trtx.torch_engine.llmapi.client import EngineClient
+from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestOutput, typed
+from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
+from trtx.torch_engine.llmapi.values import is_text, shown
+from trtx.torch_engine.messages import HandoffStats, Submit
+from trtx.torch_engine.sampling_plan import SamplingPlan
+
+DEFAULT_PRIORITY = 0.5
+Prompt = str | list[int] | Mapping[str, Any]
+_T = TypeVar("_T")
+
+
+class LLM:
+    """Loads a model directory into a process of its own, and serves requests from it.
+
+    The constructor returns when the engine is ready. Raises ValueError for arguments that TensorRT-LLM would refuse
+    or the torch engine cannot honour, ``trtx.errors.UsageError`` for a checkpoint or device that does not fit, and
+    RuntimeError when the process dies while loading. Arguments that are accepted without effect are named in
+    ``unsupported_fields``.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        tokenizer: Any = None,
+        tokenizer_mode: str = "auto",
+        skip_tokenizer_init: bool = False,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        dtype: str = "auto",
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        **llm_args: Any,
+    ) -> None:
+        given = {
+            "skip_tokenizer_init": skip_tokenizer_init,
+            "trust_remote_code": trust_remote_code,
+            "tensor_parallel_size": tensor_parallel_size,
+            "dtype": dtype,
+            "tokenizer_mode": None if tokenizer_mode == "auto" else tokenizer_mode,
+            "revision": revision,
+            "tokenizer_revision": tokenizer_revision,
+        }
+        given = {name: value for name, value in given.items() if value is not None} | llm_args
+        path = _model_directory(model)
+        self.args: LlmArgs
+        self.unsupported_fields: dict[str, str]
+        self.args, self.unsupported_fields = resolve_llm_args(str(path), given)
+        self.llm_id = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
+        self._tokenizer_source = tokenizer
+        self._hf_tokenizer: Any = None if isinstance(tokenizer, (str, Path)) else tokenizer
+        self._end_ids = read_end_ids(path)
+        self._client = EngineClient(self.args)
+        try:
+            self._tokenizer = self._load_tokenizer()
+            self._ready = self._client.ready.result()
+        except BaseException:
+            self._client.shutdown()
+            raise
+        self.args = replace(self.args, max_seq_len=self._ready.max_seq_len, max_batch_size=self._ready.max_batch_size)
+
+    # --- requests ---
+
+    def generate(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        kv_cache_retention_config: Any = None,
+        disaggregated_params: DisaggregatedParams | Sequence[DisaggregatedParams] | None = None,
+        scheduling_params: Any = None,
+        conversation_params: Any = None,
+        cache_salt: str | None = None,
+        priority: float = DEFAULT_PRIORITY,
+    ) -> RequestOutput | list[RequestOutput]:
+        """Blocks for one result, or for a list of them in the order of ``inputs``. ``use_tqdm`` has no effect.
+
+        A list of parameters has one for each prompt: ValueError, before anything is submitted, where it has not.
+        """
+        is_one = not isinstance(inputs, list) or not inputs or isinstance(inputs[0], int)
+        prompts: list[Any] = [inputs] if is_one else list(inputs)
+        samplings = _one_each("sampling_params", sampling_params, len(prompts))
+        disaggregated = _one_each("disaggregated_params", disaggregated_params, len(prompts))
+        outputs = [
+            self.generate_async(
+                prompt,
+                sampling,
+                lora_request=lora_request,
+                prompt_adapter_request=prompt_adapter_request,
+                kv_cache_retention_config=kv_cache_retention_config,
+                disaggregated_params=params,
+                scheduling_params=scheduling_params,
+                conversation_params=conversation_params,
+                cache_salt=cache_salt,
+                priority=priority,
+            )
+            for prompt, sampling, params in zip(prompts, samplings, disaggregated, strict=True)
+        ]
+        results = [output.result() for output in outputs]
+        return results[0] if is_one else results
+
+    def generate_async(
+        self,
+        inputs: Prompt,
+        sampling_params: SamplingParams | None = None,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        streaming: bool = False,
+        kv_cache_retention_config: Any = None,
+        disaggregated_params: DisaggregatedParams | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        _postproc_params: Any = None,
+        scheduling_params: Any = None,
+        conversation_params: Any = None,
+        cache_salt: str | None = None,
+        priority: float = DEFAULT_PRIORITY,
+    ) -> RequestOutput:
+        """Starts a request and returns at once. From any thread; no event loop needs to run yet.
+
+        Hints that cannot change the answer (retention, scheduling, conversation, tracing) are accepted without
+        effect. Raises RequestError for what changes it and is not supported, ValueError for bad values, RuntimeError
+        when the engine is gone. What only the engine can know is wrong raises RequestError where the result is read.
+        """
+        if lora_request is not None or prompt_adapter_request is not None:
+            raise RequestError(
+                "the torch engine supports no lora_request and no prompt_adapter_request; leave them out"
+            )
+        sampling = checked_sampling(sampling_params)
+        text, prompt = self._prompt(inputs, sampling)
+        if disaggregated_params is not None and not isinstance(disaggregated_params, DisaggregatedParams):
+            raise RequestError(
+                f"disaggregated_params is {shown(disaggregated_params)}; expected DisaggregatedParams or None"
+            )
+        handoff = disaggregated_params.handoff() if disaggregated_params is not None else None
+        if handoff is not None and sampling.n > 1:
+            raise RequestError(f"n is {sampling.n}; expected 1 for a {handoff.request_type} request")
+        if disaggregated_params is not None and disaggregated_params.multimodal_embedding_handles:
+            raise RequestError("multimodal_embedding_handles are not supported by the torch engine; send text alone")
+        cache_salt = typed(str | None, cache_salt, "cache_salt")
+        if cache_salt is not None and not is_text(cache_salt):
+            raise RequestError(f"cache_salt is {shown(cache_salt)}, with surrogates; expected Unicode text")
+        priority = typed(float, priority, "priority")
+        if not 0.0 <= priority <= 1.0:
+            raise RequestError(f"priority is {priority}; expected a number from 0 to 1")
+        is_context_only = handoff is not None and handoff.request_type == "context_only"
+        stops = [None if is_context_only else find_stops(sampling, self._tokenizer) for _ in range(sampling.n)]
+        plans = [self._plan(sampling, choice) for choice in range(sampling.n)]
+        sequence_ids = [self._client.next_id() for _ in plans]
+        output = RequestOutput(
+            sequence_ids[0],
+            prompt=text,
+            prompt_token_ids=prompt,
+            num_choices=sampling.n,
+            streaming=streaming,
+            on_abort=lambda: self._client.abort(sequence_ids),
+            text_streams=self._text_streams(sampling) if sampling.detokenize and stops[0] is None else None,
+        )
+        for index, (sequence_id, plan) in enumerate(zip(sequence_ids, plans, strict=True)):
+            self._client.submit(
+                Choice(index, output, sequence_ids, stops[index]),
+                Submit(sequence_id, prompt, plan, cache_salt, priority, handoff),
+            )
+        return output
+
+    def _plan(self, sampling: SamplingParams, choice: int) -> SamplingPlan:
+        plan = resolve_sampling(sampling, choice, self._end_ids)
+        if self.args.skip_tokenizer_init and not (plan.end_ids or sampling.ignore_eos or sampling.end_id == -1):
+            raise ValueError("SamplingParams.end_id is None; expected an id, as skip_tokenizer_init is set")
+        return plan
+
+    def _prompt(self, inputs: Prompt, sampling: SamplingParams) -> tuple[str | None, list[int]]:
+        text: str | None = None
+        if isinstance(inputs, Mapping):
+            extra = [k for k, v in inputs.items() if k not in ("prompt", "prompt_token_ids") and v is not None]
+            if extra:
+                raise RequestError(
+                    f"inputs have {', '.join(extra)}, not supported by the torch engine; send text alone"
+                )
+            text, inputs = inputs.get("prompt"), inputs.get("prompt_token_ids") or inputs.get("prompt") or []
+        if isinstance(inputs, str):
+            text = inputs
+            if self._tokenizer is None:
+                raise ValueError("inputs are text and skip_tokenizer_init is set; pass token ids")
+            if not is_text(text):
+                raise RequestError(f"the prompt is {shown(text)}, with surrogates; expected Unicode text or token ids")
+            token_ids = list(self._tokenizer.encode(inputs, add_special_tokens=sampling.add_special_tokens).ids)
+        elif isinstance(inputs, (list, tuple)):
+            token_ids = typed(list[int], inputs, "the prompt")
+        else:
+            raise RequestError(f"inputs are {shown(inputs)}; expected text, a list of token ids, or a dict with either")
+        if sampling.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-sampling.truncate_prompt_tokens :]
+        return text, token_ids
+
+    def _text_streams(self, sampling: SamplingParams) -> list[TextStream] | None:
+        if self._tokenizer is None:
+            return None
+        skip = sampling.skip_special_tokens
+        return [TextStream(self._tokenizer, skip_special_tokens=skip) for _ in range(sampling.n)]
+
+    # --- tokenizer ---
+
+    def _load_tokenizer(self) -> Tokenizer | None:
+        if self.args.skip_tokenizer_init:
+            return None
+        if self._hf_tokenizer is not None:
+            return fast_tokenizer(self._hf_tokenizer)
+        return load_tokenizer(Path(self._tokenizer_source or self.args.model))
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer, loaded on first use (slow to import); None with ``skip_tokenizer_init``."""
+        if self._hf_tokenizer is None and not self.args.skip_tokenizer_init:
+            source = Path(self._tokenizer_source or self.args.model)
+            self._hf_tokenizer = load_hf_tokenizer(source, trust_remote_code=self.args.trust_remote_code)
+        return self._hf_tokenizer
+
+    # --- what the engine says about itself ---
+
+    def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        """Rows since the last call, waiting up to ``timeout`` seconds for one; needs ``enable_iter_perf_stats``."""
+        return self._client.stats.take(timeout)
+
+    def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
+        """Rows as they come, until none has come for ``timeout`` seconds."""
+        return self._client.stats.rows(timeout)
+
+    def get_kv_cache_events(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        """Events since the last call; needs ``event_buffer_max_size`` and ``enable_block_reuse``."""
+        return self._client.kv_events.take(timeout)
+
+    def get_kv_cache_events_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
+        """Events as they come, until none has come for ``timeout`` seconds."""
+        return self._client.kv_events.rows(timeout)
+
+    def get_kv_cache_capacity(self) -> dict[str, int]:
+        blocks, size = self._ready.num_blocks, self._ready.tokens_per_block
+        return {"maxNumBlocks": blocks, "tokensPerBlock": size, "maxNumTokens": blocks * size}
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest sequence, prompt and output together: what the arguments, the model and the pool all allow."""
+        return self._ready.max_seq_len
+
+    @property
+    def max_batch_size(self) -> int:
+        """Sequences that run at a time."""
+        return self._ready.max_batch_size
+
+    @property
+    def engine_pid(self) -> int:
+        return self._client.pid
+
+    def device_memory_bytes(self) -> int:
+        """Device memory of the engine's process as it last said (every 2 s while it works); 0 on a CPU."""
+        return self._client.device_memory_bytes
+
+    def handoff_stats(self) -> HandoffStats:
+        """Totals of KV handoff since the start, and the leases that are out, as the engine last said."""
+        return self._client.handoff_stats
+
+    def _check_health(self) -> bool:
+        """False once the engine's process died, reported a fatal error, or was shut down."""
+        return self._client.is_healthy
+
+    # --- the end ---
+
+    def abort(self, request: RequestOutput | int) -> None:
+        """Ends a request, by its output or its ``request_id`` (of a request with n = 1). It ends as ``cancelled``."""
+        if isinstance(request, RequestOutput):
+            request.abort()
+        else:
+            self._client.abort((request,))
+
+    def shutdown(self) -> None:
+        """Ends the engine's process within 10 s at most; open requests end with RuntimeError. Idempotent."""
+        self._client.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def _one_each(name: str, given: _T | Sequence[_T] | None, count: int) -> list[_T | None]:
+    """``given`` for each of ``count`` inputs: a list as it is, anything else for all of them."""
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(f"{name} has length {len(given)} and inputs {count}; expected one for each, or one for all")
+    return list(given)
+
+
+def _model_directory(model: str | Path) -> Path:
+    """A local directory as it is; any other name through ``checkpoint``."""
+    path = Path(model)
+    if path.is_dir():
+        return path
+    from trtx.checkpoint import resolve_checkpoint
+
+    return resolve_checkpoint(str(model)).path
