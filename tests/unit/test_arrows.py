@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "topology": {"memory", "config", "checkpoint", "errors", "engine"},
     "launch": {"topology", "memory", "config", "checkpoint", "engine", "errors"},
     "frontend": {"errors"},
-    "torch_engine": {"config", "checkpoint", "errors"},
+    "torch_engine": {"memory", "config", "checkpoint", "errors"},
     "engine": {"torch_engine", "errors"},
     "worker": {"engine", "torch_engine", "config", "errors"},
     "build": {"engine", "torch_engine", "memory", "config", "checkpoint", "errors"},
