@@ -20,7 +20,7 @@ import statistics
 import time
 from dataclasses import replace
 
-from trtx.torch_engine import LLM, DisaggregatedParams, SamplingParams
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, SamplingParams
 
 TWO = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
 

@@ -25,8 +25,8 @@ import triton.language as tl
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.batch import Batch, ScheduledSequence
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.sampling import SamplingParams
 
 PART = 4096  # logits of one program
 

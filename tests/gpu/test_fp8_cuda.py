@@ -11,8 +11,8 @@ from quantized_export import export
 from runner_player import FAMILIES, Player, build, random_prompt
 
 from trtx.checkpoint.quantization import ALGORITHMS
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.sampling import SamplingParams
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_FP8, reason="needs an Ada or Hopper GPU")]

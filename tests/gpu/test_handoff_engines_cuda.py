@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from trtx.torch_engine import LLM, DisaggregatedParams, SamplingParams
 from trtx.torch_engine.handoff import codec
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 GREEDY = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)

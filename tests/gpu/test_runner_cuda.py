@@ -9,9 +9,9 @@ import pytest
 import torch
 from runner_player import FAMILIES, Player, build, random_prompt, save
 
-from trtx.torch_engine.batch import Logprob
+from trtx.torch_engine.llmapi.sampling import SamplingParams
+from trtx.torch_engine.messages import Logprob
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.sampling import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,

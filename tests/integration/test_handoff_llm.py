@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trtx.torch_engine import LLM, DisaggregatedParams, SamplingParams
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 

@@ -98,7 +98,7 @@ def plain(recorder: Recorder) -> dict[str, dict[str, Any]]:
     for route in ROUTES:
         status, (seen,) = recorder.post(route, {})
         assert status == 200
-        assert parse(seen, context_length=CONTEXT).max_tokens == 4
+        assert parse(seen, context_length=CONTEXT).sampling["max_tokens"] == 4
         found[route] = seen
     return found
 

@@ -15,9 +15,11 @@ from typing import Any
 
 import psutil
 import pytest
+from engine_protocol import check_engine
 
+from trtx.engine import embedded
 from trtx.errors import UsageError
-from trtx.torch_engine import LLM, RequestError, SamplingParams
+from trtx.torch_engine.llmapi import LLM, RequestError, SamplingParams
 
 MODEL = "synthetic:tiny"
 SMALL: dict[str, Any] = {
@@ -253,7 +255,7 @@ def test_shutdown_ends_the_process_and_what_is_open() -> None:
 
 def test_no_engine_outlives_its_parents_kill_9() -> None:
     program = (
-        "from trtx.torch_engine import LLM, SamplingParams\n"
+        "from trtx.torch_engine.llmapi import LLM, SamplingParams\n"
         f"llm = LLM({MODEL!r}, max_batch_size=4, max_seq_len=512, kv_cache_config={{'max_tokens': 4096}})\n"
         "llm.generate_async([5, 6], SamplingParams(max_tokens=500, ignore_eos=True))\n"
         "print(llm.engine_pid, flush=True)\n"
@@ -286,3 +288,11 @@ def test_a_value_of_the_wrong_type_is_refused_before_the_engine_sees_it(
     with pytest.raises(RequestError, match="wrong type"):
         llm.generate_async(inputs, GREEDY, **fields)
     assert _finished(llm.generate_async([5, 6], GREEDY)).finished
+
+
+def test_a_worker_finds_all_that_it_asks_of_an_engine(llm: LLM) -> None:
+    engine = embedded.TorchEngine(llm)
+    check_engine(embedded.load_api("torch"), engine, hands_off=False)
+    assert engine.engine_pid is not None and psutil.pid_exists(engine.engine_pid)
+    assert (engine.facts.num_blocks, engine.facts.context_length) == (llm.get_kv_cache_capacity()["maxNumBlocks"], 512)
+    assert engine.handoff_stats() == llm.handoff_stats()

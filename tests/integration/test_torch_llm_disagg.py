@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trtx.torch_engine import LLM, DisaggregatedParams, RequestError, SamplingParams
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, RequestError, SamplingParams
 
 MODEL = "synthetic:tiny"
 AGGREGATED: dict[str, Any] = {

@@ -20,7 +20,7 @@ from quantized_export import export
 from transformers import AutoModelForCausalLM
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine import LLM, DisaggregatedParams, RequestError, RequestOutput, SamplingParams
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, RequestError, RequestOutput, SamplingParams
 
 ROOMY: dict[str, Any] = {
     "skip_tokenizer_init": True, "max_batch_size": 16, "max_seq_len": 256, "kv_cache_config": {"max_tokens": 8192},

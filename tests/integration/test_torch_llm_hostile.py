@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine import LLM, DisaggregatedParams, Logprob, RequestError, RequestFailed, SamplingParams
-from trtx.torch_engine.sampling_fields import FIELDS
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, Logprob, RequestError, RequestFailed, SamplingParams
+from trtx.torch_engine.llmapi.sampling import FIELDS
 
 CONTEXT = 128
 LONG_PROMPT = [7 + at % 50 for at in range(CONTEXT - 8)]  # leaves room for 8 tokens, whatever max_tokens says
@@ -266,7 +266,7 @@ def test_logprobs_true_is_the_likeliest_one(llm: LLM) -> None:
 
 async def test_text_that_cannot_be_made_ends_its_own_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted in the thread that hands out everybody's tokens: whatever fails there is one request's."""
-    from trtx.torch_engine import choices
+    from trtx.torch_engine.llmapi import choices
 
     real = choices.StopStrings.feed
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine import LLM, DisaggregatedParams, SamplingParams
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, SamplingParams
 
 MODEL = "synthetic:tiny"
 COUNT = 64

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from test_worker import CHAT, events, metric, post
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine.text import load_tokenizer
+from trtx.text import load_tokenizer
 
 BLOCK = 16
 TORCH: dict[str, Any] = {

@@ -8,10 +8,14 @@ import inspect
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from engine_protocol import check_engine
+
+from trtx.engine import load
 
 pytestmark = pytest.mark.trtllm
 
@@ -242,6 +246,26 @@ async def test_kv_events_name_the_tokens_of_stored_blocks(api: SimpleNamespace, 
 
 async def _drain(rows: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row async for row in rows]
+
+
+# --- the worker's side of it ---
+
+
+def test_a_worker_finds_all_that_it_asks_of_an_engine(llm: Any, model_directory: str) -> None:
+    from trtx.engine.tensorrt_llm.adapter import TensorRtEngine, facts_of_llm
+
+    environment = dict(os.environ)
+    try:
+        api = load("tensorrt-llm")
+        engine = TensorRtEngine(llm, facts_of_llm(llm, Path(model_directory), SMALL))
+        check_engine(api, engine, hands_off=True, unexpected="fatal")
+    finally:  # a start clears another job's variables, and sets those of the recipes
+        os.environ.clear()
+        os.environ.update(environment)
+    assert engine.facts.block_size == llm.get_kv_cache_capacity()["tokensPerBlock"]
+    assert (engine.facts.context_length, engine.facts.max_batch_size, engine.facts.dp_size) == (512, 4, 1)
+    assert engine.unread_handoffs([{"numActiveRequests": 2}, {"numActiveRequests": 1, "numQueuedRequests": 4}]) == 7
+    assert (engine.device_memory_bytes([{"gpuMemUsage": 5}]), engine.device_memory_bytes([{}])) == (5, None)
 
 
 # --- the end ---

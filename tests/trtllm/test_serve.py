@@ -27,7 +27,7 @@ from topology_clients import ServeCommand, nothing_left, post, stream_once, trtx
 
 from trtx.engine.ranks import Rank, end
 from trtx.topology import Plan
-from trtx.torch_engine import LLM, SamplingParams
+from trtx.torch_engine.llmapi import LLM, SamplingParams
 
 pytestmark = pytest.mark.trtllm
 

@@ -12,8 +12,8 @@ from typing import Any
 from trtx.checkpoint.held_out import held_out_samples, held_out_texts
 from trtx.checkpoint.tasks import TASKS
 from trtx.errors import LaunchError
-from trtx.torch_engine import LLM, SamplingParams
-from trtx.torch_engine.text import load_tokenizer
+from trtx.text import load_tokenizer
+from trtx.torch_engine.llmapi import LLM, SamplingParams
 
 TEXTS, SENTENCES_PER_TEXT = 400, 4
 """Some 35,000 tokens of synthetic:tiny-trained's: enough that what two 8-bit formats cost can be told apart."""

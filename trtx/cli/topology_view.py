@@ -110,7 +110,7 @@ def _state(slot: Slot, now: float) -> str:
 
 
 def _memory(slot: Slot, pid: int | None) -> str:
-    used = slot.status.device_memory_bytes if slot.status is not None else 0
+    used = (slot.status.device_memory_bytes if slot.status is not None else None) or 0
     if not used and pid is not None:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)

@@ -1,22 +1,27 @@
-"""The boundary between a worker and its engine: which LLM stands behind it, and its few types.
+"""The boundary between a worker and its engine: which LLM stands behind it, and all that may be asked of it.
 
-Owns the choice of engine. Does not run one: ``tensorrt_llm`` and ``trtx.torch_engine`` do.
-Enter through :func:`load`. Every engine offers TensorRT-LLM's LLM API, so nothing above this line asks which engine
-it talks to: where they differ, :class:`EngineApi` says how.
+Owns the choice of engine, the protocol that each one answers (``api``), and what worker and launcher both know of a
+worker (``worker_status``, ``ranks``). Does not run one: ``tensorrt_llm`` and ``trtx.torch_engine`` do.
+Enter through :func:`load`. It always holds that nothing above this line asks which engine it talks to: where they
+differ, :class:`EngineApi` and :class:`Engine` say how.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from types import ModuleType
-from typing import Any
-
-from trtx.engine.api import ENGINE_KINDS, EngineApi, EngineKind
+from trtx.engine.api import ENGINE_KINDS, Engine, EngineApi, EngineKind
 from trtx.engine.tensorrt_llm.installed import installed_version, needs_gpu
 from trtx.errors import UsageError
 
-__all__ = ["ENGINE_KINDS", "EngineApi", "EngineKind", "installed_version", "load", "needs_gpu", "resolve_kind"]
+__all__ = [
+    "ENGINE_KINDS",
+    "Engine",
+    "EngineApi",
+    "EngineKind",
+    "installed_version",
+    "load",
+    "needs_gpu",
+    "resolve_kind",
+]
 
 
 def resolve_kind(kind: str, *, has_gpu: bool) -> EngineKind:
@@ -35,26 +40,6 @@ def load(kind: EngineKind) -> EngineApi:
         from trtx.engine.tensorrt_llm.life import load_api
 
         return load_api()
-    from trtx.torch_engine.batch import Logprob
+    from trtx.engine import embedded
 
-    if kind == "paced":
-        from trtx.engine import paced as module
-    else:
-        from trtx import torch_engine as module  # type: ignore[no-redef]
-
-    return EngineApi(
-        kind=kind,
-        start_llm=_starter(module),
-        SamplingParams=module.SamplingParams,
-        DisaggregatedParams=module.DisaggregatedParams,
-        Logprob=Logprob,
-        RequestError=module.RequestError,
-        RequestFailed=module.RequestFailed,
-    )
-
-
-def _starter(module: ModuleType) -> Any:
-    def start_llm(model: Path, config: Mapping[str, Any]) -> Any:
-        return module.LLM(str(model), **config)
-
-    return start_llm
+    return embedded.load_api(kind)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import threading
 import time
 from collections import deque
@@ -19,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtx.checkpoint.facts import context_length_of, read_config
+from trtx.engine.api import Engine, EngineFacts, Hints
 from trtx.errors import UsageError
-from trtx.torch_engine.choices import Choice
-from trtx.torch_engine.messages import Handover, Update
-from trtx.torch_engine.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
-from trtx.torch_engine.sampling import SamplingParams, checked_sampling
-from trtx.torch_engine.text import StopStrings, TextStream, load_tokenizer
+from trtx.text import StopStrings, TextStream, load_tokenizer
+from trtx.torch_engine.llmapi.choices import Choice
+from trtx.torch_engine.llmapi.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
+from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling
+from trtx.torch_engine.messages import Handoff, Update
 
 __all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "RequestFailed", "SamplingParams"]
 
@@ -32,6 +33,7 @@ CATCH_UP_SECONDS = 0.05
 """How far the clock may run behind and keep its rate; a later step is dropped, as in a stalled engine."""
 DISTINCT_TOKENS = 64
 _OPAQUE_STATE = b"paced"  # there is no KV to hand over
+_BLOCK_SIZE = 32  # nor to keep: routers have to agree on a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +59,13 @@ class _Running:
     is_aborted: bool = False
 
 
-class LLM:
+class LLM(Engine):
     """The LLM API over one clock. Every step gives one token to each request whose ``paced_ttft_ms`` has passed.
 
     The clock starts anew with a request that finds the engine idle; any other waits for the next step, as it would in
     a real engine. So TTFT is exact at concurrency 1 and up to one step more above, and ITL is exact always.
     ``generation_only`` goes on after ``first_gen_tokens`` at once. Logprobs are refused: nothing was likely.
     """
-
-    tokenizer = None
 
     def __init__(self, model: str | Path, **llm_args: Any) -> None:
         directory = Path(model)
@@ -80,6 +80,12 @@ class LLM:
         self._iterations = 0
         self._thread = threading.Thread(target=self._run, name="paced-engine", daemon=True)
         self._thread.start()
+        self.facts = EngineFacts(
+            context_length=self.args.max_seq_len,
+            block_size=_BLOCK_SIZE,
+            max_batch_size=self.args.max_batch_size,
+            max_num_tokens=self.args.max_num_tokens,
+        )
 
     def generate_async(
         self,
@@ -88,9 +94,9 @@ class LLM:
         *,
         streaming: bool = False,
         disaggregated_params: DisaggregatedParams | None = None,
-        trace_headers: Mapping[str, str] | None = None,  # accepted without effect, as the three below it
-        cache_salt: str | None = None,
-        priority: float = 0.5,
+        cache_salt: str | None = None,  # without effect, as the two below it
+        trace_headers: Mapping[str, str] | None = None,
+        hints: Hints | None = None,
     ) -> RequestOutput:
         """Starts a request and returns at once. Raises RequestError for what a clock can't answer."""
         sampling = checked_sampling(sampling_params)
@@ -138,27 +144,17 @@ class LLM:
 
     # --- what the engine says about itself ---
 
-    def get_kv_cache_capacity(self) -> dict[str, int]:
-        """Without ``maxNumBlocks``: there is no KV. The block size is what routers have to agree on."""
-        return {"tokensPerBlock": 32}
+    async def get_stats_async(self, timeout: float) -> AsyncIterator[dict[str, Any]]:
+        """One row for now; ``timeout`` has no effect."""
+        yield {
+            "iter": self._iterations,
+            "iterLatencyMS": self.args.paced_itl_ms,
+            "numActiveRequests": len(self._running),
+            "numQueuedRequests": len(self._arrivals),
+            "maxNumActiveRequests": self.args.max_batch_size,
+        }
 
-    def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """One row for now, TensorRT-LLM's keys; ``timeout`` has no effect."""
-        return [
-            {
-                "iter": self._iterations,
-                "iterLatencyMS": self.args.paced_itl_ms,
-                "numActiveRequests": len(self._running),
-                "numQueuedRequests": len(self._arrivals),
-                "maxNumActiveRequests": self.args.max_batch_size,
-            }
-        ]
-
-    async def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        for row in self.get_stats(timeout):
-            yield row
-
-    def _check_health(self) -> bool:
+    def is_alive(self) -> bool:
         return self._thread.is_alive()
 
     # --- the clock ---
@@ -220,9 +216,9 @@ class LLM:
         running.position += 1
         running.left -= 1
         finish_reason = None if running.left else "length"
-        handover = Handover("context_only", [token_id], opaque_state=_OPAQUE_STATE) if running.hands_off else None
+        handoff = Handoff("context_only", [token_id], opaque_state=_OPAQUE_STATE) if running.hands_off else None
         if running.choice.stop_strings is None:
-            delivery: Delivery | None = Delivery(0, [token_id], finish_reason, handover=handover)
+            delivery: Delivery | None = Delivery(0, [token_id], finish_reason, handoff=handoff)
         else:
             delivery = running.choice.delivery(Update(0, [token_id], finish_reason))
         if delivery is None:
@@ -273,11 +269,13 @@ def _resolve(directory: Path, llm_args: Mapping[str, Any]) -> PacedArgs:
         value = llm_args.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 3_600_000:
             raise UsageError(f"{name} is {value!r}, expected milliseconds from 0 to an hour")
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    max_seq_len = llm_args.get("max_seq_len") or context_length_of(read_config(directory))
+    if max_seq_len is None:
+        raise UsageError(f"{directory / 'config.json'} has no max_position_embeddings; set max_seq_len")
     return PacedArgs(
         paced_ttft_ms=float(llm_args.get("paced_ttft_ms", 0)),
         paced_itl_ms=float(llm_args.get("paced_itl_ms", 0)),
-        max_seq_len=llm_args.get("max_seq_len") or config["max_position_embeddings"],
+        max_seq_len=max_seq_len,
         max_batch_size=llm_args.get("max_batch_size") or 2048,
         max_num_tokens=llm_args.get("max_num_tokens") or 8192,
     )

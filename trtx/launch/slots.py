@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trtx.engine.worker_status import WorkerStatus
+from trtx.errors import LaunchError
 from trtx.launch.children import Child
 from trtx.launch.processes import is_stopped
 from trtx.launch.restarts import RestartPolicy
-from trtx.launch.status import WorkerStatus
+from trtx.launch.status import read_status
 from trtx.topology import ProcessSpec
 
 RECORDS_LIVE_S = 10.0  # Dynamo 1.4.2: a record that was not touched for so long is deleted by whoever sees it
@@ -45,15 +47,25 @@ class Slot:
     had_served: bool = False
     ended_because: str | None = None  # why the launcher itself killed it; None: it did not
     status: WorkerStatus | None = None  # the last one read: its file may be gone by the time it is needed
+    status_problem: str | None = None  # why it can't be read any more, as it was told
     deaths: RestartPolicy = field(default_factory=RestartPolicy)
 
     def begin(self, child: Child, now: float) -> None:
         """A new life: nothing of the last one counts."""
         self.child, self.state, self.started_at = child, "starting", now
-        self.restart_at = self.worker_id = self.status = None
+        self.restart_at = self.worker_id = self.status = self.status_problem = None
         self.renewed_at = self.unrenewed_s = self.vanished_since = self.draining_since = self.ended_because = None
         self.held_back_by = None
         self.was_registered = self.had_served = False
+
+    def look_at_status(self, child: Child) -> str | None:
+        """Takes in what ``child`` says of itself. The sentence on a file that can't be read, once; else None."""
+        try:
+            self.status, problem = read_status(self.spec.status_file, child.pid) or self.status, None
+        except LaunchError as error:
+            problem = str(error)
+        is_news, self.status_problem = problem != self.status_problem, problem
+        return problem if is_news else None
 
     def why_vanished(self, pid: int) -> str:
         """Why the records of a worker that lives, process ``pid``, are gone."""

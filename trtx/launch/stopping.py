@@ -9,7 +9,6 @@ from typing import Literal
 from trtx.engine import ranks
 from trtx.launch.processes import end_members
 from trtx.launch.slots import Slot
-from trtx.launch.status import read_status
 from trtx.topology import Plan
 
 Outcome = Literal["clean", "forced", "stuck"]  # ended by itself, was killed, could not be killed
@@ -53,8 +52,8 @@ def stop(
     for slot in slots:  # what neither carries the marker nor stayed in a session
         if slot.child is None:
             continue
-        status = read_status(slot.spec.status_file, slot.child.pid) or slot.status
-        for rank in ranks.end(status.ranks) if status is not None else ():
+        slot.look_at_status(slot.child)
+        for rank in ranks.end(slot.status.ranks) if slot.status is not None else ():
             outcomes[f"{slot.spec.name}'s pid {rank.pid}"] = "forced"
     for slot in slots:
         if slot.child is None:

@@ -32,7 +32,6 @@ from trtx.launch.route import Route
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
 from trtx.launch.slots import Restart, Slot
-from trtx.launch.status import read_status
 from trtx.topology import Plan, ProcessSpec
 
 logger = logging.getLogger(__name__)
@@ -178,7 +177,8 @@ class Supervisor:
 
     def _died(self, slot: Slot, child: Child, code: int, now: float) -> None:
         # First of all: until its records are gone, requests are still sent to it.
-        status = read_status(slot.spec.status_file, child.pid) or slot.status
+        slot.look_at_status(child)
+        status = slot.status
         worker_id = status.worker_id if status is not None and status.worker_id is not None else slot.worker_id
         if worker_id is not None:
             self.registry.remove(worker_id)
@@ -277,7 +277,8 @@ class Supervisor:
         )
 
     def _look_at_worker(self, slot: Slot, child: Child, registered: set[int], now: float) -> None:
-        slot.status = read_status(slot.spec.status_file, child.pid) or slot.status
+        if (told := slot.look_at_status(child)) is not None:
+            self._emit("lost", told, slot)
         if slot.status is not None:
             self._on_ranks(slot.spec.name, slot.status.ranks)
             if slot.status.state == "draining":

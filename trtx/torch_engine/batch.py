@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from trtx.torch_engine.messages import Logprob
 
 if TYPE_CHECKING:
     import torch
 
     from trtx.torch_engine.sampling_plan import SamplingPlan
-
-
-class Logprob(NamedTuple):
-    """Log-probability of one token and its rank (1 is the most likely), as TensorRT-LLM's ``Logprob``."""
-
-    logprob: float
-    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from trtx.torch_engine.batch import KvGeometry, Logprob
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
-class Handover(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """A request's disaggregation state as it travels: the part of ``DisaggregatedParams`` that an engine reads."""
+class Logprob(NamedTuple):
+    """Log-probability of one token and its rank (1 is the most likely), as TensorRT-LLM's ``Logprob``."""
+
+    logprob: float
+    rank: int | None = None
+
+
+class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What a request carries from the prefill engine to the decode engine: the part of ``DisaggregatedParams`` that an
+    engine reads, with the values that it asks for."""
 
     request_type: Literal["context_only", "generation_only"]
     first_gen_tokens: list[int] | None = None
@@ -40,7 +47,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_de
     end_ids: tuple[int, ...] = ()
     cache_salt: str | None = None
     priority: float = 0.5
-    handover: Handover | None = None
+    handoff: Handoff | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
@@ -60,7 +67,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress", array_like=True):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     num_blocks: int
-    geometry: KvGeometry
+    tokens_per_block: int
     max_seq_len: int
     max_batch_size: int
     vocab_size: int
@@ -82,7 +89,7 @@ class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     logprobs: list[dict[int, Logprob]] | None = None  # aligned with token_ids
     prompt_logprobs: list[dict[int, Logprob]] | None = None
     reused_blocks: int = 0
-    handover: Handover | None = None
+    handoff: Handoff | None = None
     error: str | None = None  # a RequestError's text; the sequence has ended
     is_failure: bool = False  # the error is not the request's: RequestFailed
 
@@ -105,7 +112,7 @@ class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True, omit_
     updates: list[Update]
     stats: dict[str, Any] | None = None  # one row, TensorRT-LLM's keys
     kv_events: list[dict[str, Any]] | None = None
-    handoff: HandoffStats | None = None  # when it changed
+    handoff_stats: HandoffStats | None = None  # when they changed
     device_memory_bytes: int | None = None  # now and then
 
 

@@ -26,14 +26,14 @@ def main(argv: list[str]) -> int:
     # Dynamo drains a prefill worker before cleanup(), by a budget of its own (25 s in 1.4.2): one bound for all roles.
     os.environ["DYN_PREFILL_DRAIN_TIMEOUT_S"] = str(max(1, round(options.drain_seconds)))
     engine = TrtxEngine(options)
-    engine.on_engine_death = _end_soon
+    engine.leaving.on_engine_death = _end_soon
     try:
         uvloop.run(Worker(engine, engine.worker_config()).run())
     except Exception as error:
         if engine.start_error is None:
             raise
         raise LaunchError(f"{options.name} did not start: {engine.start_error}") from error
-    return LaunchError.exit_code if engine.engine_died or engine.engine_hangs else 0
+    return LaunchError.exit_code if engine.leaving.engine_died or engine.engine_hangs else 0
 
 
 def _end_soon() -> None:

@@ -13,7 +13,7 @@ from dynamo.common.backend.logprobs import (
     extract_prompt_logprobs_from_completion_output,
 )
 
-from trtx.torch_engine.text import StopStrings, Tokenizer
+from trtx.text import StopStrings, Tokenizer
 from trtx.worker.request import WorkerRequest
 
 Chunk = dict[str, Any]
@@ -118,7 +118,7 @@ class ChunkWriter:
 
 def _cached_tokens(output: Any, block_size: int | None, prompt_tokens: int) -> int:
     """Prompt tokens whose KV was found instead of computed, as far as the engine says (as Dynamo counts them)."""
-    perf = getattr(output, "request_perf_metrics", None)
+    perf = output.request_perf_metrics
     if perf is None or perf.kv_cache_metrics is None or block_size is None:
         return 0
     return min(int(perf.kv_cache_metrics.num_reused_blocks) * block_size, prompt_tokens)

@@ -13,6 +13,8 @@ from typing import Any
 from dynamo.common.backend.multimodal import encoder_terminal_chunk
 from dynamo.common.multimodal.image_loader import ImageLoader
 
+from trtx.engine import Engine
+from trtx.engine.api import stated
 from trtx.worker.chunks import Chunk
 from trtx.worker.request import InvalidRequest
 
@@ -26,10 +28,10 @@ _FIELDS = (
 
 
 class ImageEncoder:
-    """``MultimodalEncoder`` behind requests of one prompt and its images."""
+    """An engine's vision encoder behind requests of one prompt and its images."""
 
-    def __init__(self, encoder: Any) -> None:
-        self._encoder = encoder
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._loader = ImageLoader()
 
     async def encode(self, wire: Mapping[str, Any]) -> Chunk:
@@ -50,13 +52,12 @@ class ImageEncoder:
         except Exception as error:
             raise InvalidRequest(f"an image can't be loaded: {error}") from error
         inputs = {"prompt_token_ids": token_ids, "multi_modal_data": {"image": images}, "mm_processor_kwargs": {}}
-        # Synchronous in the API; several threads may wait in it, and the engine batches what they ask.
         try:
-            (output,) = await asyncio.to_thread(self._encoder.generate, [inputs], use_tqdm=False)
+            params = await asyncio.to_thread(self._engine.encode, inputs)
         except ValueError as error:  # how the LLM API refuses an argument
             raise InvalidRequest(str(error)) from error
-        params = output.disaggregated_params
-        found = {name: value for name in _FIELDS if (value := getattr(params, name, None)) is not None}
+        held = {} if params is None else stated(params)
+        found = {name: held[name] for name in _FIELDS if name in held}
         if "multimodal_embedding_handles" not in found:
             raise InvalidRequest("the encoder made nothing of these images; is this a model with a vision encoder?")
         chunk: Chunk = dict(encoder_terminal_chunk({**found, "prompt_token_ids": token_ids}))

@@ -1,78 +1,63 @@
-"""``TrtxEngine``: Dynamo's ``LLMEngine`` over any engine with the LLM API.
+"""``TrtxEngine``: Dynamo's ``LLMEngine`` over any engine with the LLM API: start, registration, drain and end.
 
-A request's way: parse (``request``), plan (``roles``), generate, account (``chunks``, ``metrics``).
+What becomes of a request is in ``handler``, what the worker stays for when it goes in ``leaving``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from dynamo._core import Context
 from dynamo.common.backend.engine import EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, LlmRegistration
-from dynamo.common.backend.health_check import build_health_check_payload, is_probe
+from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import KvEventSource, PushSource
 from dynamo.common.backend.worker import WorkerConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.common.utils.namespace import get_worker_namespace
-from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
 from prometheus_client import CollectorRegistry
 
 from trtx.engine.ranks import descendants
-from trtx.engine.tensorrt_llm import versions
-from trtx.worker import handoff, loading, roles, watch
-from trtx.worker.chunks import ChunkWriter
-from trtx.worker.faults import as_dynamo_error, is_fatal
-from trtx.worker.handoff import RequestIds, UnreadLeases
+from trtx.worker import loading, watch
+from trtx.worker.background import Background
+from trtx.worker.handler import RequestHandler
+from trtx.worker.leaving import GONE_SECONDS, Leaving, UnreadHandoffs
 from trtx.worker.loading import LoadedEngine
-from trtx.worker.metrics import RequestClock, WorkerMetrics, absent_fields
-from trtx.worker.open_requests import OpenRequest
+from trtx.worker.metrics import WorkerMetrics, absent_fields
+from trtx.worker.open_requests import OpenRequests
 from trtx.worker.options import WorkerOptions, parse
 from trtx.worker.polling import EnginePoll
-from trtx.worker.request import InvalidRequest
-from trtx.worker.request import parse as parse_request
-from trtx.worker.roles import Submission
-from trtx.worker.sockets import set_nodelay_everywhere
 from trtx.worker.status import StatusFile
 
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_SECONDS = 0.02
-GONE_SECONDS = 0.3
-"""How long frontends take to notice that a worker has left, generously: 0.12 s was seen with file discovery."""
 
 
 class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships no types for it
     """One worker's engine, driven by Dynamo's ``Worker``.
 
-    ``engine_died``, ``engine_hangs`` and ``start_error`` tell the process how to exit; ``on_engine_death`` is called at
-    once.
+    ``leaving.engine_died``, ``engine_hangs`` and ``start_error`` tell the process how to exit.
     """
 
     def __init__(self, options: WorkerOptions) -> None:
         self.options = options
-        self.engine_died = False
         self.engine_hangs = False  # its shutdown did not return in time
         self.start_error: str | None = None
-        self.on_engine_death: Callable[[], None] = lambda: None
         self.status = StatusFile(options.status_file)
+        self.leaving = Leaving(options.name, self.status)
+        self._background = Background()
         self._metrics = WorkerMetrics()
-        self._open: dict[str, OpenRequest] = {}  # by context id, for abort and drain
+        self._open = OpenRequests(self._background)
+        self._unread = UnreadHandoffs()
         self._loaded: LoadedEngine | None = None
-        self._encoder: Any = None  # ImageEncoder, in the encode role
-        self._new_id: Callable[[], int | None] = RequestIds(0).next
+        self._handler: RequestHandler | None = None
         self._poll: EnginePoll | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._knows_stats = False
-        self._draining = False
-        self._unread = UnreadLeases()
-        self._deregistered = asyncio.Event()
 
     # --- life ---
 
@@ -98,52 +83,53 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
 
     async def start(self, worker_id: int) -> EngineConfig:
         self.status.update(worker_id=worker_id)
-        self._begin(watch.watch_ranks(self.status))
+        self._background.begin(watch.watch_ranks(self.status))
         try:
             loaded = await asyncio.to_thread(loading.load, self.options)
         except Exception as error:
             self.start_error = str(error) or type(error).__name__
             self.status.update(error=self.start_error)
             raise
-        self._loaded = loaded
-        if self.options.role == "encode":
-            from trtx.worker.encoding import ImageEncoder
-
-            self._encoder = ImageEncoder(loaded.llm)
-        make_ids = loaded.api.new_request_ids
-        self._new_id = RequestIds(worker_id).next if make_ids is None else make_ids(worker_id)
-        self._poll = poll = EnginePoll(loaded.llm, on_stats=self._on_stats)
-        self._metrics.handoff = loaded.handoff_stats
+        self._loaded, facts = loaded, loaded.engine.facts
+        self._poll = poll = EnginePoll(loaded.engine, on_stats=self._on_stats)
+        self._handler = RequestHandler(
+            self.options,
+            loaded,
+            new_id=loaded.api.new_request_ids(worker_id),
+            poll=poll,
+            metrics=self._metrics,
+            open_requests=self._open,
+            leaving=self.leaving,
+        )
+        self._metrics.handoff = loaded.engine.handoff_stats
         self._metrics.lost_kv_events = lambda: poll.lost_events
         self._metrics.iterations[0] = {  # what is known before the first step
             "numActiveRequests": 0,
             "numQueuedRequests": 0,
-            "kvCacheStats": {"maxNumBlocks": loaded.num_blocks, "usedNumBlocks": 0} if loaded.num_blocks else {},
+            "kvCacheStats": {"maxNumBlocks": facts.num_blocks, "usedNumBlocks": 0} if facts.num_blocks else {},
         }
-        if self._encoder is None:
+        if self.options.role != "encode":
             poll.start()
-        if versions.health_call(loaded.llm) is None:
-            logger.warning("%s: this engine has no health call; its death shows in failing requests", self.options.name)
-        self._begin(self._leave_when_dead(loaded))
+        self._background.begin(self._leave_when_dead(loaded))
         self.status.update(
             state="serving",
-            engine_pid=loaded.engine_pid,
-            device_memory_bytes=watch.device_memory_bytes(loaded, self._metrics),
-            kv_blocks=loaded.num_blocks or 0,
+            engine_pid=loaded.engine.engine_pid or os.getpid(),
+            device_memory_bytes=loaded.engine.device_memory_bytes(self._metrics.iterations.values()),
+            kv_blocks=facts.num_blocks,
             load_seconds=round(loaded.load_seconds, 3),
             ranks=descendants(os.getpid()),
         )
-        logger.info("%s serves %s, context %d", self.options.name, self.options.model, loaded.context_length)
+        logger.info("%s serves %s, context %d", self.options.name, self.options.model, facts.context_length)
         return EngineConfig(
             model=str(self.options.model),
             served_model_name=self.options.served_model_name,
             llm=LlmRegistration(
-                context_length=loaded.context_length,
-                kv_cache_block_size=loaded.block_size,
-                total_kv_blocks=loaded.num_blocks,
-                max_num_seqs=loaded.max_batch_size,
-                max_num_batched_tokens=loaded.max_num_tokens,
-                data_parallel_size=loaded.dp_size,
+                context_length=facts.context_length,
+                kv_cache_block_size=facts.block_size,
+                total_kv_blocks=facts.num_blocks,
+                max_num_seqs=facts.max_batch_size,
+                max_num_batched_tokens=facts.max_num_tokens,
+                data_parallel_size=facts.dp_size,
             ),
         )
 
@@ -157,32 +143,29 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if self._open or self._metrics.open_requests:
             self._unread.requests_are_open()
             return False
-        if self._loaded is None or self.engine_died:
+        if self._loaded is None or self.leaving.engine_died:
             return True
         return not self._unread.are_wanted(self._handoffs(self._loaded))
 
     def _handoffs(self, loaded: LoadedEngine) -> int:
-        """Requests whose KV a decode worker may still read from here. TensorRT-LLM counts them as active ones."""
-        if (totals := loaded.handoff_stats()) is not None:
-            return totals.leases
-        rows = self._metrics.iterations.values() if self.options.role == "prefill" else ()
-        return sum(int(row.get("numActiveRequests", 0)) + int(row.get("numQueuedRequests", 0)) for row in rows)
+        """Whose KV a decode worker may still read from here."""
+        if self.options.role != "prefill":
+            return 0
+        return loaded.engine.unread_handoffs(self._metrics.iterations.values())
 
     async def cleanup(self) -> None:
         """Waits for what has begun, within bounds, then ends the engine. Safe after a failed ``start``, and twice."""
-        self._draining = True
-        self._deregistered.set()  # Dynamo's Worker does that first
+        self.leaving.drain()
         loaded = self._loaded
         if loaded is None:
             return
         self.status.update(state="draining")
         # A prefill worker is drained by now: Dynamo asked is_quiescent until its budget, which is ours, was spent.
-        is_short = self.engine_died or self.options.role == "prefill"
+        is_short = self.leaving.engine_died or self.options.role == "prefill"
         await self._drain(4 * GONE_SECONDS if is_short else self.options.drain_seconds)
-        if not self.engine_died and (unread := self._handoffs(loaded)):
+        if not self.leaving.engine_died and (unread := self._handoffs(loaded)):
             logger.warning("%s: %d leases end unread; who still wants them computes", self.options.name, unread)
-        for task in tuple(self._tasks):
-            task.cancel()
+        self._background.cancel()
         if self._poll is not None:
             await asyncio.to_thread(self._poll.stop)
         self._loaded = None
@@ -198,162 +181,24 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
                 logger.warning(
                     "%s: %d requests cut off after %g s of draining", self.options.name, len(self._open), seconds
                 )
-                for opened in list(self._open.values()):
-                    opened.abort()
+                self._open.abort_all()
                 return
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _leave_when_dead(self, loaded: LoadedEngine) -> None:
         stall_seconds = self.options.stall_seconds
-        self._leave(await watch.until_death(loaded, self.status, self._metrics, stall_seconds=stall_seconds))
-
-    def _leave(self, reason: str) -> None:
-        """A dead engine ends its worker: the launcher restarts both, and Dynamo moves the requests elsewhere."""
-        if self.engine_died:
-            return
-        self.engine_died = True
-        self.on_engine_death()
-        told = f"the engine died{': ' if reason else ''}{reason}"
-        self.status.update(error=told)
-        logger.error("%s: %s; this worker ends, %d requests were open", self.options.name, told, len(self._open))
-        # The runtime's own way out takes the discovery records along, so that nothing is routed here any more.
-        os.kill(os.getpid(), signal.SIGTERM)
+        reason = await watch.until_death(loaded, self.status, self._metrics, stall_seconds=stall_seconds)
+        self.leaving.engine_is_dead(reason, open_requests=len(self._open))
 
     # --- requests ---
 
-    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
-        set_nodelay_everywhere()
-        loaded = self._loaded
-        if loaded is None or self._draining:
-            await self._wait_until_gone()
-            raise Disconnected(f"{self.options.name} is draining; another worker must take this request")
-        metrics = WorkerMetrics() if is_probe(request) else self._metrics  # a canary is no client's request
-        clock = RequestClock(metrics)
-        outcome = "error"
-        opened: OpenRequest | None = None
-        metrics.open_requests += 1
-        try:
-            if self._encoder is not None:
-                yield await self._encode(request, loaded)
-                outcome = "stop"
-                return
-            submission = self._plan(request, context, loaded)
-            opened = self._submit(submission, loaded)
-            self._open[context.id()] = opened
-            if context.is_stopped():
-                # Nobody waits for it. The engine has to see it all the same: that is what releases prefill's lease.
-                opened.abort()
-            elif submission.resumes and loaded.api.aborts_transfers:
-                # Dynamo holds an abort back until decode's first token, for engines that can't abort a KV transfer.
-                context.notify_first_token()
-            writer = self._writer(submission, loaded)
-            async for step in opened.result:
-                if self.engine_died:
-                    raise EngineShutdown("the engine died")  # it may still give tokens; another worker goes on
-                if step.outputs[0].token_ids:
-                    self._saw_token(opened)
-                chunk = writer.next(step)
-                if chunk is None:
-                    continue
-                if submission.hands_off:
-                    handoff.add_to(chunk, step, prompt_tokens=len(submission.request.token_ids))
-                clock.tokens(len(chunk["token_ids"]))
-                yield chunk
-                if writer.finish_reason is not None:
-                    break  # a stop string: the engine does not know of it
-            if writer.finish_reason is None:
-                yield writer.cancelled()
-            outcome = writer.finish_reason or "cancelled"
-            metrics.prompt_tokens += len(submission.request.token_ids)
-            metrics.cached_tokens += writer.cached_tokens
-        except (GeneratorExit, asyncio.CancelledError):
-            outcome = "cancelled"
-            raise
-        except Exception as error:
-            engine_is_dead = self.engine_died or is_fatal(error, loaded.api) or not loaded.is_alive()
-            if engine_is_dead:
-                self._leave(str(error))
-                await self._wait_until_gone()
-            translated = as_dynamo_error(error, loaded.api, engine_is_dead=engine_is_dead)
-            outcome = "invalid" if isinstance(translated, InvalidArgument) else "error"
-            logger.log(logging.INFO if outcome == "invalid" else logging.ERROR, "request %s: %s", context.id(), error)
-            raise translated from error
-        finally:
-            metrics.open_requests -= 1
-            metrics.outcomes[outcome] += 1
-            if opened is not None:
-                self._close(context.id(), opened)
-
-    async def _encode(self, request: Mapping[str, Any], loaded: LoadedEngine) -> dict[str, Any]:
-        if is_probe(request):  # one prompt without images: there is nothing to encode, and health is asked as always
-            return {"token_ids": [], "index": 0, "finish_reason": "stop" if loaded.is_alive() else "cancelled"}
-        chunk: dict[str, Any] = await self._encoder.encode(request)
-        return chunk
-
-    def _saw_token(self, opened: OpenRequest) -> None:
-        opened.saw_token()
-        if self._poll is not None:
-            self._poll.saw_token()
-
-    def _close(self, name: str, opened: OpenRequest) -> None:
-        """Takes a request that ended, or that nobody reads any more, off the books and out of the engine."""
-        if not opened.result.finished and not self.engine_died:
-            opened.abort()
-            if opened.is_receiving:
-                self._begin(self._see_out(name, opened))
-                return
-        self._open.pop(name, None)
-
-    async def _see_out(self, name: str, opened: OpenRequest) -> None:
-        await opened.see_out()
-        self._open.pop(name, None)
-
-    async def _wait_until_gone(self) -> None:
-        """Dynamo moves a request on at once, up to its migration limit: a worker that is still in its routing table
-        would get it back and use the limit up (seen with the KV router of 1.4.2)."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._deregistered.wait(), GONE_SECONDS)
-        await asyncio.sleep(GONE_SECONDS)
-
-    def _plan(self, request: Mapping[str, Any], context: Context, loaded: LoadedEngine) -> Submission:
-        parsed = parse_request(request, context_length=loaded.context_length, trace_headers=context.trace_headers())
-        return roles.plan(self.options.role, parsed, request, loaded.api, self._new_id)
-
-    def _submit(self, submission: Submission, loaded: LoadedEngine) -> OpenRequest:
-        request = submission.request
-        try:
-            result = loaded.llm.generate_async(
-                request.token_ids,
-                loaded.api.SamplingParams(**request.sampling),
-                streaming=not submission.hands_off,
-                disaggregated_params=submission.disaggregated_params,
-                cache_salt=request.cache_salt,
-                trace_headers=request.trace_headers,
-                **loaded.scheduling(request),
-            )
-        except ValueError as error:  # how the LLM API refuses an argument
-            raise InvalidRequest(str(error)) from error
-        return OpenRequest(result, is_receiving=submission.resumes and not loaded.api.aborts_transfers)
-
-    def _writer(self, submission: Submission, loaded: LoadedEngine) -> ChunkWriter:
-        request = submission.request
-        return ChunkWriter(
-            request,
-            block_size=loaded.block_size,
-            cached_at_prefill=submission.cached_at_prefill,
-            stops=loaded.stop_strings(request) if request.stop_strings else None,
-            tokenizer=loaded.tokenizer,
-        )
+    def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        """The handler's own generator: one more around it would be paid at each chunk."""
+        assert self._handler is not None, "Dynamo registers a worker once it has started"
+        return self._handler.generate(request, context)
 
     async def abort(self, context: Context) -> None:
-        opened = self._open.get(context.id())
-        if opened is not None:
-            opened.abort()
+        self._open.abort(context.id())
 
     # --- what Dynamo observes ---
 
@@ -364,20 +209,20 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
 
     async def kv_event_sources(self) -> list[KvEventSource]:
         loaded, poll = self._loaded, self._poll
-        if loaded is None or poll is None or not loaded.publishes_kv_events or loaded.block_size is None:
+        block_size = loaded.engine.facts.block_size if loaded is not None and loaded.publishes_kv_events else None
+        if loaded is None or poll is None or block_size is None:
             return []
-        block_size = loaded.block_size
         return [
             PushSource(
                 on_ready=lambda publisher, rank=rank: poll.publish_events(publisher, block_size, rank),
                 dp_rank=rank,
             )
-            for rank in range(loaded.dp_size)
+            for rank in range(loaded.engine.facts.dp_size)
         ]
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        loaded = self._loaded
-        return list(range(loaded.dp_size)) if loaded is not None and loaded.num_blocks else []
+        facts = self._loaded.engine.facts if self._loaded is not None else None
+        return list(range(facts.dp_size)) if facts is not None and facts.num_blocks else []
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:
         if self._poll is not None:

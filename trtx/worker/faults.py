@@ -9,25 +9,18 @@ from __future__ import annotations
 
 from dynamo.llm.exceptions import DynamoException, EngineShutdown, InvalidArgument, Unknown
 
-from trtx.engine import EngineApi
+from trtx.engine.api import EngineApi, Fault
 from trtx.worker.request import InvalidRequest
 
 
-def is_fatal(error: Exception, api: EngineApi) -> bool:
-    """Whether an exception while serving means that the engine can't be trusted any more.
-
-    TensorRT-LLM says RequestError for one request's fault; after any other exception its executor is shutting down or
-    in a state that nobody knows, whatever its health call says (Dynamo's own backend ends its process too).
-    """
-    return not api.survives_errors and not isinstance(error, (InvalidRequest, api.RequestError))
+def fault_of(error: Exception, api: EngineApi) -> Fault:
+    """What the worker itself refuses is the request's own fault; of all else the engine says whose it is."""
+    return "refused" if isinstance(error, InvalidRequest) else api.fault(error)
 
 
-def as_dynamo_error(error: Exception, api: EngineApi, *, engine_is_dead: bool) -> DynamoException:
-    """What the client is at fault for is its 400: a refusal, unless the engine says that the request is in order."""
-    if engine_is_dead:
+def as_dynamo_error(error: Exception, fault: Fault) -> DynamoException:
+    if fault == "fatal":
         return EngineShutdown(f"the engine died: {error}")
-    if api.RequestFailed is not None and isinstance(error, api.RequestFailed):
-        return Unknown(str(error))
-    if isinstance(error, (InvalidRequest, api.RequestError)):
+    if fault == "refused":
         return InvalidArgument(str(error))
-    return Unknown(f"{type(error).__name__}: {error}")
+    return Unknown(str(error) if fault == "failed" else f"{type(error).__name__}: {error}")

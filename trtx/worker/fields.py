@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trtx.worker import values
+from trtx.worker.values import Reader
+
 Fate = Literal["honoured", "without effect", "refused"]
 
 SHOWN_CHARACTERS = 60
@@ -21,12 +24,14 @@ SHOWN_CHARACTERS = 60
 class Field:
     """``why``: who honours it, why it has no effect, or the sentence of the refusal, with ``{value}`` in it.
 
-    ``asks_nothing``: values that change nothing, beside None and what is empty.
+    ``asks_nothing``: values that change nothing, beside None and what is empty. ``read``: the field is handed to the
+    engine under its own name, which is SamplingParams' too, as this makes it; None: others do more with it.
     """
 
     fate: Fate
     why: str
     asks_nothing: tuple[Any, ...] = ()
+    read: Reader | None = None
 
 
 def refusals(request: Mapping[str, Any]) -> Iterator[str]:
@@ -34,8 +39,8 @@ def refusals(request: Mapping[str, Any]) -> Iterator[str]:
     yield from _refusals(request, "")
 
 
-def _refusals(values: Mapping[str, Any], section: str) -> Iterator[str]:
-    for name, value in values.items():
+def _refusals(held: Mapping[str, Any], section: str) -> Iterator[str]:
+    for name, value in held.items():
         path = f"{section}.{name}" if section else name
         if _is_empty(value):
             continue
@@ -79,7 +84,11 @@ def _refused(sentence: str, *asks_nothing: Any) -> Field:
     return Field("refused", sentence, asks_nothing)
 
 
-_ENGINE = _honoured("the engine, through SamplingParams")
+def _sampling(read: Reader) -> Field:
+    return Field("honoured", "the engine, through SamplingParams", read=read)
+
+
+_ENDS = _honoured("the engine, through SamplingParams, with the other tokens that end a request")
 _STOPS = _honoured("the engine, and the worker where it looks for stop strings")
 _ROUTER = _without_effect("the router has read it: it says where and when a request runs, not what it answers")
 _FRONTEND = _honoured("the frontend, when it makes the answer")
@@ -116,12 +125,12 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "_HEALTH_CHECK": _honoured("the worker: a canary runs first, on one worker, and is not counted"),
     },
     "stop_conditions": {
-        "max_tokens": _ENGINE,
-        "min_tokens": _STOPS,
-        "ignore_eos": _ENGINE,
+        "max_tokens": _sampling(values.integer(1)),
+        "min_tokens": _sampling(values.integer(0)),
+        "ignore_eos": _ENDS,
         "stop": _honoured("the worker"),
-        "stop_token_ids": _ENGINE,
-        "stop_token_ids_hidden": _ENGINE,
+        "stop_token_ids": _ENDS,
+        "stop_token_ids_hidden": _ENDS,
         "stop_token_ids_visible": _refused(
             "stop_token_ids_visible is {value}, expected none: an answer ends before its stop token; use stop_token_ids"
         ),
@@ -140,14 +149,14 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
             "cut the others short; send {value} requests instead",
             1,
         ),
-        "temperature": _ENGINE,
-        "top_p": _ENGINE,
-        "top_k": _ENGINE,
-        "min_p": _ENGINE,
-        "seed": _ENGINE,
-        "presence_penalty": _ENGINE,
-        "frequency_penalty": _ENGINE,
-        "repetition_penalty": _ENGINE,
+        "temperature": _sampling(values.number(0.0, 100.0)),
+        "top_p": _sampling(values.number(0.0, 1.0)),
+        "top_k": _sampling(values.top_k),
+        "min_p": _sampling(values.number(0.0, 1.0)),
+        "seed": _sampling(values.seed),
+        "presence_penalty": _sampling(values.number(-2.0, 2.0)),
+        "frequency_penalty": _sampling(values.number(-2.0, 2.0)),
+        "repetition_penalty": _sampling(values.number(0.01, 100.0)),
         "use_beam_search": _refused(
             "use_beam_search is {value}, expected false: beam search is not served; use sampling", False
         ),
@@ -161,8 +170,8 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         ),
     },
     "output_options": {
-        "logprobs": _ENGINE,
-        "prompt_logprobs": _honoured("the engine, where the frontend will hand them on"),
+        "logprobs": _sampling(values.logprobs),
+        "prompt_logprobs": _sampling(values.prompt_logprobs),  # where the frontend will hand them on
         "skip_special_tokens": _honoured("the frontend, or the worker where it looks for stop strings"),
         "formatted_prompt": _FRONTEND,
         "return_tokens_as_token_ids": _FRONTEND,

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from trtx.torch_engine.messages import HandoffStats
+from trtx.engine.api import HandoffTotals
 
 TTFT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -99,7 +99,7 @@ class WorkerMetrics(Collector):
         self.iterations: dict[int, Mapping[str, Any]] = {}
         self.lost_kv_events: Callable[[], int] = lambda: 0
         # Asked at each scrape: a lease is released when no step runs, so no iteration would tell.
-        self.handoff: Callable[[], HandoffStats | None] = lambda: None
+        self.handoff: Callable[[], HandoffTotals | None] = lambda: None
 
     def collect(self) -> Iterator[Any]:
         yield self.time_to_first_token.family(

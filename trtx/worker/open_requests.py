@@ -1,16 +1,18 @@
-"""A request in the engine's hands, and the way out of it that the engine can take."""
+"""Requests in the engine's hands, and the way out of them that the engine can take."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+
+from trtx.engine.api import Result
+from trtx.worker.background import Background
 
 
 class OpenRequest:
     """An engine's result. ``is_receiving``: its KV is still on the way from a prefill worker, in an engine that leaks
     blocks or hangs when that is cut off (ai-dynamo/dynamo #7489): an abort waits for the first token then."""
 
-    def __init__(self, result: Any, *, is_receiving: bool) -> None:
+    def __init__(self, result: Result, *, is_receiving: bool) -> None:
         self.result = result
         self.is_receiving = is_receiving
         self._is_unwanted = False
@@ -32,3 +34,38 @@ class OpenRequest:
             async for step in self.result:
                 if step.outputs[0].token_ids:
                     self.saw_token()
+
+
+class OpenRequests:
+    """By Dynamo's context id, for abort and drain."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self._open: dict[str, OpenRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, name: str, opened: OpenRequest) -> None:
+        self._open[name] = opened
+
+    def abort(self, name: str) -> None:
+        if (opened := self._open.get(name)) is not None:
+            opened.abort()
+
+    def abort_all(self) -> None:
+        for opened in list(self._open.values()):
+            opened.abort()
+
+    def close(self, name: str, opened: OpenRequest, *, engine_died: bool) -> None:
+        """Takes a request that ended, or that nobody reads any more, off the books and out of the engine."""
+        if not opened.result.finished and not engine_died:
+            opened.abort()
+            if opened.is_receiving:
+                self._background.begin(self._see_out(name, opened))
+                return
+        self._open.pop(name, None)
+
+    async def _see_out(self, name: str, opened: OpenRequest) -> None:
+        await opened.see_out()
+        self._open.pop(name, None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from dynamo.common.backend.publisher import ComponentSnapshot
 
+from trtx.engine import Engine
 from trtx.worker.kv_events import KvEventPublication
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,8 @@ class EnginePoll:
     with by Dynamo 1.4.2, from a thread like this.
     """
 
-    def __init__(self, llm: Any, *, on_stats: Callable[[Mapping[str, Any]], None]) -> None:
-        self._llm = llm
+    def __init__(self, engine: Engine, *, on_stats: Callable[[Mapping[str, Any]], None]) -> None:
+        self._engine = engine
         self._on_stats = on_stats
         self._publications: dict[int, KvEventPublication] = {}
         self._snapshots: Any = None
@@ -81,14 +82,14 @@ class EnginePoll:
                 await asyncio.sleep(_READ_PAUSE_S)
 
     async def _events(self) -> None:
-        for event in await _taken(self._llm.get_kv_cache_events_async(timeout=0)):
+        for event in await _taken(self._engine.get_kv_cache_events_async(timeout=0)):
             publication = self._publications.get(event.get("attention_dp_rank") or 0)
             if publication is not None:
                 publication.publish([event])
 
     async def _stats(self) -> None:
         latest: dict[int, Mapping[str, Any]] = {}
-        for row in await _taken(self._llm.get_stats_async(timeout=_STATS_TIMEOUT_S)):
+        for row in await _taken(self._engine.get_stats_async(timeout=_STATS_TIMEOUT_S)):
             latest[row.get("attentionDpRank") or 0] = row
         for dp_rank, row in latest.items():
             self._on_stats(row)

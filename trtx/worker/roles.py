@@ -60,4 +60,4 @@ def _one_token(request: WorkerRequest) -> WorkerRequest:
     sampling = dict(request.sampling, max_tokens=1)
     if "min_tokens" in sampling:
         sampling["min_tokens"] = 1
-    return replace(request, sampling=sampling, max_tokens=1, stop_strings=())
+    return replace(request, sampling=sampling, stop_strings=())

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from trtx.engine.ranks import Rank
+from trtx.engine.worker_status import WorkerStatus, to_json
 
 logger = logging.getLogger(__name__)
-
-State = Literal["loading", "serving", "draining"]
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """``worker_id`` is the integer instance id; the worker's discovery records end in its hex form."""
-
-    pid: int
-    state: State = "loading"
-    engine_pid: int | None = None
-    worker_id: int | None = None
-    device_memory_bytes: int = 0
-    kv_blocks: int = 0
-    load_seconds: float | None = None
-    ranks: tuple[Rank, ...] = ()  # processes of the engine, to end by pid where they outlive this one
-    error: str | None = None
 
 
 class StatusFile:
@@ -42,7 +24,7 @@ class StatusFile:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._is_behind = False
-        self.status = Status(os.getpid())
+        self.status = WorkerStatus(os.getpid())
         self.update()
 
     def update(self, **changes: Any) -> None:
@@ -70,7 +52,7 @@ class StatusFile:
     def _replace(self, path: Path) -> None:
         temporary = path.with_name(f".{path.name}.{self.status.pid}")
         try:
-            temporary.write_text(json.dumps(asdict(self.status)) + "\n", encoding="utf-8")
+            temporary.write_bytes(to_json(self.status))
             temporary.replace(path)
         except OSError:
             with contextlib.suppress(OSError):

@@ -8,7 +8,6 @@ import os
 import time
 
 from trtx.engine.ranks import Rank, descendants
-from trtx.engine.tensorrt_llm import versions
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import WorkerMetrics
 from trtx.worker.status import StatusFile
@@ -39,31 +38,26 @@ async def watch_ranks(status: StatusFile) -> None:
 async def until_death(loaded: LoadedEngine, status: StatusFile, metrics: WorkerMetrics, *, stall_seconds: float) -> str:
     """Returns when the engine is dead, with what it died of, if it says so. Keeps ``device_memory_bytes`` true.
 
-    Dead is also an engine that takes no step for ``stall_seconds`` while requests are open, whatever it says of its
-    health: a lost completion message or a transfer that timed out can leave it so (TensorRT-LLM #17665, #14414).
+    Dead is also one of those that a lost message can stall, when it takes no step for ``stall_seconds`` while requests
+    are open.
     """
     seen, since = (0, 0), time.monotonic()
     while await _is_healthy(loaded):
-        if (memory := device_memory_bytes(loaded, metrics)) != status.status.device_memory_bytes:
+        memory = loaded.engine.device_memory_bytes(metrics.iterations.values())
+        if memory != status.status.device_memory_bytes:
             status.update(device_memory_bytes=memory)
         steps = sum(int(row.get("iter") or 0) for row in metrics.iterations.values())
         if not metrics.open_requests or (metrics.generated_tokens, steps) != seen:
             seen, since = (metrics.generated_tokens, steps), time.monotonic()
-        elif not loaded.api.survives_errors and time.monotonic() - since > stall_seconds:
+        elif loaded.api.dies_of_stalls and time.monotonic() - since > stall_seconds:
             return f"no step in {stall_seconds:g} s with {metrics.open_requests} requests open"
         await asyncio.sleep(HEALTH_SECONDS)
-    return str(versions.fatal_error(loaded.llm) or "")
-
-
-def device_memory_bytes(loaded: LoadedEngine, metrics: WorkerMetrics) -> int:
-    """As the engine says, else as its last iterations do; 0 where neither has."""
-    rows = metrics.iterations.values()
-    return loaded.device_memory_bytes() or max((int(row.get("gpuMemUsage") or 0) for row in rows), default=0)
+    return loaded.engine.cause_of_death()
 
 
 async def _is_healthy(loaded: LoadedEngine) -> bool:
     try:
-        return await asyncio.wait_for(asyncio.to_thread(loaded.is_alive), HEALTH_TIMEOUT_SECONDS)
+        return await asyncio.wait_for(asyncio.to_thread(loaded.engine.is_alive), HEALTH_TIMEOUT_SECONDS)
     except Exception as error:
         logger.error("the engine's health can't be asked: %r", error)
         return False

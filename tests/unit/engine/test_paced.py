@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_protocol import check_engine
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.engine import load
 from trtx.engine.paced import LLM, DisaggregatedParams, RequestError, RequestFailed, SamplingParams
 from trtx.errors import UsageError
-from trtx.torch_engine.text import StopStrings
+from trtx.text import StopStrings
 
 PROMPT = [5, 6, 7]
 
@@ -185,3 +187,15 @@ def test_sampling_is_checked_when_a_request_is_made(model: Path) -> None:
         params.max_tokens = "x"  # type: ignore[assignment]
         with pytest.raises(ValueError, match="SamplingParams.max_tokens is 'x'"):
             llm.generate_async(PROMPT, params)
+
+
+def test_a_worker_finds_all_that_it_asks_of_an_engine(model: Path) -> None:
+    engine = load("paced").start(model, {"max_seq_len": 64, "max_batch_size": 4, "max_num_tokens": 128})
+    try:
+        check_engine(load("paced"), engine, hands_off=True)
+        assert (engine.facts.max_batch_size, engine.facts.max_num_tokens, engine.facts.num_blocks) == (4, 128, None)
+        assert engine.engine_pid is None
+        assert engine.device_memory_bytes([]) is None
+    finally:
+        engine.shutdown()
+    assert not engine.is_alive()

@@ -218,6 +218,27 @@ def test_a_worker_whose_status_file_cannot_be_written_is_known_by_its_port(tmp_p
     assert history.supervisor.slots[0].status is not None
 
 
+def test_a_status_file_that_cannot_be_read_is_told_once_with_its_field_and_what_it_said_before_holds(
+    tmp_path: Path,
+) -> None:
+    history = History(tmp_path)
+    history.serve()
+    path = history.plan.workers[0].status_file
+    assert path is not None
+    whole = json.loads(path.read_text())
+    for wrong, words in (({"kv_blocks": "many"}, "`$.kv_blocks`"), ({"schema": 2}, "`$.schema`")):
+        path.write_text(json.dumps(whole | wrong))
+        history.run(2)
+        told = [event.message for event in history.events if event.kind == "lost"]
+        assert len([one for one in told if str(path) in one and words in one]) == 1
+        assert all(len(one) < 1000 for one in told)
+        assert history.supervisor.is_whole
+        assert history.supervisor.slots[0].status is not None
+    path.write_text(json.dumps(whole | {"kv_blocks": 7}))
+    history.run(1)
+    assert history.supervisor.slots[0].status.kv_blocks == 7
+
+
 def test_a_worker_whose_status_stopped_at_loading_is_known_by_its_port_and_its_records_go_with_it(
     tmp_path: Path,
 ) -> None:

@@ -43,7 +43,7 @@ from tensorrt_llm.executor.utils import RequestError
 llm = LLM(MODEL, max_batch_size=2, kv_cache_config={"event_buffer_max_size": 100})
 llm.generate([5] * 70, SamplingParams(max_tokens=200, ignore_eos=True))
 ids = [event["event_id"] for event in llm.get_kv_cache_events(1)]
-engine = [p for p in psutil.Process().children() if "trtx.torch_engine.process" in p.cmdline()][0]
+engine = [p for p in psutil.Process().children() if "trtx.torch_engine.core.process" in p.cmdline()][0]
 running = llm.generate_async([5] * 70, SamplingParams(max_tokens=100_000, ignore_eos=True))
 try:
     llm.generate("7")

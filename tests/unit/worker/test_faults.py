@@ -5,33 +5,26 @@ from __future__ import annotations
 import pytest
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
-from trtx.engine import EngineApi, load
-from trtx.engine.paced import LLM
-from trtx.worker.faults import as_dynamo_error, is_fatal
+from trtx.engine import load
+from trtx.engine.api import Fault
+from trtx.worker.faults import as_dynamo_error, fault_of
 from trtx.worker.request import InvalidRequest
 
 
-@pytest.fixture(scope="module")
-def api() -> EngineApi:
-    return load("paced")
+@pytest.mark.parametrize(
+    ("fault", "kind", "text"),
+    [
+        ("refused", InvalidArgument, "top_p is 7"),
+        ("failed", Unknown, "top_p is 7"),
+        ("unexpected", Unknown, "ValueError: top_p is 7"),
+        ("fatal", EngineShutdown, "the engine died: top_p is 7"),
+    ],
+)
+def test_the_client_sees_whose_fault_it_is(fault: Fault, kind: type[Exception], text: str) -> None:
+    translated = as_dynamo_error(ValueError("top_p is 7"), fault)
+    assert (type(translated), str(translated)) == (kind, text)
 
 
-def test_a_refused_request_is_the_clients_fault_and_a_failed_one_is_not(api: EngineApi) -> None:
-    assert api.RequestFailed is not None and issubclass(api.RequestFailed, api.RequestError)
-    for refused in (InvalidRequest("best_of"), api.RequestError("too long")):
-        translated = as_dynamo_error(refused, api, engine_is_dead=False)
-        assert type(translated) is InvalidArgument and str(translated) == str(refused)
-    failed = as_dynamo_error(api.RequestFailed("the logits are not numbers"), api, engine_is_dead=False)
-    assert type(failed) is Unknown and str(failed) == "the logits are not numbers"
-    assert type(as_dynamo_error(api.RequestFailed("x"), api, engine_is_dead=True)) is EngineShutdown
-    assert not is_fatal(api.RequestFailed("x"), api)
-
-
-def test_an_engine_that_does_not_tell_them_apart_refuses(api: EngineApi) -> None:
-    class Refused(Exception):
-        pass
-
-    other = EngineApi("tensorrt-llm", LLM, None, None, None, RequestError=Refused, survives_errors=False)
-    assert type(as_dynamo_error(Refused("bad"), other, engine_is_dead=False)) is InvalidArgument
-    assert not is_fatal(Refused("bad"), other)
-    assert is_fatal(RuntimeError("CUDA"), other)
+def test_what_the_worker_refuses_is_the_requests_own_fault_whatever_the_engine_makes_of_errors() -> None:
+    assert fault_of(InvalidRequest("best_of"), load("paced")) == "refused"
+    assert fault_of(ZeroDivisionError(), load("paced")) == "unexpected"

@@ -16,9 +16,12 @@ from dynamo.common.backend.engine import GenerateRequest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trtx.torch_engine.llmapi.sampling import FIELDS as SAMPLING_FIELDS
+from trtx.torch_engine.llmapi.sampling import SamplingParams, Use
 from trtx.worker.encoding import ImageEncoder
 from trtx.worker.fields import FIELDS, refusals
 from trtx.worker.request import InvalidRequest, parse
+from trtx.worker.values import Unsuitable
 
 PROMPT = {"token_ids": [5, 6, 7]}
 # The Rust structs that arrive as mappings. A mapping counts as one field of the one around it.
@@ -137,6 +140,26 @@ def test_media_beside_images_are_refused_by_an_encoder() -> None:
     wire = PROMPT | {"multi_modal_data": {"image_url": [{"Url": "http://x/a"}], "video_url": [{"Url": "http://x/b"}]}}
     with pytest.raises(InvalidRequest, match="brings video_url, expected images alone"):
         asyncio.run(ImageEncoder(None).encode(wire))
+
+
+@pytest.mark.parametrize(("section", "name"), [path for path in PATHS if FIELDS[path[0]][path[1]].read is not None])
+def test_what_is_handed_to_an_engine_is_honoured_there_in_all_of_its_range(section: str, name: str) -> None:
+    """The worker's table and the torch engine's are of one mind, in both of their ranges."""
+    use = SAMPLING_FIELDS[name].torch if name in SAMPLING_FIELDS else Use.REFUSED
+    assert use is Use.HONOURED, (
+        f"worker/fields.py hands {name} to the engine, whose table says {use.value}: refuse it in worker/fields.py, or "
+        "make it honoured in torch_engine/llmapi/sampling.py and do it there"
+    )
+    read, taken = FIELDS[section][name].read, 0
+    assert read is not None
+    for value in (-(2**63), -100, -2.0, -1, 0, 0.0, 1e-9, 0.01, 0.5, 1, 1.0, 2.0, 20, 100.0, 100.5, 10**6, 2**63 - 1):
+        try:
+            sampled = read(name, value)
+        except Unsuitable:
+            continue
+        SamplingParams(**{"max_tokens": None} | {name: sampled})  # raises where the worker takes more
+        taken += 1
+    assert taken
 
 
 JSON = st.recursive(

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.torch_engine import DisaggregatedParams, Logprob
+from trtx.torch_engine.llmapi import DisaggregatedParams, Logprob
 from trtx.worker import handoff
-from trtx.worker.handoff import UNREAD_SECONDS, RequestIds, UnreadLeases
 from trtx.worker.request import InvalidRequest
 
 
@@ -55,33 +54,3 @@ def test_an_answer_to_a_shorter_prompt_is_not_for_a_migrated_request() -> None:
     wire = handoff.to_json(DisaggregatedParams(first_gen_tokens=[1]), prompt_tokens=3)
     assert handoff.made_for(wire, 3)
     assert not handoff.made_for(wire, 5)
-
-
-def test_request_ids_are_distinct_and_beyond_an_engines_own() -> None:
-    ids = RequestIds(worker_id=2**64 - 1)
-    made = [ids.next() for _ in range(500)]
-    assert len(set(made)) == 500
-    assert all(2**40 < one < 2**63 for one in made)
-
-
-def test_leases_are_wanted_for_as_long_as_some_end_now_and_then() -> None:
-    now = 100.0
-    leases = UnreadLeases(lambda: now)
-    for held in (3, 2, 1):
-        assert leases.are_wanted(held)
-        now += 0.9 * UNREAD_SECONDS
-        assert leases.are_wanted(held)
-    now += 0.2 * UNREAD_SECONDS
-    assert not leases.are_wanted(1)
-    assert not leases.are_wanted(0)
-
-
-def test_waiting_for_readers_begins_when_the_last_request_has_ended() -> None:
-    now = 100.0
-    leases = UnreadLeases(lambda: now)
-    assert leases.are_wanted(2)
-    now += 0.9 * UNREAD_SECONDS
-    leases.requests_are_open()
-    now += 0.9 * UNREAD_SECONDS
-    assert leases.are_wanted(2)
-    assert not leases.are_wanted(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from trtx.torch_engine.results import Delivery, RequestOutput
+from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
 from trtx.worker.open_requests import OpenRequest
 
 

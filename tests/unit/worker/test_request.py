@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.torch_engine.sampling import SamplingParams
+from trtx.engine.api import Hints
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.worker.request import InvalidRequest, parse
 
 
@@ -28,7 +29,7 @@ def request(
 
 
 def test_absent_max_tokens_means_the_rest_of_the_context() -> None:
-    assert parse(request(), context_length=10).max_tokens == 7
+    assert parse(request(), context_length=10).sampling["max_tokens"] == 7
 
 
 def test_max_tokens_past_the_context_are_clamped() -> None:
@@ -105,9 +106,9 @@ def test_hints_of_router_and_client_are_read_and_a_canary_comes_first() -> None:
         request(routing={"priority": 7, "dp_rank": 3, "cache_salt": "tenant"}, agent_context={"session_id": "s"}),
         context_length=10,
     )
-    assert (routed.priority, routed.dp_rank, routed.cache_salt, routed.conversation_id) == (1.0, 3, "tenant", "s")
-    assert parse(request(), context_length=10).priority is None
-    assert parse(request(_HEALTH_CHECK=True), context_length=10).priority == 1.0
+    assert (routed.hints, routed.cache_salt) == (Hints(priority=1.0, dp_rank=3, conversation_id="s"), "tenant")
+    assert parse(request(), context_length=10).hints == Hints()
+    assert parse(request(_HEALTH_CHECK=True), context_length=10).hints.priority == 1.0
 
 
 def test_logprobs_of_the_chosen_token_alone_are_asked_for_as_one() -> None:

@@ -24,11 +24,12 @@ def test_a_status_file_says_who_and_how_far(tmp_path: Path) -> None:
         "state": "serving",
         "engine_pid": 42,
         "worker_id": 2**63 + 1,
-        "device_memory_bytes": 0,
+        "device_memory_bytes": None,
         "kv_blocks": 7,
         "load_seconds": None,
         "ranks": [{"pid": 42, "started": 99}],
         "error": None,
+        "schema": 1,
     }
     assert list(tmp_path.iterdir()) == [path]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine.text import load_tokenizer
+from trtx.text import load_tokenizer
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.request import parse
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtx.engine.api import EngineApi
+from trtx.checkpoint.facts import architecture_of, read_config
+from trtx.engine.api import Engine, EngineApi
 from trtx.engine.tensorrt_llm import arguments, environment, versions
+from trtx.engine.tensorrt_llm.adapter import TensorRtEngine, facts_of_encoder, facts_of_llm
 from trtx.engine.tensorrt_llm.installed import installed_version, needs_gpu
 from trtx.errors import UsageError
 
@@ -29,7 +30,6 @@ def load_api() -> EngineApi:
         from tensorrt_llm.executor.utils import RequestError
         from tensorrt_llm.llmapi import DisaggregatedParams
         from tensorrt_llm.llmapi.llm import SamplingParams
-        from tensorrt_llm.scheduling_params import SchedulingParams
     except ImportError as error:
         raise UsageError(
             f"engine tensorrt-llm needs the package tensorrt_llm ({error}); install trtx[tensorrt-llm], "
@@ -37,33 +37,36 @@ def load_api() -> EngineApi:
         ) from error
     return EngineApi(
         kind="tensorrt-llm",
-        start_llm=start_llm,
+        start=start,
         SamplingParams=SamplingParams,
         DisaggregatedParams=DisaggregatedParams,
         Logprob=Logprob,
-        RequestError=RequestError,
-        start_encoder=start_encoder,
-        SchedulingParams=SchedulingParams,
-        ConversationParams=versions.conversation_params(),
+        # It says RequestError for one request's fault. After any other exception its executor is shutting down or in a
+        # state that nobody knows, whatever its health call says (Dynamo's own backend ends its process too).
+        fault=lambda error: "refused" if isinstance(error, RequestError) else "fatal",
         new_request_ids=versions.new_request_ids,
-        aborts_transfers=False,
-        survives_errors=False,
+        start_encoder=start_encoder,
+        aborts_transfers=False,  # ai-dynamo/dynamo #7489
+        dies_of_stalls=True,  # TensorRT-LLM #17665, #14414
         shutdown_seconds=SHUTDOWN_SECONDS,
     )
 
 
-def start_llm(model: Path, config: Mapping[str, Any]) -> Any:
+def start(model: Path, config: Mapping[str, Any]) -> Engine:
     """Loads ``model`` on the GPUs that this process sees; one rank a GPU, children of this process."""
     _check_gpus(config)
-    return versions.llm_class(arguments.backend_of(config))(model=str(model), **arguments.for_llm(config))
+    llm = versions.llm_class(arguments.backend_of(config))(model=str(model), **arguments.for_llm(config))
+    return TensorRtEngine(llm, facts_of_llm(llm, model, config))
 
 
-def start_encoder(model: Path, config: Mapping[str, Any]) -> Any:
+def start_encoder(model: Path, config: Mapping[str, Any]) -> Engine:
     """Loads the vision encoder of ``model`` alone."""
     from tensorrt_llm import MultimodalEncoder
 
     _check_gpus(config)
-    return MultimodalEncoder(model=str(model), **arguments.for_encoder(config, _architecture(model)))
+    architecture = architecture_of(read_config(model))
+    encoder = MultimodalEncoder(model=str(model), **arguments.for_encoder(config, architecture))
+    return TensorRtEngine(encoder, facts_of_encoder(encoder, model))
 
 
 def _check_gpus(config: Mapping[str, Any]) -> None:
@@ -78,8 +81,3 @@ def _check_gpus(config: Mapping[str, Any]) -> None:
             f"the engine config asks for {ranks} GPUs a worker and CUDA_VISIBLE_DEVICES has {count}; "
             "give the worker more, or lower tensor_parallel_size, pipeline_parallel_size or context_parallel_size"
         )
-
-
-def _architecture(model: Path) -> str:
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return str((config.get("architectures") or [""])[0])

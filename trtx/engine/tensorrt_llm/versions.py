@@ -31,9 +31,13 @@ def llm_class(backend: str) -> Any:
     raise UsageError(f"backend is {backend!r}{gone}; expected one of {', '.join(_BACKENDS)}")
 
 
-def conversation_params() -> Any | None:
+def conversation_params() -> Any:
     """``ConversationParams``, which came after 1.3.0rc20; None before."""
     return getattr(importlib.import_module("tensorrt_llm.llmapi"), "ConversationParams", None)
+
+
+def scheduling_params() -> Any:
+    return importlib.import_module("tensorrt_llm.scheduling_params").SchedulingParams
 
 
 def new_request_ids(worker_id: int) -> Callable[[], int | None]:
@@ -55,6 +59,17 @@ def new_request_ids(worker_id: int) -> Callable[[], int | None]:
 def accepts(call: Callable[..., Any], name: str) -> bool:
     """Whether a method of the LLM takes a keyword: ``priority`` came after 1.3.0rc7, ``conversation_params`` later."""
     return name in inspect.signature(call).parameters
+
+
+def argument(llm: Any, name: str) -> Any:
+    """What an LLM resolved for one of its arguments; None where its version or backend has none by that name."""
+    return getattr(llm.args, name, None)
+
+
+def follows_conversations(llm: Any) -> bool:
+    """Whether the engine itself keeps a conversation on one attention-DP rank."""
+    section, name = argument(llm, "attention_dp_config"), "kv_cache_routing_conversation_affinity"
+    return (section.get(name) if isinstance(section, Mapping) else getattr(section, name, None)) is True
 
 
 def kv_capacity(llm: Any) -> Mapping[str, int]:

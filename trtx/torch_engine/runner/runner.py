@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trtx.torch_engine.batch import Batch, KvGeometry, Logprob, Sampled, ScheduledSequence
+from trtx.torch_engine.batch import Batch, KvGeometry, Sampled, ScheduledSequence
+from trtx.torch_engine.messages import Logprob
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans, int32

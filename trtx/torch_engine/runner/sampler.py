@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from trtx.torch_engine.batch import Logprob, Sampled, ScheduledSequence
+from trtx.torch_engine.batch import Sampled, ScheduledSequence
+from trtx.torch_engine.messages import Logprob
 from trtx.torch_engine.runner.kernels import int32
 from trtx.torch_engine.sampling_plan import SamplingPlan
 

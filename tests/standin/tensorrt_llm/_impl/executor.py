@@ -37,7 +37,7 @@ class GenerationExecutor:
     """Owns the engine's process and its ranks. Its public names are the ones Dynamo and trtx probe."""
 
     def __init__(self, model: str, tokenizer: Any, args: Any) -> None:
-        from trtx.torch_engine import LLM as TorchLLM
+        from trtx.torch_engine.llmapi import LLM as TorchLLM
 
         self._fatal_error: BaseException | None = None
         self._is_shutdown = False
@@ -113,7 +113,7 @@ class GenerationExecutor:
 
     def _error(self, error: BaseException) -> BaseException:
         """An error of the torch engine as the real one's: a refused request, or the end of the engine."""
-        from trtx.torch_engine import RequestError as TorchRequestError
+        from trtx.torch_engine.llmapi import RequestError as TorchRequestError
 
         if isinstance(error, (TorchRequestError, ValueError)):
             return RequestError(str(error))

@@ -62,7 +62,7 @@ class BaseLLM:
     @property
     def tokenizer(self) -> Any:
         """The transformers tokenizer. The real LLM has loaded it by now; here it waits for the first look."""
-        from trtx.torch_engine.text import load_hf_tokenizer
+        from trtx.text import load_hf_tokenizer
 
         given = self.args.tokenizer
         if self.args.skip_tokenizer_init or not (given is None or isinstance(given, (str, Path))):
@@ -254,7 +254,7 @@ class BaseLLM:
         return min(wanted, room)
 
     def _fast_tokenizer(self) -> Any:
-        from trtx.torch_engine.text import fast_tokenizer, load_tokenizer
+        from trtx.text import fast_tokenizer, load_tokenizer
 
         if not hasattr(self, "_tokenizer"):
             given = self.args.tokenizer
@@ -332,8 +332,8 @@ def _item(value: Any, index: int) -> Any:
 def _for_torch_engine(params: Any) -> Any:
     if params is None:
         return None
-    from trtx.torch_engine import DisaggregatedParams as TorchParams
-    from trtx.torch_engine import Logprob
+    from trtx.torch_engine.llmapi import DisaggregatedParams as TorchParams
+    from trtx.torch_engine.llmapi import Logprob
 
     given = params.first_gen_log_probs
     logprobs = [{t: Logprob(e.logprob, e.rank) for t, e in position.items()} for position in given] if given else None

@@ -98,7 +98,7 @@ def stop_strings(params: Any) -> list[str]:
 
 def for_torch_engine(params: Any, *, max_tokens: int) -> Any:
     """The torch engine's ``SamplingParams`` for one request; NotImplementedError for what it would not honour."""
-    from trtx.torch_engine import SamplingParams as TorchSamplingParams
+    from trtx.torch_engine.llmapi import SamplingParams as TorchSamplingParams
 
     asked = {f.name: getattr(params, f.name) for f in fields(params) if getattr(params, f.name) != f.default}
     for name in _NOT_SERVED:

@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from trtx.torch_engine.batch import Batch, ModelRunner, Sampled, ScheduledSequence
-from trtx.torch_engine.sampling import SamplingParams
-from trtx.torch_engine.sampling_plan import resolve_sampling
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 
 VOCAB = 211
 _SHAPE: dict[str, Any] = {

@@ -23,8 +23,8 @@ from trtx.checkpoint import read_model_config
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.model_config import KNOWN
 from trtx.errors import UsageError
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, create_runner
-from trtx.torch_engine.sampling import SamplingParams
 
 VOCAB, PROMPT, COUNT = 61, 40, 4
 FAMILIES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}

@@ -9,8 +9,8 @@ import torch
 from runner_player import FAMILIES, Player, Playing, build, random_prompt, reference_tokens, save
 from transformers import PreTrainedModel
 
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.sampling import SamplingParams
 
 LENGTHS = (1, 2, 7, 8, 9, 31, 33, 70, 100)
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 from runner_player import VOCAB, build, random_prompt, save
 
-from trtx.torch_engine.core import EngineCore
+from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, create_runner, sampler
-from trtx.torch_engine.sampling import SamplingParams
-from trtx.torch_engine.sampling_plan import resolve_sampling
-from trtx.torch_engine.scheduler import SchedulerLimits
 
 POISON = 17  # the token whose embedding is NaN
 NEIGHBOURS: list[dict[str, Any]] = [

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from trtx.checkpoint.formats import LOADED
 from trtx.errors import UsageError
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.weights import named_tensors
-from trtx.torch_engine.sampling import SamplingParams
 
 PROMPT = random_prompt(60, 5)
 

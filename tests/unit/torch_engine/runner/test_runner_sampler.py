@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtx.torch_engine.batch import Sampled, ScheduledSequence
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.runner.sampler import Sampler, best_tokens, uniform
-from trtx.torch_engine.sampling import SamplingParams
-from trtx.torch_engine.sampling_plan import resolve_sampling
 
 VOCAB = 40
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-from trtx.torch_engine.request import Sequence
-from trtx.torch_engine.scheduler import Scheduler, Step
+from trtx.torch_engine.core.scheduler import Scheduler, Step
+from trtx.torch_engine.core.sequence import Sequence
 
 
 def iteration_stats(
@@ -26,10 +26,10 @@ def iteration_stats(
     ``began``, ``ended``: of the step, in seconds on the clock of ``Sequence.arrived_s``.
     """
     pool, counters = scheduler.pool, scheduler.pool.counters
-    decodes = step.sequences[: step.num_decodes]
-    prompts = step.sequences[step.num_decodes :]
+    decodes = step.sequences[: step.num_generating]
+    prompts = step.sequences[step.num_generating :]
     fresh = [s for s in step.admitted if not s.is_resumed]
-    new, handed, paused = _split(scheduler.waiting)
+    new, handed_off, paused = _split(scheduler.waiting)
     return {
         "iter": iteration,
         "iterLatencyMS": (ended - began) * 1e3,
@@ -66,21 +66,21 @@ def iteration_stats(
             "numGenKvTokens": sum(s.num_computed for s in decodes),
             "numQueuedContextRequests": len(new),
             "numQueuedCtxTokens": sum(s.num_tokens for s in new),
-            "numQueuedGenRequests": len(handed),
-            "numQueuedGenKvTokens": sum(s.num_tokens for s in handed),
+            "numQueuedGenRequests": len(handed_off),
+            "numQueuedGenKvTokens": sum(s.num_tokens for s in handed_off),
             "numPausedKvTokens": sum(s.num_tokens for s in paused),
         },
     }
 
 
 def _split(waiting: SequenceOf[Sequence]) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
-    """Waiting sequences: with a prompt to compute, handed over by a prefill engine, preempted."""
+    """Waiting sequences: with a prompt to compute, handed off by a prefill engine, preempted."""
     new: list[Sequence] = []
-    handed: list[Sequence] = []
+    handed_off: list[Sequence] = []
     paused: list[Sequence] = []
     for sequence in waiting:
-        if sequence.wants_pull:
-            handed.append(sequence)
+        if sequence.wants_read:
+            handed_off.append(sequence)
         else:
             (paused if sequence.is_resumed else new).append(sequence)
-    return new, handed, paused
+    return new, handed_off, paused

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from trtx.torch_engine.kv_events import KvEventLog
+from trtx.torch_engine.core.kv_events import KvEventLog
 
 NAME_BYTES = 32
 """A hit compares names, never tokens, and a client chooses its tokens: no two contents, and no two salts, that anybody

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.torch_engine.oracle_runner import OracleTransport, Wire, undisturbed
-from tests.unit.torch_engine.test_core import Harness, prompt_of
-from trtx.torch_engine.messages import Handover
+from tests.unit.torch_engine.core.oracle_runner import OracleTransport, Wire, undisturbed
+from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
+from trtx.torch_engine.messages import Handoff
 
 TIMEOUT_S = 10.0
 
@@ -38,13 +38,13 @@ class Pair:
         harness.transport = transport  # type: ignore[attr-defined]
         return harness
 
-    def context(self, sequence_id: int, prompt: list[int]) -> Handover:
-        self.prefill.submit(sequence_id, prompt, 50, handover=Handover("context_only", disagg_request_id=7))
+    def context(self, sequence_id: int, prompt: list[int]) -> Handoff:
+        self.prefill.submit(sequence_id, prompt, 50, handoff=Handoff("context_only", disagg_request_id=7))
         while sequence_id not in self.prefill.finished:
             self.prefill.step()
-        found = next(u for u in self.prefill.updates if u.sequence_id == sequence_id and u.handover)
-        assert found.handover.disagg_request_id == 7
-        return _generation(found.handover)
+        found = next(u for u in self.prefill.updates if u.sequence_id == sequence_id and u.handoff)
+        assert found.handoff.disagg_request_id == 7
+        return _generation(found.handoff)
 
     def step_decode(self, *, deliver: bool = True) -> None:
         if deliver:
@@ -53,19 +53,19 @@ class Pair:
 
     def finish_decode(self) -> None:
         scheduler = self.decode.core.scheduler
-        while scheduler.waiting or scheduler.running or scheduler.transferring or self.decode.core.wait_s == 0.0:
+        while scheduler.waiting or scheduler.running or scheduler.reading or self.decode.core.wait_s == 0.0:
             self.step_decode()
         self.prefill.step()
 
 
-def _generation(handover: Handover) -> Handover:
-    return Handover(
+def _generation(handoff: Handoff) -> Handoff:
+    return Handoff(
         "generation_only",
-        handover.first_gen_tokens,
+        handoff.first_gen_tokens,
         None,
-        handover.ctx_request_id,
-        handover.disagg_request_id,
-        handover.opaque_state,
+        handoff.ctx_request_id,
+        handoff.disagg_request_id,
+        handoff.opaque_state,
     )
 
 
@@ -73,10 +73,10 @@ def _generation(handover: Handover) -> Handover:
 def test_decode_goes_on_where_prefill_stopped_and_the_lease_ends(length: int) -> None:
     pair = Pair()
     prompt = prompt_of(length)
-    handover = pair.context(1, prompt)
-    assert handover.first_gen_tokens == undisturbed(prompt, 1)
+    handoff = pair.context(1, prompt)
+    assert handoff.first_gen_tokens == undisturbed(prompt, 1)
     assert pair.prefill.core.scheduler.pool.num_held == -(-length // 4)
-    pair.decode.submit(1, prompt, 9, handover=handover)
+    pair.decode.submit(1, prompt, 9, handoff=handoff)
     pair.finish_decode()
     assert pair.decode.tokens[1] == undisturbed(prompt, 9)
     assert pair.prefill.is_empty()
@@ -87,7 +87,7 @@ def test_only_the_blocks_that_the_prefix_cache_lacks_are_read() -> None:
     pair = Pair()
     for sequence_id, length in ((1, 12), (2, 18), (3, 16)):
         prompt = prompt_of(length)
-        pair.decode.submit(sequence_id, prompt, 5, handover=pair.context(sequence_id, prompt))
+        pair.decode.submit(sequence_id, prompt, 5, handoff=pair.context(sequence_id, prompt))
         pair.finish_decode()
         assert pair.decode.tokens[sequence_id] == undisturbed(prompt, 5)
     # 3 blocks; 5 less the 3 known ones (12 prompt tokens and 4 of the 5 generated); all of 16 but what differs
@@ -99,7 +99,7 @@ def test_a_prompt_that_is_wholly_cached_releases_the_lease_without_a_read() -> N
     pair = Pair()
     prompt = prompt_of(8)
     for sequence_id in (1, 2):
-        pair.decode.submit(sequence_id, prompt, 5, handover=pair.context(sequence_id, prompt))
+        pair.decode.submit(sequence_id, prompt, 5, handoff=pair.context(sequence_id, prompt))
         pair.finish_decode()
     assert pair.decode.tokens[1] == pair.decode.tokens[2] == undisturbed(prompt, 5)
     assert pair.decode.transport.blocks_read == 2  # type: ignore[attr-defined]
@@ -109,12 +109,12 @@ def test_a_prompt_that_is_wholly_cached_releases_the_lease_without_a_read() -> N
 def test_others_decode_while_blocks_are_on_their_way() -> None:
     pair = Pair()
     pair.decode.submit(9, prompt_of(4, 5), 20)
-    handover = pair.context(1, prompt_of(8))
-    pair.decode.submit(1, prompt_of(8), 5, handover=handover)
+    handoff = pair.context(1, prompt_of(8))
+    pair.decode.submit(1, prompt_of(8), 5, handoff=handoff)
     for _ in range(6):
         pair.step_decode(deliver=False)
     assert len(pair.decode.tokens[9]) == 6
-    assert pair.decode.tokens[1] == handover.first_gen_tokens
+    assert pair.decode.tokens[1] == handoff.first_gen_tokens
     pair.finish_decode()
     assert pair.decode.tokens[1] == undisturbed(prompt_of(8), 5)
 
@@ -123,27 +123,27 @@ def test_others_decode_while_blocks_are_on_their_way() -> None:
 def test_a_peer_that_is_gone_means_local_recomputation(when: str) -> None:
     pair = Pair()
     prompt = prompt_of(10)
-    handover = pair.context(1, prompt)
+    handoff = pair.context(1, prompt)
     peer, own = pair.prefill.transport, pair.decode.transport  # type: ignore[attr-defined]
     peer.is_dead = when == "dead before"
-    pair.decode.submit(1, prompt, 6, handover=handover)
+    pair.decode.submit(1, prompt, 6, handoff=handoff)
     pair.step_decode(deliver=False)
     peer.is_dead = when.startswith("dead")
     own.fails_reads = when == "read fails"
     pair.finish_decode()
     assert pair.decode.tokens[1] == undisturbed(prompt, 6)
     assert pair.decode.finished[1] == "length"
-    assert pair.decode.core._transfers is not None
-    assert pair.decode.core._transfers.stats.recomputed == 1
+    assert pair.decode.core._handoffs is not None
+    assert pair.decode.core._handoffs.stats.recomputed == 1
     if when == "read fails":
         assert pair.prefill.is_empty(), "a failed read does not release; the engine must"
 
 
 def test_a_layout_mismatch_is_an_error_before_any_token_and_frees_the_peer() -> None:
     pair = Pair()
-    handover = pair.context(1, prompt_of(8))
+    handoff = pair.context(1, prompt_of(8))
     pair.decode.transport.mismatches = True  # type: ignore[attr-defined]
-    pair.decode.submit(1, prompt_of(8), 5, handover=handover)
+    pair.decode.submit(1, prompt_of(8), 5, handoff=handoff)
     pair.decode.submit(2, prompt_of(5), 3)
     pair.finish_decode()
     assert "on prefill" in pair.decode.errors[1]
@@ -155,8 +155,8 @@ def test_a_layout_mismatch_is_an_error_before_any_token_and_frees_the_peer() -> 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_an_abort_releases_the_remote_lease_whenever_it_comes(steps: int) -> None:
     pair = Pair()
-    handover = pair.context(1, prompt_of(10))
-    pair.decode.submit(1, prompt_of(10), 30, handover=handover)
+    handoff = pair.context(1, prompt_of(10))
+    pair.decode.submit(1, prompt_of(10), 30, handoff=handoff)
     for _ in range(steps):
         pair.step_decode(deliver=False)
     pair.decode.core.abort([1])
@@ -169,8 +169,8 @@ def test_an_abort_releases_the_remote_lease_whenever_it_comes(steps: int) -> Non
 
 def test_blocks_being_written_to_are_not_given_to_anybody_else() -> None:
     pair = Pair(decode_blocks=4)
-    handover = pair.context(1, prompt_of(10))
-    pair.decode.submit(1, prompt_of(10), 5, handover=handover)
+    handoff = pair.context(1, prompt_of(10))
+    pair.decode.submit(1, prompt_of(10), 5, handoff=handoff)
     pair.step_decode(deliver=False)
     pair.decode.core.abort([1])
     pair.decode.submit(2, prompt_of(11, 3), 4)
@@ -194,12 +194,12 @@ def test_a_lease_that_nobody_reads_ends_at_its_deadline() -> None:
 
 def test_an_engine_whose_blocks_are_all_leased_waits_without_spinning() -> None:
     pair = Pair(prefill_blocks=4)
-    handover = pair.context(1, prompt_of(13))
+    handoff = pair.context(1, prompt_of(13))
     pair.prefill.submit(2, prompt_of(5, 3), 3)
     pair.prefill.step()
     assert pair.prefill.tokens[2] == []
     assert pair.prefill.core.wait_s, "0.0 would spin, None would never look at the transport again"
-    pair.decode.submit(1, prompt_of(13), 1, handover=handover)  # ends at once, and releases the lease
+    pair.decode.submit(1, prompt_of(13), 1, handoff=handoff)  # ends at once, and releases the lease
     pair.prefill.run()
     assert pair.prefill.tokens[2] == undisturbed(prompt_of(5, 3), 3)
 
@@ -207,7 +207,7 @@ def test_an_engine_whose_blocks_are_all_leased_waits_without_spinning() -> None:
 def test_a_request_refused_for_its_length_still_releases_the_lease() -> None:
     pair = Pair(decode_blocks=3)
     prompt = prompt_of(20)
-    pair.decode.submit(1, prompt, 5, handover=pair.context(1, prompt))
+    pair.decode.submit(1, prompt, 5, handoff=pair.context(1, prompt))
     pair.finish_decode()
     assert "20 tokens" in pair.decode.errors[1]
     assert pair.prefill.is_empty()
@@ -216,7 +216,7 @@ def test_a_request_refused_for_its_length_still_releases_the_lease() -> None:
 def test_a_first_token_that_ends_the_sequence_keeps_no_lease() -> None:
     pair = Pair()
     first = undisturbed(prompt_of(6), 1)[0]
-    pair.prefill.submit(1, prompt_of(6), 50, end_ids=(first,), handover=Handover("context_only"))
+    pair.prefill.submit(1, prompt_of(6), 50, end_ids=(first,), handoff=Handoff("context_only"))
     pair.prefill.run()
     assert pair.prefill.finished[1] == "stop"
     assert pair.prefill.is_empty()
@@ -224,10 +224,10 @@ def test_a_first_token_that_ends_the_sequence_keeps_no_lease() -> None:
 
 def test_decode_ends_at_once_where_the_handed_token_ends_the_sequence() -> None:
     pair = Pair()
-    handover = pair.context(1, prompt_of(6))
-    pair.decode.submit(1, prompt_of(6), 1, handover=handover)
+    handoff = pair.context(1, prompt_of(6))
+    pair.decode.submit(1, prompt_of(6), 1, handoff=handoff)
     pair.finish_decode()
-    assert pair.decode.tokens[1] == handover.first_gen_tokens
+    assert pair.decode.tokens[1] == handoff.first_gen_tokens
     assert pair.decode.finished[1] == "length"
     assert pair.prefill.is_empty()
 
@@ -235,7 +235,7 @@ def test_decode_ends_at_once_where_the_handed_token_ends_the_sequence() -> None:
 @pytest.mark.parametrize("kind", ["context_only", "generation_only"])
 def test_an_engine_without_a_transport_refuses_its_part_of_a_handoff(kind: str) -> None:
     harness = Harness()
-    harness.submit(1, prompt_of(5), handover=Handover(kind, [1], opaque_state=b"x"))
+    harness.submit(1, prompt_of(5), handoff=Handoff(kind, [1], opaque_state=b"x"))
     harness.run()
     assert "cache_transceiver_config" in harness.errors[1]
 
@@ -262,7 +262,7 @@ def test_any_mix_of_handoffs_failures_and_aborts_ends_with_whole_tokens_and_empt
     pair = Pair(prefill_blocks=100, decode_blocks=decode_blocks)
     for sequence_id, (length, family, max_tokens, steps, delivers, fate) in enumerate(work):
         prompt = prompt_of(length, family)
-        pair.decode.submit(sequence_id, prompt, max_tokens, handover=pair.context(sequence_id, prompt))
+        pair.decode.submit(sequence_id, prompt, max_tokens, handoff=pair.context(sequence_id, prompt))
         pair.decode.transport.fails_reads = fate == "fail"  # type: ignore[attr-defined]
         for _ in range(steps):
             pair.step_decode(deliver=delivers)

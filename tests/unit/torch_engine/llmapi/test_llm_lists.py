@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trtx.torch_engine.llm import LLM
-from trtx.torch_engine.results import DisaggregatedParams
-from trtx.torch_engine.sampling import SamplingParams
+from trtx.torch_engine.llmapi.llm import LLM
+from trtx.torch_engine.llmapi.results import DisaggregatedParams
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Disaggregation inside the engine: blocks leased to readers, and reads into this engine's own pool."""
+"""The engine's part in KV handoff: blocks leased to readers, and reads of a peer's blocks into its own pool."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from trtx.torch_engine.batch import ModelRunner
+from trtx.torch_engine.core.scheduler import Scheduler
+from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.handoff import KvTransport, LayoutMismatch, LeaseTable, PeerGone
 from trtx.torch_engine.messages import HandoffStats
-from trtx.torch_engine.request import Sequence
-from trtx.torch_engine.scheduler import Scheduler
 
 READ_POLL_S = 0.0002
 LEASE_POLL_S = 0.01
@@ -21,7 +21,7 @@ READ_SPIN_S = 0.002
 and a sleep of 0.2 ms takes 0.26."""
 
 
-class Transfers:
+class Handoffs:
     """Owns the transport, the lease table and the reads in flight. Every export ends in a release or an expiry."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Transfers:
 
     # --- decode side ---
 
-    def begin(self, sequence: Sequence) -> str | None:
+    def begin_read(self, sequence: Sequence) -> str | None:
         """Starts to read what the local prefix cache lacks. Returns why the request must be refused, or None."""
         opaque_state = _opaque_state(sequence)
         num_tokens = len(sequence.prompt_token_ids)
@@ -87,7 +87,7 @@ class Transfers:
         missing = range(sequence.num_reused, -(-num_tokens // size))
         if not missing:
             self._transport.release(opaque_state)
-            self._scheduler.pulled(sequence, num_tokens)
+            self._scheduler.end_read(sequence, num_tokens)
             return None
         try:
             local = sequence.block_ids[missing.start : missing.stop]
@@ -101,15 +101,15 @@ class Transfers:
 
     def refuse(self, sequence: Sequence) -> None:
         """The sequence has ended, or never began, and will read nothing: its peer may have the blocks back."""
-        if sequence.wants_pull:
+        if sequence.wants_read:
             with suppress(Exception):  # a state that cannot be read, in whichever way, names no peer to tell
                 self._transport.release(_opaque_state(sequence))
 
     def _recompute(self, sequence: Sequence) -> None:
         self.refuse(sequence)
-        sequence.pull_failed = True
+        sequence.read_failed = True
         self.stats.recomputed += 1
-        self._scheduler.pulled(sequence, sequence.num_reused * self._scheduler.pool.tokens_per_block)
+        self._scheduler.end_read(sequence, sequence.num_reused * self._scheduler.pool.tokens_per_block)
 
     # --- both ---
 
@@ -126,7 +126,7 @@ class Transfers:
             if sequence.is_cancelled:
                 self._scheduler.finish(sequence)
             else:
-                self._scheduler.pulled(sequence, len(sequence.prompt_token_ids))
+                self._scheduler.end_read(sequence, len(sequence.prompt_token_ids))
                 self._scheduler.register(sequence)
         for failed in events.failed:
             sequence = self._reads.pop(failed.read_id)
@@ -148,5 +148,5 @@ class Transfers:
 
 
 def _opaque_state(sequence: Sequence) -> bytes:
-    assert sequence.handover is not None and sequence.handover.opaque_state is not None
-    return sequence.handover.opaque_state
+    assert sequence.handoff is not None and sequence.handoff.opaque_state is not None
+    return sequence.handoff.opaque_state

@@ -1,4 +1,4 @@
-"""The engine's own process: ``python -m trtx.torch_engine.process <fd>``, started by ``client.EngineClient``.
+"""The engine's own process: ``python -m trtx.torch_engine.core.process <fd>``, started by ``EngineClient``.
 
 It owns runner, pool and transport, and runs the step loop in its main thread. A second thread reads the socket: its
 end of file means that the parent is gone, and ends this process at once, even in the middle of a step. SIGINT and
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from trtx.errors import UsageError
 from trtx.torch_engine.batch import ModelRunner
 from trtx.torch_engine.channel import Channel
-from trtx.torch_engine.core import EngineCore
+from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.messages import Abort, Fatal, Progress, Ready, Shutdown, Start, Submit, ToEngine
-from trtx.torch_engine.scheduler import SchedulerLimits
 
 if TYPE_CHECKING:
     from trtx.torch_engine.runner import RunnerArgs
@@ -107,7 +107,7 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
     channel.send(
         Ready(
             runner.num_blocks,
-            runner.geometry,
+            runner.geometry.tokens_per_block,
             core.max_seq_len,
             core.scheduler.max_batch_size,
             runner.vocab_size,

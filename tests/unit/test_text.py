@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from trtx.errors import UsageError
-from trtx.torch_engine.text import StopStrings, TextStream, load_tokenizer
+from trtx.text import StopStrings, TextStream, load_tokenizer
 
 ALPHABET = ["a", "b", "c", " ", "ab", "bc", "abc", "é", "日"]
 

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from trtx.errors import UsageError
 from trtx.torch_engine.channel import Channel
-from trtx.torch_engine.choices import Choice
-from trtx.torch_engine.feeds import Feed
 from trtx.torch_engine.llm_args import LlmArgs
+from trtx.torch_engine.llmapi.choices import Choice
+from trtx.torch_engine.llmapi.feeds import Feed
+from trtx.torch_engine.llmapi.results import RequestError, RequestFailed, RequestOutput
 from trtx.torch_engine.messages import (
     Abort,
     Fatal,
@@ -36,7 +37,6 @@ from trtx.torch_engine.messages import (
     Submit,
     Update,
 )
-from trtx.torch_engine.results import RequestError, RequestFailed, RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class EngineClient:
     def __init__(self, args: LlmArgs) -> None:
         self.ready: Future[Ready] = Future()
         self.device_memory_bytes = 0
-        self.handoff = HandoffStats()
+        self.handoff_stats = HandoffStats()
         self.stats = Feed(args.max_stats_len)
         self.kv_events = Feed(max(1, args.kv_cache_config.event_buffer_max_size))
         self.pid = 0
@@ -94,11 +94,11 @@ class EngineClient:
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Channel[FromEngine]]:
         ours, theirs = socket.socketpair()
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parents[3])
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
         process = subprocess.Popen(
-            [sys.executable, "-m", "trtx.torch_engine.process", str(theirs.fileno())],
+            [sys.executable, "-m", "trtx.torch_engine.core.process", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -213,8 +213,8 @@ class EngineClient:
                 self.ready.set_exception(UsageError(message.text))
 
     def _take_step(self, report: StepReport) -> None:
-        if report.handoff is not None:
-            self.handoff = report.handoff
+        if report.handoff_stats is not None:
+            self.handoff_stats = report.handoff_stats
         if report.device_memory_bytes is not None:
             self.device_memory_bytes = report.device_memory_bytes
         if report.stats is not None:

@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trtx.torch_engine.batch import Logprob
-from trtx.torch_engine.messages import Handover
-from trtx.torch_engine.sampling_fields import shown
-from trtx.torch_engine.text import TextStream
+from trtx.text import TextStream
+from trtx.torch_engine.llmapi.values import shown
+from trtx.torch_engine.messages import Handoff, Logprob
 
 
 class RequestError(RuntimeError):
@@ -54,22 +53,22 @@ class DisaggregatedParams:
             )
 
     @classmethod
-    def from_handover(cls, handover: Handover) -> DisaggregatedParams:
+    def from_handoff(cls, handoff: Handoff) -> DisaggregatedParams:
         return cls(
-            request_type=handover.request_type,
-            first_gen_tokens=handover.first_gen_tokens,
-            first_gen_log_probs=handover.first_gen_log_probs,
-            ctx_request_id=handover.ctx_request_id,
-            disagg_request_id=handover.disagg_request_id,
-            opaque_state=handover.opaque_state,
+            request_type=handoff.request_type,
+            first_gen_tokens=handoff.first_gen_tokens,
+            first_gen_log_probs=handoff.first_gen_log_probs,
+            ctx_request_id=handoff.ctx_request_id,
+            disagg_request_id=handoff.disagg_request_id,
+            opaque_state=handoff.opaque_state,
         )
 
-    def handover(self) -> Handover | None:
+    def handoff(self) -> Handoff | None:
         """None for a whole request, which an engine serves without a peer. Raises ValueError as the constructor."""
         self.__post_init__()
         if self.request_type is None or self.request_type == "context_and_generation":
             return None
-        return Handover(
+        return Handoff(
             self.request_type,
             self.first_gen_tokens,
             self.first_gen_log_probs,
@@ -141,7 +140,7 @@ class Delivery:
     logprobs: list[dict[int, Logprob]] | None = None
     prompt_logprobs: list[dict[int, Logprob]] | None = None
     reused_blocks: int | None = None
-    handover: Handover | None = None
+    handoff: Handoff | None = None
 
 
 class RequestOutput:
@@ -251,8 +250,8 @@ class RequestOutput:
             output.prompt_logprobs += delivery.prompt_logprobs
         if delivery.reused_blocks is not None:
             output.request_perf_metrics = RequestPerfMetrics(KvCacheMetrics(delivery.reused_blocks))
-        if delivery.handover is not None:
-            output.disaggregated_params = DisaggregatedParams.from_handover(delivery.handover)
+        if delivery.handoff is not None:
+            output.disaggregated_params = DisaggregatedParams.from_handoff(delivery.handoff)
         if delivery.text is not None:
             output.text += delivery.text
         elif self._text_streams is not None:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable
 import msgspec
 import psutil
 
-from trtx.torch_engine.batch import Logprob, ModelRunner, Sampled
-from trtx.torch_engine.block_pool import BlockPool
+from trtx.torch_engine.batch import ModelRunner, Sampled
+from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
+from trtx.torch_engine.core.kv_events import KvEventLog
+from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
+from trtx.torch_engine.core.sequence import Sequence, State
+from trtx.torch_engine.core.stats import iteration_stats
 from trtx.torch_engine.handoff import KvTransport
-from trtx.torch_engine.kv_events import KvEventLog
-from trtx.torch_engine.messages import HandoffStats, Handover, StepReport, Submit, Update
-from trtx.torch_engine.request import Sequence, State
-from trtx.torch_engine.scheduler import Scheduler, SchedulerLimits, Step
-from trtx.torch_engine.stats import iteration_stats
-from trtx.torch_engine.transfers import LEASE_POLL_S, Transfers
+from trtx.torch_engine.messages import Handoff, HandoffStats, Logprob, StepReport, Submit, Update
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class EngineCore:
         self.scheduler = Scheduler(pool, limits)
         self._runner = runner
         self._limits = limits
-        self._transfers = (
-            Transfers(transport, runner, self.scheduler, timeout_s=kv_transfer_timeout_s, clock=clock)
+        self._handoffs = (
+            Handoffs(transport, runner, self.scheduler, timeout_s=kv_transfer_timeout_s, clock=clock)
             if transport is not None
             else None
         )
@@ -80,15 +80,15 @@ class EngineCore:
     def step(self) -> StepReport | None:
         """Schedules, executes, commits. Returns what changed, None if nothing did."""
         began = time.perf_counter()
-        if self._transfers is not None:
-            self._transfers.collect()
+        if self._handoffs is not None:
+            self._handoffs.collect()
         step = self.scheduler.schedule()
-        for sequence in step.pulls:
-            self._begin_pull(sequence)
-        self._is_stalled = not step.sequences and not step.pulls
+        for sequence in step.reads:
+            self._begin_read(sequence)
+        self._is_stalled = not step.sequences and not step.reads
         num_completed = 0
         if step.sequences:
-            num_completed = self._commit(step, self._runner.execute(step.batch))
+            num_completed = self._commit(step, self._runner.execute(step.batch()))
         return self._report(step, num_completed, began)
 
     def _commit(self, step: Step, results: list[Sampled]) -> int:
@@ -127,29 +127,29 @@ class EngineCore:
         if not sequence.is_context_only:
             self.scheduler.finish(sequence)
             return
-        handover = sequence.handover
-        assert handover is not None and self._transfers is not None
+        asked = sequence.handoff
+        assert asked is not None and self._handoffs is not None
         opaque_state = None
         if update.finish_reason == "length":
-            opaque_state = self._transfers.lease(sequence)
+            opaque_state = self._handoffs.lease(sequence)
         else:  # the first token ended the sequence: there is nothing to decode, so nothing to keep
             self.scheduler.finish(sequence)
-        update.handover = Handover(
+        update.handoff = Handoff(
             "context_only",
             first_gen_tokens=list(sequence.output_token_ids),
             first_gen_log_probs=update.logprobs,
             ctx_request_id=sequence.sequence_id,
-            disagg_request_id=handover.disagg_request_id,
+            disagg_request_id=asked.disagg_request_id,
             opaque_state=opaque_state,
         )
 
     def _report(self, step: Step, num_completed: int, began: float) -> StepReport | None:
         updates, self._updates = self._updates, []
         events = self._events.take() if self._events is not None else None
-        handoff = None
-        if self._transfers is not None and self._transfers.stats != self._reported_handoff:
-            handoff = self._transfers.stats
-            self._reported_handoff = msgspec.structs.replace(handoff)
+        handoff_stats = None
+        if self._handoffs is not None and self._handoffs.stats != self._reported_handoff:
+            handoff_stats = self._handoffs.stats
+            self._reported_handoff = msgspec.structs.replace(handoff_stats)
         memory = None
         if step.sequences and time.monotonic() - self._memory_at > MEMORY_REPORT_S:
             self._measure_memory()
@@ -169,8 +169,8 @@ class EngineCore:
                     cpu_memory_bytes=self._cpu_memory_bytes,
                     device_memory_bytes=self._device_memory_bytes,
                 )
-        if updates or stats or events or handoff is not None or memory is not None:
-            return StepReport(updates, stats, events or None, handoff, memory)
+        if updates or stats or events or handoff_stats is not None or memory is not None:
+            return StepReport(updates, stats, events or None, handoff_stats, memory)
         return None
 
     def _measure_memory(self) -> None:
@@ -183,7 +183,7 @@ class EngineCore:
         """Seconds that the loop may wait for messages before the next step; None: until one comes."""
         if self._updates:
             return 0.0
-        waits = self._transfers.wait_s if self._transfers is not None else None
+        waits = self._handoffs.wait_s if self._handoffs is not None else None
         if not self.scheduler.running and not self.scheduler.waiting:
             return waits
         # Stalled: the blocks that the next step needs are under leases or reads, which end by themselves.
@@ -211,19 +211,19 @@ class EngineCore:
         if (problem := self._problem(sequence)) is not None:
             self._refuse(sequence, problem)
             return
-        if sequence.emits_handed_tokens:
-            update = sequence.accept_handed()
+        if sequence.emits_first_gen_tokens:
+            update = sequence.accept_first_gen_tokens()
             if update.finish_reason is not None:
                 self._release_peer(sequence)
                 self._updates.append(update)
                 return
-            if not sequence.wants_pull:
+            if not sequence.wants_read:
                 self._updates.append(update)
         self._sequences[sequence.sequence_id] = sequence
         self.scheduler.add(sequence)
 
     def _problem(self, sequence: Sequence) -> str | None:
-        prompt, handover = sequence.prompt_token_ids, sequence.handover
+        prompt, handoff = sequence.prompt_token_ids, sequence.handoff
         length = len(prompt)
         if not prompt:
             return "the prompt has no tokens; expected at least 1"
@@ -233,7 +233,7 @@ class EngineCore:
                 f"token is the longest sequence here ({self.max_seq_len}, bound by the {self._bound_by}); shorten it"
             )
         vocab_size = self._runner.vocab_size
-        for name, tokens in (("the prompt has", prompt), ("first_gen_tokens have", sequence.handed_tokens)):
+        for name, tokens in (("the prompt has", prompt), ("first_gen_tokens have", sequence.first_gen_tokens)):
             if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
                 outside = next(token for token in tokens if not 0 <= token < vocab_size)
                 return f"{name} token id {outside}; expected 0 to {vocab_size - 1}, as the model has it"
@@ -248,7 +248,7 @@ class EngineCore:
                 f"prompt_logprobs is {asked} for a prompt of {length} tokens; expected at most {MAX_PROMPT_LOGPROBS} "
                 "entries in all; ask for fewer or shorten the prompt"
             )
-        request_type = handover.request_type if handover is not None else None
+        request_type = handoff.request_type if handoff is not None else None
         if (
             not self._limits.enable_chunked_prefill
             and length > self._limits.max_num_tokens
@@ -258,13 +258,13 @@ class EngineCore:
                 f"the prompt has {length} tokens; expected at most max_num_tokens, which is "
                 f"{self._limits.max_num_tokens}, while enable_chunked_prefill is off; turn it on or shorten the prompt"
             )
-        if request_type == "generation_only" and not (handover and handover.first_gen_tokens):
+        if request_type == "generation_only" and not (handoff and handoff.first_gen_tokens):
             return "a generation_only request has no first_gen_tokens; pass on the prefill side's disaggregated_params"
-        logprobs = handover.first_gen_log_probs if handover is not None else None
-        if logprobs and not _fit(logprobs, sequence.handed_tokens):
+        logprobs = handoff.first_gen_log_probs if handoff is not None else None
+        if logprobs and not _fit(logprobs, sequence.first_gen_tokens):
             return "first_gen_log_probs do not fit first_gen_tokens; pass on the prefill side's disaggregated_params"
-        needs_transport = request_type == "context_only" or sequence.wants_pull
-        if needs_transport and self._transfers is None:
+        needs_transport = request_type == "context_only" or sequence.wants_read
+        if needs_transport and self._handoffs is None:
             return (
                 f"a {request_type} request needs a KV transport, and this engine has none; "
                 "set cache_transceiver_config: {backend: NIXL} in its engine config"
@@ -278,7 +278,7 @@ class EngineCore:
             if sequence is None:
                 continue
             update = Update(sequence_id, [], finish_reason="cancelled")
-            if sequence.state is State.TRANSFERRING:
+            if sequence.state is State.READING:
                 # The transport still writes to its blocks: collect() frees them when it reports the read.
                 del self._sequences[sequence_id]
                 sequence.is_cancelled = True
@@ -288,19 +288,19 @@ class EngineCore:
                 self._release_peer(sequence)
             self._end(sequence, update)
 
-    def _begin_pull(self, sequence: Sequence) -> None:
-        assert self._transfers is not None
+    def _begin_read(self, sequence: Sequence) -> None:
+        assert self._handoffs is not None
         is_failure = False
         try:
-            problem = self._transfers.begin(sequence)
+            problem = self._handoffs.begin_read(sequence)
         except Exception as error:  # what a peer, or whoever wrote its opaque_state, has thought of
             problem, is_failure = _unexpected(sequence.sequence_id, error), True
         if problem is not None:
             self._release_peer(sequence)
             self._end(sequence, Update(sequence.sequence_id, [], error=problem, is_failure=is_failure))
-        elif sequence.handed_update is not None:
-            self._updates.append(sequence.handed_update)
-            sequence.handed_update = None
+        elif sequence.first_gen_update is not None:
+            self._updates.append(sequence.first_gen_update)
+            sequence.first_gen_update = None
 
     def _end(self, sequence: Sequence, update: Update) -> None:
         del self._sequences[sequence.sequence_id]
@@ -312,18 +312,18 @@ class EngineCore:
         self._updates.append(Update(sequence.sequence_id, [], error=problem))
 
     def _release_peer(self, sequence: Sequence) -> None:
-        if self._transfers is not None:
-            self._transfers.refuse(sequence)
+        if self._handoffs is not None:
+            self._handoffs.refuse(sequence)
 
     # --- the rest ---
 
     def check(self) -> None:
         """Raises AssertionError unless every invariant of pool, slots and leases holds. Slow: for tests."""
-        self.scheduler.check(self._transfers.leased if self._transfers is not None else None)
+        self.scheduler.check(self._handoffs.leased if self._handoffs is not None else None)
 
     def close(self) -> None:
-        if self._transfers is not None:
-            self._transfers.close()
+        if self._handoffs is not None:
+            self._handoffs.close()
         self._runner.close()
 
 

@@ -6,17 +6,17 @@ import random
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trtx.torch_engine.batch import Logprob, Sampled, ScheduledSequence
-from trtx.torch_engine.block_pool import block_name, root_name
-from trtx.torch_engine.messages import Handover, Submit, Update
+from trtx.torch_engine.batch import Sampled, ScheduledSequence
+from trtx.torch_engine.core.block_pool import block_name, root_name
+from trtx.torch_engine.messages import Handoff, Logprob, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
 class State(Enum):
-    """WAITING -> [TRANSFERRING ->] RUNNING -> FINISHED; preemption goes back to WAITING, abort ends at any point."""
+    """WAITING -> [READING ->] RUNNING -> FINISHED; preemption goes back to WAITING, abort ends at any point."""
 
     WAITING = "waiting"  # holds nothing
-    TRANSFERRING = "transferring"  # holds a slot and blocks that a peer's KV is being read into
+    READING = "reading"  # holds a slot and blocks that a peer's KV is being read into
     RUNNING = "running"  # holds a slot and blocks, and is computed
     FINISHED = "finished"
 
@@ -39,7 +39,7 @@ class Sequence:
     seed: int
     priority: float = 0.5
     cache_salt: str | None = None
-    handover: Handover | None = None
+    handoff: Handoff | None = None
 
     state: State = State.WAITING
     output_token_ids: list[int] = field(default_factory=list)
@@ -52,12 +52,12 @@ class Sequence:
     num_registered: int = 0  # leading blocks that the pool knows by name
     num_reused: int = 0  # leading blocks found in the prefix cache at the last admission
     is_resumed: bool = False  # was preempted before
-    is_cancelled: bool = False  # while TRANSFERRING: ended for the client, its blocks still belong to the transport
-    pull_failed: bool = False  # the peer's KV is not to be had: compute the prompt here
+    is_cancelled: bool = False  # while READING: ended for the client, its blocks still belong to the transport
+    read_failed: bool = False  # the peer's KV is not to be had: compute the prompt here
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    handed_update: Update | None = None  # the prefill side's tokens, told to the client once they are sure to go on
+    first_gen_update: Update | None = None  # the prefill side's tokens, told to the client once they are sure to go on
     stop_ids: frozenset[int] = frozenset()
-    banned_ids: tuple[int, ...] = ()  # what would end it, as far as the model has it: not sampled before min_tokens
+    banned_ids: tuple[int, ...] = ()  # what would end it, as far as the model has it: not sampled unless may_end
     min_tokens: int = 0
 
     @classmethod
@@ -66,8 +66,8 @@ class Sequence:
     ) -> Sequence:
         sampling = submit.sampling
         prompt = submit.prompt_token_ids
-        handover = submit.handover
-        context_only = handover is not None and handover.request_type == "context_only"
+        handoff = submit.handoff
+        context_only = handoff is not None and handoff.request_type == "context_only"
         end_ids, stop_ids = frozenset(submit.end_ids), frozenset(sampling.stop_ids)
         ends = end_ids | stop_ids if sampling.min_tokens else ()
         return cls(
@@ -81,7 +81,7 @@ class Sequence:
             seed=random.getrandbits(63) if sampling.seed is None else sampling.seed,
             priority=submit.priority,
             cache_salt=submit.cache_salt,
-            handover=handover,
+            handoff=handoff,
             num_tokens=len(prompt),
             stop_ids=stop_ids,
             banned_ids=tuple(sorted(token_id for token_id in ends if 0 <= token_id < vocab_size)),
@@ -93,31 +93,36 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
-    def is_context_only(self) -> bool:
-        return self.handover is not None and self.handover.request_type == "context_only"
+    def may_end(self) -> bool:
+        """Of the next token: ``min_tokens`` are there, and nothing that ends the sequence is banned."""
+        return len(self.output_token_ids) >= self.min_tokens
 
     @property
-    def wants_pull(self) -> bool:
+    def is_context_only(self) -> bool:
+        return self.handoff is not None and self.handoff.request_type == "context_only"
+
+    @property
+    def wants_read(self) -> bool:
         """Its prompt's KV is to be read from a peer."""
         return (
-            self.handover is not None
-            and self.handover.request_type == "generation_only"
-            and self.handover.opaque_state is not None
-            and not self.pull_failed
+            self.handoff is not None
+            and self.handoff.request_type == "generation_only"
+            and self.handoff.opaque_state is not None
+            and not self.read_failed
         )
 
     @property
-    def handed_tokens(self) -> list[int]:
+    def first_gen_tokens(self) -> list[int]:
         """What the prefill side sampled of a generation_only request."""
-        handover = self.handover
-        if handover is None or handover.request_type != "generation_only":
+        handoff = self.handoff
+        if handoff is None or handoff.request_type != "generation_only":
             return []
-        return handover.first_gen_tokens or []
+        return handoff.first_gen_tokens or []
 
     @property
-    def emits_handed_tokens(self) -> bool:
+    def emits_first_gen_tokens(self) -> bool:
         """The prefill side's first tokens were not taken over yet."""
-        return bool(self.handed_tokens) and not self.output_token_ids
+        return bool(self.first_gen_tokens) and not self.output_token_ids
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Known tokens at positions ``[start, end)``."""
@@ -168,7 +173,7 @@ class Sequence:
         else:
             held.new_token_ids = self.tokens(start, start + count)
         if self.min_tokens:
-            held.banned_ids = self.banned_ids if len(self.output_token_ids) < self.min_tokens else ()
+            held.banned_ids = () if self.may_end else self.banned_ids
         return held
 
     def advance(self, sampled: Sampled) -> Update | None:
@@ -190,12 +195,12 @@ class Sequence:
             update.prompt_logprobs = self.prompt_logprobs or None
         return update
 
-    def accept_handed(self) -> Update:
-        """Takes over the tokens that the prefill side sampled. Kept in ``handed_update`` unless they end it."""
-        assert self.handover is not None
-        logprobs = self.handover.first_gen_log_probs if self.sampling.logprobs is not None else None
+    def accept_first_gen_tokens(self) -> Update:
+        """Takes over the tokens that the prefill side sampled. Kept in ``first_gen_update`` unless they end it."""
+        assert self.handoff is not None
+        logprobs = self.handoff.first_gen_log_probs if self.sampling.logprobs is not None else None
         whole = Update(self.sequence_id, [], logprobs=[] if logprobs else None)
-        for index, token_id in enumerate(self.handed_tokens):
+        for index, token_id in enumerate(self.first_gen_tokens):
             update = self.accept(token_id, logprobs[index] if logprobs else None)
             whole.token_ids += update.token_ids
             if whole.logprobs is not None:
@@ -204,7 +209,7 @@ class Sequence:
             if update.finish_reason is not None:
                 break
         else:
-            self.handed_update = whole
+            self.first_gen_update = whole
         return whole
 
     def accept(self, token_id: int, logprobs: dict[int, Logprob] | None) -> Update:
@@ -213,15 +218,15 @@ class Sequence:
         An end id stays in the client's tokens, as on TensorRT-LLM's pytorch backend; a stop token id only if
         ``include_stop_str_in_output``. The caller acts on ``finish_reason``.
         """
-        can_stop = len(self.output_token_ids) >= self.min_tokens
+        may_end = self.may_end  # false for a banned id where a prefill side with other parameters sampled it
         self.output_token_ids.append(token_id)
         self.num_tokens += 1
         update = Update(self.sequence_id, [token_id])
         if logprobs is not None:
             update.logprobs = [logprobs]
-        if can_stop and token_id in self.end_ids:
+        if may_end and token_id in self.end_ids:
             update.finish_reason = "stop"
-        elif can_stop and token_id in self.stop_ids:
+        elif may_end and token_id in self.stop_ids:
             update.finish_reason, update.stop_reason = "stop", token_id
             if not self.sampling.keeps_stop_id:
                 update.token_ids = []

@@ -13,9 +13,9 @@ from trtx.config import ResolvedEngineConfig, check_engine_configs
 from trtx.config.torch_fields import HONOURED, REFUSED
 from trtx.errors import UsageError
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
-from trtx.torch_engine import llm_args
-from trtx.torch_engine.llm_args import KvCacheConfig, LlmArgs, resolve_llm_args
-from trtx.torch_engine.process import runner_args
+from trtx.torch_engine.core.process import runner_args
+from trtx.torch_engine.llm_args import KvCacheConfig, LlmArgs
+from trtx.torch_engine.llmapi.arguments import NESTED, resolve_llm_args
 
 
 def test_tensorrt_llms_names_are_taken() -> None:
@@ -41,7 +41,7 @@ def test_what_the_plan_takes_for_honoured_is_what_the_engine_has_arguments_for()
     sections = {name for name, honoured in HONOURED.items() if name and honoured}
     assert given == HONOURED[""] | sections | {name for name in REFUSED if name in given}
     for section in sections:
-        nested = {field.name for field in fields(llm_args.NESTED[section])}
+        nested = {field.name for field in fields(NESTED[section])}
         assert nested == HONOURED[section]
 
 
@@ -130,7 +130,7 @@ def test_what_the_engine_refuses_of_a_config_alone_the_plan_refuses_too(path: st
 
 CONCURRENT_FIRST_USE = """
 import sys, threading
-from trtx.torch_engine.llm_args import resolve_llm_args
+from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 sys.setswitchinterval(1e-6)
 barrier = threading.Barrier(8)
 def resolve():

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine.block_pool import NAME_BYTES, BlockPool, block_name, root_name
-from trtx.torch_engine.kv_events import KvEventLog, event_hash
+from trtx.torch_engine.core.block_pool import NAME_BYTES, BlockPool, block_name, root_name
+from trtx.torch_engine.core.kv_events import KvEventLog, event_hash
 
 BLOCK = [1, 2, 3, 4]
 ROOT = root_name(None)
@@ -29,7 +29,9 @@ def test_a_name_is_of_the_tokens_and_of_everything_before_them() -> None:
 
 
 def test_a_name_is_the_same_in_another_process() -> None:
-    program = "from trtx.torch_engine.block_pool import *; print(block_name(root_name('salt'), [1, 2, 3, 4]).hex())"
+    program = (
+        "from trtx.torch_engine.core.block_pool import *; print(block_name(root_name('salt'), [1, 2, 3, 4]).hex())"
+    )
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == block_name(root_name("salt"), BLOCK).hex()
 

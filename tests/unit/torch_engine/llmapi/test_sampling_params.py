@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine.sampling import GREEDY_CHOICES_VARIABLE, SamplingParams
-from trtx.torch_engine.sampling_fields import FIELDS, Use
-from trtx.torch_engine.sampling_plan import SamplingPlan, resolve_sampling
+from trtx.torch_engine.llmapi.sampling import FIELDS, GREEDY_CHOICES_VARIABLE, SamplingParams, Use, resolve_sampling
+from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
 @pytest.mark.parametrize(
@@ -87,10 +86,10 @@ def test_equal_greedy_choices_are_served_where_tensorrt_llms_switch_allows_them(
     assert SamplingParams(n=2).n == 2
 
 
-FACTS = Path(__file__).parents[2] / "standin" / "llm_api.json"
+FACTS = Path(__file__).parents[3] / "standin" / "llm_api.json"
 # Used where a request is made, before there is a plan: their effects have tests of their own.
 BEFORE_THE_PLAN = {
-    "end_id", "stop", "ignore_eos", "truncate_prompt_tokens", "n", "best_of", "detokenize", "add_special_tokens",
+    "end_id", "stop", "ignore_eos", "truncate_prompt_tokens", "n", "detokenize", "add_special_tokens",
     "skip_special_tokens",
 }  # fmt: skip
 
@@ -103,17 +102,17 @@ def test_every_field_of_tensorrt_llm_is_honoured_without_effect_or_refused() -> 
     assert {field.name for field in fields(SamplingParams) if field.init} == theirs == FIELDS.keys()
 
 
-@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.use is Use.REFUSED])
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is Use.REFUSED])
 def test_a_refused_field_is_refused_whatever_it_holds(name: str) -> None:
     for value in (object(), 2, ["x"], "x", 0.5):
-        with pytest.raises(ValueError, match=f"SamplingParams.{name} is .* does not support it"):
+        with pytest.raises(ValueError, match=f"SamplingParams.{name} is .*; expected "):
             SamplingParams(**{name: value})
 
 
 PROBES: tuple[Any, ...] = (1, 3, 0.25, True, [3], "x")
 
 
-@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.use is not Use.REFUSED])
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is not Use.REFUSED])
 def test_a_field_changes_the_plan_exactly_if_it_is_honoured_there(name: str) -> None:
     """A refusal that is lifted with nothing built, or an effect that is lost, shows here."""
     plans = set()
@@ -122,7 +121,7 @@ def test_a_field_changes_the_plan_exactly_if_it_is_honoured_there(name: str) -> 
             plans.add(repr(resolve_sampling(SamplingParams(**{"temperature": 1.0} | {name: value}))))
     assert plans, "no probe suits this field; add one"
     changes = plans != {repr(resolve_sampling(SamplingParams(temperature=1.0)))}
-    assert changes is (FIELDS[name].use is Use.HONOURED and name not in BEFORE_THE_PLAN)
+    assert changes is (FIELDS[name].torch is Use.HONOURED and name not in BEFORE_THE_PLAN)
 
 
 class Unspeakable:

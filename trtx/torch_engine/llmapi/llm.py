@@ -14,15 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from trtx.checkpoint import read_end_ids
-from trtx.torch_engine.choices import Choice
-from trtx.torch_engine.client import EngineClient
-from trtx.torch_engine.llm_args import LlmArgs, resolve_llm_args
-from trtx.torch_engine.messages import HandoffStats, Submit
-from trtx.torch_engine.results import DisaggregatedParams, RequestError, RequestOutput
-from trtx.torch_engine.sampling import SamplingParams, checked_sampling
-from trtx.torch_engine.sampling_fields import is_text, shown
-from trtx.torch_engine.sampling_plan import resolve_sampling
-from trtx.torch_engine.text import (
+from trtx.text import (
     StopStrings,
     TextStream,
     Tokenizer,
@@ -30,6 +22,14 @@ from trtx.torch_engine.text import (
     load_hf_tokenizer,
     load_tokenizer,
 )
+from trtx.torch_engine.llm_args import LlmArgs
+from trtx.torch_engine.llmapi.arguments import resolve_llm_args
+from trtx.torch_engine.llmapi.choices import Choice
+from trtx.torch_engine.llmapi.client import EngineClient
+from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestOutput
+from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
+from trtx.torch_engine.llmapi.values import is_text, shown
+from trtx.torch_engine.messages import HandoffStats, Submit
 
 DEFAULT_PRIORITY = 0.5
 Prompt = str | list[int] | Mapping[str, Any]
@@ -108,7 +108,7 @@ class LLM:
         is_one = not isinstance(inputs, list) or not inputs or isinstance(inputs[0], int)
         prompts: list[Any] = [inputs] if is_one else list(inputs)
         samplings = _one_each("sampling_params", sampling_params, len(prompts))
-        handovers = _one_each("disaggregated_params", disaggregated_params, len(prompts))
+        disaggregated = _one_each("disaggregated_params", disaggregated_params, len(prompts))
         outputs = [
             self.generate_async(
                 prompt,
@@ -116,13 +116,13 @@ class LLM:
                 lora_request=lora_request,
                 prompt_adapter_request=prompt_adapter_request,
                 kv_cache_retention_config=kv_cache_retention_config,
-                disaggregated_params=handover,
+                disaggregated_params=params,
                 scheduling_params=scheduling_params,
                 conversation_params=conversation_params,
                 cache_salt=cache_salt,
                 priority=priority,
             )
-            for prompt, sampling, handover in zip(prompts, samplings, handovers, strict=True)
+            for prompt, sampling, params in zip(prompts, samplings, disaggregated, strict=True)
         ]
         results = [output.result() for output in outputs]
         return results[0] if is_one else results
@@ -159,12 +159,12 @@ class LLM:
             raise RequestError(
                 f"disaggregated_params is {shown(disaggregated_params)}; expected DisaggregatedParams or None"
             )
-        handover = disaggregated_params.handover() if disaggregated_params is not None else None
-        if handover is not None and sampling.n > 1:
-            raise RequestError(f"n is {sampling.n}; expected 1 for a {handover.request_type} request")
+        handoff = disaggregated_params.handoff() if disaggregated_params is not None else None
+        if handoff is not None and sampling.n > 1:
+            raise RequestError(f"n is {sampling.n}; expected 1 for a {handoff.request_type} request")
         if disaggregated_params is not None and disaggregated_params.multimodal_embedding_handles:
             raise RequestError("multimodal_embedding_handles are not supported by the torch engine; send text alone")
-        looks_for_stops = bool(sampling.stop_strings) and (handover is None or handover.request_type != "context_only")
+        looks_for_stops = bool(sampling.stop_strings) and (handoff is None or handoff.request_type != "context_only")
         if looks_for_stops and self._tokenizer is None:
             raise ValueError("SamplingParams.stop needs a tokenizer; unset skip_tokenizer_init, or use stop_token_ids")
         sequence_ids = [self._client.next_id() for _ in range(sampling.n)]
@@ -181,7 +181,7 @@ class LLM:
         for index, sequence_id in enumerate(sequence_ids):
             stops = self._stop_strings(sampling) if looks_for_stops else None
             plan = resolve_sampling(sampling, choice=index)
-            message = _checked(Submit(sequence_id, prompt, plan, end_ids, cache_salt, priority, handover))
+            message = _checked(Submit(sequence_id, prompt, plan, end_ids, cache_salt, priority, handoff))
             self._client.submit(Choice(index, output, sequence_ids, stops), message)
         return output
 
@@ -269,7 +269,7 @@ class LLM:
         return self._client.kv_events.rows(timeout)
 
     def get_kv_cache_capacity(self) -> dict[str, int]:
-        blocks, size = self._ready.num_blocks, self._ready.geometry.tokens_per_block
+        blocks, size = self._ready.num_blocks, self._ready.tokens_per_block
         return {"maxNumBlocks": blocks, "tokensPerBlock": size, "maxNumTokens": blocks * size}
 
     @property
@@ -292,7 +292,7 @@ class LLM:
 
     def handoff_stats(self) -> HandoffStats:
         """Totals of KV handoff since the start, and the leases that are out, as the engine last said."""
-        return self._client.handoff
+        return self._client.handoff_stats
 
     def _check_health(self) -> bool:
         """False once the engine's process died, reported a fatal error, or was shut down."""

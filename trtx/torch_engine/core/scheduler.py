@@ -11,9 +11,9 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass, field
 
-from trtx.torch_engine.batch import Batch, ScheduledSequence
-from trtx.torch_engine.block_pool import BlockPool
-from trtx.torch_engine.request import Sequence, State
+from trtx.torch_engine.batch import Batch
+from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.sequence import Sequence, State
 
 WATERMARK = 0.01
 """Share of the pool that admission leaves for running sequences to grow into; vLLM's figure. Without it a full pool
@@ -32,15 +32,21 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class Step:
-    """One step's work. ``batch.sequences[i]`` is ``sequences[i]``'s share of it."""
+    """One step's work, each sequence at most once. ``decodes`` compute one token and sample; they go first."""
 
-    batch: Batch
-    sequences: list[Sequence] = field(default_factory=list)
-    pulls: list[Sequence] = field(default_factory=list)  # admitted, and their KV is to be read from a peer
-    num_decodes: int = 0
-    num_context_tokens: int = 0
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # of a prompt, or of a past: how many tokens
+    reads: list[Sequence] = field(default_factory=list)  # admitted, and their KV is to be read from a peer
     admitted: list[Sequence] = field(default_factory=list)
-    num_preempted: int = 0
+    num_generating: int = 0  # leading decodes; the others are prompts of which the cache had all but the last token
+    num_context_tokens: int = 0
+    sequences: list[Sequence] = field(default_factory=list)  # decodes, then those of chunks
+
+    def batch(self) -> Batch:
+        """The runner's view, aligned with ``sequences``. Valid until the next step."""
+        shares = [sequence.share(1) for sequence in self.decodes]
+        shares += [sequence.share(count) for sequence, count in self.chunks]
+        return Batch(shares)
 
 
 class Scheduler:
@@ -53,13 +59,13 @@ class Scheduler:
         self.max_batch_size = min(limits.max_batch_size, limits.max_num_tokens)
         self.waiting: list[Sequence] = []  # in the order of admission
         self.running: list[Sequence] = []  # in the order in which they were admitted
-        self.transferring: list[Sequence] = []
+        self.reading: list[Sequence] = []
         self._free_slots = list(range(self.max_batch_size - 1, -1, -1))
         self._watermark = int(pool.num_blocks * WATERMARK)
 
     @property
     def num_active(self) -> int:
-        return len(self.running) + len(self.transferring)
+        return len(self.running) + len(self.reading)
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=self._rank)
@@ -69,49 +75,47 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Picks the next step's work and takes the blocks for it. Never raises, never waits; may pick nothing."""
-        step = Step(Batch())
-        prompts = self._schedule_decodes(step)
-        chunks: list[ScheduledSequence] = []
-        chunked: list[Sequence] = []
-        budget = self.limits.max_num_tokens - step.num_decodes
-        for sequence in prompts:
-            if budget == 0:
-                break
-            budget -= self._schedule_chunk(sequence, budget, step, chunks, chunked)
-        while budget > 0 and (admitted := self._admit(budget, step)) is not None:
-            if admitted.state is State.RUNNING:
-                budget -= self._schedule_chunk(admitted, budget, step, chunks, chunked)
-        step.batch.sequences += chunks
-        step.sequences += chunked
-        return step
-
-    def _schedule_decodes(self, step: Step) -> list[Sequence]:
-        """Adds every decode to the step. Returns the running sequences with more than one token to compute."""
-        shares, sequences = step.batch.sequences, step.sequences
-        running = self.running
+        step = Step()
         tokens_per_block = self.pool.tokens_per_block
         prompts: list[Sequence] = []
-        index = 0
-        while index < len(running):  # preemption shortens the list from its end
-            sequence = running[index]
-            index += 1
+        for sequence in self.running:  # which preemption shortens from its end
             computed = sequence.num_computed
             if sequence.num_tokens - computed != 1 or computed == 0:
                 prompts.append(sequence)
-            elif computed < len(sequence.block_ids) * tokens_per_block or self._grow(sequence, step):
-                shares.append(sequence.share(1))
-                sequences.append(sequence)
-        step.num_decodes = len(shares)
-        return prompts
+            elif computed < len(sequence.block_ids) * tokens_per_block or self._grow(sequence):
+                step.decodes.append(sequence)
+        step.num_generating = len(step.decodes)
+        budget = self.limits.max_num_tokens - step.num_generating
+        for sequence in prompts:
+            if budget == 0:
+                break
+            budget -= self._compute(sequence, budget, step)
+        while budget > 0 and (admitted := self._admit(budget, step)) is not None:
+            if admitted.state is State.RUNNING:
+                budget -= self._compute(admitted, budget, step)
+        step.sequences = step.decodes + [sequence for sequence, _ in step.chunks]
+        return step
 
-    def _grow(self, sequence: Sequence, step: Step) -> bool:
+    @staticmethod
+    def _compute(sequence: Sequence, budget: int, step: Step) -> int:
+        """Adds as many of the sequence's uncomputed tokens as ``budget`` allows. Returns how many."""
+        count = min(sequence.num_uncomputed, budget)
+        if sequence.num_uncomputed == 1 and sequence.num_computed > 0:
+            step.decodes.append(sequence)
+        else:
+            step.chunks.append((sequence, count))
+        step.num_context_tokens += count
+        return count
+
+    def _grow(self, sequence: Sequence) -> bool:
         """Gives a decode its next block, at the cost of sequences admitted later, in the end of itself."""
         while (block := self.pool.allocate(1)) is None:
             victim = self.running[-1]
             if victim is sequence and self.num_active == 1:
-                return False  # alone: leases hold the rest, and they end; giving up its own blocks would gain nothing
+                # All other blocks are under leases. It keeps its own and waits for a lease to end: preempted, it would
+                # need as many again.
+                return False
             self._preempt_latest()
-            step.num_preempted += 1
             if victim is sequence:
                 return False
         sequence.block_ids += block
@@ -124,47 +128,18 @@ class Scheduler:
         sequence.is_resumed = True
         self.add(sequence)
 
-    def _schedule_chunk(
-        self,
-        sequence: Sequence,
-        budget: int,
-        step: Step,
-        chunks: list[ScheduledSequence],
-        chunked: list[Sequence],
-    ) -> int:
-        count = min(sequence.num_uncomputed, budget)
-        share = sequence.share(count)
-        if count == 1 and share.samples and share.start > 0:
-            step.batch.sequences.append(share)  # a decode in form: the batch has those first
-            step.sequences.append(sequence)
-        else:
-            chunks.append(share)
-            chunked.append(sequence)
-        step.num_context_tokens += count
-        return count
-
     def _admit(self, budget: int, step: Step) -> Sequence | None:
-        """Moves the first waiting sequence to RUNNING, or to TRANSFERRING with an entry in ``step.pulls``."""
+        """Moves the first waiting sequence to RUNNING, or to READING with an entry in ``step.reads``."""
         if not self.waiting or not self._free_slots:
             return None
-        sequence = self.waiting[0]
-        pool = self.pool
-        tokens_per_block = pool.tokens_per_block
-        known = sequence.num_tokens
-        wants_pull = sequence.wants_pull
-        # At least one token must be computed to sample from; after a pull that is the prefill side's first token.
-        reusable = (len(sequence.prompt_token_ids) if wants_pull else known - 1) // tokens_per_block
-        if self._needs_every_logit(sequence):
-            reusable = 0
-        matched = pool.match(sequence.names(reusable, tokens_per_block)[:reusable]) if pool.enable_reuse else []
-        num_computed = len(matched) * tokens_per_block
-        if (
-            not wants_pull
-            and not self.limits.enable_chunked_prefill
-            and budget < known - num_computed <= self.limits.max_num_tokens
-        ):
+        sequence, pool = self.waiting[0], self.pool
+        known, wants_read = sequence.num_tokens, sequence.wants_read
+        reusable, matched = self._cached(sequence)
+        num_computed = len(matched) * pool.tokens_per_block
+        is_whole = not (wants_read or self.limits.enable_chunked_prefill)
+        if is_whole and budget < known - num_computed <= self.limits.max_num_tokens:
             return None
-        needed = -(-known // tokens_per_block) - len(matched)
+        needed = -(-known // pool.tokens_per_block) - len(matched)
         reserve = self._watermark if self.num_active else 0
         if needed + pool.num_evictable(matched) + reserve > pool.num_available:
             return None
@@ -176,22 +151,31 @@ class Scheduler:
         sequence.hold(self._free_slots.pop(), matched + fresh, num_computed)
         sequence.num_registered = sequence.num_reused = len(matched)
         step.admitted.append(sequence)
-        if wants_pull:
-            sequence.state = State.TRANSFERRING
-            self.transferring.append(sequence)
-            step.pulls.append(sequence)
+        if wants_read:
+            sequence.state = State.READING
+            self.reading.append(sequence)
+            step.reads.append(sequence)
         else:
             sequence.state = State.RUNNING
             self.running.append(sequence)
         return sequence
 
+    def _cached(self, sequence: Sequence) -> tuple[int, list[int]]:
+        """How many leading blocks could be reused, and those that the prefix cache has."""
+        # At least one token must be computed to sample from; after a read that is the prefill side's first token.
+        length = len(sequence.prompt_token_ids) if sequence.wants_read else sequence.num_tokens - 1
+        reusable = 0 if self._needs_every_logit(sequence) else length // self.pool.tokens_per_block
+        if not self.pool.enable_reuse:
+            return reusable, []
+        return reusable, self.pool.match(sequence.names(reusable, self.pool.tokens_per_block)[:reusable])
+
     @staticmethod
     def _needs_every_logit(sequence: Sequence) -> bool:
         return sequence.sampling.prompt_logprobs is not None and not sequence.output_token_ids
 
-    def pulled(self, sequence: Sequence, num_computed: int) -> None:
-        """TRANSFERRING -> RUNNING with ``num_computed`` tokens in place: all on success, the reused ones if not."""
-        self.transferring.remove(sequence)
+    def end_read(self, sequence: Sequence, num_computed: int) -> None:
+        """READING -> RUNNING with ``num_computed`` tokens in place: all on success, the reused ones if not."""
+        self.reading.remove(sequence)
         sequence.state = State.RUNNING
         sequence.num_computed = num_computed
         self.running.append(sequence)
@@ -216,8 +200,8 @@ class Scheduler:
         """Ends a sequence in any state. Its first ``keep_blocks`` blocks stay referenced and are returned."""
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
-        elif sequence.state is State.TRANSFERRING:
-            self.transferring.remove(sequence)
+        elif sequence.state is State.READING:
+            self.reading.remove(sequence)
         elif sequence.state is State.RUNNING:
             self.running.remove(sequence)
         sequence.state = State.FINISHED
@@ -236,10 +220,10 @@ class Scheduler:
 
     def check(self, leased: list[tuple[int, ...]] | None = None) -> None:
         """Raises AssertionError unless pool, queues and slots agree. ``leased``: block lists held by leases."""
-        holders: list[list[int]] = [s.block_ids for s in (*self.running, *self.transferring)]
+        holders: list[list[int]] = [s.block_ids for s in (*self.running, *self.reading)]
         holders += [list(blocks) for blocks in leased or ()]
         self.pool.check(holders)
-        slots = [s.slot for s in (*self.running, *self.transferring)]
+        slots = [s.slot for s in (*self.running, *self.reading)]
         if sorted(slots + self._free_slots) != list(range(self.max_batch_size)):
             raise AssertionError(f"slots: held {sorted(slots)} + free {sorted(self._free_slots)}; expected each once")
         for sequence in self.waiting:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.torch_engine.oracle_runner import VOCAB, OracleRunner, next_token, undisturbed
-from trtx.torch_engine.core import EngineCore
+from tests.unit.torch_engine.core.oracle_runner import VOCAB, OracleRunner, next_token, undisturbed
+from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.sequence import Sequence
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
-from trtx.torch_engine.request import Sequence
-from trtx.torch_engine.sampling import SamplingParams
-from trtx.torch_engine.sampling_plan import SamplingPlan, resolve_sampling
-from trtx.torch_engine.scheduler import SchedulerLimits
+from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
 class Harness:
@@ -59,7 +59,7 @@ class Harness:
     def run(self, limit: int = 5000) -> None:
         for _ in range(limit):
             scheduler = self.core.scheduler
-            if not (scheduler.waiting or scheduler.running or scheduler.transferring or self.core.wait_s == 0.0):
+            if not (scheduler.waiting or scheduler.running or scheduler.reading or self.core.wait_s == 0.0):
                 return
             self.step()
         raise AssertionError(f"work left after {limit} steps")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trtx.torch_engine.batch import Logprob
-from trtx.torch_engine.messages import Update
-from trtx.torch_engine.results import Delivery, RequestOutput
-from trtx.torch_engine.text import StopStrings
+from trtx.text import StopStrings
+from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
+from trtx.torch_engine.messages import Logprob, Update
 
 
 @dataclass(slots=True, eq=False)
@@ -50,5 +49,5 @@ class Choice:
             logprobs=logprobs,
             prompt_logprobs=update.prompt_logprobs,
             reused_blocks=update.reused_blocks or None,
-            handover=update.handover,
+            handoff=update.handoff,
         )

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trtx.torch_engine.batch import Logprob
-from trtx.torch_engine.results import Delivery, DisaggregatedParams, RequestError, RequestOutput
+from trtx.torch_engine.llmapi.results import Delivery, DisaggregatedParams, RequestError, RequestOutput
+from trtx.torch_engine.messages import Logprob
 
 
 def make(*, streaming: bool = True, choices: int = 1) -> RequestOutput:
@@ -123,8 +123,8 @@ def test_logprobs_of_the_chosen_tokens_are_summed() -> None:
 def test_disaggregated_params_know_their_request_types() -> None:
     with pytest.raises(ValueError, match="'prefill_only'; expected one of context_only"):
         DisaggregatedParams(request_type="prefill_only")
-    assert DisaggregatedParams(request_type="context_and_generation").handover() is None
+    assert DisaggregatedParams(request_type="context_and_generation").handoff() is None
     params = DisaggregatedParams(request_type="generation_only", first_gen_tokens=[3], opaque_state=b"x")
-    handover = params.handover()
-    assert handover is not None
-    assert DisaggregatedParams.from_handover(handover) == params
+    handoff = params.handoff()
+    assert handoff is not None
+    assert DisaggregatedParams.from_handoff(handoff) == params

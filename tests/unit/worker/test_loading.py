@@ -1,0 +1,94 @@
+"""From a worker's options to an engine that runs, here the paced one, and what the worker knows of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.errors import UsageError
+from trtx.worker.loading import LoadedEngine, engine_arguments, load, probe_token_id
+from trtx.worker.options import WorkerOptions, parse
+from trtx.worker.request import InvalidRequest
+from trtx.worker.request import parse as parse_request
+
+MODEL = resolve_checkpoint("synthetic:tiny").path
+
+
+def options(tmp_path: Path, *flags: str, model: Path = MODEL, role: str = "agg", **config: Any) -> WorkerOptions:
+    file = tmp_path / "engine.yaml"
+    file.write_text(json.dumps(config))  # JSON is YAML
+    argv = ["--role", role, "--engine", "paced", "--model", str(model), "--served-model-name", "tiny"]
+    return parse([*argv, "--engine-config", str(file), *flags])
+
+
+@contextmanager
+def loaded(asked: WorkerOptions) -> Iterator[LoadedEngine]:
+    found = load(asked)
+    try:
+        yield found
+    finally:
+        assert found.shutdown()
+
+
+def test_a_worker_knows_of_its_engine_what_it_registers(tmp_path: Path) -> None:
+    with loaded(options(tmp_path, max_seq_len=48, max_batch_size=3)) as found:
+        facts = found.engine.facts
+        assert (facts.context_length, facts.max_batch_size, facts.block_size) == (48, 3, 32)
+        assert not found.publishes_kv_events, "a buffer for events is asked of every engine, and this one has no KV"
+        assert found.load_seconds >= 0
+        assert found.shutdown_seconds == found.api.shutdown_seconds
+    with loaded(options(tmp_path, "--shutdown-seconds", "3")) as found:
+        assert found.shutdown_seconds == 3
+
+
+@pytest.mark.parametrize(
+    ("role", "config", "expected"),
+    [
+        ("agg", {}, {"enable_iter_perf_stats": True, "kv_cache_config": {"event_buffer_max_size": 100_000}}),
+        ("prefill", {}, {"cache_transceiver_config": {"backend": "NIXL"}}),
+        ("decode", {"cache_transceiver_config": {"backend": "UCX"}}, {"cache_transceiver_config": {"backend": "UCX"}}),
+        ("agg", {"enable_iter_perf_stats": False}, {"enable_iter_perf_stats": False}),
+        (
+            "agg",
+            {"kv_cache_config": {"event_buffer_max_size": 7}},
+            {"kv_cache_config": {"event_buffer_max_size": 7}},
+        ),
+        (
+            "agg",
+            {"kv_cache_config": {"enable_block_reuse": False}},
+            {"kv_cache_config": {"enable_block_reuse": False}},
+        ),
+    ],
+)
+def test_what_a_worker_needs_is_switched_on_where_the_config_is_silent(
+    tmp_path: Path, role: str, config: Mapping[str, Any], expected: Mapping[str, Any]
+) -> None:
+    arguments = engine_arguments(options(tmp_path, role=role, **config))
+    assert {name: arguments.get(name) for name in expected} == expected
+    assert ("cache_transceiver_config" in arguments) is (role != "agg")
+
+
+def test_an_engine_without_a_vision_encoder_is_named_with_one_that_has_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="engine paced has no vision encoder; use --engine tensorrt-llm"):
+        load(options(tmp_path, role="encode"))
+
+
+def test_stop_strings_are_refused_where_nothing_finds_them_and_all_else_is_served(tmp_path: Path) -> None:
+    with loaded(options(tmp_path)) as found:
+        request = parse_request({"token_ids": [5], "stop_conditions": {"stop": ["END"]}}, context_length=10)
+        assert found.stop_strings(request).feed([5], is_last=True).stop is None
+        without = LoadedEngine(found.api, found.engine, None, False, 0.0, 1.0)
+        with pytest.raises(InvalidRequest, match="stop strings need a fast tokenizer"):
+            without.stop_strings(request)
+
+
+@pytest.mark.parametrize(("stated", "token_id"), [(3, 3), (0, 0), (None, 1), ([4, 5], 1)])
+def test_a_canarys_token_is_the_checkpoints_beginning_of_text(tmp_path: Path, stated: Any, token_id: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "bos_token_id": stated}))
+    assert probe_token_id(tmp_path) == token_id

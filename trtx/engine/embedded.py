@@ -1,0 +1,107 @@
+"""The torch engine and the paced engine behind a worker; both keep to the torch engine's requests and results."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from trtx.engine.api import Engine, EngineApi, EngineFacts, Fault, HandoffTotals, Hints, Row
+from trtx.engine.request_ids import RequestIds
+from trtx.torch_engine.llmapi import (
+    LLM,
+    DisaggregatedParams,
+    Logprob,
+    RequestError,
+    RequestFailed,
+    RequestOutput,
+    SamplingParams,
+)
+
+
+class TorchEngine(Engine):
+    """The embedded LLM, in a process of its own."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.engine_pid = llm.engine_pid
+        pool = llm.get_kv_cache_capacity()
+        self.facts = EngineFacts(
+            context_length=min(llm.max_seq_len, pool["maxNumTokens"]),
+            block_size=pool["tokensPerBlock"],
+            num_blocks=pool["maxNumBlocks"],
+            max_batch_size=llm.max_batch_size,
+            max_num_tokens=llm.args.max_num_tokens,
+            has_kv_events=True,
+            left_out=tuple(llm.unsupported_fields),
+        )
+
+    def generate_async(
+        self,
+        inputs: list[int],
+        sampling_params: SamplingParams,
+        *,
+        streaming: bool,
+        disaggregated_params: DisaggregatedParams | None,
+        cache_salt: str | None,
+        trace_headers: Mapping[str, str] | None,
+        hints: Hints,
+    ) -> RequestOutput:
+        return self._llm.generate_async(
+            inputs,
+            sampling_params,
+            streaming=streaming,
+            disaggregated_params=disaggregated_params,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+            **({} if hints.priority is None else {"priority": hints.priority}),
+        )
+
+    def get_stats_async(self, timeout: float) -> AsyncIterator[Row]:
+        return self._llm.get_stats_async(timeout)
+
+    def get_kv_cache_events_async(self, timeout: float) -> AsyncIterator[Row]:
+        return self._llm.get_kv_cache_events_async(timeout)
+
+    def handoff_stats(self) -> HandoffTotals:
+        return self._llm.handoff_stats()
+
+    def unread_handoffs(self, rows: Iterable[Row]) -> int:
+        return self._llm.handoff_stats().leases
+
+    def device_memory_bytes(self, rows: Iterable[Row]) -> int | None:
+        return self._llm.device_memory_bytes() or None  # 0 on a CPU
+
+    def is_alive(self) -> bool:
+        return self._llm._check_health()  # TensorRT-LLM's name for it
+
+    def shutdown(self) -> None:
+        self._llm.shutdown()
+
+
+def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
+    return EngineApi(
+        kind=kind,
+        start=_start_torch if kind == "torch" else _start_paced,
+        SamplingParams=SamplingParams,
+        DisaggregatedParams=DisaggregatedParams,
+        Logprob=Logprob,
+        fault=_fault,
+        new_request_ids=lambda worker_id: RequestIds(worker_id).next,
+    )
+
+
+def _fault(error: Exception) -> Fault:
+    if isinstance(error, RequestFailed):  # first: it is a RequestError too
+        return "failed"
+    return "refused" if isinstance(error, RequestError) else "unexpected"
+
+
+def _start_torch(model: Path, config: Mapping[str, Any]) -> Engine:
+    return TorchEngine(LLM(model, **config))
+
+
+def _start_paced(model: Path, config: Mapping[str, Any]) -> Engine:
+    from trtx.engine import paced
+
+    return paced.LLM(model, **config)

@@ -1,0 +1,144 @@
+"""A loaded TensorRT-LLM behind a worker: the LLM API as its versions have it, and what it says of itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trtx.checkpoint.facts import context_length_of, read_config
+from trtx.engine.api import Engine, EngineFacts, Hints, Result, Row
+from trtx.engine.tensorrt_llm import versions
+from trtx.errors import LaunchError
+
+logger = logging.getLogger(__name__)
+
+TOKENS_PER_BLOCK = 32
+"""TensorRT-LLM's default, where it does not say what it uses (1.3.0rc7 and before)."""
+
+
+class TensorRtEngine(Engine):
+    """``tensorrt_llm.LLM``, or its ``MultimodalEncoder``. Its ranks are children of the worker, and on its record.
+
+    Raises LaunchError where the package lacks what the arguments ask for.
+    """
+
+    def __init__(self, llm: Any, facts: EngineFacts) -> None:
+        self._llm = llm
+        self.facts = facts
+        self._takes_priority = versions.accepts(llm.generate_async, "priority")
+        self._follows_conversations = versions.follows_conversations(llm)
+        if self._follows_conversations and versions.conversation_params() is None:
+            raise LaunchError(
+                "attention_dp_config.kv_cache_routing_conversation_affinity is on, and this TensorRT-LLM has no "
+                "ConversationParams, which came after 1.3.0rc20; leave it out, or install a later release"
+            )
+        if versions.health_call(llm) is None:
+            logger.warning("this engine has no health call; its death shows in failing requests")
+
+    def generate_async(
+        self,
+        inputs: list[int],
+        sampling_params: Any,
+        *,
+        streaming: bool,
+        disaggregated_params: Any,
+        cache_salt: str | None,
+        trace_headers: Mapping[str, str] | None,
+        hints: Hints,
+    ) -> Result:
+        result: Result = self._llm.generate_async(
+            inputs,
+            sampling_params,
+            streaming=streaming,
+            disaggregated_params=disaggregated_params,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+            **self._scheduling(hints),
+        )
+        return result
+
+    def _scheduling(self, hints: Hints) -> dict[str, Any]:
+        """Keyword arguments of ``generate_async``."""
+        arguments: dict[str, Any] = {}
+        if hints.priority is not None and self._takes_priority:
+            arguments["priority"] = hints.priority
+        if self._follows_conversations:  # a rank that is given beats the conversation's
+            if hints.conversation_id is not None:
+                make = versions.conversation_params()
+                arguments["conversation_params"] = make(conversation_id=hints.conversation_id)
+        elif hints.dp_rank is not None and self.facts.dp_size > 1:
+            make = versions.scheduling_params()
+            arguments["scheduling_params"] = make(attention_dp_rank=hints.dp_rank, attention_dp_relax=False)
+        return arguments
+
+    def encode(self, inputs: Mapping[str, Any]) -> Any:
+        # Synchronous in the API; several threads may wait in it, and the engine batches what they ask.
+        (output,) = self._llm.generate([inputs], use_tqdm=False)
+        return output.disaggregated_params
+
+    def get_stats_async(self, timeout: float) -> AsyncIterator[Row | str]:
+        rows: AsyncIterator[Row | str] = self._llm.get_stats_async(timeout=timeout)
+        return rows
+
+    def get_kv_cache_events_async(self, timeout: float) -> AsyncIterator[Row | str]:
+        rows: AsyncIterator[Row | str] = self._llm.get_kv_cache_events_async(timeout=timeout)
+        return rows
+
+    def unread_handoffs(self, rows: Iterable[Row]) -> int:
+        """Active requests: it has no count of leases, and keeps a request active until its KV was read."""
+        return sum(int(row.get("numActiveRequests", 0)) + int(row.get("numQueuedRequests", 0)) for row in rows)
+
+    def device_memory_bytes(self, rows: Iterable[Row]) -> int | None:
+        return max((int(row.get("gpuMemUsage") or 0) for row in rows), default=0) or None
+
+    def is_alive(self) -> bool:
+        check = versions.health_call(self._llm)
+        return check is None or bool(check())
+
+    def cause_of_death(self) -> str:
+        return str(versions.fatal_error(self._llm) or "")
+
+    def shutdown(self) -> None:
+        self._llm.shutdown()
+
+
+def facts_of_llm(llm: Any, model: Path, config: Mapping[str, Any]) -> EngineFacts:
+    """Of ``llm``, loaded for ``model`` as ``config`` asks. Raises LaunchError where its context has no length."""
+    capacity = versions.kv_capacity(llm)
+    cache = config.get("kv_cache_config") or {}
+    has_attention_dp = versions.argument(llm, "enable_attention_dp")
+    return EngineFacts(
+        context_length=_context_length(llm, capacity.get("maxNumTokens"), model),
+        block_size=capacity.get("tokensPerBlock") or cache.get("tokens_per_block") or TOKENS_PER_BLOCK,
+        num_blocks=capacity.get("maxNumBlocks"),
+        max_batch_size=versions.argument(llm, "max_batch_size"),
+        max_num_tokens=versions.argument(llm, "max_num_tokens"),
+        dp_size=(versions.argument(llm, "tensor_parallel_size") or 1) if has_attention_dp else 1,
+        has_kv_events=not capacity or bool(capacity.get("maxNumBlocks")),  # empty: it does not say
+    )
+
+
+def facts_of_encoder(encoder: Any, model: Path) -> EngineFacts:
+    """It keeps no tokens: no blocks, no events."""
+    return EngineFacts(
+        context_length=_context_length(encoder, None, model),
+        max_batch_size=versions.argument(encoder, "max_batch_size"),
+        max_num_tokens=versions.argument(encoder, "max_num_tokens"),
+    )
+
+
+def _context_length(llm: Any, pool_tokens: int | None, model: Path) -> int:
+    """The smallest of what the arguments, the model's positions and the KV pool allow.
+
+    TensorRT-LLM leaves ``args.max_seq_len`` None where the config has none: its ranks take the model's positions.
+    """
+    asked = versions.argument(llm, "max_seq_len") or context_length_of(read_config(model))
+    context_length = min((bound for bound in (asked, pool_tokens) if bound), default=None)
+    if context_length is None:
+        raise LaunchError(
+            f"engine tensorrt-llm says neither max_seq_len nor a KV capacity, and {model}/config.json no "
+            "max_position_embeddings; set max_seq_len in the engine config"
+        )
+    return context_length

@@ -1,0 +1,34 @@
+"""The caller's side of the engine, in a worker's process: TensorRT-LLM's LLM API.
+
+Owns what callers see (:class:`LLM`, its parameters and results), checks and resolves each request once, and holds the
+engine's process by the other end of a socket. It computes nothing and has no device: ``trtx.torch_engine.core`` does.
+Enter through :class:`LLM`. Every request ends: with its result, with its error, or with the engine's death.
+"""
+
+from trtx.torch_engine.llm_args import CacheTransceiverConfig, CudaGraphConfig, KvCacheConfig, LlmArgs, SchedulerConfig
+from trtx.torch_engine.llmapi.llm import LLM
+from trtx.torch_engine.llmapi.results import (
+    CompletionOutput,
+    DisaggregatedParams,
+    RequestError,
+    RequestFailed,
+    RequestOutput,
+)
+from trtx.torch_engine.llmapi.sampling import SamplingParams
+from trtx.torch_engine.messages import Logprob
+
+__all__ = [
+    "LLM",
+    "CacheTransceiverConfig",
+    "CompletionOutput",
+    "CudaGraphConfig",
+    "DisaggregatedParams",
+    "KvCacheConfig",
+    "LlmArgs",
+    "Logprob",
+    "RequestError",
+    "RequestFailed",
+    "RequestOutput",
+    "SamplingParams",
+    "SchedulerConfig",
+]

@@ -1,0 +1,76 @@
+"""Keyword arguments of ``LLM``, as a caller gives them, become checked ``LlmArgs``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from trtx.config import schema
+from trtx.config.torch_fields import ignored_fields, refused_fields
+from trtx.config.torch_limits import outside_limits
+from trtx.torch_engine.llm_args import (
+    CacheTransceiverConfig,
+    CudaGraphConfig,
+    KvCacheConfig,
+    LlmArgs,
+    SchedulerConfig,
+)
+
+_IGNORED = "the torch engine leaves it out: it changes speed or memory alone"
+
+NESTED: dict[str, type[Any]] = {
+    "kv_cache_config": KvCacheConfig,
+    "cuda_graph_config": CudaGraphConfig,
+    "scheduler_config": SchedulerConfig,
+    "cache_transceiver_config": CacheTransceiverConfig,
+}
+
+
+def resolve_llm_args(model: str, arguments: Mapping[str, Any]) -> tuple[LlmArgs, dict[str, str]]:
+    """Returns the resolved arguments, and for each one that was given but is left out why that is right.
+
+    Raises ValueError for a name that no version of TensorRT-LLM knows (with the nearest one), for a wrong type or
+    range, for a value without which answers would be others (``trtx.config.torch_fields``), and for one that the engine
+    can't run with (``trtx.config.torch_limits``).
+    """
+    plain = {name: _plain(value) for name, value in arguments.items()}
+    problems = [found.message for found in schema.findings(plain) if found.kind != "other-version"]
+    if problems:
+        raise ValueError("; ".join(problems))
+    if refused := [str(field) for field in refused_fields(plain)]:
+        raise ValueError("; ".join(refused))
+    if outside := [str(found) for found in outside_limits(plain)]:
+        raise ValueError("; ".join(outside))
+    taken: dict[str, Any] = {"model": model}
+    for name, value in plain.items():
+        if name in NESTED and isinstance(value, Mapping):
+            known = _names(NESTED[name])
+            taken[name] = {key: v for key, v in value.items() if key in known and not _means_default(key, v)}
+        elif name in _names(LlmArgs) and (value is not None or name == "cuda_graph_config"):
+            taken[name] = value
+    try:
+        args = msgspec.convert(taken, LlmArgs)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the torch engine's arguments: {error}") from error
+    return args, dict.fromkeys(ignored_fields(plain), _IGNORED)
+
+
+def _names(model: type[Any]) -> frozenset[str]:
+    return frozenset(f.name for f in fields(model))
+
+
+def _means_default(name: str, value: Any) -> bool:
+    """None, for fields whose own type has no None: TensorRT-LLM's way to say "as if it were not there"."""
+    return value is None and name not in ("max_tokens", "backend", "batch_sizes")
+
+
+def _plain(value: Any) -> Any:
+    """Config objects (dataclasses, pydantic models) as the mappings that YAML would give."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(exclude_unset=True)
+    if hasattr(value, "__dataclass_fields__"):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return value

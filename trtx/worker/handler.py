@@ -1,0 +1,157 @@
+"""One worker's requests: each is parsed (``request``), planned (``roles``), generated, accounted (``chunks``,
+``metrics``)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+
+from dynamo._core import Context
+from dynamo.common.backend.engine import GenerateChunk, GenerateRequest
+from dynamo.common.backend.health_check import is_probe
+from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
+
+from trtx.worker import handoff, roles
+from trtx.worker.chunks import ChunkWriter
+from trtx.worker.encoding import ImageEncoder
+from trtx.worker.faults import as_dynamo_error, fault_of
+from trtx.worker.leaving import Leaving
+from trtx.worker.loading import LoadedEngine
+from trtx.worker.metrics import RequestClock, WorkerMetrics
+from trtx.worker.open_requests import OpenRequest, OpenRequests
+from trtx.worker.options import WorkerOptions
+from trtx.worker.polling import EnginePoll
+from trtx.worker.request import InvalidRequest
+from trtx.worker.request import parse as parse_request
+from trtx.worker.roles import Submission
+from trtx.worker.sockets import set_nodelay_everywhere
+
+logger = logging.getLogger(__name__)
+
+
+class RequestHandler:
+    """Answers requests with ``loaded``, until the worker leaves."""
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        loaded: LoadedEngine,
+        *,
+        new_id: Callable[[], int | None],
+        poll: EnginePoll,
+        metrics: WorkerMetrics,
+        open_requests: OpenRequests,
+        leaving: Leaving,
+    ) -> None:
+        self._options = options
+        self._loaded = loaded
+        self._encoder = ImageEncoder(loaded.engine) if options.role == "encode" else None
+        self._new_id = new_id
+        self._poll = poll
+        self._metrics = metrics
+        self._open = open_requests
+        self._leaving = leaving
+
+    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        set_nodelay_everywhere()
+        loaded, leaving = self._loaded, self._leaving
+        if leaving.is_draining:
+            await leaving.until_gone()
+            raise Disconnected(f"{self._options.name} is draining; another worker must take this request")
+        metrics = WorkerMetrics() if is_probe(request) else self._metrics  # a canary is no client's request
+        clock = RequestClock(metrics)
+        outcome = "error"
+        opened: OpenRequest | None = None
+        metrics.open_requests += 1
+        try:
+            if self._encoder is not None:
+                yield await self._encode(self._encoder, request)
+                outcome = "stop"
+                return
+            submission = self._plan(request, context)
+            opened = self._submit(submission)
+            self._open.add(context.id(), opened)
+            if context.is_stopped():
+                # Nobody waits for it. The engine has to see it all the same: that is what releases prefill's lease.
+                opened.abort()
+            elif submission.resumes and loaded.api.aborts_transfers:
+                # Dynamo holds an abort back until decode's first token, for engines that can't abort a KV transfer.
+                context.notify_first_token()
+            writer = self._writer(submission)
+            async for step in opened.result:
+                if leaving.engine_died:
+                    raise EngineShutdown("the engine died")  # it may still give tokens; another worker goes on
+                if step.outputs[0].token_ids:
+                    opened.saw_token()
+                    self._poll.saw_token()
+                chunk = writer.next(step)
+                if chunk is None:
+                    continue
+                if submission.hands_off:
+                    handoff.add_to(chunk, step, prompt_tokens=len(submission.request.token_ids))
+                clock.tokens(len(chunk["token_ids"]))
+                yield chunk
+                if writer.finish_reason is not None:
+                    break  # a stop string: the engine does not know of it
+            if writer.finish_reason is None:
+                yield writer.cancelled()
+            outcome = writer.finish_reason or "cancelled"
+            metrics.prompt_tokens += len(submission.request.token_ids)
+            metrics.cached_tokens += writer.cached_tokens
+        except (GeneratorExit, asyncio.CancelledError):
+            outcome = "cancelled"
+            raise
+        except Exception as error:
+            fault = fault_of(error, loaded.api)
+            if leaving.engine_died or fault == "fatal" or not loaded.engine.is_alive():
+                fault = "fatal"
+                leaving.engine_is_dead(str(error), open_requests=len(self._open))
+                await leaving.until_gone()
+            translated = as_dynamo_error(error, fault)
+            outcome = "invalid" if isinstance(translated, InvalidArgument) else "error"
+            logger.log(logging.INFO if outcome == "invalid" else logging.ERROR, "request %s: %s", context.id(), error)
+            raise translated from error
+        finally:
+            metrics.open_requests -= 1
+            metrics.outcomes[outcome] += 1
+            if opened is not None:
+                self._open.close(context.id(), opened, engine_died=leaving.engine_died)
+
+    async def _encode(self, encoder: ImageEncoder, request: Mapping[str, Any]) -> dict[str, Any]:
+        if is_probe(request):  # one prompt without images: there is nothing to encode, and health is asked as always
+            alive = self._loaded.engine.is_alive()
+            return {"token_ids": [], "index": 0, "finish_reason": "stop" if alive else "cancelled"}
+        return await encoder.encode(request)
+
+    def _plan(self, request: Mapping[str, Any], context: Context) -> Submission:
+        context_length = self._loaded.engine.facts.context_length
+        parsed = parse_request(request, context_length=context_length, trace_headers=context.trace_headers())
+        return roles.plan(self._options.role, parsed, request, self._loaded.api, self._new_id)
+
+    def _submit(self, submission: Submission) -> OpenRequest:
+        request, loaded = submission.request, self._loaded
+        try:
+            result = loaded.engine.generate_async(
+                request.token_ids,
+                loaded.api.SamplingParams(**request.sampling),
+                streaming=not submission.hands_off,
+                disaggregated_params=submission.disaggregated_params,
+                cache_salt=request.cache_salt,
+                trace_headers=request.trace_headers,
+                hints=request.hints,
+            )
+        except ValueError as error:  # how the LLM API refuses an argument
+            raise InvalidRequest(str(error)) from error
+        return OpenRequest(result, is_receiving=submission.resumes and not loaded.api.aborts_transfers)
+
+    def _writer(self, submission: Submission) -> ChunkWriter:
+        request, loaded = submission.request, self._loaded
+        return ChunkWriter(
+            request,
+            block_size=loaded.engine.facts.block_size,
+            cached_at_prefill=submission.cached_at_prefill,
+            stops=loaded.stop_strings(request) if request.stop_strings else None,
+            tokenizer=loaded.tokenizer,
+        )

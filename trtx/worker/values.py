@@ -1,0 +1,69 @@
+"""Readers of single values of Dynamo's request, in its ranges.
+
+They are the protocol's, for every engine alike, and lie within what the torch engine takes: a test holds that. Of
+TensorRT-LLM's own, ``temperature``, ``top_k`` and ``top_p`` alone are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+Reader = Callable[[str, Any], Any]
+"""Name and value, which is not None, to the value for the LLM API. Raises Unsuitable."""
+
+
+class Unsuitable(ValueError):
+    """A sentence for the client: field, value and range."""
+
+
+def number(low: float, high: float) -> Reader:
+    """A float in ``[low, high]``. The wire is float32 (0.7 arrives as 0.699999988): 7 digits are all it holds."""
+
+    def read(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise Unsuitable(f"{name} is {value!r}, expected a number from {low:g} to {high:g}")
+        rounded = float(f"{value:.7g}")
+        if not math.isfinite(rounded) or not low <= rounded <= high:
+            raise Unsuitable(f"{name} is {rounded:g}, expected a number from {low:g} to {high:g}")
+        return rounded
+
+    return read
+
+
+def integer(low: int, high: int | None = None) -> Callable[[str, Any], int]:
+    span = f"at least {low}" if high is None else f"from {low} to {high}"
+
+    def read(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise Unsuitable(f"{name} is {value!r}, expected an integer {span}")
+        if value < low or (high is not None and value > high):
+            raise Unsuitable(f"{name} is {value}, expected an integer {span}")
+        return value
+
+    return read
+
+
+_TOP_K = integer(-1)
+_HALF = 2**63
+_SEED = integer(-_HALF, _HALF - 1)
+_ALTERNATIVES = integer(0, 20)
+
+
+def top_k(name: str, value: Any) -> int:
+    """-1 is OpenAI's habit for "all"; the LLM API says 0."""
+    return max(0, _TOP_K(name, value))
+
+
+def seed(name: str, value: Any) -> int:
+    """OpenAI's is signed, the engines' is not: one to one."""
+    return _SEED(name, value) % (2 * _HALF)
+
+
+def logprobs(name: str, value: Any) -> int:
+    """0 asks for the chosen token's alone, and TensorRT-LLM takes 0 for none at all."""
+    return max(1, _ALTERNATIVES(name, value))
+
+
+prompt_logprobs = _ALTERNATIVES
