@@ -13,14 +13,16 @@ import yaml
 from trtx.build.formats import FORMATS, NO_FORMAT
 from trtx.build.source import Source
 from trtx.build.store import check_space
-from trtx.checkpoint.facts import DRAWN_WEIGHTS, text_config
+from trtx.checkpoint.documents import CONFIG
+from trtx.checkpoint.facts import is_tied, read_config, text_config
+from trtx.checkpoint.model_config import DRAWN_WEIGHTS
+from trtx.checkpoint.quantization import MODELOPT_FILE
 from trtx.checkpoint.weight_index import INDEX, weight_files
 from trtx.config import ResolvedEngineConfig
 
 ENGINE_CONFIGS = "engine_configs"
 _OWN_BYTES = 1 << 20  # engine configs, manifest, log
-_CONFIG = "config.json"
-_OF_THE_EXPORT = (_CONFIG, "hf_quant_config.json")
+_OF_THE_EXPORT = (CONFIG, MODELOPT_FILE)
 
 
 def bytes_needed(source: Source, form: str) -> int:
@@ -31,9 +33,9 @@ def bytes_needed(source: Source, form: str) -> int:
     width = source.checkpoint.dtype_bytes
     parameters = source.checkpoint.weight_bytes // width
     text = text_config(source.config)
-    heads = 1 if text.get("tie_word_embeddings") else 2
+    heads = 1 if is_tied(source.config) else 2
     kept = min(parameters, heads * int(text["vocab_size"]) * int(text["hidden_size"]))
-    return int((parameters - kept) * FORMATS[form].bits / 8 + kept * width) + beside
+    return int((parameters - kept) * FORMATS[form].bytes_a_parameter + kept * width) + beside
 
 
 def complete_export(source: Source, directory: Path) -> None:
@@ -43,9 +45,9 @@ def complete_export(source: Source, directory: Path) -> None:
     an older one that TensorRT-LLM brings would read other values from it, or none. So it is the source's, with the
     export's ``quantization_config``.
     """
-    quantization = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))["quantization_config"]
+    quantization = read_config(directory)["quantization_config"]
     config = {key: value for key, value in source.config.items() if key != DRAWN_WEIGHTS}
-    (directory / _CONFIG).write_text(json.dumps(config | {"quantization_config": quantization}, indent=2) + "\n")
+    (directory / CONFIG).write_text(json.dumps(config | {"quantization_config": quantization}, indent=2) + "\n")
     for file in source.other_files:
         if file.name not in _OF_THE_EXPORT:
             shutil.copyfile(file, directory / file.name)

@@ -77,7 +77,7 @@ def build_engine(job: EngineJob, tell: Tell) -> None:
     quantization: dict[str, Any] = {}
     kv_cache = QuantAlgo.FP8 if job.kv_dtype == "fp8" else None
     if job.form != NO_FORMAT:
-        algo = QuantAlgo[FORMATS[job.form].quant_algo]
+        algo = QuantAlgo[FORMATS[job.form].algorithm]
         quantization["quant_config"] = QuantConfig(quant_algo=algo, kv_cache_quant_algo=kv_cache)
     elif kv_cache is not None:
         quantization["quant_config"] = QuantConfig(kv_cache_quant_algo=kv_cache)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from trtx.errors import UsageError
 
+CONFIG = "config.json"
 _LARGEST_BYTES = 64 << 20  # an index of DeepSeek-R1's 91,991 tensors has 9 MB
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 60
@@ -52,6 +53,12 @@ def read_object(path: Path, expected: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds {_article(found)}; expected {expected}: a JSON object")
     return found
+
+
+def config_fields(directory: Path) -> Fields:
+    """``config.json`` of a checkpoint, whatever model it describes. The one place that opens it."""
+    file = directory / CONFIG
+    return Fields(read_object(file, "a Hugging Face config"), str(file))
 
 
 class _Unreadable(Exception):

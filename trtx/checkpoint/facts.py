@@ -7,18 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.documents import Fields, read_object
-from trtx.checkpoint.model_config import LARGEST
+from trtx.checkpoint.dense import checkpoint_tensors
+from trtx.checkpoint.documents import CONFIG, Fields, config_fields, read_object
+from trtx.checkpoint.formats import DTYPE_BYTES
+from trtx.checkpoint.model_config import DRAWN_WEIGHTS, LARGEST, read_model_config
 from trtx.checkpoint.weight_index import stored_dtype
-from trtx.checkpoint.weights import parameter_count
 from trtx.errors import UsageError
 
-# The key of config.json that says "no weights here: draw them", with their seed and standard deviation.
-DRAWN_WEIGHTS = "trtx_synthetic"
-
-_END_IDS_IN = ("generation_config.json", "config.json")
+_GENERATION = "generation_config.json"
 _NESTED = ("text_config", "llm_config")
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class Checkpoint:
 
     @property
     def dtype_bytes(self) -> int:
-        return _DTYPE_BYTES.get(self.dtype, 2)
+        return DTYPE_BYTES.get(self.dtype, 2)
 
 
 def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
@@ -52,12 +49,15 @@ def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
     text = text_config(config)
     if not all(isinstance(text.get(field), int) for field in ("hidden_size", "num_hidden_layers")):
         raise UsageError(
-            f"{path / 'config.json'} has no hidden_size or num_hidden_layers, at its top or in text_config; expected a "
+            f"{path / CONFIG} has no hidden_size or num_hidden_layers, at its top or in text_config; expected a "
             "text model in Hugging Face form"
         )
     dtype = dtype_of(path, config)
     stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    drawn = _drawn_parameters(config, path) * _DTYPE_BYTES.get(dtype, 2) if DRAWN_WEIGHTS in config else 0
+    is_drawn = not stored and DRAWN_WEIGHTS in config
+    drawn = (
+        sum(tensor.nbytes(dtype) for tensor in checkpoint_tensors(read_model_config(path)).values()) if is_drawn else 0
+    )
     return Checkpoint(
         path=path,
         served_model_name=served_model_name,
@@ -67,16 +67,6 @@ def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
         has_weights=stored > 0,
         weight_bytes=stored or drawn,
     )
-
-
-def _drawn_parameters(config: Mapping[str, Any], path: Path) -> int:
-    try:
-        return parameter_count(config)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UsageError(
-            f"{path / 'config.json'} asks for drawn weights ({DRAWN_WEIGHTS}), but lacks or garbles {error}; expected "
-            "the sizes of a dense decoder"
-        ) from error
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -97,7 +87,7 @@ def read_end_ids(path: Path) -> tuple[int, ...]:
 
     Raises UsageError, naming the file, for a file that is no JSON object and for ids that are none.
     """
-    for name in _END_IDS_IN:
+    for name in (_GENERATION, CONFIG):
         if (path / name).exists():
             fields = Fields(read_object(path / name, "what transformers writes"), str(path / name))
             if fields.has("eos_token_id"):
@@ -111,6 +101,12 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, Mapping) else config
 
 
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether the head is the embedding; transformers' Gemma 3 ties the two where the file is silent."""
+    silent = architecture_of(config).startswith("Gemma3")
+    return bool(text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings", silent)))
+
+
 def dtype_of(path: Path, config: Mapping[str, Any]) -> str:
     """What config.json names, at its top or for the decoder, else what the weights are stored in."""
     stated = (of.get(name) for of in (config, text_config(config)) for name in ("dtype", "torch_dtype"))
@@ -120,13 +116,12 @@ def dtype_of(path: Path, config: Mapping[str, Any]) -> str:
 def read_config(path: Path) -> Mapping[str, Any]:
     """``config.json`` of a directory, whatever model it describes. Raises UsageError, naming the file, for no JSON
     object, and for sizes that no model has."""
-    file = path / "config.json"
-    config = read_object(file, "a Hugging Face config")
-    _check_sizes(Fields(config, str(file)))
+    config = config_fields(path)
+    _check_sizes(config)
     for name in _NESTED:
-        if isinstance(config.get(name), Mapping):
-            _check_sizes(Fields(config[name], str(file), f"{name}."))
-    return config
+        if isinstance(config.values.get(name), Mapping):
+            _check_sizes(Fields(config.values[name], config.file, f"{name}."))
+    return config.values
 
 
 def _check_sizes(fields: Fields) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.documents import Fields, read_object, shown, shown_name
+from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
+from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
 from trtx.checkpoint.rope import RopeConfig, read_rope
 from trtx.checkpoint.weight_index import stored_dtype
 from trtx.errors import UsageError
 
-DTYPES = ("float32", "bfloat16", "float16")
+DRAWN_WEIGHTS = "trtx_synthetic"
+"""The key of config.json that says "no weights here: draw them", with their seed and standard deviation."""
 
 LARGEST = {
     "vocab_size": 1 << 24,
@@ -30,7 +33,7 @@ would be counted and allocated for a long time before that shows."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
+class Family:
     """What transformers' config class of an architecture takes where the file is silent.
 
     ``derives_…``: from other sizes. Where a class has a number of its own instead (32 heads, a size of 128), whatever
@@ -46,14 +49,13 @@ class _Family:
     qk_norm: bool = False
 
 
-_FAMILIES = {
-    "LlamaForCausalLM": _Family(
+FAMILIES = {
+    "LlamaForCausalLM": Family(
         "llama", derives_kv_heads=True, derives_head_dim=True, needs_theta=False, window_switch=False
     ),
-    "Qwen2ForCausalLM": _Family("qwen2", derives_head_dim=True, qkv_bias=True),
-    "Qwen3ForCausalLM": _Family("qwen3", qk_norm=True),
+    "Qwen2ForCausalLM": Family("qwen2", derives_head_dim=True, qkv_bias=True),
+    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True),
 }
-ARCHITECTURES = tuple(_FAMILIES)
 
 KNOWN = frozenset((
     *LARGEST, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
@@ -101,8 +103,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     Every field is honoured as transformers 5.23 does, or refused: raises UsageError, naming file, field and value, for
     what is missing or no such value, and for what the torch engine does not compute exactly.
     """
-    path = model_dir / "config.json"
-    config = Fields(read_object(path, "a Hugging Face config"), str(path))
+    config = config_fields(model_dir)
     architecture = _architecture(config)
     _refuse_unknown(config, architecture)
     quantization = read_quantization(model_dir, config.values)
@@ -115,12 +116,12 @@ def _architecture(config: Fields) -> str:
     if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
         config.refuse("architectures", "a list of one name")
     architecture = listed[0]
-    if architecture not in _FAMILIES:
+    if architecture not in FAMILIES:
         raise UsageError(
             f"{config.file}: architecture {shown_name(architecture)} is not known to the torch engine; expected "
-            f"one of {', '.join(_FAMILIES)}, or the engine tensorrt-llm"
+            f"one of {', '.join(FAMILIES)}, or the engine tensorrt-llm"
         )
-    wanted = _FAMILIES[architecture].model_type
+    wanted = FAMILIES[architecture].model_type
     if config.values.get("model_type") != wanted:  # transformers goes by the one, engines by the other
         config.refuse("model_type", f"{wanted!r}, as architectures says {architecture}")
     return architecture
@@ -146,7 +147,7 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
 
 
 def _parse(config: Fields, architecture: str, quantization: Quantization | None, model_dir: Path) -> ModelConfig:
-    family = _FAMILIES[architecture]
+    family = FAMILIES[architecture]
     sizes = {name: config.count(name, most=LARGEST[name]) for name in LARGEST if _is_needed(name, config, family)}
     heads, kv_heads, head_dim = _heads(config, family, sizes)
     _refuse_windows(config, family, sizes["num_hidden_layers"])
@@ -175,7 +176,7 @@ def _parse(config: Fields, architecture: str, quantization: Quantization | None,
     )
 
 
-def _is_needed(name: str, config: Fields, family: _Family) -> bool:
+def _is_needed(name: str, config: Fields, family: Family) -> bool:
     """All sizes, but for those that transformers' class of the family derives from others."""
     if config.has(name):
         return True
@@ -184,17 +185,25 @@ def _is_needed(name: str, config: Fields, family: _Family) -> bool:
     return name != "head_dim" or not family.derives_head_dim
 
 
-def _heads(config: Fields, family: _Family, sizes: dict[str, int]) -> tuple[int, int, int]:
+def head_shape(sizes: Mapping[str, Any]) -> tuple[int, int, int]:
+    """(heads, KV heads, size of one) of any decoder, with the defaults that transformers has for most of them."""
+    heads = int(sizes["num_attention_heads"])
+    return (
+        heads,
+        int(sizes.get("num_key_value_heads") or heads),
+        int(sizes.get("head_dim") or sizes["hidden_size"] // heads),
+    )
+
+
+def _heads(config: Fields, family: Family, sizes: dict[str, int]) -> tuple[int, int, int]:
     """(heads, KV heads, size of one)"""
-    heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
-    kv_heads = sizes.get("num_key_value_heads", heads)
+    (heads, kv_heads, head_dim), hidden = head_shape(sizes), sizes["hidden_size"]
     if heads % kv_heads:
         config.refuse("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
     if hidden % heads and (
         "head_dim" not in sizes or family.model_type == "llama"
     ):  # LlamaConfig.validate_architecture
         config.refuse("num_attention_heads", f"a divisor of hidden_size, {hidden}")
-    head_dim = sizes.get("head_dim", hidden // heads)
     if head_dim % 2:
         config.refuse(
             "head_dim" if "head_dim" in sizes else "hidden_size", f"heads of an even size, not {head_dim}, to rotate"
@@ -202,7 +211,7 @@ def _heads(config: Fields, family: _Family, sizes: dict[str, int]) -> tuple[int,
     return heads, kv_heads, head_dim
 
 
-def _refuse_windows(config: Fields, family: _Family, num_layers: int) -> None:
+def _refuse_windows(config: Fields, family: Family, num_layers: int) -> None:
     """Layers that attend to a window. transformers takes ``layer_types`` where they are listed, whatever
     ``use_sliding_window`` says, and derives them from it where they are not. A window in a family that has none, and
     no switch that says otherwise, is taken for meant."""
@@ -236,7 +245,7 @@ def _dtype(config: Fields) -> str | None:
 def _synthetic(config: Fields) -> tuple[int | None, float]:
     """(seed, standard deviation) of weights that are drawn"""
     std = config.number("initializer_range", at_least=0.0) if config.has("initializer_range") else 0.02
-    stated = config.inner("trtx_synthetic")
+    stated = config.inner(DRAWN_WEIGHTS)
     if stated is None or not stated.values:
         return None, std
     seed: Any = stated.values.get("seed")

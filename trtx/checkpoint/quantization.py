@@ -8,18 +8,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.documents import Fields, read_object, shown, shown_name
+from trtx.checkpoint.documents import CONFIG, Fields, read_object, shown, shown_name
+from trtx.checkpoint.formats import AWQ_GROUP, LOADED, METHODS, Loading
 from trtx.errors import UsageError
 
-ALGORITHMS = ("FP8", "W4A16_AWQ", "NVFP4", "W8A8_SQ_PER_CHANNEL")
-"""``quant_algo`` of ModelOpt 0.47, as ``trtx build --quant fp8|int4_awq|nvfp4|int8_sq`` writes them and the torch
-engine loads them."""
-
-_FILE = "hf_quant_config.json"
+MODELOPT_FILE = "hf_quant_config.json"
 _MODELOPT = "modelopt"
-_AWQ_GROUP = 128
 _FP8_BLOCKS = "FP8_BLOCK_SCALES"
-_METHODS = {"mxfp4": "MXFP4", "awq": "W4A16_AWQ", "gptq": "W4A16_GPTQ"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +36,11 @@ class Quantization:
         """Whether the linear module of that Hugging Face name is quantized."""
         return self.algorithm is not None and not any(fnmatchcase(module, pattern) for pattern in self.excluded)
 
+    @property
+    def loading(self) -> Loading:
+        """What the torch engine does with it, once :func:`check_loadable` has passed it and it covers a module."""
+        return LOADED[str(self.algorithm)]
+
 
 def read_quantization(directory: Path, config: Mapping[str, Any]) -> Quantization | None:
     """From ``hf_quant_config.json``, else from ``config`` (config.json's content); None: an unquantized checkpoint.
@@ -49,13 +49,13 @@ def read_quantization(directory: Path, config: Mapping[str, Any]) -> Quantizatio
     """
     own = read_modelopt_file(directory)
     if own is not None:
-        return _parsed(own, str(directory / _FILE), _MODELOPT, excluded="exclude_modules")
+        return _parsed(own, str(directory / MODELOPT_FILE), _MODELOPT, excluded="exclude_modules")
     return embedded_quantization(directory, config)
 
 
 def read_modelopt_file(directory: Path) -> dict[str, Any] | None:
     """What ``hf_quant_config.json`` says under ``quantization``; None where there is no such file."""
-    path = directory / _FILE
+    path = directory / MODELOPT_FILE
     if not path.exists():
         return None
     found = read_object(path, "what ModelOpt exports").get("quantization")
@@ -71,7 +71,7 @@ def embedded_quantization(directory: Path, config: Mapping[str, Any]) -> Quantiz
     stated = config.get("quantization_config")
     if stated is None or stated == {}:
         return None
-    file = str(directory / "config.json")
+    file = str(directory / CONFIG)
     if not isinstance(stated, Mapping):
         Fields(config, file).refuse("quantization_config", "an object with quant_method")
     names = ("ignore", "modules_to_not_convert", "exclude_modules")
@@ -82,16 +82,16 @@ def embedded_quantization(directory: Path, config: Mapping[str, Any]) -> Quantiz
 
 
 def check_loadable(found: Quantization | None, directory: Path, config: Mapping[str, Any]) -> None:
-    """Raises UsageError for what the torch engine does not load: every format but :data:`ALGORITHMS` of ModelOpt."""
+    """Raises UsageError for what the torch engine does not load: every format but ModelOpt's in formats.LOADED."""
     if found is None:
         return
-    known = (None, *ALGORITHMS)
+    known = (None, *LOADED)
     if found.method != _MODELOPT or found.algorithm not in known:
         name = str(found.algorithm) if found.method == _MODELOPT else found.method
         what = shown_name(name) + (" with block scales" if found.algorithm == _FP8_BLOCKS else "")
         raise UsageError(
             f"{found.source}: the torch engine does not load {what} weights; expected a ModelOpt export in "
-            f"{', '.join(ALGORITHMS)}: quantize the original checkpoint with trtx build, or serve it with the engine "
+            f"{', '.join(LOADED)}: quantize the original checkpoint with trtx build, or serve it with the engine "
             "tensorrt-llm"
         )
     beside = embedded_quantization(directory, config)
@@ -115,7 +115,7 @@ def _parsed(stated: Mapping[str, Any], source: str, method: str, *, excluded: st
         # Other methods' own: GPTQ's -1 is a whole row.
         group_size=fields.count("group_size", most=1 << 20)
         if method == _MODELOPT and fields.has("group_size")
-        else _AWQ_GROUP,
+        else AWQ_GROUP,
         source=source,
     )
 
@@ -125,9 +125,9 @@ def _algorithm(fields: Fields, method: str) -> str | None:
         return fields.word("quant_algo", "the name of an algorithm")
     if method == _MODELOPT:
         return None
-    if method == "fp8":
-        return _FP8_BLOCKS if fields.has("weight_block_size") else "FP8"
-    return _METHODS.get(method, method)
+    if method == "fp8" and fields.has("weight_block_size"):
+        return _FP8_BLOCKS
+    return METHODS.get(method, method)
 
 
 def _kv_cache(fields: Fields) -> str | None:

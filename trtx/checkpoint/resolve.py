@@ -6,7 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from trtx.checkpoint.facts import DRAWN_WEIGHTS, Checkpoint, read_checkpoint, read_config
+from trtx.checkpoint.documents import CONFIG
+from trtx.checkpoint.facts import Checkpoint, read_checkpoint, read_config
+from trtx.checkpoint.model_config import DRAWN_WEIGHTS
 from trtx.checkpoint.shapes import PREFIX, find_shape, list_shapes
 from trtx.checkpoint.synthetic import make_synthetic
 from trtx.checkpoint.weight_index import weight_files
@@ -52,10 +54,10 @@ def _from_directory(directory: Path, served_model_name: str) -> Checkpoint:
 
 def _missing_files(directory: Path) -> list[str]:
     """What serving needs and ``directory`` lacks. Weights are not needed where the engine draws them."""
-    missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
+    missing = [name for name in (CONFIG, "tokenizer.json") if not (directory / name).is_file()]
     files = weight_files(directory)
     missing += [file.name for file in files if not file.is_file()]
-    if not files and ("config.json" in missing or DRAWN_WEIGHTS not in read_config(directory)):
+    if not files and (CONFIG in missing or DRAWN_WEIGHTS not in read_config(directory)):
         missing.append("weights (*.safetensors)")
     return missing
 

@@ -12,14 +12,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.facts import DRAWN_WEIGHTS
+from trtx.checkpoint.documents import CONFIG
+from trtx.checkpoint.model_config import DRAWN_WEIGHTS, read_model_config
 from trtx.checkpoint.shapes import Shape
 from trtx.checkpoint.tokenizer import BOS, EOS_IDS, PAD, SPECIAL_TOKENS, TokenizerFiles, make_tokenizer
 from trtx.checkpoint.weights import write_random_weights
 from trtx.errors import UsageError
 
 # The modules that decide a checkpoint's bytes: their text is part of every cached directory's name.
-_GENERATOR = tuple(Path(__file__).with_name(name) for name in ("synthetic.py", "text.py", "tokenizer.py", "weights.py"))
+_GENERATOR = tuple(
+    Path(__file__).with_name(f"{name}.py") for name in ("synthetic", "text", "tokenizer", "weights", "dense")
+)
 # Where ``python -m trtx.checkpoint.train_tiny`` writes: package data.
 TRAINED_DIRECTORY = Path(__file__).with_name("tiny_trained")
 _ABANDONED_S = 3600.0
@@ -87,7 +90,9 @@ def _write(shape: Shape, directory: Path) -> None:
     tokenizer = make_tokenizer(int(config["vocab_size"]), int(config["max_position_embeddings"]))
     write_model_files(config, tokenizer, directory)
     if shape.stored:
-        write_random_weights(config, tokenizer.fragment_ids, shape.seed, directory / "model.safetensors")
+        write_random_weights(
+            read_model_config(directory), tokenizer.fragment_ids, shape.seed, directory / "model.safetensors"
+        )
 
 
 def config_json(shape: Shape) -> dict[str, Any]:
@@ -110,6 +115,6 @@ def write_model_files(config: dict[str, Any], tokenizer: TokenizerFiles, directo
         "pad_token_id": config["pad_token_id"],
         "do_sample": False,
     }
-    for name, value in (("config.json", config), ("generation_config.json", generation)):
+    for name, value in ((CONFIG, config), ("generation_config.json", generation)):
         (directory / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     tokenizer.write(directory)

@@ -1,8 +1,8 @@
 """What a worker needs of its GPU's memory, before anything starts: weights, reserves, KV pool, and whether it fits.
 
 Owns the arithmetic, the facts of models (from ``config.json`` and safetensors headers) and the table of known GPUs.
-Does not probe a machine (``launch`` does) and starts nothing; ``trtx.torch_engine`` sizes its own pool, by the same
-formulas, which a test compares.
+Does not probe a machine (``launch`` does) and starts nothing. What the torch engine takes is in ``torch_engine``: its
+runner sizes its own pool by the same functions.
 Enter through :func:`plan_memory`. A plan that is returned fits; what can't fit raises UsageError with the numbers.
 """
 

@@ -10,22 +10,23 @@ from trtx.memory.gpus import Device
 from trtx.memory.limits import Limits
 from trtx.memory.shapes import ModelShape
 from trtx.memory.sizing import RankShare, Weights, rank_shares
+from trtx.memory.torch_engine import cpu_pool_room, pool_room
 
-# trtx.torch_engine.runner.kv_sizing, on a CPU: room for 16 sequences of 4,096 tokens, at most 1 GiB.
-_CPU_TOKENS = 65536
-_CPU_BYTES = 1 << 30
 # A host swaps and other processes give memory back, so only what is far beyond it is refused.
 CPU_MARGIN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A checkpoint as one engine holds it. ``kv_width``: bytes of a KV element, ``width`` of an activation."""
+    """A checkpoint as one engine holds it. ``kv_width``: bytes of a KV element.
+
+    ``activation_bytes``: the engine's own formula, of one pass and what comes with it.
+    """
 
     shape: ModelShape
     weights: Weights
-    width: float
     kv_width: float
+    activation_bytes: Callable[[Limits], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def _last_true(works: Callable[[int], bool], high: int) -> int:
 
 
 def _budget(model: Model, limits: Limits, device: Device, share: RankShare) -> Budget:
-    activations = reserves.activation_bytes(model.shape, limits, int(model.width))
+    activations = model.activation_bytes(limits)
     graphs = reserves.graph_bytes(model.shape, limits, device)
     transfers = reserves.transfer_bytes(limits, share)
     context = reserves.context_bytes(device, limits)
@@ -94,7 +95,7 @@ def _budget(model: Model, limits: Limits, device: Device, share: RankShare) -> B
     others = max(0, device.total_bytes - hidden - free)
     left = device.total_bytes - others - context - share.weight_bytes - activations - graphs - transfers
     if device.is_gpu:
-        pool = int(max(0, left) * limits.fraction)
+        pool = pool_room(left, limits.fraction)
         if limits.max_gpu_total_bytes and limits.engine != "torch":
             pool = min(pool, limits.max_gpu_total_bytes)
     else:
@@ -107,5 +108,5 @@ def _cpu_pool(limits: Limits, share: RankShare, room: int) -> tuple[int, int]:
     if limits.max_tokens is not None:
         pool = int(limits.max_tokens * share.kv_bytes_per_token)
     else:
-        pool = min(share.sequence_bytes(_CPU_TOKENS), _CPU_BYTES)
+        pool = cpu_pool_room(share.sequence_bytes(limits.tokens_per_block), limits.tokens_per_block)
     return pool, room - pool

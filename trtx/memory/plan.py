@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.memory.budget import Budget, Model, fits, tightest
 from trtx.memory.gpus import Device
 from trtx.memory.limits import Limits, limits_of
-from trtx.memory.quantization import Quantization, read_quantization
+from trtx.memory.models import read_model
 from trtx.memory.refusal import refuse
 from trtx.memory.reserves import UNCERTAINTY
-from trtx.memory.shapes import ModelShape, model_shape
-from trtx.memory.sizing import WIDTHS, RankShare, layer_kv_elements
-from trtx.memory.weights import draft_weights, full_width, model_weights
+from trtx.memory.shapes import ModelShape
+from trtx.memory.sizing import RankShare, layer_kv_elements
+from trtx.memory.weights import draft_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +69,16 @@ class MemoryPlan:
 
 
 def plan_memory(checkpoint: Path, role: str, values: Mapping[str, Any], *, engine: str, device: Device) -> MemoryPlan:
-    """Reads ``config.json`` and, for TensorRT-LLM, the headers of the weights' files; touches no device.
+    """Reads ``config.json`` and the headers of the weights' files; touches no device.
 
     ``values``: the resolved engine config of ``role``. Raises UsageError for what can't fit, with the numbers and the
     largest values that would; UnknownShapeError for a model that this arithmetic does not cover.
     """
-    config = read_config(checkpoint)
-    shape = model_shape(config, dtype=dtype_of(checkpoint, config))
-    quantization = read_quantization(checkpoint, config)
     limits = limits_of(values, engine=engine)
-    width = full_width(shape, limits, device)
-    model = Model(
-        shape,
-        model_weights(checkpoint, shape, quantization, limits, device),
-        width,
-        _kv_width(limits, quantization, width),
-    )
+    model = read_model(checkpoint, limits, device)
     if not fits(model, limits, device):
         raise refuse(role, model, limits, device)
     return _plan(role, model, limits, device, tightest(model, limits, device))
-
-
-def _kv_width(limits: Limits, quantization: Quantization, width: float) -> float:
-    """``auto``: the checkpoint's own KV format where it was calibrated with one, else the activations' dtype."""
-    name = limits.kv_dtype if limits.kv_dtype != "auto" else quantization.kv_algorithm
-    return width if name is None else WIDTHS.get(name, width)
 
 
 def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budget) -> MemoryPlan:

@@ -1,7 +1,7 @@
 """What a GPU holds beside weights and KV: activations, CUDA graphs, the CUDA context, NCCL, transfer buffers.
 
-The torch engine's figures are its own formulas (``trtx/torch_engine/runner/kv_sizing.py``), compared in a test.
-TensorRT-LLM measures the same with a forward pass of max_num_tokens tokens before it sizes its pool
+The torch engine's figures are :mod:`trtx.memory.torch_engine`'s, which its runner calls too.
+TensorRT-LLM measures activations with a forward pass of max_num_tokens tokens before it sizes its pool
 (``_torch/pyexecutor/_util.py``: (total - peak + temporary KV) x fraction); what stands here for it is an estimate.
 """
 
@@ -11,6 +11,7 @@ from trtx.memory.gpus import Device
 from trtx.memory.limits import Limits
 from trtx.memory.shapes import ModelShape
 from trtx.memory.sizing import RankShare
+from trtx.memory.torch_engine import RESERVE_BYTES
 from trtx.memory.units import GIB, MIB
 
 # CUDA sees less than NVML: 79.22 of 79.65 GiB on an H100 (vLLM #10511), 139.81 of 140.40 on an H200 (TensorRT-LLM's
@@ -24,8 +25,6 @@ _NCCL_BYTES = int(1.8 * GIB)
 _GRAPH_BYTES_PER_LAYER = 0.617e9 / 35 / 80
 # TRTLLM_KVCACHE_TRANSFER_BUFFER_SIZE's default, once to send and once to receive (cacheTransBuffer.cpp).
 _TRANSFER_BUFFER_BYTES = 512 * MIB
-# trtx.torch_engine.runner.kv_sizing: cuBLAS workspaces, CUDA graphs, the allocator's fragments.
-_TORCH_RESERVE_BYTES = 1 * GIB
 # One published profile to hold the activation formula against: gpt-oss-120b, 8,192 tokens, one GPU, 0.85 GiB measured
 # where it gives 0.86; half as much either way is what it may be off.
 UNCERTAINTY = 0.5
@@ -45,8 +44,6 @@ def context_bytes(device: Device, limits: Limits) -> int:
 
 def activation_bytes(shape: ModelShape, limits: Limits, element_bytes: int) -> int:
     """Peak of one pass over ``max_num_tokens``, with the logits of its batch."""
-    if limits.engine == "torch":
-        return _torch_activation_bytes(shape, limits, element_bytes)
     tp = 1 if limits.attention_dp else limits.tp
     # A rank under attention-DP sees the routed tokens of all ranks, over experts that are split among as many.
     gathered = limits.tp * shape.hidden if limits.attention_dp and shape.experts else 0
@@ -56,19 +53,12 @@ def activation_bytes(shape: ModelShape, limits: Limits, element_bytes: int) -> i
     return limits.max_num_tokens * token * element_bytes + logits
 
 
-def _torch_activation_bytes(shape: ModelShape, limits: Limits, element_bytes: int) -> int:
-    token = 2 * shape.hidden + max(shape.mlp_width, shape.attention_width)
-    logits = limits.max_batch_size * shape.vocab * (2 * element_bytes + 4)
-    sampler = 5 * 64 * shape.vocab * 8
-    return limits.max_num_tokens * token * element_bytes + logits + sampler
-
-
 def graph_bytes(shape: ModelShape, limits: Limits, device: Device) -> int:
     """CUDA graphs and workspaces. The torch engine reserves a fixed amount, graphs or not."""
     if not device.is_gpu:
         return 0
     if limits.engine == "torch":
-        return _TORCH_RESERVE_BYTES
+        return RESERVE_BYTES
     return int(len(limits.graph_sizes) * (len(shape.layers) / limits.pp) * _GRAPH_BYTES_PER_LAYER)
 
 

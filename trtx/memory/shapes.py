@@ -7,15 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtx.checkpoint.facts import architecture_of, text_config
+from trtx.checkpoint.facts import architecture_of, is_tied, text_config
+from trtx.checkpoint.model_config import FAMILIES, head_shape
 from trtx.memory.vision import vision_parameters
 
 # Counts by how they are divided: over attention "heads", over "kv_heads" (at least one a GPU), over the width of an
 # "mlp", over routed "experts"; not at all: "latent", MLA's low-rank halves, and "whole", norms and routers.
 Parameters = Counter[str]
 
-_QK_NORM = ("qwen3", "qwen3_moe", "gemma3_text", "qwen3_vl_text", "qwen3_vl_moe_text")
-_QKV_BIAS = ("qwen2", "qwen2_moe", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text")
+_DENSE = FAMILIES.values()
+_QK_NORM = (
+    *(family.model_type for family in _DENSE if family.qk_norm),
+    "qwen3_moe", "gemma3_text", "qwen3_vl_text", "qwen3_vl_moe_text",
+)  # fmt: skip
+_QKV_BIAS = (
+    *(family.model_type for family in _DENSE if family.qkv_bias),
+    "qwen2_moe", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text",
+)  # fmt: skip
 
 
 class UnknownShapeError(Exception):
@@ -80,9 +88,7 @@ def _refuse_recurrent(text: Mapping[str, Any], architecture: str) -> None:
 
 def _shape(config: Mapping[str, Any], text: Mapping[str, Any], architecture: str, dtype: str) -> ModelShape:
     hidden, vocab, count = int(text["hidden_size"]), int(text["vocab_size"]), int(text["num_hidden_layers"])
-    heads = int(text["num_attention_heads"])
-    kv_heads = int(text.get("num_key_value_heads") or heads)
-    head_dim = int(text.get("head_dim") or hidden // heads)
+    heads, kv_heads, head_dim = head_shape(text)
     if min(hidden, vocab, count, heads, kv_heads, head_dim) < 1:
         raise ValueError("sizes that are none: each layer needs heads, KV heads and a head_dim of at least 1")
     is_mla = bool(text.get("kv_lora_rank"))
@@ -92,12 +98,11 @@ def _shape(config: Mapping[str, Any], text: Mapping[str, Any], architecture: str
     draft: Parameters = Counter()
     if int(text.get("num_nextn_predict_layers") or 0) > 0:
         draft = layers[-1] + Counter({"whole": 2 * hidden * hidden + 3 * hidden})  # eh_proj and its norms (DeepSeek-V3)
-    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", architecture.startswith("Gemma3"))))
     return ModelShape(
         architecture=architecture,
         layers=layers,
         embedding=vocab * hidden,
-        head=0 if tied else vocab * hidden,
+        head=0 if is_tied(config) else vocab * hidden,
         vision=vision_parameters(config.get("vision_config"), hidden),
         draft=draft,
         hidden=hidden,

@@ -10,9 +10,6 @@ from math import ceil
 from trtx.memory.limits import Limits
 from trtx.memory.shapes import ModelShape
 
-WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "FP8": 1.0, "float8_e4m3fn": 1.0}
-WIDTHS |= {"nvfp4": 0.5 + 1 / 16, "NVFP4": 0.5 + 1 / 16}  # a byte of scale for 16 values
-
 
 @dataclass(frozen=True, slots=True)
 class Weights:

@@ -1,32 +1,37 @@
-"""Bytes of a model's weights as an engine holds them: read from the files' headers, or counted."""
+"""Bytes of a model's weights as TensorRT-LLM holds them: read from the files' headers, or counted."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from fnmatch import fnmatch
 from math import ceil
 from pathlib import Path
 
-from trtx.memory.gpus import Device, capability_of
+from trtx.checkpoint.formats import DTYPE_BYTES, FORMATS
+from trtx.checkpoint.quantization import Quantization
 from trtx.memory.limits import Limits
-from trtx.memory.quantization import Quantization
 from trtx.memory.shapes import ModelShape, Parameters
-from trtx.memory.sizing import WIDTHS, Weights
+from trtx.memory.sizing import Weights
 from trtx.memory.stored import StoredWeights, stored_weights
 
-_FP8_CAPABILITY = (8, 9)  # Ada: where the torch engine multiplies in FP8 instead of dequantizing at load
+# By kind of weight, a module name to match exclusions against.
+_MODULES = {
+    "heads": "model.layers.0.self_attn.q_proj",
+    "kv_heads": "model.layers.0.self_attn.k_proj",
+    "latent": "model.layers.0.self_attn.kv_a_proj_with_mqa",
+    "mlp": "model.layers.0.mlp.down_proj",
+    "experts": "model.layers.0.mlp.experts.0.down_proj",
+}
 
 
-def model_weights(
-    directory: Path, shape: ModelShape, quantization: Quantization, limits: Limits, device: Device
-) -> Weights:
-    """TensorRT-LLM keeps weights as they are stored; the torch engine casts them to its own dtype."""
-    stored = stored_weights(directory) if limits.engine != "torch" else None
+def model_weights(directory: Path, shape: ModelShape, quantization: Quantization | None, limits: Limits) -> Weights:
+    """Weights are kept as they are stored; where they are not on this machine they are counted."""
+    stored = stored_weights(directory)
     if stored is not None:
         weights = _read(stored, shape, limits)
     else:
-        held = _held_format(quantization, limits, device)
-        weights = count_weights(shape, held, full_width(shape, limits, device), with_draft=uses_mtp(limits))
+        weights = count_weights(shape, quantization, full_width(shape, limits), with_draft=uses_mtp(limits))
     draft = draft_weights(limits)
     return weights if draft is None else replace(weights, layers=weights.layers + _draft_layers(draft))
 
@@ -44,7 +49,7 @@ def _draft_layers(draft: StoredWeights) -> tuple[Counter[str], ...]:
     return (first + Counter({"mlp": outside}), *others)
 
 
-def count_weights(shape: ModelShape, quantization: Quantization, width: float, *, with_draft: bool) -> Weights:
+def count_weights(shape: ModelShape, quantization: Quantization | None, width: float, *, with_draft: bool) -> Weights:
     """``width``: bytes of an unquantized parameter. Embedding, head, norms and vision tower are never quantized."""
     layers = shape.layers + ((shape.draft,) if with_draft and shape.draft else ())
     return Weights(
@@ -53,15 +58,29 @@ def count_weights(shape: ModelShape, quantization: Quantization, width: float, *
         head=ceil(shape.head * width),
         vision=ceil(shape.vision * width),
         norm=ceil(shape.hidden * width),
-        source=f"counted, {quantization.algorithm or _name(width)}",
+        source=f"counted, {(quantization and quantization.algorithm) or width_text(width)}",
     )
 
 
-def full_width(shape: ModelShape, limits: Limits, device: Device) -> float:
-    """Bytes of an unquantized parameter or activation. The torch engine computes in float32 on a CPU."""
-    if limits.dtype != "auto":
-        return WIDTHS.get(limits.dtype, 2.0)
-    return 4.0 if not device.is_gpu else WIDTHS.get(shape.dtype, 2.0)
+def full_width(shape: ModelShape, limits: Limits) -> float:
+    """Bytes of an unquantized parameter or activation."""
+    return float(DTYPE_BYTES.get(shape.dtype if limits.dtype == "auto" else limits.dtype, 2))
+
+
+def parameter_bytes(quantization: Quantization | None, kind: str, full: float) -> float:
+    """Of weights of ``kind``, a key of shapes.Parameters; ``full`` is the unquantized width.
+
+    Exporters other than ModelOpt name what they exclude by a part of a module's name.
+    """
+    form = FORMATS.get(str(quantization.algorithm)) if quantization is not None else None
+    if quantization is None or form is None or kind not in _MODULES:
+        return full
+    if form.algorithm == "MXFP4" and kind != "experts":  # gpt-oss: its experts alone
+        return full
+    module = _MODULES[kind]
+    if any(pattern in module or fnmatch(module, f"{pattern}*") for pattern in quantization.excluded):
+        return full
+    return form.bytes_a_parameter
 
 
 def uses_mtp(limits: Limits) -> bool:
@@ -69,17 +88,8 @@ def uses_mtp(limits: Limits) -> bool:
     return limits.speculation == "MTP"
 
 
-def _held_format(quantization: Quantization, limits: Limits, device: Device) -> Quantization:
-    """The torch engine keeps per-tensor FP8 where the GPU multiplies it, and dequantizes everything else."""
-    if limits.engine != "torch":
-        return quantization
-    capability = device.capability or capability_of(device.name)
-    multiplies_fp8 = device.is_gpu and capability is not None and capability >= _FP8_CAPABILITY
-    return quantization if quantization.algorithm == "FP8" and multiplies_fp8 else Quantization()
-
-
-def _counted(layer: Parameters, quantization: Quantization, width: float) -> Counter[str]:
-    return Counter({split: ceil(count * quantization.parameter_bytes(split, width)) for split, count in layer.items()})
+def _counted(layer: Parameters, quantization: Quantization | None, width: float) -> Counter[str]:
+    return Counter({kind: ceil(count * parameter_bytes(quantization, kind, width)) for kind, count in layer.items()})
 
 
 def _read(stored: StoredWeights, shape: ModelShape, limits: Limits) -> Weights:
@@ -94,5 +104,6 @@ def _read(stored: StoredWeights, shape: ModelShape, limits: Limits) -> Weights:
     )
 
 
-def _name(width: float) -> str:
+def width_text(width: float) -> str:
+    """Of an unquantized parameter."""
     return {4.0: "float32", 2.0: "16 bits"}.get(width, f"{width} B a parameter")

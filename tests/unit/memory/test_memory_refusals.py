@@ -20,7 +20,6 @@ from trtx.memory import Device, MemoryPlan, device_named, plan_memory
 
 GIB = 1 << 30
 H100 = device_named("H100")
-ENGINES = st.sampled_from(("torch", "tensorrt-llm"))
 
 
 def _plan(directory: Path, config: dict[str, Any], values: dict[str, Any], **context: Any) -> MemoryPlan:
@@ -113,21 +112,26 @@ def test_shipped_configs_fit_on_the_gpus_that_they_name(tmp_path: Path, name: st
             assert plan.sequences >= 1
 
 
-CONFIGS = st.sampled_from((LLAMA_3_1_8B, QWEN3_8B, QWEN3_30B_A3B, GEMMA_3_27B))
+DENSE = (LLAMA_3_1_8B, QWEN3_8B)  # all that the torch engine runs
+PLANNED = st.sampled_from(
+    [("torch", config) for config in DENSE]
+    + [("tensorrt-llm", config) for config in (*DENSE, QWEN3_30B_A3B, GEMMA_3_27B)]
+)
 REUSED_DIRECTORY = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @REUSED_DIRECTORY
 @given(
-    config=CONFIGS,
-    engine=ENGINES,
+    planned=PLANNED,
     tokens=st.integers(256, 100_000),
     more=st.integers(1, 100_000),
     fraction=st.floats(0.1, 0.94),
 )
 def test_capacity_falls_with_the_token_budget_and_grows_with_the_fraction(
-    tmp_path: Path, config: dict[str, Any], engine: str, tokens: int, more: int, fraction: float
+    tmp_path: Path, planned: tuple[str, dict[str, Any]], tokens: int, more: int, fraction: float
 ) -> None:
+    engine, config = planned
+
     def capacity(budget: int, share: float) -> int:
         values = {"max_num_tokens": budget, "kv_cache_config": {"free_gpu_memory_fraction": share}}
         return _plan(tmp_path, config, values, engine=engine, device=device_named("H200")).capacity_tokens
@@ -138,16 +142,16 @@ def test_capacity_falls_with_the_token_budget_and_grows_with_the_fraction(
 
 @REUSED_DIRECTORY
 @given(
-    config=CONFIGS,
-    engine=ENGINES,
+    planned=PLANNED,
     gpu=st.sampled_from(("L40S", "H100", "H200")),
     block=st.sampled_from((16, 32, 64)),
     fraction=st.sampled_from((0.3, 0.85, 0.9)),
     beyond=st.sampled_from(("max_seq_len", "max_tokens", "max_num_tokens", "max_batch_size")),
 )
 def test_the_largest_value_fits_and_one_step_more_does_not(
-    tmp_path: Path, config: dict[str, Any], engine: str, gpu: str, block: int, fraction: float, beyond: str
+    tmp_path: Path, planned: tuple[str, dict[str, Any]], gpu: str, block: int, fraction: float, beyond: str
 ) -> None:
+    engine, config = planned
     values: dict[str, Any] = {"kv_cache_config": {"tokens_per_block": block, "free_gpu_memory_fraction": fraction}}
     huge, step = 1 << 30, 1 if beyond == "max_batch_size" else block
     if beyond == "max_tokens":

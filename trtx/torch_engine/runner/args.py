@@ -1,4 +1,4 @@
-"""What a caller asks of the runner, and the device, dtypes and sizes that it comes to."""
+"""What a caller asks of the runner, and the device that it comes to."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ from pathlib import Path
 
 import torch
 
-from trtx.checkpoint.quantization import Quantization
-from trtx.config.torch_limits import DTYPES, LIMITS
+from trtx.config.torch_limits import LIMITS
 from trtx.errors import UsageError
-from trtx.torch_engine.runner.fp8 import FP8
 
-FP8_CAPABILITY = (8, 9)
-"""Compute capability from which a GPU converts and multiplies float8_e4m3fn."""
-
-_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 _GRAPHS = "cuda_graph_config.batch_sizes"
 # The arguments of the engine that are the runner's under the same name.
 _LIMITED = (
@@ -82,40 +76,9 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: str, *, field: str, auto: torch.dtype) -> torch.dtype:
-    """One of float32, bfloat16, float16; ``auto`` for "auto". ``field``: an argument of the engine, for its limit."""
-    if name == "auto":
-        return auto
-    if name not in _DTYPES:
-        raise UsageError(f"{field} is {name!r}; expected {LIMITS[field].expected}")
-    return _DTYPES[name]
-
-
-def resolve_kv_dtype(
-    name: str, quantization: Quantization | None, device: torch.device, *, auto: torch.dtype
-) -> torch.dtype:
-    """As TensorRT-LLM: "auto" follows the checkpoint's ``kv_cache_quant_algo``, and is ``auto`` where it has none."""
-    algorithm = quantization.kv_cache_algorithm if quantization is not None else None
-    if name == "auto" and algorithm not in (None, "FP8"):
-        raise UsageError(
-            f"{quantization and quantization.source}: the torch engine has no {algorithm} KV cache; set "
-            "kv_cache_config.dtype to fp8 or bfloat16"
-        )
-    if name == "fp8" or (name == "auto" and algorithm == "FP8"):
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
-            raise UsageError(
-                "kv_cache_config.dtype fp8 needs a GPU of compute capability 8.9 (Ada, Hopper) or later; set it to "
-                "bfloat16"
-            )
-        return FP8
-    return resolve_dtype(name, field="kv_cache_config.dtype", auto=auto)
-
-
-def has_scaled_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether products of float8 operands run on this device: Ada, Hopper and later. float32 asks for exactness."""
-    return (
-        device.type == "cuda" and dtype != torch.float32 and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
-    )
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability; None for a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -6,19 +6,13 @@ from hashlib import blake2b
 
 import torch
 
+from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
+from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.batch import KvGeometry
-from trtx.torch_engine.runner.args import (
-    RunnerArgs,
-    dtype_name,
-    has_scaled_products,
-    resolve_device,
-    resolve_dtype,
-    resolve_kv_dtype,
-)
+from trtx.torch_engine.runner.args import RunnerArgs, capability_of, resolve_device
 from trtx.torch_engine.runner.decoder import Decoder
-from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.kernels import Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
@@ -51,29 +45,29 @@ def create_runner(args: RunnerArgs) -> TorchRunner:
 @torch.inference_mode()
 def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     config = read_model_config(args.model_dir)
-    own = resolve_dtype(config.dtype, field="dtype", auto=torch.float32)
-    dtype = resolve_dtype(args.dtype, field="dtype", auto=torch.float32 if device.type == "cpu" else own)
-    kv_dtype = resolve_kv_dtype(args.kv_dtype, config.quantization, device, auto=dtype)
+    capability = capability_of(device)
+    computed = compute_dtype(args.dtype, config.dtype, is_gpu=device.type == "cuda")
+    cached = kv_dtype(args.kv_dtype, config.quantization, computed, capability)
+    dtype = getattr(torch, computed)
     max_seq_len = min(args.max_seq_len or config.max_position, config.max_position)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    weights = load_weights(
-        args.model_dir, config, device=device, dtype=dtype, scaled_products=has_scaled_products(device, dtype)
-    )
+    scaled = has_scaled_products(capability, computed)
+    weights = load_weights(args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled)
     geometry = KvGeometry(
-        config.num_layers, config.num_kv_heads, config.head_dim, args.tokens_per_block, dtype_name(kv_dtype),
-        _digest(weights.kv_scales) if kv_dtype == FP8 else "",
+        config.num_layers, config.num_kv_heads, config.head_dim, args.tokens_per_block, cached,
+        _digest(weights.kv_scales) if cached == FP8_DTYPE else "",
     )  # fmt: skip
     # Zeros, not garbage: a masked position must not hold a NaN.
     pool = torch.zeros(
         num_kv_blocks(args, config, geometry, device=device, dtype=dtype),
-        *geometry.block_shape, dtype=kv_dtype, device=device,
+        *geometry.block_shape, dtype=getattr(torch, cached), device=device,
     )  # fmt: skip
     table = new_block_table(
         max_batch_size=args.max_batch_size, max_seq_len=max_seq_len, tokens_per_block=args.tokens_per_block,
         device=device,
     )  # fmt: skip
-    cache = KvCache.of(pool, table, weights.kv_scales if kv_dtype == FP8 else None)
+    cache = KvCache.of(pool, table, weights.kv_scales if cached == FP8_DTYPE else None)
     positions = table.shape[1] * args.tokens_per_block  # whole blocks: no position of a listed block lies outside
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     decoder = Decoder(weights, _kernels(config, cache, rotary))

@@ -1,6 +1,7 @@
-"""The four quantized formats of ModelOpt 0.47's exports: how their weights are stored, and what they do to activations.
+"""The arithmetic of the quantized formats that are loaded: back to numbers, and what they do to activations.
 
-Everything here is plain torch and works on any device. Layouts and roundings are those of ModelOpt's
+How each is stored, and every other fact of it, is its row in ``trtx.checkpoint.formats``. Everything here is plain
+torch and works on any device. Layouts and roundings are those of ModelOpt 0.47's
 ``export/quant_utils.py``, ``quantization/qtensor/nvfp4_tensor.py`` and ``quantization/tensor_quant.py``;
 ``tests/unit/torch_engine/runner/test_formats.py`` holds them against what ModelOpt computed.
 """
@@ -9,16 +10,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trtx.checkpoint.formats import AWQ_GROUP, NVFP4_BLOCK
 from trtx.checkpoint.quantization import Quantization
-from trtx.torch_engine.runner.fp8 import FP8, to_fp8
+from trtx.torch_engine.runner.fp8 import to_fp8
 
 _E2M1_MAX = 6.0
-_NVFP4_BLOCK = 16
 _INT8_MIN, _INT8_MAX = -128.0, 127.0
 
 Part = Mapping[str, Tensor]
@@ -27,28 +27,12 @@ Prepare = Callable[[Tensor], Tensor]
 """What a format does to a product's input: x in, x as the format represents it out, in x's dtype."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What a checkpoint holds under one name, and in which ``dtype`` the engine wants it; None: in its own.
-
-    A wanted float of 16 bits or more may be stored as any other such float.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None = None
-    is_optional: bool = False
-
-
-def _scale(*shape: int, is_optional: bool = False) -> Stored:
-    return Stored(shape, torch.float32, is_optional)
-
-
 class Format(ABC):
     """One quantized format of linear weights ``[rows, columns]``."""
 
-    @abstractmethod
-    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
-        """What the checkpoint holds for one module, by suffix."""
+    def __init__(self, group_size: int = AWQ_GROUP) -> None:
+        """``group_size``: columns that share a scale, where the format leaves it to the export."""
+        self._group_size = group_size
 
     @abstractmethod
     def dequantize(self, part: Part) -> Tensor:
@@ -61,9 +45,6 @@ class Format(ABC):
 
 class Fp8(Format):
     """Weights and activations in float8_e4m3fn, a static scale for each tensor."""
-
-    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
-        return {"weight": Stored((rows, columns), FP8), "weight_scale": _scale(), "input_scale": _scale()}
 
     def dequantize(self, part: Part) -> Tensor:
         return part["weight"].float() * part["weight_scale"]
@@ -78,16 +59,6 @@ class Int4Awq(Format):
 
     ``pre_quant_scale`` multiplies the input, which is not quantized: here it multiplies the weight's columns instead.
     """
-
-    def __init__(self, group_size: int) -> None:
-        self._group_size = group_size
-
-    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
-        return {
-            "weight": Stored((rows // 2, columns), torch.uint8),
-            "weight_scale": _scale(rows, columns // self._group_size),
-            "pre_quant_scale": _scale(columns, is_optional=True),
-        }
 
     def dequantize(self, part: Part) -> Tensor:
         packed = part["weight"]
@@ -109,21 +80,13 @@ class Nvfp4(Format):
     float32 one: ``weight_scale_2`` and ``input_scale``.
     """
 
-    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
-        return {
-            "weight": Stored((rows, columns // 2), torch.uint8),
-            "weight_scale": Stored((rows, columns // _NVFP4_BLOCK), FP8),
-            "weight_scale_2": _scale(),
-            "input_scale": _scale(),
-        }
-
     def dequantize(self, part: Part) -> Tensor:
         packed = part["weight"]
         codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
         magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=packed.device)
         values = torch.cat((magnitudes, -magnitudes))[codes.int()]
         scale = part["weight_scale"].float() * part["weight_scale_2"]
-        return values * scale.repeat_interleave(_NVFP4_BLOCK, dim=1)
+        return values * scale.repeat_interleave(NVFP4_BLOCK, dim=1)
 
     def prepare(self, parts: Sequence[Part]) -> Prepare:
         scale = shared_input_scale(parts)
@@ -135,14 +98,6 @@ class Int8SmoothQuant(Format):
 
     ``pre_quant_scale`` moves the outliers of single input columns into the weight, before the input is quantized.
     """
-
-    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
-        return {
-            "weight": Stored((rows, columns), torch.int8),
-            "weight_scale": _scale(rows),
-            "input_scale": _scale(),
-            "pre_quant_scale": _scale(columns, is_optional=True),
-        }
 
     def dequantize(self, part: Part) -> Tensor:
         return part["weight"].float() * part["weight_scale"][:, None]
@@ -159,15 +114,18 @@ class Int8SmoothQuant(Format):
         return rounded
 
 
+FORMATS: Mapping[str, type[Format]] = {
+    "FP8": Fp8,
+    "W4A16_AWQ": Int4Awq,
+    "NVFP4": Nvfp4,
+    "W8A8_SQ_PER_CHANNEL": Int8SmoothQuant,
+}
+"""By algorithm: one for each that ``trtx.checkpoint.formats`` says is loaded."""
+
+
 def format_of(quantization: Quantization) -> Format:
     """Of a quantization whose ``algorithm`` is not None."""
-    formats: dict[str | None, Format] = {
-        "FP8": Fp8(),
-        "W4A16_AWQ": Int4Awq(quantization.group_size),
-        "NVFP4": Nvfp4(),
-        "W8A8_SQ_PER_CHANNEL": Int8SmoothQuant(),
-    }
-    return formats[quantization.algorithm]
+    return FORMATS[str(quantization.algorithm)](quantization.group_size)
 
 
 def shared_input_scale(parts: Sequence[Part]) -> Tensor:
@@ -177,7 +135,7 @@ def shared_input_scale(parts: Sequence[Part]) -> Tensor:
 
 def _round_nvfp4(x: Tensor, scale: Tensor) -> Tensor:
     """To the nearest e2m1 value, ties to even codes, under each block's scale, itself rounded to float8_e4m3fn."""
-    blocks = x.float().view(*x.shape[:-1], -1, _NVFP4_BLOCK)
+    blocks = x.float().view(*x.shape[:-1], -1, NVFP4_BLOCK)
     block_scale = to_fp8(blocks.abs().amax(-1, keepdim=True) / _E2M1_MAX, scale).float() * scale
     magnitudes = blocks.abs() / torch.where(block_scale > 0, block_scale, 1.0)
     # Steps of 0.5 up to 2, of 1 up to 4, of 2 up to 6; round() takes ties to even multiples, which are even codes.

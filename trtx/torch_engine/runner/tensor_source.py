@@ -9,12 +9,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from trtx.checkpoint.dense import EMBEDDING, HEAD
+from trtx.checkpoint.formats import Stored
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.weight_index import INDEX, weight_files
 from trtx.errors import UsageError
-from trtx.torch_engine.runner.formats import Stored
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
@@ -62,11 +62,11 @@ def _stored(
     described = config.quantization.source if config.quantization is not None else "its config.json"
     tied: list[Tensor] = []
     for name, read in _read(files):
-        if config.tied_head and name in (_EMBEDDING, _HEAD):
+        if config.tied_head and name in (EMBEDDING, HEAD):
             tied.append(read())
         if name not in expected:
             # A tied checkpoint may repeat its head; old ones carry rotary buffers, which are computed here.
-            if name.endswith("rotary_emb.inv_freq") or (name == _HEAD and config.tied_head):
+            if name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_head):
                 continue
             raise UsageError(
                 f"{model_dir} holds the tensor {name}, which {config.architecture} as {described} describes it has no "
@@ -77,7 +77,7 @@ def _stored(
             raise UsageError(
                 f"{model_dir}: tensor {name} has shape {list(value.shape)}, {described} says {list(wanted.shape)}"
             )
-        target = wanted.dtype or dtype
+        target = dtype if wanted.dtype is None else getattr(torch, wanted.dtype)
         if value.dtype != target and not {value.dtype, target} <= _WIDE:
             kind = "a float of 16 or 32 bits" if target in _WIDE else _name(target)
             raise UsageError(f"{model_dir}: tensor {name} is {_name(value.dtype)}, {described} says {kind}")
@@ -86,7 +86,7 @@ def _stored(
         yield name, value.reshape(wanted.shape).to(device, target, copy=True)
     if len(tied) == 2 and not torch.equal(*tied):
         raise UsageError(
-            f"{model_dir} holds a {_HEAD} that differs from {_EMBEDDING}, and its config.json ties the two; expected "
+            f"{model_dir} holds a {HEAD} that differs from {EMBEDDING}, and its config.json ties the two; expected "
             "tie_word_embeddings false, as transformers reads it then, or a checkpoint without the wrong one"
         )
     if missing:

@@ -8,15 +8,14 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-import torch
 
 from trtx.config import ResolvedEngineConfig, check_engine_configs
 from trtx.config.torch_fields import HONOURED, REFUSED
 from trtx.errors import UsageError
+from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.core.process import runner_args
 from trtx.torch_engine.llm_args import KvCacheConfig, LlmArgs
 from trtx.torch_engine.llmapi.arguments import NESTED, resolve_llm_args
-from trtx.torch_engine.runner.args import resolve_dtype, resolve_kv_dtype
 
 
 def test_tensorrt_llms_names_are_taken() -> None:
@@ -122,8 +121,7 @@ def test_what_the_engine_refuses_of_a_config_alone_the_plan_refuses_too(path: st
         try:
             args, _ = resolve_llm_args("m", values)
             asked = runner_args(args)
-            resolve_dtype(asked.dtype, field="dtype", auto=torch.float32)
-            resolve_kv_dtype(asked.kv_dtype, None, torch.device("cpu"), auto=torch.float32)
+            kv_dtype(asked.kv_dtype, None, compute_dtype(asked.dtype, "float32", is_gpu=False), None)
             taken = True
         except (ValueError, UsageError):
             taken = False

@@ -21,13 +21,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from trtx.checkpoint import read_model_config
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
+from trtx.checkpoint.model_config import FAMILIES as KNOWN_FAMILIES
 from trtx.checkpoint.model_config import KNOWN
 from trtx.errors import UsageError
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 
 VOCAB, PROMPT, COUNT = 61, 40, 4
-FAMILIES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+FAMILIES = {architecture: family.model_type for architecture, family in KNOWN_FAMILIES.items()}
 
 
 def base(architecture: str) -> dict[str, Any]:
@@ -235,7 +236,7 @@ def test_foreign_families_are_refused_and_under_a_dense_name_refused_or_computed
     for index, (model_type, fields) in enumerate(foreign.items()):
         own = fields | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]], "model_type": model_type}
         assert checkpoints.check(own) is not None, model_type
-        architecture = sorted(FAMILIES)[index % 3]
+        architecture = sorted(FAMILIES)[index % len(FAMILIES)]
         kept = {name: value for name, value in base(architecture).items() if name != "rope_theta"}
         relabelled = fields | kept | {"pad_token_id": None}  # an id of its own, larger vocabulary
         if isinstance(kinds := fields.get("layer_types"), list):

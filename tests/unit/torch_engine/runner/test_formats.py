@@ -8,16 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trtx.torch_engine.runner.formats import Format, Fp8, Int4Awq, Int8SmoothQuant, Nvfp4, shared_input_scale
+from trtx.checkpoint.formats import LOADED
+from trtx.torch_engine.runner.formats import FORMATS, Fp8, Int4Awq, Int8SmoothQuant, Nvfp4, shared_input_scale
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 
 GOLDEN = load_file(Path(__file__).parent / "golden" / "modelopt.safetensors")
-FORMATS: dict[str, Format] = {
-    "FP8": Fp8(), "W4A16_AWQ": Int4Awq(128), "NVFP4": Nvfp4(), "W8A8_SQ_PER_CHANNEL": Int8SmoothQuant(),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm", FORMATS)
+@pytest.mark.parametrize("algorithm", LOADED)
 def test_a_module_that_modelopt_exported_gives_what_modelopt_computed(algorithm: str) -> None:
     part = {
         name.removeprefix(f"{algorithm}/"): tensor
@@ -25,9 +23,9 @@ def test_a_module_that_modelopt_exported_gives_what_modelopt_computed(algorithm:
         if name.startswith(f"{algorithm}/")
     }
     x, y = part.pop("x"), part.pop("y")
-    module = FORMATS[algorithm]
+    module = FORMATS[algorithm]()
     assert {name: tuple(tensor.shape) for name, tensor in part.items()} == {
-        name: stored.shape for name, stored in module.stored(32, 128).items()
+        name: stored.shape for name, stored in LOADED[algorithm].layout(32, 128, 128).items()
     }
     prepare = module.prepare([part])
     ours = (x if prepare is None else prepare(x)) @ module.dequantize(part).T

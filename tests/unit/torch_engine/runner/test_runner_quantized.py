@@ -12,7 +12,7 @@ from quantized_export import export
 from runner_player import Player, build, random_prompt, save
 from safetensors.torch import load_file, save_file
 
-from trtx.checkpoint.quantization import ALGORITHMS
+from trtx.checkpoint.formats import LOADED
 from trtx.errors import UsageError
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, create_runner
@@ -49,7 +49,7 @@ def edit(directory: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LOADED)
 def test_a_quantized_export_computes_what_its_format_promises(tmp_path: Path, algorithm: str, family: str) -> None:
     exact = reference(build(family))
     expected = reference(export(build(family), algorithm, tmp_path))

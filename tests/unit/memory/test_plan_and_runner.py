@@ -1,0 +1,195 @@
+"""Any checkpoint of a dense family: what the plan says of the torch engine's memory is what its runner takes.
+
+Weights are loaded for each device as its runner would load them; on a GPU's behalf too, as loading needs no kernel.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import CellType, FunctionType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from published_models import QWEN3_30B_A3B
+from safetensors.torch import save_file
+
+from trtx.checkpoint.dense import checkpoint_tensors
+from trtx.checkpoint.formats import DTYPES, LOADED, has_scaled_products
+from trtx.checkpoint.model_config import FAMILIES, ModelConfig, read_model_config
+from trtx.errors import UsageError
+from trtx.memory import Device, device_named, plan_memory, torch_engine
+from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.runner import RunnerArgs, create_runner, kv_sizing
+from trtx.torch_engine.runner.weights import load_weights
+
+GIB = 1 << 30
+HOST = Device("CPU", 64 * GIB, 64 * GIB, is_gpu=False)
+DEVICES = (HOST, device_named("A100"), device_named("H100"))
+LIMITS = {"max_batch_size": 3, "max_num_tokens": 64}
+GROUP = 32
+
+
+@st.composite
+def checkpoints(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """(config.json, what hf_quant_config.json says, whether optional tensors are stored)"""
+    architecture = draw(st.sampled_from(sorted(FAMILIES)))
+    family = FAMILIES[architecture]
+    algorithm = draw(st.sampled_from((None, *LOADED)))
+    # Products that are no multiple of 16 are never scaled ones; the groups of the 4-bit formats need more.
+    free = algorithm not in ("NVFP4", "W4A16_AWQ")
+    heads = draw(st.sampled_from((2, 4)))
+    config: dict[str, Any] = {
+        "architectures": [architecture], "model_type": family.model_type, "vocab_size": draw(st.integers(2, 80)),
+        "hidden_size": 64, "intermediate_size": draw(st.sampled_from((32, 64, 72) if free else (32, 64))),
+        "num_hidden_layers": draw(st.integers(1, 2)), "num_attention_heads": heads, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+    }  # fmt: skip
+    kv_heads = draw(st.sampled_from([None] * family.derives_kv_heads + [1, heads]))
+    head_dim = draw(st.sampled_from([None] * family.derives_head_dim + [16, 32] + [6] * free))
+    optional = {
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "tie_word_embeddings": draw(st.sampled_from((None, True, False))),
+        "attention_bias": draw(st.sampled_from((None, True, False))),
+        draw(st.sampled_from(("dtype", "torch_dtype"))): draw(st.sampled_from((None, *DTYPES))),
+    }
+    config |= {name: value for name, value in optional.items() if value is not None}
+    excluded = draw(st.lists(st.sampled_from(["lm_head", "*.mlp.*", "*layers.0*", "*o_proj"]), unique=True))
+    quantization = {
+        "quant_algo": algorithm, "kv_cache_quant_algo": draw(st.sampled_from((None, "FP8"))),
+        "group_size": GROUP if algorithm == "W4A16_AWQ" else None, "exclude_modules": excluded,
+    }  # fmt: skip
+    if draw(st.booleans()):  # in config.json alone
+        stated = {name: value for name, value in quantization.items() if name != "exclude_modules"}
+        config["quantization_config"] = {"quant_method": "modelopt", **stated, "ignore": excluded}
+        quantization = {}
+    return config, quantization, draw(st.booleans())
+
+
+def _write(
+    directory: Path, config: dict[str, Any], quantization: dict[str, Any], has_optional: bool, stored: str
+) -> ModelConfig:
+    """``stored``: the dtype of what the format leaves open. Ones throughout: scales are equal, as builds share them."""
+    for file in directory.iterdir():
+        file.unlink()
+    (directory / "config.json").write_text(json.dumps(config))
+    if quantization:
+        (directory / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    tensors = {
+        name: torch.ones(tensor.shape, dtype=getattr(torch, tensor.dtype or stored))
+        for name, tensor in checkpoint_tensors(read_model_config(directory)).items()
+        if has_optional or not tensor.is_optional
+    }
+    save_file(tensors, directory / "model.safetensors")
+    return read_model_config(directory)
+
+
+def _held_bytes(weights: object) -> int:
+    """Of every storage that ``weights`` keeps alive, through dataclasses, closures and containers."""
+    found: dict[int, int] = {}
+    for tensor in _tensors(weights, set()):
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+def _tensors(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
+    if id(value) in seen or isinstance(value, type):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, FunctionType):
+        yield from _tensors(value.__closure__, seen)
+    elif isinstance(value, (list, tuple, dict, CellType)) or type(value).__module__.startswith("trtx."):
+        for inner in gc.get_referents(value):
+            yield from _tensors(inner, seen)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    drawn=checkpoints(),
+    stored=st.sampled_from(DTYPES),
+    asked=st.sampled_from(("auto", "auto", *DTYPES)),
+    cache=st.sampled_from(("auto", "auto", "fp8", "bfloat16")),
+)
+def test_planned_memory_is_what_the_runner_takes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    drawn: tuple[dict[str, Any], dict[str, Any], bool],
+    stored: str,
+    asked: str,
+    cache: str,
+) -> None:
+    config = _write(tmp_path, *drawn, stored)
+    algorithm = config.quantization.algorithm if config.quantization else None
+    values = LIMITS | {"dtype": asked, "kv_cache_config": {"dtype": cache}}
+    for device in DEVICES:
+        dtype = torch_engine.compute_dtype(asked, config.dtype, is_gpu=device.is_gpu)
+        try:
+            kv_dtype = torch_engine.kv_dtype(cache, config.quantization, dtype, device.capability)
+        except UsageError as refusal:
+            assert device.name.startswith("A100")
+            with pytest.raises(UsageError) as planned:
+                plan_memory(tmp_path, "agg", values, engine="torch", device=device)
+            assert str(planned.value) == str(refusal)
+            continue
+        plan = plan_memory(tmp_path, "agg", values, engine="torch", device=device)
+        weights = load_weights(
+            tmp_path, config, device=torch.device("cpu"), dtype=getattr(torch, dtype),
+            scaled_products=has_scaled_products(device.capability, dtype),
+        )  # fmt: skip
+        held = _held_bytes(weights)
+        assert plan.weight_bytes == held, (
+            f"{algorithm} on {device.name}: planned {plan.weight_bytes} bytes of weights, held {held}; what stays "
+            "beside a dequantized weight is `stays` of the format's row in trtx/checkpoint/formats.py, what is not "
+            "quantized is listed in trtx/checkpoint/dense.py, and trtx/memory/torch_engine.py adds both up"
+        )
+        geometry = KvGeometry(config.num_layers, config.num_kv_heads, config.head_dim, 32, kv_dtype)
+        assert plan.kv_bytes_per_token * 32 == geometry.block_bytes
+        assert plan.capacity_blocks == _runner_blocks(monkeypatch, tmp_path, config, geometry, dtype, device, plan)
+
+
+def _runner_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+    path: Path,
+    config: ModelConfig,
+    geometry: KvGeometry,
+    dtype: str,
+    device: Device,
+    plan: Any,
+) -> int:
+    """The runner asks CUDA what is free once the weights are there: it is told the plan's figure."""
+    free = plan.total_bytes - plan.context_bytes - plan.weight_bytes
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, plan.total_bytes))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: device.capability)
+    return kv_sizing.num_kv_blocks(
+        RunnerArgs(model_dir=path, **LIMITS),
+        config,
+        geometry,
+        device=torch.device("cuda", 0) if device.is_gpu else torch.device("cpu"),
+        dtype=getattr(torch, dtype),
+    )
+
+
+@pytest.mark.parametrize("name", ["activation_bytes", "pool_room", "cpu_pool_room", "RESERVE_BYTES"])
+def test_the_runner_has_no_formula_of_its_own(name: str) -> None:
+    assert getattr(kv_sizing, name) is getattr(torch_engine, name), (
+        f"runner/kv_sizing.py has a {name} of its own: the plan would count otherwise; use trtx.memory.torch_engine's"
+    )
+
+
+def test_a_model_that_the_runner_refuses_is_refused_by_the_plan_in_the_same_words(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B))
+    with pytest.raises(UsageError, match="Qwen3MoeForCausalLM is not known to the torch engine") as planned:
+        plan_memory(tmp_path, "agg", {}, engine="torch", device=HOST)
+    with pytest.raises(UsageError) as refused:
+        create_runner(RunnerArgs(model_dir=tmp_path, device="cpu"))
+    assert str(planned.value) == str(refused.value)

@@ -1,0 +1,113 @@
+"""The tensors of a dense decoder's checkpoint: the one list that the runner loads and the memory plan counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtx.checkpoint.formats import Loading, Stored
+from trtx.checkpoint.model_config import ModelConfig
+from trtx.errors import UsageError
+
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class LinearModule:
+    """One linear module of the checkpoint; ``tensors``: its weight as it is stored, by suffix."""
+
+    name: str
+    rows: int
+    columns: int
+    tensors: dict[str, Stored]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Linear modules of the same input, which are computed as one product. ``loading``: None in full precision."""
+
+    modules: tuple[LinearModule, ...]
+    has_bias: bool
+    loading: Loading | None
+
+    @property
+    def rows(self) -> int:
+        return sum(module.rows for module in self.modules)
+
+    @property
+    def columns(self) -> int:
+        return self.modules[0].columns
+
+    def is_kept(self, *, scaled_products: bool) -> bool:
+        """Whether a quantized weight is multiplied as it is stored, on a device with scaled products or without."""
+        return self.loading is not None and scaled_products and self.loading.is_kept(self.rows, self.columns)
+
+
+def layer_products(config: ModelConfig, layer: int) -> dict[str, Product]:
+    """Raises UsageError where modules of one product are quantized and others are not."""
+    attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.q_size, config.kv_size
+    qkv = {f"{attention}.q_proj": queries, f"{attention}.k_proj": keys, f"{attention}.v_proj": keys}
+    return {
+        "qkv": _product(config, qkv, hidden, has_bias=config.qkv_bias),
+        "output": _product(config, {f"{attention}.o_proj": hidden}, queries, has_bias=config.output_bias),
+        "gate_up": _product(config, {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden),
+        "down": _product(config, {f"{mlp}.down_proj": hidden}, inner),
+    }
+
+
+def _product(config: ModelConfig, rows: dict[str, int], columns: int, *, has_bias: bool = False) -> Product:
+    quantization = config.quantization
+    covered = [name for name in rows if quantization is not None and quantization.covers(name)]
+    if quantization is None or not covered:
+        plain = (
+            LinearModule(name, count, columns, {"weight": Stored((count, columns))}) for name, count in rows.items()
+        )
+        return Product(tuple(plain), has_bias, None)
+    if others := [name for name in rows if name not in covered]:
+        raise UsageError(
+            f"{quantization.source} quantizes {covered[0]} and excludes {others[0]}, one product here; "
+            "expected both or neither; serve it with the engine tensorrt-llm"
+        )
+    loading = quantization.loading
+    modules = (
+        LinearModule(name, count, columns, loading.layout(count, columns, quantization.group_size))
+        for name, count in rows.items()
+    )
+    return Product(tuple(modules), has_bias, loading)
+
+
+def layer_norms(config: ModelConfig, layer: int) -> dict[str, Stored]:
+    """Of the layer's inputs, and of heads where the model has such."""
+    at = f"model.layers.{layer}"
+    names = [f"{at}.input_layernorm.weight", f"{at}.post_attention_layernorm.weight"]
+    found = {name: Stored((config.hidden_size,)) for name in names}
+    if config.qk_norm:
+        found |= {f"{at}.self_attn.{name}_norm.weight": Stored((config.head_dim,)) for name in ("q", "k")}
+    return found
+
+
+def kv_scale_names(layer: int) -> tuple[str, str]:
+    """Of keys and of values."""
+    attention = f"model.layers.{layer}.self_attn"
+    return f"{attention}.k_proj.k_scale", f"{attention}.v_proj.v_scale"
+
+
+def checkpoint_tensors(config: ModelConfig) -> dict[str, Stored]:
+    """Every tensor of the checkpoint by name, in the order in which weights are drawn. Raises UsageError."""
+    found: dict[str, Stored] = {}
+    has_kv_scales = config.quantization is not None and config.quantization.kv_cache_algorithm is not None
+    for layer in range(config.num_layers):
+        found |= layer_norms(config, layer)
+        for product in layer_products(config, layer).values():
+            for module in product.modules:
+                found |= {f"{module.name}.{suffix}": tensor for suffix, tensor in module.tensors.items()}
+            if product.has_bias:
+                found |= {f"{module.name}.bias": Stored((module.rows,)) for module in product.modules}
+        if has_kv_scales:
+            found |= {name: Stored((), "float32", is_optional=True) for name in kv_scale_names(layer)}
+    found[EMBEDDING] = Stored((config.vocab_size, config.hidden_size))
+    found[FINAL_NORM] = Stored((config.hidden_size,))
+    if not config.tied_head:
+        found[HEAD] = Stored((config.vocab_size, config.hidden_size))
+    return found

@@ -1,0 +1,72 @@
+"""A checkpoint as the engine that is planned for would hold it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from trtx.checkpoint.dense import layer_products
+from trtx.checkpoint.facts import dtype_of, read_config
+from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, has_scaled_products
+from trtx.checkpoint.model_config import read_model_config
+from trtx.checkpoint.quantization import read_quantization
+from trtx.memory import reserves, torch_engine
+from trtx.memory.budget import Model
+from trtx.memory.gpus import Device, capability_of
+from trtx.memory.limits import Limits
+from trtx.memory.shapes import ModelShape, model_shape
+from trtx.memory.sizing import Weights
+from trtx.memory.weights import full_width, model_weights, width_text
+
+
+def read_model(directory: Path, limits: Limits, device: Device) -> Model:
+    """Raises UsageError for a checkpoint that the engine refuses, UnknownShapeError for one that nobody counts."""
+    config = read_config(directory)
+    shape = model_shape(config, dtype=dtype_of(directory, config))
+    if limits.engine == "torch":
+        return _for_torch(directory, shape, limits, device)
+    quantization = read_quantization(directory, config)
+    width = full_width(shape, limits)
+    calibrated = quantization.kv_cache_algorithm if quantization is not None else None
+    stated = calibrated if limits.kv_dtype == "auto" else limits.kv_dtype
+    return Model(
+        shape,
+        model_weights(directory, shape, quantization, limits),
+        KV_BYTES.get(str(stated).lower(), DTYPE_BYTES.get(str(stated), width)),
+        lambda asked: reserves.activation_bytes(shape, asked, int(width)),
+    )
+
+
+def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Device) -> Model:
+    config = read_model_config(directory)
+    capability = (device.capability or capability_of(device.name)) if device.is_gpu else None
+    dtype = torch_engine.compute_dtype(limits.dtype, config.dtype, is_gpu=device.is_gpu)
+    scaled = has_scaled_products(capability, dtype)
+    stored = torch_engine.stored_names(directory)
+    layers = (
+        torch_engine.layer_bytes(config, layer, dtype=dtype, scaled_products=scaled, stored=stored)
+        for layer in range(config.num_layers)
+    )
+    is_kept = any(product.is_kept(scaled_products=scaled) for product in layer_products(config, 0).values())
+    kept = config.quantization.algorithm if is_kept and config.quantization else None
+    vocabulary, width = torch_engine.vocabulary_bytes(config, dtype), DTYPE_BYTES[dtype]
+    weights = Weights(
+        layers=tuple(Counter({"whole": count}) for count in layers),  # one GPU has them all
+        embedding=vocabulary,
+        head=0 if config.tied_head else vocabulary,
+        vision=0,
+        norm=config.hidden_size * width,
+        source=f"counted, {kept or width_text(width)}",
+    )
+    return Model(
+        shape,
+        weights,
+        float(DTYPE_BYTES[torch_engine.kv_dtype(limits.kv_dtype, config.quantization, dtype, capability)]),
+        lambda asked: torch_engine.activation_bytes(
+            config,
+            max_num_tokens=asked.max_num_tokens,
+            max_batch_size=asked.max_batch_size,
+            dtype=dtype,
+            scaled_products=scaled,
+        ),
+    )
