@@ -1,79 +1,97 @@
-"""The files of a run directory that say what was asked: trtx's own, so one that does not read as such was cut short, or
-is another's."""
+"""The documents of a run directory beside cells and journal: their versions, and what is read of each.
+
+``trtx.experiment`` writes them all but ``summary.json``; what it alone reads of them, it says itself.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from trtx.bench.documents import Document
 
-from trtx.errors import UsageError
+LOCK = Document("run.lock.yaml", version=1, oldest=1, since="")
+PLAN = Document("plan.json", version=1, oldest=1, since="")
+ENVIRONMENT = Document("env.json", version=1, oldest=1, since="")
+# 2: the percentiles that have enough samples stand beside each latency; in 1 they were those of the requests.
+SUMMARY = Document("summary.json", version=2, oldest=2, since="")
 
 
-class _Attach(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """``env.json``: what a reader needs to judge the figures and make them again."""
+
+    started_at: datetime
+    command: str
+    commit: str | None  # of trtx's checkout, "+changes" when tracked files differ from it; None where it is installed
+    trtx_sources: str  # changes with the code that measures and serves
+    python: str
+    versions: dict[str, str]  # by package
+    platform: str
+    cpu: str
+    cpu_cores: int
+    memory_bytes: int
+    load_average: float  # before anything of the run was started
+    gpus: tuple[Gpu, ...]
+    gpu_driver: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
     url: str
-    model: str | None = None
+    model: str | None
 
 
-class _LoadCell(BaseModel):
+@dataclass(frozen=True, slots=True)
+class AskedCell:
     concurrency: int
     request_count: int
     warmup_request_count: int
 
 
-class _Load(BaseModel):
-    concurrency: list[int]
+@dataclass(frozen=True, slots=True)
+class AskedLoad:
     isl: int
     osl: int
-    ignore_eos: bool
+    trials: int
+    seed: int
     streaming: bool
-    cells: list[_LoadCell]
+    ignore_eos: bool
+    cells: tuple[AskedCell, ...]
 
 
-class _Record(BaseModel):
-    """What a report takes from ``run.lock.yaml``; the rest of it is `trtx.experiment`'s."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a report takes from ``run.lock.yaml``."""
 
-    modes: list[str]
-    load: _Load
-    attach: _Attach | None = None
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """``run.lock.yaml``; empty where there is none. Raises UsageError."""
-    document = _read(path, yaml.safe_load)
-    if document:
-        try:
-            _Record.model_validate(document)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise _unreadable(path, f"{field[:100]}: {first['msg'][:200]}") from error
-    return document
+    modes: tuple[str, ...]
+    load: AskedLoad
+    attach: Attached | None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """``plan.json`` or ``env.json``; empty where there is none. Raises UsageError."""
-    return _read(path, json.loads)
+@dataclass(frozen=True, slots=True)
+class PlannedProcess:
+    role: Literal["frontend", "agg", "prefill", "decode", "encode"]
+    gpu_indices: tuple[int, ...]
 
 
-def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        document = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise _unreadable(path, " ".join(str(error).split())[:300]) from error
-    if not isinstance(document, dict) or not document:
-        raise _unreadable(path, f"it holds a {type(document).__name__}, not fields")
-    return document
+@dataclass(frozen=True, slots=True)
+class PlannedTopology:
+    model: str
+    engine: str
+    gpu_names: tuple[str, ...]
+    processes: tuple[PlannedProcess, ...]
 
 
-def _unreadable(path: Path, reason: str) -> UsageError:
-    return UsageError(
-        f"{path} can't be read as trtx bench wrote it ({reason}); the cells beside it are whole, "
-        "so put the file back from a copy, or start a new run"
-    )
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a report takes from ``plan.json``."""
+
+    modes: dict[str, PlannedTopology]
