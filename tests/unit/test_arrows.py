@@ -1,8 +1,15 @@
-"""The rooms' arrows point down only, and the slow packages stay where they belong (docs/architecture.md)."""
+"""The rooms' arrows point down only, and the slow packages stay where they belong: docs/architecture.md says which.
+
+The arrows are read from its table of rooms, so text and test can't part. A row may name a room inside a room
+(`room/inner/`), which is then held to its own row.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
+import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,62 +19,91 @@ import pytest
 import trtx
 
 ROOT = Path(trtx.__file__).parent
-ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
-    "config": {"errors"},
-    "checkpoint": {"errors"},
-    "memory": {"config", "checkpoint", "errors"},
-    "topology": {"memory", "config", "checkpoint", "errors", "engine"},
-    "launch": {"topology", "memory", "config", "checkpoint", "engine", "errors"},
-    "frontend": {"errors"},
-    "torch_engine": {"config", "checkpoint", "errors"},
-    "engine": {"torch_engine", "errors"},
-    "worker": {"engine", "torch_engine", "config", "errors"},
-    "build": {"engine", "torch_engine", "memory", "config", "checkpoint", "errors"},
-    "bench": {"errors"},
-    "report": {"bench", "errors"},
-    "doctor": {"launch", "topology", "engine", "config", "checkpoint", "errors"},
-    "experiment": {"launch", "topology", "config", "checkpoint", "bench", "report", "errors"},
-    "cli": {
-        "experiment",
-        "launch",
-        "topology",
-        "config",
-        "checkpoint",
-        "bench",
-        "report",
-        "engine",
-        "errors",
-        "doctor",
-        "build",
-        "memory",
-    },
+DOCUMENT = Path(__file__).parents[2] / "docs" / "architecture.md"
+_ROW = re.compile(r"^\| `([a-z_/]+?)(?:/|\.py)` \| ([a-z_/, –]+) \| .+ \|$", re.MULTILINE)
+ARROWS = {
+    room: {name.strip() for name in imports.split(",")} - {"–"}
+    for room, imports in _ROW.findall(DOCUMENT.read_text(encoding="utf-8"))
 }
+BY_THEIR_NAMES = ("launch", "topology", "doctor")  # what another room imports of them is in their __init__
 
 
-def _room(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def _room(path: str) -> str | None:
+    """The innermost room of ``launch/ports`` or ``errors``; None for ``trtx/__init__.py`` and ``__main__.py``."""
+    return max((room for room in ARROWS if f"{path}/".startswith(f"{room}/")), key=len, default=None)
 
 
-def _imports(path: Path) -> set[str]:
+@functools.cache
+def _imported(path: Path) -> set[str]:
+    """``launch/ports`` for each module of trtx that is imported, the names taken from it left out."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module] if node.module != "trtx" else [f"trtx.{alias.name}" for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("trtx.")}
-    return found
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= {name.removeprefix("trtx.").replace(".", "/") for name in names if name.startswith("trtx.")}
+    return {name for name in found if name != "__version__"}
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def _rooms_imported(path: Path) -> set[str]:
+    own = _room(_module(path))
+    return {room for name in _imported(path) if (room := _room(name)) is not None and room != own}
+
+
+def _module(path: Path) -> str:
+    return str(path.relative_to(ROOT).with_suffix(""))
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def test_every_room_has_a_row() -> None:
+    nowhere = {_module(path) for path in FILES if _room(_module(path)) is None} - {"__init__", "__main__"}
+    assert not nowhere, f"give each a row, with its arrows, in the table of rooms of {DOCUMENT.name}: {sorted(nowhere)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module)
 def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
-    room = _room(path)
-    if room in ("__init__", "__main__"):
+    room = _room(_module(path))
+    if room is None:
         return
-    above = _imports(path) - ALLOWED[room] - {room, "__version__"}
-    assert not above, f"{path.relative_to(ROOT)} reaches up to {sorted(above)}"
+    above = _rooms_imported(path) - ARROWS[room] - {"errors"}
+    assert not above, (
+        f"{_module(path)} imports {sorted(above)}, and the row {room} of {DOCUMENT.name} has no such arrow: "
+        "move what it needs down, or draw the arrow there"
+    )
+
+
+def test_no_arrow_is_drawn_that_nothing_takes_and_none_leads_back() -> None:
+    taken: dict[str, set[str]] = {room: set() for room in ARROWS}
+    for path in FILES:
+        if (room := _room(_module(path))) is not None:
+            taken[room] |= _rooms_imported(path)
+    drawn_only = {room: sorted(ARROWS[room] - taken[room]) for room in ARROWS if ARROWS[room] - taken[room]}
+    assert not drawn_only, f"take these arrows out of the table of rooms of {DOCUMENT.name}: {drawn_only}"
+    left = dict(ARROWS)
+    while lowest := [room for room, below in left.items() if not below & left.keys()]:
+        for room in lowest:
+            del left[room]
+    assert not left, f"arrows of {DOCUMENT.name} lead round in a circle: {sorted(left)}"
+
+
+@pytest.mark.parametrize("room", BY_THEIR_NAMES)
+def test_a_room_is_entered_by_its_names_alone(room: str) -> None:
+    names = importlib.import_module(f"trtx.{room}").__all__
+    for name in names:
+        assert hasattr(importlib.import_module(f"trtx.{room}"), name), f"trtx/{room}/__init__.py lacks {name}"
+    for path in FILES:
+        if _room(_module(path)) in (room, None):
+            continue
+        inside = {name for name in _imported(path) if name.startswith(f"{room}/")} - {
+            f"{room}/{name}" for name in names
+        }
+        assert not inside, (
+            f"{_module(path)} goes round trtx.{room}: add to its __init__ what stands in {sorted(inside)}"
+        )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb, typed_options
+from trtx.cli.command import Verb, typed
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
 from trtx.config.wording import quoted
@@ -26,12 +26,6 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _LOAD, _OUTPUT = "Load", "Output"
 _TOPOLOGY_NAMES = {"config": "engine_configs", "recipe": "engine_configs"}  # option → field, where they differ
-_TOPOLOGY_OPTIONS = (
-    "model", "served_model_name", "engine", "config", "recipe", "overrides", "workers", "prefill", "decode", "tp",
-    "gpus", "router_mode", "router_args", "host", "port",
-)  # fmt: skip
-_ATTACH_OPTIONS = ("url", "tokenizer", "gpu_count")
-_LOAD_OPTIONS = ("isl", "osl", "request_count", "warmup_request_count", "trials", "seed")
 
 
 @app.command(
@@ -40,8 +34,10 @@ _LOAD_OPTIONS = ("isl", "osl", "request_count", "warmup_request_count", "trials"
     epilog="Exit codes: 0 every request succeeded; 1 requests failed; 2 usage or config; 3 cells or token counts are "
     "missing; 4 launch failed; 5 aiperf failed; 129, 130 and 143 interrupted.",
 )
+@options.spread(port=0)
 def bench(
     context: typer.Context,
+    *,
     sweep: Annotated[
         Path | None,
         typer.Option("--sweep", help="Sweep file (YAML) to start from; flags win over it.", rich_help_panel=_LOAD),
@@ -105,12 +101,7 @@ def bench(
         int | None,
         typer.Option("--gpu-count", help="With --url: GPUs behind it. Default: not known.", rich_help_panel="Attach"),
     ] = None,
-    model: options.ModelOption = None,
-    served_model_name: options.ServedModelNameOption = None,
-    engine: options.EngineOption = "auto",
-    config: options.ConfigOption = None,
-    recipe: options.RecipeOption = None,
-    overrides: options.SetOption = None,
+    model: options.ModelOptions,
     mode: Annotated[
         str | None,
         typer.Option(
@@ -120,15 +111,7 @@ def bench(
             rich_help_panel="Topology",
         ),
     ] = None,
-    workers: options.WorkersOption = None,
-    prefill: options.PrefillOption = None,
-    decode: options.DecodeOption = None,
-    tp: options.TpOption = 1,
-    gpus: options.GpusOption = None,
-    router_mode: options.RouterModeOption = "round-robin",
-    router_args: options.RouterArgsOption = None,
-    host: options.HostOption = "127.0.0.1",
-    port: options.PortOption = 0,
+    topology: options.TopologyOptions,
     output: options.OutputOption = Path("runs"),
     resume: Annotated[
         Path | None,
@@ -160,26 +143,23 @@ def bench(
       trtx bench --mode disagg --prefill 1 --decode 2 --concurrency 8 --trials 3
       trtx bench --engine simulated --concurrency 64 --dry-run
     """
-    names = typed_options(context)
-    typed = {name: context.params[name] for name in names}
     if resume is not None:
-        refuse_ignored("bench", names.values(), ("resume",))
+        refuse_ignored(context, ("resume",))
         from trtx.experiment import resume as go_on
 
         _run(partial(go_on, resume, argv=_argv()), as_json)
         return
-    uses = [*options.engine_uses(engine), *(["dry run"] if dry_run else [])]
+    uses = [*options.engine_uses(model.engine), *(["dry run"] if dry_run else [])]
     if url is not None or sweep is None:
         uses.append("serve" if url is None else "attach")
-    refuse_ignored("bench", names.values(), uses)
-    overlay = _overlay(typed)
+    refuse_ignored(context, uses)
     from trtx.experiment import load_sweep
     from trtx.experiment import run as measure
 
-    spec = load_sweep(sweep, overlay)
+    spec = load_sweep(sweep, _overlay({str(one.name): context.params[str(one.name)] for one in typed(context)}))
     if spec.attach is None:
-        refuse_ignored("bench", names.values(), [*spec.modes] if len(spec.modes) == 1 else [])
-        options.check_roles(spec.modes, config, overrides, recipe)
+        refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
+        options.check_roles(spec.modes, model.config, model.overrides, model.recipe)
     if dry_run:
         _show_plans(spec, output)
         return
@@ -238,27 +218,30 @@ def _show_plans(spec: ExperimentSpec, output: Path) -> None:
         typer.echo(f"  $ {shlex.join(planned.aiperf)}\n")
 
 
-def _overlay(typed: dict[str, Any]) -> dict[str, Any]:
-    """What was typed, as a sweep file would say it."""
+def _overlay(given: dict[str, Any]) -> dict[str, Any]:
+    """What was typed, as a sweep file would say it. A load or an attachment has its options under its fields' names."""
+    from trtx.bench import LoadSpec
+    from trtx.experiment import Attach
+
     overlay: dict[str, Any] = {}
-    if "mode" in typed:
-        overlay["modes"] = _modes(typed["mode"])
-    load = {name: typed[name] for name in _LOAD_OPTIONS if name in typed}
-    if "concurrency" in typed:
-        load["concurrency"] = _integers("--concurrency", typed["concurrency"])
+    if "mode" in given:
+        overlay["modes"] = _modes(given["mode"])
+    load = {name: given[name] for name in LoadSpec.model_fields if name in given}
+    if "concurrency" in load:
+        load["concurrency"] = _integers("--concurrency", load["concurrency"])
     if load:
         overlay["load"] = load
-    if attach := {name: typed[name] for name in _ATTACH_OPTIONS if name in typed}:  # a sweep may have the url
-        overlay["attach"] = attach | ({"model": typed["model"]} if "model" in typed else {})
-        return overlay
-    if topology := _topology(typed, overlay.get("modes", [])):
+    attach = {name: given[name] for name in Attach.model_fields if name in given}
+    if attach.keys() - {"model"}:  # a sweep may have the url
+        return overlay | {"attach": attach}
+    if topology := _topology(given, overlay.get("modes", [])):
         overlay["topology"] = topology
     return overlay
 
 
-def _topology(typed: dict[str, Any], modes: list[str]) -> dict[str, Any]:
+def _topology(given: dict[str, Any], modes: list[str]) -> dict[str, Any]:
     """The typed topology options, checked by the same rules as ``trtx serve``'s."""
-    chosen = {name: typed[name] for name in _TOPOLOGY_OPTIONS if name in typed}
+    chosen = {name: given[name] for name in options.OPTION_NAMES if name in given}
     roles = {"agg": ("workers",), "disagg": ("prefill", "decode")}
     both = len(modes) != 1
     fields: dict[str, Any] = {}

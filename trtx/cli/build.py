@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb, typed_options
+from trtx.cli.command import Verb
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode, Role
 from trtx.config.files import name_problem
@@ -139,7 +139,7 @@ def build(
       trtx build --check --recipe deepseek-r1-mtp --trtllm-version 1.3.0rc24
     """
     uses = ("check", *(["check all"] if every_recipe else [])) if check else ("build", str(quant), backend)
-    refuse_ignored("build", typed_options(context).values(), uses)
+    refuse_ignored(context, uses)
     if check:
         from trtx.cli.check import CheckRequest
         from trtx.cli.check import check as check_configs
@@ -194,7 +194,7 @@ def _request(
 ) -> BuildRequest:
     """What was typed, checked. Raises UsageError naming the option."""
     from trtx.build import BuildRequest
-    from trtx.launch.machine import probe
+    from trtx.launch import probe
     from trtx.memory import Device, device_named
     from trtx.memory.gpus import capability_of
 

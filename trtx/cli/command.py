@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,12 @@ def option_name(parameter: Any) -> str:
     return longest if longest.startswith("-") else str(parameter.name).upper()
 
 
-def typed_options(context: typer.Context) -> dict[str, str]:
-    """Parameter -> the option's name, of everything that stands on the command line."""
-    return {
-        str(parameter.name): option_name(parameter)
-        for parameter in context.command.params
-        if (source := context.get_parameter_source(str(parameter.name))) is not None and source.name == "COMMANDLINE"
-    }
+def typed(context: typer.Context) -> Iterator[Any]:
+    """The parameters that stand on the command line."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE":
+            yield parameter
 
 
 def _each(values: Any) -> Any:

@@ -1,14 +1,19 @@
 """Which options mean something in which use of a verb: one table of all of them.
 
-An option that a use of its verb would ignore is refused in that use. Every option of every verb has a row; a test holds
-the table against the verbs, so a new option must be placed before anybody can type it.
+An option that a use of its verb would ignore is refused in that use. An option means something where the others of its
+panel in the help do, or has a row of its own. Tests type each option in each use of its verb: it is refused there, or
+something is other than without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import typer
+
+from trtx.cli.command import option_name, typed
 from trtx.errors import UsageError
 
 
@@ -53,95 +58,70 @@ USES: Mapping[str, Mapping[str, Use]] = {
     "doctor": {},
 }  # fmt: skip
 
-# verb -> option -> the uses in which it would be ignored
+# verb -> panel of its help -> the uses in which the panel's options would be ignored
+PANELS: Mapping[str, Mapping[str | None, tuple[str, ...]]] = {
+    "serve": {"Model": (), "Topology": (), "Output": ()},
+    "bench": {
+        "Load": ("resume",),
+        "Attach": ("resume", "serve"),
+        "Model": ("resume", "attach"),
+        "Topology": ("resume", "attach"),
+        "Output": (),
+    },
+    "build": {None: (), "Quantization": ("check",), "Output": ("check",), "Model": (), "Check": ()},
+    "doctor": {None: ()},
+}
+
+# verb -> option -> the same, of an option that differs from its panel
 PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "serve": {
-        "--model": (),
-        "--served-model-name": (),
-        "--engine": (),
-        "--config": (),
-        "--recipe": (),
-        "--set": (),
-        "--mode": (),
         "--workers": ("disagg",),
         "--prefill": ("agg",),
         "--decode": ("agg",),
         "--tp": ("no GPU",),
         "--gpus": ("no GPU",),
-        "--router-mode": (),
-        "--router-args": (),
-        "--host": (),
-        "--port": (),
-        "--output": (),
-        "--dry-run": (),
     },
     "bench": {
-        "--sweep": ("resume",),
-        "--concurrency": ("resume",),
-        "--isl": ("resume",),
-        "--osl": ("resume",),
-        "--request-count": ("resume",),
-        "--warmup-request-count": ("resume",),
-        "--trials": ("resume",),
-        "--seed": ("resume",),
         "--url": ("resume",),
-        "--tokenizer": ("resume", "serve"),
-        "--gpu-count": ("resume", "serve"),
         "--model": ("resume",),
-        "--served-model-name": ("resume", "attach"),
-        "--engine": ("resume", "attach"),
-        "--config": ("resume", "attach"),
-        "--recipe": ("resume", "attach"),
-        "--set": ("resume", "attach"),
-        "--mode": ("resume", "attach"),
         "--workers": ("resume", "attach", "disagg"),
         "--prefill": ("resume", "attach", "agg"),
         "--decode": ("resume", "attach", "agg"),
         "--tp": ("resume", "attach", "no GPU"),
         "--gpus": ("resume", "attach", "no GPU"),
-        "--router-mode": ("resume", "attach"),
-        "--router-args": ("resume", "attach"),
-        "--host": ("resume", "attach"),
-        "--port": ("resume", "attach"),
         "--output": ("resume",),
-        "--resume": (),
         "--dry-run": ("resume",),
         "--json": ("dry run",),
     },
     "build": {
         "MODEL": ("check all",),
-        "--quant": ("check",),
-        "--kv-dtype": ("check",),
         "--calib": ("check", "none"),
         "--calib-size": ("check", "none"),
         "--max-ppl-increase": ("check", "tensorrt"),
-        "--backend": ("check",),
-        "--role": ("check",),
         "--config": ("check all",),
-        "--set": (),
-        "--output": ("check",),
         "--gpu": ("tensorrt",),
-        "--check": (),
         "--mode": ("build",),
         "--recipe": ("check all",),
         "--all": ("build",),
-        "--trtllm-version": (),
         "--json": ("build",),
     },
-    "doctor": {
-        "--engine": (),
-        "--port": (),
-        "--output": (),
-        "--json": (),
-    },
-}  # fmt: skip
+    "doctor": {},
+}
 
 
-def refuse_ignored(verb: str, typed: Iterable[str], uses: Iterable[str]) -> None:
-    """Raises UsageError for the first option of ``typed`` that means nothing in one of ``uses``."""
-    held = tuple(uses)
-    for option in typed:
-        for use in PLACES[verb][option]:
+def ignored_in(verb: str, parameter: Any) -> tuple[str, ...]:
+    """The uses of ``verb`` in which one of its parameters would be ignored."""
+    own = PLACES[verb].get(option_name(parameter))
+    return PANELS[verb][parameter.rich_help_panel] if own is None else own
+
+
+def refuse_ignored(context: typer.Context, uses: Iterable[str]) -> None:
+    """Raises UsageError for the first option that was typed and means nothing in one of ``uses``."""
+    verb, held = str(context.info_name), tuple(uses)
+    for parameter in typed(context):
+        for use in ignored_in(verb, parameter):
             if use in held:
                 words = USES[verb][use]
-                raise UsageError(f"{option} means nothing {words.where}, {words.because}; {words.way_out}")
+                raise UsageError(
+                    f"{option_name(parameter)} means nothing {words.where}, {words.because}; {words.way_out}"
+                )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb, typed_options
+from trtx.cli.command import Verb
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
 
@@ -26,14 +27,11 @@ _REFRESH_S = 0.5
     no_args_is_help=False,
     epilog="Exit codes: 2 usage, config or port in use; 4 launch failed or crash loop; 129, 130 and 143 interrupted.",
 )
+@options.spread()
 def serve(
     context: typer.Context,
-    model: options.ModelOption = None,
-    served_model_name: options.ServedModelNameOption = None,
-    engine: options.EngineOption = "auto",
-    config: options.ConfigOption = None,
-    recipe: options.RecipeOption = None,
-    overrides: options.SetOption = None,
+    *,
+    model: options.ModelOptions,
     mode: Annotated[
         Mode,
         typer.Option(
@@ -42,15 +40,7 @@ def serve(
             rich_help_panel="Topology",
         ),
     ] = "agg",
-    workers: options.WorkersOption = None,
-    prefill: options.PrefillOption = None,
-    decode: options.DecodeOption = None,
-    tp: options.TpOption = 1,
-    gpus: options.GpusOption = None,
-    router_mode: options.RouterModeOption = "round-robin",
-    router_args: options.RouterArgsOption = None,
-    host: options.HostOption = "127.0.0.1",
-    port: options.PortOption = 8000,
+    topology: options.TopologyOptions,
     output: options.OutputOption = Path("runs"),
     dry_run: Annotated[
         bool,
@@ -72,33 +62,15 @@ def serve(
       trtx serve --mode disagg --gpus 0,1 --model synthetic:qwen3-0.6b
       trtx serve --set kv_cache_config.max_tokens=8192 --dry-run
     """
-    refuse_ignored("serve", typed_options(context).values(), (mode, *options.engine_uses(engine)))
+    refuse_ignored(context, (mode, *options.engine_uses(model.engine)))
     from trtx.cli.console import ProgressConsole
     from trtx.cli.topology_text import describe_plan
     from trtx.cli.topology_view import open_view
-    from trtx.launch import prepare
+    from trtx.launch import new_run_directory, prepare
     from trtx.launch import serve as serve_plan
-    from trtx.launch.run_directory import new_run_directory
 
-    spec = options.build_spec(
-        mode=mode,
-        model=model,
-        served_model_name=served_model_name,
-        engine=engine,
-        config=config,
-        recipe=recipe,
-        overrides=overrides,
-        workers=workers,
-        prefill=prefill,
-        decode=decode,
-        tp=tp,
-        gpus=gpus,
-        router_mode=router_mode,
-        router_args=router_args,
-        host=host,
-        port=port,
-    )
-    options.check_roles((mode,), config, overrides, recipe)
+    spec = options.build_spec(mode=mode, **asdict(model), **asdict(topology))
+    options.check_roles((mode,), model.config, model.overrides, model.recipe)
     plan = prepare(spec, run_dir=new_run_directory(output, f"serve-{mode}"))
     if dry_run:
         typer.echo(describe_plan(plan))
@@ -108,18 +80,18 @@ def serve(
             f"trtx: warning: HTTP listens on {plan.host}:{plan.port} without authentication: "
             "whoever reaches this machine can use it"
         )
-    with open_view(plan) as view, serve_plan(plan, on_event=view.on_event, on_slots=view.on_slots) as topology:
-        view.show(_ready_text(topology))
+    with open_view(plan) as view, serve_plan(plan, on_event=view.on_event, on_slots=view.on_slots) as served:
+        view.show(_ready_text(served))
         while True:
-            topology.wait(_REFRESH_S)
+            served.wait(_REFRESH_S)
 
 
 def _ready_text(topology: ServedTopology) -> str:
-    body = json.dumps({"model": topology.model, "max_tokens": 32}).removesuffix("}")
+    body = json.dumps({"model": topology.plan.model, "max_tokens": 32}).removesuffix("}")
     message = json.dumps([{"role": "user", "content": "Hello"}])
-    workers = "1 worker" if topology.worker_count == 1 else f"{topology.worker_count} workers"
+    workers = "1 worker" if topology.plan.worker_count == 1 else f"{topology.plan.worker_count} workers"
     return (
-        f"Ready: {topology.url} serves {topology.model} ({topology.mode}, {workers}). Try:\n\n"
+        f"Ready: {topology.url} serves {topology.plan.model} ({topology.plan.mode}, {workers}). Try:\n\n"
         f"curl -s {topology.url}/v1/chat/completions \\\n"
         "  -H 'Content-Type: application/json' \\\n"
         f"  -d '{body},\n  \"messages\": {message}}}'\n\n"

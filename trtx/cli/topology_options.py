@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 from pydantic import ValidationError
@@ -140,47 +142,80 @@ OutputOption = Annotated[
 ]
 
 
-def build_spec(
-    *,
-    mode: str,
-    model: str | None = None,
-    served_model_name: str | None = None,
-    engine: str = "auto",
-    config: list[str] | None = None,
-    recipe: str | None = None,
-    overrides: list[str] | None = None,
-    workers: int | None = None,
-    prefill: int | None = None,
-    decode: int | None = None,
-    tp: int = 1,
-    gpus: str | None = None,
-    router_mode: str = "round-robin",
-    router_args: str | None = None,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-) -> TopologySpec:
-    """What was typed, checked. Raises UsageError, naming the option, for anything that contradicts itself."""
-    fields: dict[str, Any] = {
-        "mode": mode,
-        "model": model,
-        "served_model_name": served_model_name,
-        "engine": engine,
-        "engine_configs": recipe_roles(recipe) | role_files(config),
-        "overrides": tuple(overrides or ()),
-        "tp": tp,
-        "gpus": None if gpus is None else _indices(gpus),
-        "router_mode": router_mode,
-        "router_args": _words("--router-args", router_args or ""),
-        "host": host,
-        "port": port,
-    }
-    fields |= {
-        name: count
-        for name, count in (("workers", workers), ("prefill", prefill), ("decode", decode))
-        if count is not None
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """What is served, as it is typed; help shows the options in this order."""
+
+    model: ModelOption = None
+    served_model_name: ServedModelNameOption = None
+    engine: EngineOption = "auto"
+    config: ConfigOption = None
+    recipe: RecipeOption = None
+    overrides: SetOption = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyOptions:
+    """How it is served. A field that :class:`TopologySpec` has under the same name needs nothing more."""
+
+    workers: WorkersOption = None
+    prefill: PrefillOption = None
+    decode: DecodeOption = None
+    tp: TpOption = 1
+    gpus: GpusOption = None
+    router_mode: RouterModeOption = "round-robin"
+    router_args: RouterArgsOption = None
+    host: HostOption = "127.0.0.1"
+    port: PortOption = 8000
+
+
+OPTION_NAMES = tuple(field.name for group in (ModelOptions, TopologyOptions) for field in fields(group))
+
+
+def spread(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes of a verb's parameters ``model: ModelOptions`` and ``topology: TopologyOptions`` the options in them, or
+    Typer would want each option written down in each verb. ``defaults``: those that the verb has otherwise."""
+
+    def spread_over(verb: Callable[..., None]) -> Callable[..., None]:
+        groups: dict[str, type[ModelOptions | TopologyOptions]] = {}
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+            group = parameter.annotation
+            if group not in (ModelOptions, TopologyOptions):
+                parameters.append(parameter)
+                continue
+            groups[parameter.name] = group
+            hints = get_type_hints(group, include_extras=True)
+            for field in fields(group):
+                default = defaults.get(field.name, field.default)
+                parameters.append(parameter.replace(name=field.name, annotation=hints[field.name], default=default))
+
+        def called(**given: Any) -> None:
+            held = {
+                name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+                for name, group in groups.items()
+            }
+            verb(**given, **held)
+
+        called.__name__, called.__doc__ = verb.__name__, verb.__doc__
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return called
+
+    return spread_over
+
+
+def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
+    """What was typed (fields of the options above; None: it was not), checked. Raises UsageError, naming the option,
+    for anything that contradicts itself."""
+    given = {name: value for name, value in typed.items() if value is not None}
+    engine_configs = recipe_roles(given.pop("recipe", None)) | role_files(given.pop("config", None))
+    if "gpus" in given:
+        given["gpus"] = _indices(given["gpus"])
+    if "router_args" in given:
+        given["router_args"] = _words("--router-args", given["router_args"])
     try:
-        return TopologySpec(**fields)
+        return TopologySpec.model_validate({"mode": mode, "engine_configs": engine_configs, **given})
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trtx.cli.console import ProgressConsole
-from trtx.launch import Event
-from trtx.launch.slots import Slot
+from trtx.launch import Event, Slot
 from trtx.topology import Plan
 
 _STYLES = {"up": "green", "starting": "yellow", "loading": "yellow", "draining": "cyan", "restarting": "red"}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec
-from trtx.launch.room import write_problem
+from trtx.launch import write_problem
 from trtx.report.record import LOCK
 
 

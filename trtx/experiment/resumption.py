@@ -27,7 +27,8 @@ from trtx.bench import (
 from trtx.bench.journal import LoadStarted, SweepStarted
 from trtx.errors import UsageError
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
-from trtx.launch.processes import members
+from trtx.experiment.targets import target_of
+from trtx.launch import members
 from trtx.report.record import ENVIRONMENT, PLAN, Environment
 from trtx.topology import Plan
 
@@ -69,11 +70,6 @@ class PlanDocument:
 
     modes: dict[str, Plan]
     checkpoints: dict[str, str]  # by mode, see :func:`fingerprint`
-
-
-def target_of(plan: Plan) -> Target:
-    """What a planned topology is to be measured as."""
-    return Target(plan.url, plan.model, plan.model_path, plan.mode, plan.gpu_count, plan.worker_count)
 
 
 def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded:

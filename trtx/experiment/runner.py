@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
-
 from trtx.bench import (
     Cell,
     Journal,
@@ -26,16 +24,14 @@ from trtx.bench import (
 )
 from trtx.bench.aiperf import command
 from trtx.bench.journal import LoadStarted, Restart, RunEnded, RunFailed, RunResumed, TopologyReady, TopologyStopping
-from trtx.checkpoint import list_shapes, resolve_checkpoint
+from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import TrtxError, UsageError
 from trtx.experiment import directory, resumption
 from trtx.experiment.environment import environment
-from trtx.experiment.spec import ATTACHED, Attach, ExperimentSpec
+from trtx.experiment.spec import ATTACHED, ExperimentSpec
+from trtx.experiment.targets import attached_target, target_of
 from trtx.experiment.verdict import verdict
-from trtx.launch import Event, prepare, serve
-from trtx.launch.guardian import Guardian
-from trtx.launch.interruption import Interruption, catch_signals
-from trtx.launch.machine import probe
+from trtx.launch import Event, Guardian, Interruption, catch_signals, prepare, probe, serve
 from trtx.report import render
 from trtx.report.record import ENVIRONMENT, LOCK, PLAN
 from trtx.topology import Plan
@@ -168,50 +164,17 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedMode, ...]:
     """What :func:`run` would start, without starting or writing; paths say RUN in place of the directory's name."""
     run_dir = parent / "RUN"
     if spec.attach is not None:
-        target = attached_target(spec.attach)
-        staging = staging_directory(run_dir, ATTACHED)
-        return (PlannedMode(ATTACHED, None, command(target, spec.load, spec.load.loads, staging)),)
+        return (PlannedMode(ATTACHED, None, _aiperf(spec, attached_target(spec.attach), run_dir)),)
     planned = []
     for mode in spec.modes:
         plan = prepare(spec.topology_of(mode), run_dir=run_dir / mode)
         _check_fits(plan, spec.load)
-        target = resumption.target_of(plan)
-        argv = command(target, spec.load, spec.load.loads, staging_directory(run_dir, mode))
-        planned.append(PlannedMode(mode, plan, argv))
+        planned.append(PlannedMode(mode, plan, _aiperf(spec, target_of(plan), run_dir)))
     return tuple(planned)
 
 
-def attached_target(attach: Attach) -> Target:
-    """Asks the deployment which model it serves. Raises UsageError when it does not answer or serves several."""
-    url = attach.url.rstrip("/")
-    try:
-        answer = httpx.get(f"{url}/v1/models", timeout=10)
-        answer.raise_for_status()
-        served = [str(entry["id"]) for entry in answer.json()["data"]]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"{url}/v1/models did not answer as OpenAI's API does ({reason}); check --url") from error
-    model = attach.model or (served[0] if len(served) == 1 else None)
-    if model is None or model not in served:
-        asked = f"model {attach.model!r} is not served at {url}" if attach.model else f"--model is needed for {url}"
-        raise UsageError(f"{asked}, which serves {', '.join(served) or 'no model'}; name one of them with --model")
-    return Target(url, model, _tokenizer(attach, model), ATTACHED, attach.gpu_count)
-
-
-def _tokenizer(attach: Attach, model: str) -> Path:
-    name = attach.tokenizer or model
-    if (Path(name) / "tokenizer_config.json").exists():
-        return Path(name).absolute()
-    # A model that `trtx serve` made carries its shape's short name.
-    try:
-        return resolve_checkpoint(
-            f"synthetic:{name}" if f"synthetic:{name}" in dict(list_shapes()) else name, on_gpu=False
-        ).path
-    except UsageError as error:
-        raise UsageError(
-            f"aiperf needs the tokenizer of {model!r}, and {name!r} has none here ({error}); "
-            "give its directory with --tokenizer"
-        ) from error
+def _aiperf(spec: ExperimentSpec, target: Target, run_dir: Path) -> tuple[str, ...]:
+    return command(target, spec.load, spec.load.loads, staging_directory(run_dir, target.mode))
 
 
 def _plan(state: _Run) -> None:
@@ -254,9 +217,8 @@ def _measure(state: _Run, mode: str, plan: Plan) -> None:
     ) as served:
         loaded, warmed_up = round(served.load_seconds, 3), round(served.warm_up_seconds, 3)
         state.journal.note(TopologyReady(mode=mode, load_seconds=loaded, warm_up_seconds=warmed_up))
-        target = Target(served.url, served.model, plan.model_path, mode, served.gpu_count, served.worker_count)
         try:
-            _sweep(state, target, served.check)
+            _sweep(state, target_of(plan), served.check)
         finally:
             restarts = tuple(Restart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
             state.journal.note(TopologyStopping(mode=mode, restarts=restarts))

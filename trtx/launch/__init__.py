@@ -13,17 +13,51 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trtx.launch.events import Event
+    from trtx.launch.guardian import Guardian
+    from trtx.launch.interruption import Interruption, catch_signals
+    from trtx.launch.machine import probe
+    from trtx.launch.ports import LOWEST_EPHEMERAL, PortHolder
     from trtx.launch.preparation import prepare
-    from trtx.launch.served import Restart, ServedTopology, serve
+    from trtx.launch.processes import members
+    from trtx.launch.room import write_problem
+    from trtx.launch.run_directory import new_run_directory
+    from trtx.launch.served import ServedTopology, serve
+    from trtx.launch.slots import Restart, Slot
 
-__all__ = ["Event", "Restart", "ServedTopology", "prepare", "serve"]
+__all__ = [
+    "LOWEST_EPHEMERAL",
+    "Event",
+    "Guardian",
+    "Interruption",
+    "PortHolder",
+    "Restart",
+    "ServedTopology",
+    "Slot",
+    "catch_signals",
+    "members",
+    "new_run_directory",
+    "prepare",
+    "probe",
+    "serve",
+    "write_problem",
+]
 
 _HOMES = {
+    "LOWEST_EPHEMERAL": "ports",
     "Event": "events",
-    "Restart": "served",
+    "Guardian": "guardian",
+    "Interruption": "interruption",
+    "PortHolder": "ports",
+    "Restart": "slots",
     "ServedTopology": "served",
+    "Slot": "slots",
+    "catch_signals": "interruption",
+    "members": "processes",
+    "new_run_directory": "run_directory",
     "prepare": "preparation",
+    "probe": "machine",
     "serve": "served",
+    "write_problem": "room",
 }
 
 

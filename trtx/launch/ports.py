@@ -16,10 +16,12 @@ from trtx.errors import LaunchError, UsageError
 
 _LOOPBACK = "127.0.0.1"
 _EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LOWEST = 15000
+_LOWEST = 15_000
 _LIMIT = 32768
 """First port that is never drawn: Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number, and ends otherwise."""
 _ENOUGH = 2000
+LOWEST_EPHEMERAL = _LOWEST + _ENOUGH
+"""Where outgoing connections draw theirs from a lower port on, they would take ports that a worker is to listen on."""
 _ATTEMPTS = 2000
 
 
@@ -79,7 +81,7 @@ class PortHolder:
         except (OSError, ValueError, IndexError):
             first = _LIMIT
         high = min(first, _LIMIT)
-        return (_LOWEST, high if high >= _LOWEST + _ENOUGH else _LIMIT)
+        return (_LOWEST, high if high >= LOWEST_EPHEMERAL else _LIMIT)
 
 
 HOLDER = PortHolder()

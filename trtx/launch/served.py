@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from trtx.config import Mode
 from trtx.errors import LaunchError, UsageError
 from trtx.launch.events import Event
+from trtx.launch.frontend_watch import UNROUTED_S
 from trtx.launch.guardian import Guardian
 from trtx.launch.interruption import Interruption, catch_signals
 from trtx.launch.ports import HOLDER
@@ -19,12 +19,10 @@ from trtx.launch.route import Route
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
 from trtx.launch.slots import Restart, Slot
-from trtx.launch.stopping import Outcome, stop
-from trtx.launch.supervisor import UNROUTED_S, Supervisor
+from trtx.launch.stopping import Ending, stop
+from trtx.launch.supervisor import Supervisor
 from trtx.launch.warm_up import WARM_UP_TOKENS, warm_up_prompt
 from trtx.topology import Plan
-
-__all__ = ["Restart", "ServedTopology", "Timeouts", "serve"]
 
 _POLL_S = 0.1
 
@@ -57,18 +55,6 @@ class ServedTopology:
     def model(self) -> str:
         """The name that clients send."""
         return self.plan.model
-
-    @property
-    def mode(self) -> Mode:
-        return self.plan.mode
-
-    @property
-    def gpu_count(self) -> int:
-        return self.plan.gpu_count
-
-    @property
-    def worker_count(self) -> int:
-        return self.plan.worker_count
 
     @property
     def restarts(self) -> tuple[Restart, ...]:
@@ -128,23 +114,9 @@ def serve(
         cleanup.callback(scratch.remove)
         guardian = Guardian(plan.marker, plan.scratch_dir)
         cleanup.callback(guardian.goodbye)
-        sessions: list[int] = []
-
-        def started(pid: int) -> None:
-            sessions.append(pid)
-            guardian.watch(pid)
-
         route = Route(plan)
         cleanup.callback(route.close)
-        supervisor = Supervisor(
-            plan,
-            on_event,
-            on_start=started,
-            on_look=guardian.ensure_alive,
-            on_ranks=guardian.watch_ranks,
-            route=route,
-            scratch=scratch,
-        )
+        supervisor = Supervisor(plan, on_event, guardian=guardian, route=route, scratch=scratch)
         topology = ServedTopology(plan, supervisor, interruption)
         on_slots(topology.slots)
         HOLDER.release((plan.port, *plan.internal_ports))
@@ -172,14 +144,14 @@ def serve(
                 on_event(Event("stopping", "stopping: workers drain, then the frontend; Ctrl-C again kills at once"))
             finally:  # whatever a listener does
                 has_served = topology.load_seconds > 0
-                outcomes = stop(
+                endings = stop(
                     plan,
                     supervisor.slots,
-                    sessions,
+                    supervisor.sessions,
                     deadline_s=timeouts.drain_s if has_served else timeouts.abandon_s,
                     hurry=lambda: interruption.is_hurried or interruption.count > before,
                 )
-            on_event(Event("stopped", _stop_summary(outcomes)))
+            on_event(Event("stopped", _stop_summary(endings)))
 
 
 def _make_directories(plan: Plan) -> Scratch:
@@ -267,8 +239,8 @@ def _warm_up(topology: ServedTopology, request_s: float) -> None:
         raise LaunchError(f"the first requests to {plan.url} failed: {problem}; see the logs in {logs}")
 
 
-def _stop_summary(outcomes: Mapping[str, Outcome]) -> str:
-    if odd := [f"{name} {outcome}" for name, outcome in outcomes.items() if outcome != "clean"]:
-        clean = [name for name, outcome in outcomes.items() if outcome == "clean"]
+def _stop_summary(endings: Mapping[str, Ending]) -> str:
+    if odd := [f"{name} {ending}" for name, ending in endings.items() if ending != "clean"]:
+        clean = [name for name, ending in endings.items() if ending == "clean"]
         return f"stopped: {', '.join(odd)}" + (f"; cleanly: {', '.join(clean)}" if clean else "")
-    return f"stopped, cleanly: {', '.join(outcomes) or 'nothing ran any more'}"
+    return f"stopped, cleanly: {', '.join(endings) or 'nothing ran any more'}"

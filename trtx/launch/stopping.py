@@ -12,7 +12,7 @@ from trtx.launch.slots import Slot
 from trtx.launch.status import read_status
 from trtx.topology import Plan
 
-Outcome = Literal["clean", "forced", "stuck"]  # ended by itself, was killed, could not be killed
+Ending = Literal["clean", "forced", "stuck"]  # ended by itself, was killed, could not be killed
 
 # A request goes prefill, decode, frontend: stopped in this order, each can finish what it has begun.
 _STAGES = (("prefill",), ("agg", "decode"), ("frontend",))
@@ -27,7 +27,7 @@ def stop(
     *,
     deadline_s: float,
     hurry: Callable[[], bool],
-) -> dict[str, Outcome]:
+) -> dict[str, Ending]:
     """Ends all children of ``slots`` and whatever they started; returns how each ended.
 
     Each stage gets SIGTERM and may drain until ``deadline_s`` from now, one deadline for all, of which a stage leaves a
@@ -35,7 +35,7 @@ def stop(
     of all children ever started. Afterwards no process of the topology lives, but for one that waits in the kernel.
     """
     start = time.monotonic()
-    outcomes: dict[str, Outcome] = {}
+    endings: dict[str, Ending] = {}
     for number, roles in enumerate(_STAGES, start=1):
         stage = [slot for slot in slots if slot.spec.role in roles and slot.child is not None]
         deadline = start + deadline_s * number / len(_STAGES)
@@ -47,7 +47,7 @@ def stop(
             time.sleep(_POLL_S)
         for slot in stage:
             assert slot.child is not None
-            outcomes[slot.spec.name] = "clean" if slot.child.poll() is not None else "forced"
+            endings[slot.spec.name] = "clean" if slot.child.poll() is not None else "forced"
             slot.child.kill_group()
     stuck = end_members(plan.marker, sessions, grace_s=0.0, kill_s=_KILL_S)
     for slot in slots:  # what neither carries the marker nor stayed in a session
@@ -55,7 +55,7 @@ def stop(
             continue
         status = read_status(slot.spec.status_file, slot.child.pid) or slot.status
         for rank in ranks.end(status.ranks) if status is not None else ():
-            outcomes[f"{slot.spec.name}'s pid {rank.pid}"] = "forced"
+            endings[f"{slot.spec.name}'s pid {rank.pid}"] = "forced"
     for slot in slots:
         if slot.child is None:
             continue
@@ -63,12 +63,12 @@ def stop(
         while slot.child.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         if slot.child.poll() is None or slot.child.pid in stuck:
-            outcomes[slot.spec.name] = "stuck"
+            endings[slot.spec.name] = "stuck"
         else:
             slot.state = "ended"
     for pid in stuck:
-        outcomes.setdefault(f"pid {pid}", "stuck")
-    return outcomes
+        endings.setdefault(f"pid {pid}", "stuck")
+    return endings
 
 
 def _alive(stage: Sequence[Slot]) -> bool:

@@ -24,9 +24,9 @@ from trtx.engine.ranks import Rank
 from trtx.launch.children import Child, RealChild, describe_exit
 from trtx.launch.discovery import Registry, listening_ports
 from trtx.launch.events import Event, EventKind
-from trtx.launch.frontend_log import FrontendLog
+from trtx.launch.frontend_watch import FrontendWatch
+from trtx.launch.guardian import Guardian
 from trtx.launch.ports import taken
-from trtx.launch.processes import is_stopped
 from trtx.launch.restarts import CRASH_LOOP_DEATHS
 from trtx.launch.route import Route
 from trtx.launch.run_directory import RunDirectory
@@ -42,9 +42,6 @@ _LOOK_EVERY_S = 0.25  # status files, registry, frontend port: a few file reads 
 _VANISHED_AFTER_S = 2.0
 _ROOM_EVERY_S = 1.0  # a restart that was held back is tried again
 _DRAINS_AT_MOST_S = 120.0  # a worker that something else told to stop: its own budgets are below
-STOPPED_FRONTEND_S = 10.0  # as long as a stopped worker stays registered
-SILENT_FRONTEND_S = 60.0  # not stopped: it may be starved, and streams that it holds would be cut
-UNROUTED_S = 30.0  # every process is up, and the frontend does not count them: it takes milliseconds
 
 
 class Supervisor:
@@ -55,30 +52,25 @@ class Supervisor:
         plan: Plan,
         on_event: Callable[[Event], None],
         *,
-        on_start: Callable[[int], None] = lambda pid: None,
-        on_look: Callable[[], None] = lambda: None,
-        on_ranks: Callable[[str, tuple[Rank, ...]], None] = lambda name, ranks: None,
+        guardian: Guardian | None = None,
         route: Route | None = None,
         scratch: Scratch | None = None,
         spawn: Callable[[ProcessSpec], Child] = RealChild,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_event``, ``on_start`` (each pid), ``on_look`` (now and then) and ``on_ranks`` (a worker's name and the
-        processes of its engine) are called from the loop's thread. ``route`` asks the frontend, ``scratch`` holds the
-        directory of the discovery records; without them neither is looked at."""
+        """``on_event`` is called from the loop's thread. ``guardian`` is told of every process, ``route`` asks the
+        frontend, ``scratch`` holds the directory of the discovery records: what is None is told, asked or held not."""
         self.slots = [Slot(spec) for spec in plan.processes]
         self.registry = Registry(plan.discovery_dir)
         self.failure: str | None = None
         self.restarts: list[Restart] = []
+        self.sessions: list[int] = []  # pids of all children ever started, each the leader of a session
         self._plan = plan
         self._on_event = on_event
-        self._on_start = on_start
-        self._on_look = on_look
-        self._on_ranks = on_ranks
-        self._route = route
+        self._guardian = guardian
         self._scratch = scratch
         self._run_directory = RunDirectory(plan)
-        self._frontend_log: FrontendLog | None = None
+        self._frontend = FrontendWatch(plan, route)
         self._spawn = spawn
         self._clock = clock
         self._next_look = 0.0
@@ -113,7 +105,7 @@ class Supervisor:
     @property
     def frontend_error(self) -> str:
         """The last error in the running frontend's log that is about more than one request; empty without one."""
-        return "" if self._frontend_log is None else self._frontend_log.last_error
+        return self._frontend.last_error
 
     def step(self) -> None:
         """One look at every process: deaths first, then due restarts, then registry and status."""
@@ -132,7 +124,8 @@ class Supervisor:
                     self._hold_back(slot, shortage, now)
         if now >= self._next_look:
             self._next_look = now + _LOOK_EVERY_S
-            self._on_look()
+            if self._guardian is not None:
+                self._guardian.ensure_alive()
             self._look(now)
 
     def _run(self) -> None:
@@ -164,8 +157,10 @@ class Supervisor:
             return
         slot.begin(child, self._clock())
         if slot.spec.role == "frontend":
-            self._frontend_log = FrontendLog(child.log)
-        self._on_start(child.pid)
+            self._frontend.begin(child.log)
+        self.sessions.append(child.pid)
+        if self._guardian is not None:
+            self._guardian.watch(child.pid)
         self._emit("starting", f"{slot.spec.name} started, pid {child.pid}", slot)
 
     def _hold_back(self, slot: Slot, shortage: str, now: float) -> None:
@@ -261,25 +256,18 @@ class Supervisor:
         child.kill_group()
 
     def _look_at_frontend(self, slot: Slot, child: Child) -> None:
-        if self._frontend_log is not None:
-            self._frontend_log.look()
-            if self._frontend_log.refusal and not self._has_been_ready:
-                self._give_up(self._refused(self._frontend_log.refusal))
+        self._frontend.look()
+        if self._frontend.refusal and not self._has_been_ready:
+            self._give_up(self._frontend.refusal)
         # Its own listener: something else may have taken the port since it was chosen.
         if slot.state != "up" and self._plan.port in listening_ports(child.pid):
             self._is_up(slot, f"listens on port {self._plan.port}")
 
-    def _refused(self, refusal: str) -> str:
-        plan = self._plan
-        return (
-            f"the frontend can't serve {plan.model}: {refusal}; correct the chat template or the tokenizer files in "
-            f"{plan.model_path}; log: {self.slots[0].spec.log_path}"
-        )
-
     def _look_at_worker(self, slot: Slot, child: Child, registered: set[int], now: float) -> None:
         slot.status = read_status(slot.spec.status_file, child.pid) or slot.status
         if slot.status is not None:
-            self._on_ranks(slot.spec.name, slot.status.ranks)
+            if self._guardian is not None:
+                self._guardian.watch_ranks(slot.spec.name, slot.status.ranks)
             if slot.status.state == "draining":
                 self._look_at_draining(slot, child, now)
                 return
@@ -317,48 +305,22 @@ class Supervisor:
         self._kill(slot, child, because)
 
     def _look_at_route(self, now: float) -> None:
-        """From the first readiness on: does the frontend answer, does it count every worker, does a request pass."""
         if not self._has_been_ready:
             return
         self._whole_since = (self._whole_since or now) if self.is_whole else None
-        if self._route is None:
-            if self._is_degraded and self.is_whole:
-                self._recovered()
-            return
-        self._route.expect(self._whole_since, proof=self._is_degraded)
         frontend = self.slots[0]
-        if frontend.child is None or frontend.state != "up" or frontend.ended_because is not None:
+        judged = self._frontend.judge(frontend, self._whole_since, now, wants_proof=self._is_degraded)
+        if judged is None:
             return
-        silent_s = now - max(self._route.answered_at or 0.0, frontend.up_since)
-        is_frozen = silent_s > STOPPED_FRONTEND_S and is_stopped(frontend.child.pid)
-        if is_frozen or silent_s > SILENT_FRONTEND_S:
-            why = ": it is stopped (by SIGSTOP or a debugger)" if is_frozen else ""
-            self._serves_nobody(frontend, frontend.child, f"it has answered nobody for {silent_s:.0f} s{why}")
-        elif self._whole_since is not None:
-            self._look_at_routing(self._route, frontend, frontend.child, self._whole_since)
-
-    def _look_at_routing(self, route: Route, frontend: Slot, child: Child, whole_since: float) -> None:
-        if (route.answered_at or 0.0) - max(route.routed_at or 0.0, whole_since) > UNROUTED_S:
-            refusal = self._frontend_log.refusal if self._frontend_log is not None else ""
-            if not refusal:
-                error = f"; its last error: {self.frontend_error}" if self.frontend_error else ""
-                because = f"it does not count every registered worker ({route.problem}{error})"
-                self._serves_nobody(frontend, child, because)
-            elif route.serves:
-                self._tell_of_route(f"not every worker is routed to: {self._refused(refusal)}")
-            else:
-                self._give_up(self._refused(refusal))
-        elif not self._is_degraded:
-            return
-        elif (route.proved_at or 0.0) >= whole_since:
-            self._recovered()
-        elif route.request_problem:
-            self._tell_of_route(f"every process is up again, but a request fails: {route.request_problem}")
-
-    def _recovered(self) -> None:
-        self._is_degraded, self._told_of_route = False, ""
-        proof = "" if self._route is None else ": a request went through"
-        self._emit("recovered", f"the topology is whole again{proof}")
+        if judged.is_now == "useless" and frontend.child is not None:
+            self._serves_nobody(frontend, frontend.child, judged.because)
+        elif judged.is_now == "hopeless":
+            self._give_up(judged.because)
+        elif judged.is_now == "unproved":
+            self._tell_of_route(judged.because)
+        elif judged.is_now == "proved":
+            self._is_degraded, self._told_of_route = False, ""
+            self._emit("recovered", "the topology is whole again" + (judged.because and f": {judged.because}"))
 
     def _tell_of_route(self, told: str) -> None:
         if told != self._told_of_route:

@@ -7,7 +7,18 @@ Always holds: the same arguments give the same plan, no GPU serves two workers, 
 """
 
 from trtx.topology.machine import Gpu, Machine
-from trtx.topology.plan import Plan, ProcessSpec
+from trtx.topology.plan import TOPOLOGY_VARIABLE, Plan, ProcessSpec
 from trtx.topology.planner import ModelFiles, Ports, check_router_args, check_size, plan
 
-__all__ = ["Gpu", "Machine", "ModelFiles", "Plan", "Ports", "ProcessSpec", "check_router_args", "check_size", "plan"]
+__all__ = [
+    "TOPOLOGY_VARIABLE",
+    "Gpu",
+    "Machine",
+    "ModelFiles",
+    "Plan",
+    "Ports",
+    "ProcessSpec",
+    "check_router_args",
+    "check_size",
+    "plan",
+]

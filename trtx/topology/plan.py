@@ -92,7 +92,7 @@ class Plan:
 
     def config_path(self, role: str) -> Path:
         """Where the resolved engine config of a role is written before its workers start."""
-        return self.run_dir / "serve" / "configs" / f"{role}.yaml"
+        return config_path(self.run_dir, role)
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts, strings and numbers; :meth:`from_json` is its inverse."""
@@ -114,6 +114,11 @@ class Plan:
         )
         fields["processes"] = tuple(_process(entry) for entry in fields["processes"])
         return cls(**fields)
+
+
+def config_path(run_dir: Path, role: str) -> Path:
+    """See :meth:`Plan.config_path`."""
+    return run_dir / "serve" / "configs" / f"{role}.yaml"
 
 
 def is_loopback(host: str) -> bool:

@@ -17,7 +17,7 @@ from trtx.errors import UsageError
 from trtx.topology import commands
 from trtx.topology.machine import Gpu, Machine
 from trtx.topology.placement import place, visible_gpus
-from trtx.topology.plan import Plan, ProcessSpec, is_loopback
+from trtx.topology.plan import Plan, ProcessSpec, config_path, is_loopback
 
 _ENGINES_WITHOUT_GPU = ("simulated", "paced")
 
@@ -295,6 +295,6 @@ def _argv(
         engine=engine,
         model_path=model_path,
         model=model,
-        config=run_dir / "serve" / "configs" / f"{worker.role}.yaml",
+        config=config_path(run_dir, worker.role),
         status_file=status_file,
     )

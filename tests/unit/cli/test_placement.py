@@ -2,50 +2,69 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from trtx.build import BuildRequest
 from trtx.cli import app
+from trtx.cli.check import CheckRequest
 from trtx.cli.command import Verb, option_name
-from trtx.cli.placement import PLACES, USES, refuse_ignored
-from trtx.errors import UsageError
+from trtx.cli.placement import PANELS, PLACES, USES, ignored_in
 
-# verb -> use -> a command line that is in this use, and would start nothing
+# verb -> use -> a command line that is in this use
 CALLS = {
     "serve": {
-        "agg": ["serve", "--dry-run", "--mode", "agg"],
-        "disagg": ["serve", "--dry-run", "--mode", "disagg"],
-        "no GPU": ["serve", "--dry-run", "--engine", "paced"],
+        "agg": ["serve", "--mode", "agg"],
+        "disagg": ["serve", "--mode", "disagg"],
+        "no GPU": ["serve", "--engine", "paced"],
     },
     "bench": {
-        "agg": ["bench", "--dry-run", "--mode", "agg"],
-        "disagg": ["bench", "--dry-run", "--mode", "disagg"],
-        "no GPU": ["bench", "--dry-run", "--engine", "simulated"],
+        "agg": ["bench", "--mode", "agg"],
+        "disagg": ["bench", "--mode", "disagg"],
+        "no GPU": ["bench", "--engine", "simulated"],
         "resume": ["bench", "--resume", "no-such-run"],
         "attach": ["bench", "--url", "http://127.0.0.1:9"],
         "serve": ["bench"],
         "dry run": ["bench", "--dry-run"],
     },
     "build": {
-        "build": ["build", "--quant", "fp8"],
+        "build": ["build", "synthetic:tiny", "--quant", "fp8"],
         "none": ["build", "synthetic:tiny", "--quant", "none"],
         "tensorrt": ["build", "synthetic:tiny", "--quant", "fp8", "--backend", "tensorrt"],
         "check": ["build", "--check", "--recipe", "qwen3"],
         "check all": ["build", "--check", "--all"],
     },
-    "doctor": {},
+    "doctor": {"": ["doctor"]},
 }
+# A value that no call above has and no option has unasked. Where none stands here: 2.
 VALUES = {
-    "--mode": "agg", "--quant": "fp8", "--kv-dtype": "fp8", "--backend": "pytorch", "--role": "agg",
-    "--config": "agg=x",
-    "--set": "max_batch_size=1", "--engine": "torch", "--router-mode": "kv", "--gpu": "H100", "--recipe": "qwen3",
-    "--url": "http://127.0.0.1:9",
+    "MODEL": "synthetic:tiny-trained", "--model": "synthetic:tiny", "--served-model-name": "other", "--engine": "torch",
+    "--config": "agg=a.yaml", "--recipe": "llama4", "--set": "max_batch_size=1", "--mode": "agg", "--gpus": "1",
+    "--router-mode": "kv", "--router-args": "--router-temperature 0.5", "--host": "localhost", "--output": "elsewhere",
+    "--sweep": "sweep.yaml", "--url": "http://127.0.0.1:8", "--tokenizer": "here", "--resume": "other-run",
+    "--quant": "int8_sq", "--kv-dtype": "fp8", "--calib": "text.jsonl", "--backend": "pytorch", "--role": "decode",
+    "--gpu": "H100", "--trtllm-version": "1.2.1",
 }  # fmt: skip
-FLAGS = {"--dry-run", "--json", "--check", "--all"}
+VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
+VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run")}
+# What changes nothing that the engine room is asked for, and the file of the test that sees what it does.
+SEEN_ELSEWHERE = {
+    ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
+    ("bench", "--json"): "tests/integration/test_bench_resume.py",
+    ("doctor", "--json"): "tests/unit/cli/test_doctor.py",
+}
+UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
+# Where a verb hands over what it was asked.
+ROOMS = (
+    "trtx.launch.prepare", "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
+    "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
+)  # fmt: skip
 
 
 def parameters(verb: str) -> list[Any]:
@@ -54,50 +73,124 @@ def parameters(verb: str) -> list[Any]:
     return [parameter for parameter in command.params if parameter.name != "help"]
 
 
-def test_every_option_of_every_verb_is_placed() -> None:
-    assert PLACES.keys() == USES.keys() == app.VERBS.keys()
+OPTIONS = [(verb, option_name(one), one) for verb in app.VERBS for one in parameters(verb)]
+NAMED = [f"{verb} {option}" for verb, option, _ in OPTIONS]
+
+
+def with_option(call: list[str], parameter: Any, use: str) -> list[str] | None:
+    """``call`` with a value of this option, or another one where it has one; None for a flag that it has."""
+    name = option_name(parameter)
+    value = VALUES_IN.get((name, use), VALUES.get(name, "2"))
+    if getattr(parameter, "is_flag", False):
+        return None if name in call else [*call, name]
+    if not name.startswith("--"):
+        return [*(word for word in call if not word.startswith("synthetic:")), value]
+    if name in call:
+        at = call.index(name) + 1
+        return [*call[:at], value, *call[at + 1 :]]
+    return [*call, name, value]
+
+
+def test_every_option_of_every_verb_has_a_place() -> None:
+    assert PLACES.keys() == PANELS.keys() == USES.keys() == app.VERBS.keys() == CALLS.keys()
     for verb in app.VERBS:
-        names = {option_name(parameter) for parameter in parameters(verb)}
-        assert names == PLACES[verb].keys(), f"place each option of trtx {verb} in trtx/cli/placement.py"
-        assert {use for uses in PLACES[verb].values() for use in uses} == USES[verb].keys() == CALLS[verb].keys()
+        panels = {one.rich_help_panel for one in parameters(verb)}
+        assert panels == PANELS[verb].keys(), f"give each panel of trtx {verb} a row in PANELS of trtx/cli/placement.py"
+        strangers = PLACES[verb].keys() - {option_name(one) for one in parameters(verb)}
+        assert not strangers, (
+            f"trtx {verb} has no {sorted(strangers)}: take them out of PLACES of trtx/cli/placement.py"
+        )
+        placed = {use for one in parameters(verb) for use in ignored_in(verb, one)}
+        assert placed == USES[verb].keys() == CALLS[verb].keys() - {""}
 
 
-def ignored() -> Iterator[tuple[str, str, str]]:
-    for verb, places in PLACES.items():
-        for option, uses in places.items():
-            for use in uses:
-                yield verb, option, use
+def ignored() -> Iterator[tuple[str, Any, str]]:
+    for verb, _, parameter in OPTIONS:
+        for use in ignored_in(verb, parameter):
+            yield verb, parameter, use
 
 
-@pytest.mark.parametrize(("verb", "option", "use"), list(ignored()))
+@pytest.mark.parametrize(("verb", "parameter", "use"), list(ignored()), ids=lambda one: getattr(one, "name", one))
 def test_an_option_that_its_use_would_ignore_is_refused(
     verb: str,
-    option: str,
+    parameter: Any,
     use: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    added = [option] if option in FLAGS else [VALUES.get(option, "2")]
-    if option not in FLAGS and option.startswith("--"):
-        added = [option, *added]
-    assert app.run([*CALLS[verb][use], *added]) == 2
+    asked = with_option(CALLS[verb][use], parameter, use)
+    assert asked is not None and app.run(asked) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"trtx: {option} means nothing ") and said.count("\n") == 1
+    assert said.startswith(f"trtx: {option_name(parameter)} means nothing ") and said.count("\n") == 1
     assert USES[verb][use].where in said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_option_passes_where_it_means_something() -> None:
-    for verb, places in PLACES.items():
-        for use in USES[verb]:
-            refuse_ignored(verb, [option for option, uses in places.items() if use not in uses], [use])
+class Asked(BaseException):
+    """What a room would have been asked for; not an Exception, which the command line would take for a bug."""
 
 
-def test_an_option_without_a_place_can_not_be_typed() -> None:
-    with pytest.raises(KeyError):
-        refuse_ignored("serve", ["--new"], ["agg"])
+@pytest.fixture
+def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rooms that do nothing but tell what they are asked."""
+
+    def teller(name: str) -> Any:
+        def tell(*arguments: object, run_dir: Path | None = None, listener: object = None, **named: object) -> None:
+            raise Asked(f"{name} {arguments} {named} {run_dir and run_dir.parent}")
+
+        return tell
+
+    for name in ROOMS:
+        monkeypatch.setattr(name, teller(name))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.yaml").write_text("load: {isl: 99}\n")
+    Path("a.yaml").write_text("max_batch_size: 1\n")
+
+
+def asked_for(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:
+    """None where something that was typed means nothing beside the rest."""
+    try:
+        code = app.run(argv)
+    except Asked as asked:
+        return str(asked)
+    said = capsys.readouterr().err
+    assert code == 2 and " means nothing " in said, (
+        f"trtx {' '.join(argv)} ended with {code}: {said}expected a value that passes (in VALUES), and a field "
+        "of the option's name in LoadSpec, Attach or TopologySpec"
+    )
+    return None
+
+
+@pytest.mark.usefixtures("rooms")
+@pytest.mark.parametrize(("verb", "option", "parameter"), OPTIONS, ids=NAMED)
+def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
+    verb: str, option: str, parameter: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if (verb, option) in SEEN_ELSEWHERE:
+        file = SEEN_ELSEWHERE[verb, option]
+        assert f'"{option}"' in (Path(__file__).parents[3] / file).read_text(), f"{file} does not type {option}"
+        return
+    has_meant_something = False
+    for use, call in CALLS[verb].items():
+        if use in ignored_in(verb, parameter):
+            continue
+        without = UNCHANGED.get((verb, use)) or UNCHANGED.setdefault((verb, use), asked_for(call, capsys))
+        assert without is not None
+        if (changed := with_option(call, parameter, use)) is None:  # this flag is what makes the use
+            has_meant_something = True
+            continue
+        with_it = asked_for(changed, capsys)
+        has_meant_something |= with_it is not None
+        where = USES[verb][use].where if use else ""
+        assert with_it != without, (
+            f"trtx {verb} takes {option} and does nothing with it {where}: hand it on in trtx/cli/{verb}.py (fields of "
+            "LoadSpec, Attach and TopologySpec get what is typed under their names), or refuse it there, with a row in "
+            "PLACES of trtx/cli/placement.py"
+        )
+    assert has_meant_something
 
 
 @pytest.mark.parametrize(
@@ -149,6 +242,15 @@ def test_a_long_message_loses_its_middle_and_nothing_steers_a_terminal(capsys: p
     assert len(said) < 1000 and " ... " in said and "\x1b" not in said
 
 
-def test_every_placed_use_has_words() -> None:
-    with pytest.raises(UsageError, match="--calib means nothing beside --quant none, which calibrates nothing"):
-        refuse_ignored("build", ["--calib"], ["build", "none"])
+@pytest.mark.parametrize(("request_type", "where"), [(BuildRequest, "trtx/build"), (CheckRequest, "trtx/cli/check.py")])
+def test_a_room_reads_each_field_of_what_build_is_asked(request_type: Any, where: str) -> None:
+    place = Path(__file__).parents[3] / where
+    files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+    read = {
+        node.attr
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    unread = {field.name for field in fields(request_type)} - read
+    assert not unread, f"nothing under {where} reads {sorted(unread)} of {request_type.__name__}: act on it there"

@@ -19,10 +19,11 @@ from launch_builders import plan_of, process
 from test_launch_supervisor import History, ScriptedChild
 
 from trtx.launch.events import Event
+from trtx.launch.frontend_watch import SILENT_FRONTEND_S, STOPPED_FRONTEND_S, UNROUTED_S
 from trtx.launch.logs import Log
 from trtx.launch.route import Route
 from trtx.launch.scratch import Scratch
-from trtx.launch.supervisor import SILENT_FRONTEND_S, STOPPED_FRONTEND_S, UNROUTED_S, Supervisor
+from trtx.launch.supervisor import Supervisor
 from trtx.topology import ProcessSpec
 
 

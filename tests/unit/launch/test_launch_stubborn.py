@@ -16,7 +16,7 @@ from trtx.launch.events import Event
 from trtx.launch.interruption import Interruption
 from trtx.launch.processes import members
 from trtx.launch.served import Timeouts
-from trtx.launch.stopping import Outcome, stop
+from trtx.launch.stopping import Ending, stop
 from trtx.launch.supervisor import Supervisor
 from trtx.topology import Plan
 
@@ -40,23 +40,22 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def watched(plan: Plan, events: list[Event]) -> tuple[Supervisor, list[int]]:
-    pids: list[int] = []
-    supervisor = Supervisor(plan, events.append, on_start=pids.append)
+def watched(plan: Plan, events: list[Event]) -> Supervisor:
+    supervisor = Supervisor(plan, events.append)
     supervisor.start()
-    return supervisor, pids
+    return supervisor
 
 
-def end(plan: Plan, supervisor: Supervisor, pids: list[int], deadline_s: float = 1.0) -> dict[str, Outcome]:
+def end(plan: Plan, supervisor: Supervisor, deadline_s: float = 1.0) -> dict[str, Ending]:
     supervisor.end_watch()
-    return stop(plan, supervisor.slots, pids, deadline_s=deadline_s, hurry=lambda: False)
+    return stop(plan, supervisor.slots, supervisor.sessions, deadline_s=deadline_s, hurry=lambda: False)
 
 
 def test_one_that_ignores_sigterm_is_killed_at_the_deadline(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, process(tmp_path, "agg-0", IGNORES_SIGTERM), process(tmp_path, "agg-1", SLEEP))
-    supervisor, pids = watched(plan, [])
+    supervisor = watched(plan, [])
     wait_until(lambda: "deaf" in plan.workers[0].log_path.read_text())
-    assert end(plan, supervisor, pids) == {"agg-0": "forced", "agg-1": "clean"}
+    assert end(plan, supervisor) == {"agg-0": "forced", "agg-1": "clean"}
 
 
 def test_one_that_exits_before_ready_ends_the_launch_with_its_last_words(tmp_path: Path) -> None:
@@ -79,11 +78,11 @@ def test_one_that_never_becomes_ready_runs_into_the_deadline(tmp_path: Path) -> 
 
 def test_one_that_exits_zero_while_serving_is_started_again(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, process(tmp_path, "agg-0", "import time; time.sleep(0.3)"))
-    supervisor, pids = watched(plan, [])
+    supervisor = watched(plan, [])
     supervisor.mark_ready()
-    wait_until(lambda: len(pids) == 2)
+    wait_until(lambda: len(supervisor.sessions) == 2)
     assert [restart.exit for restart in supervisor.restarts][:1] == ["exited 0"]
-    end(plan, supervisor, pids)
+    end(plan, supervisor)
 
 
 def test_a_grandchild_in_a_session_of_its_own_dies_too(tmp_path: Path) -> None:
@@ -93,33 +92,33 @@ def test_a_grandchild_in_a_session_of_its_own_dies_too(tmp_path: Path) -> None:
         {SLEEP}
     """
     plan = plan_of(tmp_path, process(tmp_path, "agg-0", grandchild))
-    supervisor, pids = watched(plan, [])
+    supervisor = watched(plan, [])
     log = plan.workers[0].log_path
     wait_until(lambda: log.exists() and "deaf" in log.read_text())
     pid = int(log.read_text().split()[0])
     assert pid in members(plan.marker, ())
-    end(plan, supervisor, pids)
+    end(plan, supervisor)
     wait_until(lambda: not alive(pid))
 
 
 def test_one_that_floods_its_output_goes_on_and_stops(tmp_path: Path) -> None:
     flood = "import sys\nwhile True: sys.stdout.write('x' * 4096 + chr(10))"
     plan = plan_of(tmp_path, process(tmp_path, "agg-0", flood))
-    supervisor, pids = watched(plan, [])
+    supervisor = watched(plan, [])
     log = plan.workers[0].log_path
     wait_until(lambda: log.exists() and log.stat().st_size > 1_000_000)
-    assert end(plan, supervisor, pids) == {"agg-0": "clean"}
+    assert end(plan, supervisor) == {"agg-0": "clean"}
 
 
 def test_a_second_signal_while_stopping_kills_at_once(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, process(tmp_path, "agg-0", IGNORES_SIGTERM))
-    supervisor, pids = watched(plan, [])
+    supervisor = watched(plan, [])
     wait_until(lambda: "deaf" in plan.workers[0].log_path.read_text())
     interruption = Interruption()
     interruption.count = 2
     supervisor.end_watch()
-    outcomes = stop(plan, supervisor.slots, pids, deadline_s=600, hurry=lambda: interruption.is_hurried)
-    assert outcomes == {"agg-0": "forced"}
+    endings = stop(plan, supervisor.slots, supervisor.sessions, deadline_s=600, hurry=lambda: interruption.is_hurried)
+    assert endings == {"agg-0": "forced"}
 
 
 def test_a_program_that_is_not_there_ends_the_launch(tmp_path: Path) -> None:

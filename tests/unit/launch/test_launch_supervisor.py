@@ -251,13 +251,12 @@ def test_back_off_follows_the_deaths_of_the_last_minute(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_watch_that_breaks_is_a_failure_of_the_topology_and_no_silence(tmp_path: Path) -> None:
-    def broken() -> None:
-        raise OSError("no more file descriptors")
+    class Broken(ScriptedChild):
+        def poll(self) -> int | None:
+            raise OSError("no more file descriptors")
 
     plan = plan_of(tmp_path, process(tmp_path, "agg-0"))
-    supervisor = Supervisor(
-        plan, lambda event: None, on_look=broken, spawn=lambda spec: ScriptedChild(1000, Log(spec.log_path))
-    )
+    supervisor = Supervisor(plan, lambda event: None, spawn=lambda spec: Broken(1000, Log(spec.log_path)))
     supervisor.start()
     deadline = time.monotonic() + 10
     while supervisor.failure is None and time.monotonic() < deadline:

@@ -12,9 +12,8 @@ import psutil
 import pynvml
 
 from trtx.doctor.facts import ClockReason, ComputeMode, Gpu, GpuProcess, Gpus, Mig, Pair
-from trtx.launch.machine import probe
-from trtx.topology import Machine
-from trtx.topology.plan import TOPOLOGY_VARIABLE
+from trtx.launch import probe
+from trtx.topology import TOPOLOGY_VARIABLE, Machine
 
 T = TypeVar("T")
 

@@ -15,14 +15,12 @@ import psutil
 from trtx.checkpoint.synthetic import default_cache_dir
 from trtx.doctor.facts import Directory, System
 from trtx.errors import UsageError
-from trtx.launch.machine import probe
-from trtx.launch.ports import PortHolder
+from trtx.launch import PortHolder, probe, write_problem
 
 _LOOPBACK = "127.0.0.1"
 _SHM = Path("/dev/shm")
 _INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_PROBE_BYTES = 65_536
 
 
 def gather_system(port: int, runs: Path) -> System:
@@ -63,19 +61,7 @@ def _port_problem(port: int) -> str | None:
 def _directory(name: str, path: Path) -> Directory:
     while not path.is_dir() and path != path.parent:
         path = path.parent
-    return Directory(name, path, shutil.disk_usage(path).free, _write_problem(path))
-
-
-def _write_problem(directory: Path) -> str | None:
-    """Writes and deletes a file: the only way to see a read-only mount, a quota or a full disk."""
-    try:
-        with tempfile.NamedTemporaryFile(prefix=".trtx-doctor-", dir=directory) as file:
-            file.write(bytes(_PROBE_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
+    return Directory(name, path, shutil.disk_usage(path).free, write_problem(path))
 
 
 def _first_number(path: Path) -> int | None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from trtx.doctor.facts import Topology
-from trtx.topology.plan import TOPOLOGY_VARIABLE
+from trtx.topology import TOPOLOGY_VARIABLE
 
 _SCRATCH = re.compile(r"trtx-(?:[0-9a-f]{8}|aiperf-\w+)")
 _SETTLED_S = 60.0  # a launcher makes its scratch directory a moment before its guardian

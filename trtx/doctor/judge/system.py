@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from trtx.doctor.check import Check, failed, ok, warning
 from trtx.doctor.facts import Directory, Facts, System
+from trtx.launch import LOWEST_EPHEMERAL
 
 _GIB, _MIB = 2**30, 2**20
 LEAST_CORES = 4  # a frontend, two workers, and aiperf, whose timing manager alone keeps one busy
@@ -18,7 +19,6 @@ STREAMS = (64, 1024)  # fails, warns: the highest concurrency of a default sweep
 FRONTEND_INOTIFY = 4  # instances of one frontend (ai-dynamo 1.4.2, file discovery)
 LEAST_SHM = 1 * _GIB
 """NCCL keeps its buffers between ranks there; its guide starts containers with --shm-size=1g. Docker gives 64 MiB."""
-LOWEST_EPHEMERAL = 17_000  # trtx draws from 15,000 up to it, and wants 2,000 ports
 LEAST_DISK = {
     "run directories": (256 * _MIB, 2 * _GIB),  # aiperf keeps every request's record
     "checkpoint cache": (256 * _MIB, 20 * _GIB),  # an 8B checkpoint in bfloat16 is 16 GiB

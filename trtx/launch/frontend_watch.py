@@ -1,0 +1,97 @@
+"""The frontend as it is watched: what its log says, whether it answers, and whether requests reach the workers.
+
+Judges, and does nothing about it: the supervisor does. Silent is a frontend that answers nobody; blind is one that does
+not count a registered worker, which takes it milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trtx.launch.frontend_log import FrontendLog
+from trtx.launch.logs import Log
+from trtx.launch.processes import is_stopped
+from trtx.launch.route import Route
+from trtx.launch.slots import Slot
+from trtx.topology import Plan
+
+STOPPED_FRONTEND_S = 10.0  # as long as a stopped worker stays registered
+SILENT_FRONTEND_S = 60.0  # not stopped: it may be starved, and streams that it holds would be cut
+UNROUTED_S = 30.0  # every process is up, and the frontend does not count them: it takes milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """``useless``: it serves nobody; ``hopeless``: nor will one that is started again; ``unproved``: something is not
+    as it should be yet; ``proved``: requests go through. ``because`` is for a person."""
+
+    is_now: Literal["useless", "hopeless", "unproved", "proved"]
+    because: str = ""
+
+
+class FrontendWatch:
+    """Over all lives of a frontend. Without a ``route`` nobody is asked, and every process up is proof enough."""
+
+    def __init__(self, plan: Plan, route: Route | None) -> None:
+        self._plan = plan
+        self._route = route
+        self._log: FrontendLog | None = None
+
+    def begin(self, log: Log) -> None:
+        """A new life, and its log."""
+        self._log = FrontendLog(log)
+
+    def look(self) -> None:
+        """Reads on in its log."""
+        if self._log is not None:
+            self._log.look()
+
+    @property
+    def last_error(self) -> str:
+        """The last error in its log that is about more than one request; empty without one."""
+        return "" if self._log is None else self._log.last_error
+
+    @property
+    def refusal(self) -> str:
+        """Why it can't serve the model, in one sentence with what to do; empty where its log says no such thing."""
+        if self._log is None or not self._log.refusal:
+            return ""
+        plan = self._plan
+        return (
+            f"the frontend can't serve {plan.model}: {self._log.refusal}; correct the chat template or the tokenizer "
+            f"files in {plan.model_path}; log: {plan.processes[0].log_path}"
+        )
+
+    def judge(self, frontend: Slot, whole_since: float | None, now: float, *, wants_proof: bool) -> Judgement | None:
+        """From the first readiness on: does it answer, does it count every worker, does a request pass. None: nothing
+        to tell. ``whole_since``: when every process came up, None while one is not."""
+        route = self._route
+        if route is None:
+            return Judgement("proved") if wants_proof and whole_since is not None else None
+        route.expect(whole_since, proof=wants_proof)
+        if frontend.child is None or frontend.state != "up" or frontend.ended_because is not None:
+            return None
+        silent_s = now - max(route.answered_at or 0.0, frontend.up_since)
+        is_frozen = silent_s > STOPPED_FRONTEND_S and is_stopped(frontend.child.pid)
+        if is_frozen or silent_s > SILENT_FRONTEND_S:
+            why = ": it is stopped (by SIGSTOP or a debugger)" if is_frozen else ""
+            return Judgement("useless", f"it has answered nobody for {silent_s:.0f} s{why}")
+        return None if whole_since is None else self._judge_routing(route, whole_since, wants_proof=wants_proof)
+
+    def _judge_routing(self, route: Route, whole_since: float, *, wants_proof: bool) -> Judgement | None:
+        if (route.answered_at or 0.0) - max(route.routed_at or 0.0, whole_since) > UNROUTED_S:
+            if not self.refusal:
+                error = f"; its last error: {self.last_error}" if self.last_error else ""
+                return Judgement("useless", f"it does not count every registered worker ({route.problem}{error})")
+            if route.serves:
+                return Judgement("unproved", f"not every worker is routed to: {self.refusal}")
+            return Judgement("hopeless", self.refusal)
+        if not wants_proof:
+            return None
+        if (route.proved_at or 0.0) >= whole_since:
+            return Judgement("proved", "a request went through")
+        if route.request_problem:
+            told = f"every process is up again, but a request fails: {route.request_problem}"
+            return Judgement("unproved", told)
+        return None
