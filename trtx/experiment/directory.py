@@ -10,7 +10,10 @@ import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from trtx.bench.documents import RESTORE
+from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec
 from trtx.launch import write_problem
@@ -45,11 +48,32 @@ def write_lock(run_dir: Path, spec: ExperimentSpec) -> None:
 
 
 def read_lock(run_dir: Path) -> ExperimentSpec:
-    """The spec of a run. Raises UsageError where ``run_dir`` is none, or its record can't be read, naming the field."""
+    """The spec of a run. Raises UsageError where ``run_dir`` is none, or its record can't be read, naming the field.
+
+    What a sweep may leave out must stand here: a default in place of a lost field would be another measurement.
+    """
     fields = LOCK.load(run_dir)
-    if isinstance(load := fields.get("load"), dict):
-        fields = {**fields, "load": {key: value for key, value in load.items() if key != "cells"}}  # they follow
-    return LOCK.restored(fields, ExperimentSpec, str(run_dir / LOCK.file))
+    asked = {name: value for name, value in fields.items() if name != "schema_version"}
+    if isinstance(load := asked.get("load"), dict):
+        asked["load"] = {name: value for name, value in load.items() if name != "cells"}  # which follow from the rest
+    source = str(run_dir / LOCK.file)
+    spec = LOCK.restored({**asked, "schema_version": fields["schema_version"]}, ExperimentSpec, source)
+    if (differing := _difference(fields, spec.to_json())) is not None:
+        raise UsageError(f"{source}: {differing}; {RESTORE}")
+    return spec
+
+
+def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = "") -> str | None:
+    """The first field in which a record is not what its spec would be written as."""
+    for name, value in written.items():
+        if name not in found:
+            return f"{parent}{name} is missing; expected {quoted(value)}, or what was asked"
+        if isinstance(value, dict) and isinstance(found[name], dict):
+            if (inner := _difference(found[name], value, f"{parent}{name}.")) is not None:
+                return inner
+        elif found[name] != value:
+            return f"{parent}{name} is {quoted(found[name])}; expected {quoted(value)}, which follows from the rest"
+    return None
 
 
 @contextlib.contextmanager
