@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trtx.bench import (
-    Cell,
     Journal,
     Load,
     LoadSpec,
@@ -32,7 +31,7 @@ from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, target_of
 from trtx.experiment.verdict import verdict
 from trtx.launch import Event, Guardian, Interruption, catch_signals, prepare, probe, serve
-from trtx.report import render
+from trtx.report import REPORT_FILE, render
 from trtx.report.record import ENVIRONMENT, LOCK, PLAN
 from trtx.topology import Plan
 
@@ -54,7 +53,6 @@ class FinishedRun:
 
     run_dir: Path
     report: Path
-    cells: tuple[Cell, ...]
     error: TrtxError | None
 
 
@@ -157,7 +155,7 @@ def _measure_missing(state: _Run) -> FinishedRun:
             else:
                 _measure(state, mode, state.plans[mode])
     cells = read_cells(state.run_dir)
-    return FinishedRun(state.run_dir, state.run_dir / "report.html", cells, verdict(cells, state.spec.cell_count))
+    return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, verdict(cells, state.spec.cell_count))
 
 
 def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedMode, ...]:
