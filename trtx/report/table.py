@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trtx.bench.metrics import error_request_count, request_count
-from trtx.report.columns import UNSURE, Column, needed, page_columns, table_columns
+from trtx.report.columns import UNSURE, Column, needed, table_columns
 from trtx.report.view import Row, RunView
 
 _STYLE = {"ok": "", "uncounted": "yellow", "errors": "yellow", "failed": "red", "missing": "dim"}
@@ -67,12 +67,12 @@ def _cell(column: Column, row: Row) -> Text:
 
 
 def _caption(view: RunView) -> str:
-    columns = [column for _, columns in page_columns(view) for column in columns]
+    columns = table_columns(view)
     unsure = any(not column.is_sure(row) for row in view.rows if row.figures for column in columns)
     samples = ", ".join(str(count) for count in needed(columns).values())
     mark = f" {UNSURE} fewer samples than it needs ({samples})." if unsure else ""
     latencies: dict[str, list[str]] = {}
-    for column in table_columns(view):
+    for column in columns:
         if column.percentile:
             latencies.setdefault(column.figure.title, []).append(f"p{column.percentile}")
     told = [f"{title} {', '.join(percentiles)}" for title, percentiles in latencies.items()]

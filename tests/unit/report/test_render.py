@@ -260,3 +260,13 @@ def test_prompts_that_are_not_as_long_as_asked_are_told_in_every_form(golden_run
     for name in ("summary.md", "summary.json", "summary.csv", "report.html"):
         text = (golden_run / name).read_text(encoding="utf-8")
         assert said in text and text.count(said) == 1, name
+
+
+def test_the_table_in_the_readme_has_the_columns_and_the_caption_of_the_real_one(golden_run: Path) -> None:
+    lines = [line.rstrip() for line in _console_text(read_run(golden_run)).splitlines()]
+    header = next(line for line in lines if line.startswith("mode")).split()
+    caption = " ".join(line for line in lines[lines.index(next(x for x in lines if x.startswith("TTFT"))) :] if line)
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").splitlines()
+    shown = [line.split() for line in readme if line.startswith("mode ")]
+    assert shown == [header], f"README.md shows a table with {shown}; trtx bench ends with {header}: put it right there"
+    assert caption in readme, f"README.md lacks the caption of the table: {caption}"
