@@ -160,9 +160,7 @@ class Spread(Measured[Distribution | None]):
     """A distribution over requests; ``formula`` gives the samples, none where it can't be computed."""
 
     percentiles: tuple[int, ...] = PERCENTILES
-    percentiles_since: Mapping[int, int] = field(
-        default_factory=dict
-    )  # schema of cell.json that a later percentile came with
+    percentiles_since: Mapping[int, int] = field(default_factory=dict)  # as ``since``, of those that came later
 
     @property
     def columns(self) -> tuple[int | None, ...]:
@@ -190,14 +188,10 @@ class Spread(Measured[Distribution | None]):
         return None if value is None else value.avg if column is None else value[column]
 
     def flat(self, value: Distribution | None, key: str) -> dict[str, Any]:
-        at = {f"{key}_p{q}": self.number(value, q) for q in self.percentiles}
-        stated = "" if value is None else " ".join(f"p{q}" for q in self.percentiles if value.supports(q))
-        return {
-            f"{key}_avg": self.number(value, None),
-            **at,
-            f"{key}_count": None if value is None else value.count,
-            f"{key}_percentiles_supported": stated,
-        }
+        flat: dict[str, Any] = {f"{key}_avg": self.number(value, None)}
+        flat |= {f"{key}_p{q}": self.number(value, q) for q in self.percentiles}
+        supported = [f"p{q}" for q in self.percentiles if value and value.supports(q)]
+        return {**flat, f"{key}_count": value and value.count, f"{key}_percentiles_supported": " ".join(supported)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -216,8 +210,7 @@ class Extent(Measured[Range | None]):
         return None if kept is None else Range(**kept)
 
     def form(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        number = handler.generate_schema(float)
-        return core_schema.nullable_schema(_fields({"min": number, "max": number}, {}))
+        return core_schema.nullable_schema(_fields(dict.fromkeys(("min", "max"), handler.generate_schema(float)), {}))
 
     def flat(self, value: Range | None, key: str) -> dict[str, Any]:
         return {}
@@ -247,11 +240,11 @@ def all_figures() -> tuple[Figure[Any], ...]:
 
 def latest_schema() -> int:
     """Of cell.json: the one with which the last figure, or percentile of one, came."""
-    measured = [record for record in all_figures() if isinstance(record, Measured)]
-    later = [
-        schema for record in measured if isinstance(record, Spread) for schema in record.percentiles_since.values()
+    figures = [record.since for record in all_figures() if isinstance(record, Measured)]
+    parts = [
+        max(record.percentiles_since.values(), default=0) for record in all_figures() if isinstance(record, Spread)
     ]
-    return max(*(record.since for record in measured), *later)
+    return max(*figures, *parts)
 
 
 def figure(kind: type[M], **said: Any) -> Callable[[Callable[[Records], Any]], M]:
@@ -291,9 +284,8 @@ class Figures:
         measured = [figure for figure in all_figures() if isinstance(figure, Measured)]
         forms = {figure.name: figure.form(handler) for figure in measured}
         fields = _fields(forms, {figure.name: figure.since for figure in measured})
-        return core_schema.no_info_after_validator_function(
-            cls, fields, serialization=core_schema.plain_serializer_function_ser_schema(lambda figures: figures.stored)
-        )
+        written = core_schema.plain_serializer_function_ser_schema(lambda figures: figures.stored)
+        return core_schema.no_info_after_validator_function(cls, fields, serialization=written)
 
 
 def _fields(forms: Mapping[str, CoreSchema], since: Mapping[str, int]) -> CoreSchema:

@@ -18,16 +18,7 @@ from trtx.bench.metrics import (
     request_count,
     uncounted_request_count,
 )
-from trtx.report.record import (
-    ENVIRONMENT,
-    LOCK,
-    PLAN,
-    Asked,
-    AskedLoad,
-    Environment,
-    Planned,
-    PlannedTopology,
-)
+from trtx.report.record import ENVIRONMENT, LOCK, PLAN, Asked, AskedLoad, Environment, Planned, PlannedTopology
 
 RowStatus = CellStatus | Literal["missing"]
 T = TypeVar("T")
@@ -188,45 +179,34 @@ def _rows(asked: Asked | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:
 def _conditions(
     asked: Asked | None,
     plan: PlannedTopology | None,
-    environment: Environment | None,
+    machine: Environment | None,
     journal: tuple[Event, ...],
     measured: tuple[Cell, ...],
 ) -> tuple[Condition, ...]:
-    loads = ", ".join(f"{ready.mode} {ready.load_seconds:.1f} s" for ready in _of(TopologyReady, journal))
-    found: list[tuple[str, object]] = []
-    if environment is not None:
-        found.append(("Command", environment.command))
-    found += [("Model", plan.model if plan else _swept_model(journal)), ("Engine", _engine(plan, asked))]
-    if plan is not None:
-        found.append(("GPUs", ", ".join(_counted(plan.gpu_names)) or "none"))
-    if environment is not None:
-        found += [
-            ("GPU driver", environment.gpu_driver),
-            ("CPU", f"{environment.cpu}, {environment.cpu_cores} cores"),
-            ("Memory", f"{environment.memory_bytes / 2**30:.0f} GiB"),
-            ("Load average before", environment.load_average),
-        ]
-    if asked is not None:
-        load = asked.load
-        found += [
-            ("ISL / OSL", _lengths(load, measured)),
-            ("Requests", ", ".join(f"{cell.request_count} at {cell.concurrency}" for cell in load.cells)),
-            ("Warm-up", ", ".join(f"{cell.warmup_request_count} at {cell.concurrency}" for cell in load.cells)),
-            ("Trials", load.trials),
-            ("Seed", load.seed),
-            ("Streaming", "yes" if load.streaming else "no"),
-        ]
-    if environment is not None:
-        found.append(("Started", environment.started_at.isoformat(timespec="seconds")))
-    found.append(("Resumed", _resumptions(journal)))
-    if environment is not None:
-        found += [
-            ("Commit", environment.commit),
-            ("Versions", ", ".join(f"{name} {version}" for name, version in environment.versions.items())),
-            ("Python", environment.python),
-            ("Platform", environment.platform),
-        ]
-    found.append(("Time to load", loads))
+    load = asked and asked.load
+    found = [
+        ("Command", machine and machine.command),
+        ("Model", plan.model if plan else _swept_model(journal)),
+        ("Engine", _engine(plan, asked)),
+        ("GPUs", plan and (", ".join(_counted(plan.gpu_names)) or "none")),
+        ("GPU driver", machine and machine.gpu_driver),
+        ("CPU", machine and f"{machine.cpu}, {machine.cpu_cores} cores"),
+        ("Memory", machine and f"{machine.memory_bytes / 2**30:.0f} GiB"),
+        ("Load average before", machine and machine.load_average),
+        ("ISL / OSL", load and _lengths(load, measured)),
+        ("Requests", load and ", ".join(f"{cell.request_count} at {cell.concurrency}" for cell in load.cells)),
+        ("Warm-up", load and ", ".join(f"{cell.warmup_request_count} at {cell.concurrency}" for cell in load.cells)),
+        ("Trials", load and load.trials),
+        ("Seed", load and load.seed),
+        ("Streaming", load and ("yes" if load.streaming else "no")),
+        ("Started", machine and machine.started_at.isoformat(timespec="seconds")),
+        ("Resumed", _resumptions(journal)),
+        ("Commit", machine and machine.commit),
+        ("Versions", machine and ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
+        ("Python", machine and machine.python),
+        ("Platform", machine and machine.platform),
+        ("Time to load", ", ".join(f"{one.mode} {one.load_seconds:.1f} s" for one in _of(TopologyReady, journal))),
+    ]
     return tuple(Condition(name, str(value)) for name, value in found if value not in (None, ""))
 
 
