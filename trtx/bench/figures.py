@@ -21,7 +21,7 @@ from trtx.bench.statistics import percentile, samples_needed
 Records = Sequence[RequestRecord]
 Window = Callable[[Records], Records]
 T = TypeVar("T")
-N = TypeVar("N", int, float, float | None)
+N = TypeVar("N", int, float, int | None, float | None)
 F = TypeVar("F", bound="Figure[Any]")
 M = TypeVar("M", bound="Measured[Any]")
 

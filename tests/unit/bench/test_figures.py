@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -176,6 +176,10 @@ def test_a_window_is_what_a_figure_is_computed_from() -> None:
 @pytest.mark.parametrize("version", range(FIRST_SCHEMA, latest_schema() + 1))
 def test_a_cell_of_every_schema_that_is_read_can_be_read(version: int, tmp_path: Path) -> None:
     kept = KEPT / f"cell-schema-{version}.json"
+    for record in all_figures():
+        if isinstance(record, Number) and record.since > FIRST_SCHEMA:
+            hint = get_type_hints(record.formula)["return"]
+            assert type(None) in get_args(hint), f"{record.name} is None in an older cell: make it {hint} | None"
     assert kept.exists(), f"keep a cell.json of schema {version} as {kept.name} in tests/unit/bench/kept"
     (tmp_path / "cells" / "x").mkdir(parents=True)
     shutil.copy(kept, tmp_path / "cells" / "x" / CELL.file)

@@ -31,12 +31,15 @@ DOCUMENTS = sorted(
 
 
 def _parse(path: Path) -> Any:
+    """A journal is a list of its lines."""
     text = path.read_text(encoding="utf-8")
-    return (
-        yaml.safe_load(text)
-        if path.suffix == ".yaml"
-        else json.loads(text.splitlines()[0] if ".jsonl" in path.name else text)
-    )
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines()]
+    return yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
+
+
+def _line(event: type[journal.Event]) -> int:
+    return [one["event"] for one in _parse(GOLDEN / "journal.jsonl")].index(event.name())
 
 
 def _inside(document: Any, *keys: str | int) -> Any:
@@ -46,12 +49,16 @@ def _inside(document: Any, *keys: str | int) -> Any:
 
 
 Where = tuple[str | int, ...]
+IN_GOLDEN = (  # events of a run that nothing went wrong in
+    journal.TopologyReady, journal.TopologyStopping, journal.SweepStarted, journal.LoadStarted, journal.TrialEnded,
+    journal.CellEnded, journal.SweepEnded,
+)  # fmt: skip
 # Each form that is read, and where one of it stands in which file. A form that is in no row is not tried: add one.
 FORMS: list[tuple[Any, str, Where]] = [
     (Cell, "cells/agg-c1/cell.json", ()),
     (Trial, "cells/agg-c1/cell.json", ("trials", 0)),
     (Load, "cells/agg-c1/cell.json", ("load",)),
-    (journal.TopologyReady, "journal.jsonl", ()),
+    *((event, "journal.jsonl", (_line(event),)) for event in IN_GOLDEN),
     (Asked, "run.lock.yaml", ()),
     (AskedLoad, "run.lock.yaml", ("load",)),
     (AskedCell, "run.lock.yaml", ("load", "cells", 0)),
@@ -81,13 +88,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def _spoil(path: Path, change: Callable[[Any], None]) -> None:
-    """Of a journal, its first line."""
     document = _parse(path)
     change(document)
-    text = json.dumps(document)  # YAML too
-    if path.name.endswith(".jsonl"):
-        text = "\n".join([text, *path.read_text().splitlines()[1:], ""])
-    path.write_text(text)
+    lines = document if path.suffix == ".jsonl" else [document]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))  # YAML too
 
 
 @pytest.mark.parametrize(("file", "where", "field"), FIELDS)
@@ -105,7 +109,8 @@ def test_a_field_that_is_missing_or_of_another_type_is_named_with_its_file(
         with pytest.raises(UsageError) as refused:
             _read(run)
         said = str(refused.value)
-        assert Path(file).name in said and ".".join(str(key) for key in (*where, field)) in said, (
+        inside = where[1:] if file.endswith(".jsonl") else where
+        assert Path(file).name in said and ".".join(str(key) for key in (*inside, field)) in said, (
             f"{said}: give the field no default in its form, or raise the document's version"
         )
         assert len(said) < 1000 and "\n" not in said and "start a new run" in said
@@ -149,7 +154,7 @@ def test_nan_is_no_figure(run: Path) -> None:
 @pytest.mark.parametrize("version", [0, 99, "1", True, 1.0, None])
 @pytest.mark.parametrize("file", ["cells/agg-c1/cell.json", "journal.jsonl", "run.lock.yaml", "env.json", "plan.json"])
 def test_a_document_of_another_version_is_refused_with_both(run: Path, file: str, version: object) -> None:
-    _spoil(run / file, lambda document: document.update(schema_version=version))
+    _spoil(run / file, lambda document: (document[0] if "jsonl" in file else document).update(schema_version=version))
     with pytest.raises(
         UsageError, match=rf"{Path(file).name}.* has schema_version .*, this trtx reads \d.*start a new"
     ):

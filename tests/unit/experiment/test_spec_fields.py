@@ -76,6 +76,12 @@ def _asked(sweep: dict[str, Any], tmp_path: Path) -> str:
     return _OWN.sub(lambda found: found.group() if found.group() == kept_port else "own", json.dumps(documents))
 
 
+@pytest.mark.parametrize("mode", ["agg", "disagg"])
+def test_the_same_sweep_asks_for_the_same(mode: str, tmp_path: Path) -> None:
+    sweep = {"modes": [mode], "topology": {"engine": "paced"}}
+    assert _asked(sweep, tmp_path) == _asked(sweep, tmp_path), "what is drawn anew for each plan belongs into _OWN"
+
+
 @pytest.mark.parametrize("model", OTHER, ids=lambda model: model.__name__)
 def test_every_field_is_tried(model: Any) -> None:
     assert set(model.model_fields) == set(OTHER[model]), (
