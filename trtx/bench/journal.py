@@ -37,7 +37,7 @@ class TopologyReady(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restart:
+class ProcessRestart:
     """Of one process, while it was measured."""
 
     name: str
@@ -48,7 +48,7 @@ class Restart:
 @dataclass(frozen=True, kw_only=True)
 class TopologyStopping(Event):
     mode: str
-    restarts: tuple[Restart, ...]
+    restarts: tuple[ProcessRestart, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,7 +174,7 @@ def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
     from trtx.cli.bench_view import BenchView
     from trtx.report import console_table, read_run
-    from trtx.report.record import LOCK
+    from trtx.report.forms import LOCK
     from trtx.report.summary import summary_json
 
     view = BenchView()

@@ -17,7 +17,7 @@ from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec
 from trtx.launch import write_problem
-from trtx.report.record import LOCK
+from trtx.report.forms import LOCK
 
 
 def create(parent: Path, spec: ExperimentSpec, started_at: datetime) -> Path:

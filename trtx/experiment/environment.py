@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 import trtx
-from trtx.report.record import Environment, Gpu
+from trtx.report.forms import Environment, Gpu
 from trtx.topology import Machine
 
 PACKAGES = ("trtx", "ai-dynamo", "aiperf", "torch", "transformers", "nixl", "tensorrt_llm")

@@ -29,7 +29,7 @@ from trtx.errors import UsageError
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
 from trtx.launch import members
-from trtx.report.record import ENVIRONMENT, PLAN, Environment
+from trtx.report.forms import ENVIRONMENT, PLAN, Environment
 from trtx.topology import Plan
 
 ATTEMPTS = "attempts"

@@ -22,7 +22,15 @@ from trtx.bench import (
     sweep,
 )
 from trtx.bench.aiperf import command
-from trtx.bench.journal import LoadStarted, Restart, RunEnded, RunFailed, RunResumed, TopologyReady, TopologyStopping
+from trtx.bench.journal import (
+    LoadStarted,
+    ProcessRestart,
+    RunEnded,
+    RunFailed,
+    RunResumed,
+    TopologyReady,
+    TopologyStopping,
+)
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import TrtxError, UsageError
 from trtx.experiment import directory, resumption
@@ -32,7 +40,7 @@ from trtx.experiment.targets import attached_target, target_of
 from trtx.experiment.verdict import verdict
 from trtx.launch import Event, Guardian, Interruption, catch_signals, prepare, probe, serve
 from trtx.report import REPORT_FILE, render
-from trtx.report.record import ENVIRONMENT, LOCK, PLAN
+from trtx.report.forms import ENVIRONMENT, LOCK, PLAN
 from trtx.topology import Plan
 
 
@@ -218,7 +226,7 @@ def _measure(state: _Run, mode: str, plan: Plan) -> None:
         try:
             _sweep(state, target_of(plan), served.check)
         finally:
-            restarts = tuple(Restart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
+            restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
             state.journal.note(TopologyStopping(mode=mode, restarts=restarts))
 
 

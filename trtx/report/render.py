@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtx.bench.files import write_text
+from trtx.report.forms import SUMMARY
 from trtx.report.page import page
-from trtx.report.record import SUMMARY
 from trtx.report.summary import junit_xml, summary_csv, summary_fields, summary_markdown
 from trtx.report.view import RunView, read_run
 

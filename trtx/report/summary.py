@@ -10,7 +10,7 @@ from typing import Any
 from trtx.bench.figures import all_figures
 from trtx.bench.metrics import benchmark_duration
 from trtx.report.columns import UNSURE, markdown_columns, requests_text
-from trtx.report.record import SUMMARY
+from trtx.report.forms import SUMMARY
 from trtx.report.view import Row, RunView
 
 

@@ -18,7 +18,7 @@ from trtx.bench.metrics import (
     request_count,
     uncounted_request_count,
 )
-from trtx.report.record import ENVIRONMENT, LOCK, PLAN, Asked, AskedLoad, Environment, Planned, PlannedTopology
+from trtx.report.forms import ENVIRONMENT, LOCK, PLAN, AskedLoad, AskedRun, Environment, Planned, PlannedTopology
 
 RowStatus = CellStatus | Literal["missing"]
 T = TypeVar("T")
@@ -144,7 +144,7 @@ def read_run(run_dir: Path) -> RunView:
 
     Raises UsageError for one that was cut short or is another's, naming the field that it can't read.
     """
-    asked = LOCK.find(run_dir, Asked)
+    asked = LOCK.find(run_dir, AskedRun)
     planned = PLAN.find(run_dir, Planned)
     environment = ENVIRONMENT.find(run_dir, Environment)
     journal = read_journal(run_dir)
@@ -166,7 +166,7 @@ def read_run(run_dir: Path) -> RunView:
     )
 
 
-def _rows(asked: Asked | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:
+def _rows(asked: AskedRun | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:
     measured = {(cell.mode, cell.concurrency): cell for cell in cells}
     keys, isl = set(measured), None
     if asked is not None:
@@ -177,7 +177,7 @@ def _rows(asked: Asked | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:
 
 
 def _conditions(
-    asked: Asked | None,
+    asked: AskedRun | None,
     plan: PlannedTopology | None,
     machine: Environment | None,
     journal: tuple[Event, ...],
@@ -233,7 +233,7 @@ def _counted_tokens(counted: Range) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _engine(plan: PlannedTopology | None, asked: Asked | None) -> str:
+def _engine(plan: PlannedTopology | None, asked: AskedRun | None) -> str:
     if plan is not None:
         return f"{plan.engine} engine"
     return f"attached to {asked.attach.url}" if asked and asked.attach else ""

@@ -17,15 +17,15 @@ from trtx.bench.documents import Document
 from trtx.errors import UsageError
 from trtx.experiment.directory import read_lock
 from trtx.experiment.resumption import PlanDocument, read_recorded
-from trtx.report import read_run, record
-from trtx.report.record import Asked, AskedCell, AskedLoad, Environment, PlannedProcess, PlannedTopology
+from trtx.report import forms, read_run
+from trtx.report.forms import AskedCell, AskedLoad, AskedRun, Environment, PlannedProcess, PlannedTopology
 from trtx.topology import Plan
 
 TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "report" / "golden" / "run"
 ARCHITECTURE = TESTS.parents[1] / "docs" / "architecture.md"
 DOCUMENTS = sorted(
-    {one for module in (cells, journal, record) for one in vars(module).values() if isinstance(one, Document)},
+    {one for module in (cells, journal, forms) for one in vars(module).values() if isinstance(one, Document)},
     key=lambda one: one.file,
 )
 
@@ -59,7 +59,7 @@ FORMS: list[tuple[Any, str, Where]] = [
     (Trial, "cells/agg-c1/cell.json", ("trials", 0)),
     (Load, "cells/agg-c1/cell.json", ("load",)),
     *((event, "journal.jsonl", (_line(event),)) for event in IN_GOLDEN),
-    (Asked, "run.lock.yaml", ()),
+    (AskedRun, "run.lock.yaml", ()),
     (AskedLoad, "run.lock.yaml", ("load",)),
     (AskedCell, "run.lock.yaml", ("load", "cells", 0)),
     (Environment, "env.json", ()),
@@ -172,7 +172,7 @@ def test_an_event_that_nobody_knows_is_refused_with_its_line(run: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: one.file)
 def test_the_architecture_says_the_version_of_every_document(document: Document) -> None:
-    reads = "nobody" if document is record.SUMMARY else str(document.version)
+    reads = "nobody" if document is forms.SUMMARY else str(document.version)
     if document.oldest != document.version:
         reads = f"{document.oldest} to {document.version}"
     row = f"| `{document.file}` | {document.version} | {reads} |"

@@ -17,7 +17,7 @@ from trtx.errors import UsageError
 from trtx.experiment import load_sweep, resumption
 from trtx.experiment.directory import create, hold, read_lock, write_lock
 from trtx.launch import prepare
-from trtx.report.record import ENVIRONMENT, Environment, Gpu
+from trtx.report.forms import ENVIRONMENT, Environment, Gpu
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
 CONDITIONS = Environment(

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from trtx.bench import Journal, read_cells
 from trtx.bench.cells import CELL, Cell
-from trtx.bench.journal import Restart, RunFailed, TopologyStopping
+from trtx.bench.journal import ProcessRestart, RunFailed, TopologyStopping
 from trtx.errors import UsageError
 from trtx.report import RunView, console_table, read_run, render
 from trtx.report.charts import charts
@@ -160,7 +160,7 @@ def test_answers_without_usage_are_a_dash_and_a_note_in_every_form(golden_run: P
 
 
 def test_a_restart_while_measuring_is_said_beside_the_figures(golden_run: Path) -> None:
-    restarts = (Restart(name="agg-0", at=1.0, exit="exited 137 (SIGKILL)"),)
+    restarts = (ProcessRestart(name="agg-0", at=1.0, exit="exited 137 (SIGKILL)"),)
     Journal(golden_run).note(TopologyStopping(mode="agg", restarts=restarts))
     view = render(golden_run)
     assert not view.is_clean

@@ -68,7 +68,7 @@ class AskedLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedRun:
     """What a report takes from ``run.lock.yaml``."""
 
     modes: tuple[str, ...]
