@@ -67,7 +67,7 @@ def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = ""
     """The first field in which a record is not what its spec would be written as."""
     for name, value in written.items():
         if name not in found:
-            return f"{parent}{name} is missing; expected {quoted(value)}, or what was asked"
+            return f"{parent}{name} is missing; expected what was asked, or followed from it"
         if isinstance(value, dict) and isinstance(found[name], dict):
             if (inner := _difference(found[name], value, f"{parent}{name}.")) is not None:
                 return inner
