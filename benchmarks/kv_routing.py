@@ -31,9 +31,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trtx.bench import LoadSpec, Target
+from trtx.bench import Figures, LoadSpec, Target
 from trtx.bench.aiperf import Aiperf, check_endpoint, command, run_files
-from trtx.bench.metrics import figures, most_common_errors
+from trtx.bench.metrics import error_request_count, most_common_errors, output_token_throughput, time_to_first_token
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
 from trtx.config import RouterMode, TopologySpec
 from trtx.launch import Event, ServedTopology, prepare, serve
@@ -63,17 +63,17 @@ class Variant:
         return re.sub(r"\W+", "-", self.name)
 
     def row(self) -> str:
-        result = figures(self.rounds)
-        ttft = result.time_to_first_token
+        result = Figures.over(self.rounds)
+        ttft, throughput = result[time_to_first_token], result[output_token_throughput]
         hit = f"{self.cached_tokens / self.prompt_tokens:.1%}" if self.prompt_tokens else "–"
         cells = [
             self.name,
-            f"{ttft.p50:.1f}" if ttft else "–",
-            f"{ttft.p90:.1f}" if ttft and ttft.supports(90) else "–",
-            f"{result.output_token_throughput:,.0f}" if result.output_token_throughput is not None else "–",
+            f"{ttft[50]:.1f}" if ttft else "–",
+            f"{ttft[90]:.1f}" if ttft and ttft.supports(90) else "–",
+            f"{throughput:,.0f}" if throughput is not None else "–",
             hit,
             " / ".join(str(count) for _, count in sorted(self.requests.items())),
-            str(result.error_request_count),
+            str(result[error_request_count]),
         ]
         return f"| {' | '.join(cells)} |"
 

@@ -20,10 +20,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtx.bench import LoadSpec, Target
+from trtx.bench import Figures, LoadSpec, Target
 from trtx.bench.aiperf import Aiperf, command, run_files
 from trtx.bench.load import Load
-from trtx.bench.metrics import figures
+from trtx.bench.metrics import error_request_count, inter_token_latency, output_token_throughput, time_to_first_token
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
 from trtx.config import TopologySpec
 from trtx.launch import prepare, serve
@@ -119,15 +119,15 @@ def _table(arguments: argparse.Namespace, variants: tuple[Variant, Variant], bui
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for concurrency in source.rounds:
-        before, after = (figures(variant.rounds[concurrency]) for variant in variants)
-        speeds = [one.output_token_throughput or 0.0 for one in (before, after)]
+        before, after = (Figures.over(variant.rounds[concurrency]) for variant in variants)
+        speeds = [one[output_token_throughput] or 0.0 for one in (before, after)]
         cells = [
             str(concurrency),
             *(f"{speed:,.0f}" for speed in speeds),
             f"{speeds[1] / speeds[0]:.2f}" if speeds[0] else "–",
-            *(f"{one.inter_token_latency.p50:.2f}" if one.inter_token_latency else "–" for one in (before, after)),
-            *(f"{one.time_to_first_token.p50:.1f}" if one.time_to_first_token else "–" for one in (before, after)),
-            str(before.error_request_count + after.error_request_count),
+            *(f"{itl[50]:.2f}" if (itl := one[inter_token_latency]) else "–" for one in (before, after)),
+            *(f"{ttft[50]:.1f}" if (ttft := one[time_to_first_token]) else "–" for one in (before, after)),
+            str(before[error_request_count] + after[error_request_count]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -16,6 +16,8 @@ import psutil
 import pytest
 from hostile_server import hostile_server
 
+from trtx.bench.cells import CELL
+
 TTFT_MS, ITL_MS = 30, 10
 PACED = ["--engine", "paced", "--set", f"paced_ttft_ms={TTFT_MS}", "--set", f"paced_itl_ms={ITL_MS}"]
 LOAD = ["--isl", "64", "--osl", "16", "--request-count", "12", "--warmup-request-count", "2"]
@@ -119,7 +121,7 @@ def test_the_run_directory_holds_every_file_of_its_contract(
         assert (run_dir / name).stat().st_size > 0, name
     for cell in ("agg-c1", "agg-c4", "disagg-c1", "disagg-c4"):
         assert (run_dir / "cells" / cell / "trial-01" / "profile_export_aiperf.json").exists()
-        assert json.loads((run_dir / "cells" / cell / "cell.json").read_text())["schema_version"] == 2
+        assert json.loads((run_dir / "cells" / cell / "cell.json").read_text())["schema_version"] == CELL.version
     suite = ElementTree.parse(run_dir / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "0", "0")
     assert list(run_dir.glob("*/serve/logs/*.log"))

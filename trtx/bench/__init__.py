@@ -10,15 +10,16 @@ a failed one or a failed cell is recorded beside the figures.
 from trtx.bench.aiperf import check_endpoint
 from trtx.bench.cells import Cell, Trial, cell_directory, cell_name, read_cells
 from trtx.bench.failures import Reasons, describe
+from trtx.bench.figures import Distribution, Figure, Figures, Range
 from trtx.bench.journal import Journal, read_journal
 from trtx.bench.load import Load, LoadSpec, Target
-from trtx.bench.metrics import Distribution, Figures, Range
 from trtx.bench.statistics import samples_needed
 from trtx.bench.sweep import Progress, collect_ended, staging_directory, sweep
 
 __all__ = [
     "Cell",
     "Distribution",
+    "Figure",
     "Figures",
     "Journal",
     "Load",

@@ -32,10 +32,12 @@ SCRATCH_PREFIX = "trtx-aiperf-"
 _SOCKET_PATH_BYTES = 107  # Linux's sun_path, its closing NUL aside
 _BELOW_SCRATCH_BYTES = len(f"/{SCRATCH_PREFIX}12345678/tmp12345678/aiperf/dataset_manager_proxy_frontend.ipc")
 _READY_FILE = ".aiperf_results_ready.json"  # the last file that aiperf writes for one run
-# On few cores aiperf takes time from what is measured. One worker process of it carries some thousand tokens/s. And at
-# a fixed concurrency its timing manager spins while all slots are full (RequestRateStrategy.execute_phase), one core
-# for the whole run; under a rate limit it sleeps between looks. A look every ms frees a slot at most 1 ms late.
-# Drop the rate when a release waits for a slot instead.
+# Where cores are few, aiperf shares them with what it measures, so it is asked to get along with little:
+# - one worker process, which carries some thousand tokens/s;
+# - a request rate that no such machine reaches. With a concurrency alone, aiperf 0.13.0 asks without a pause whether a
+#   request has ended while all are under way (RequestRateStrategy.execute_phase), which keeps a core busy for the whole
+#   run. With a rate of 1,000/s it asks every ms, so the next request is sent at most 1 ms late.
+# The rate can go with a release of aiperf that waits for a request's end in place of asking.
 _FEW_CORES = 4
 _SAVING = ("--workers-max", "1", "--request-rate", "1000", "--arrival-pattern", "constant")
 

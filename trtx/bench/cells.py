@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from pydantic import TypeAdapter
+
+from trtx.bench.documents import Document
 from trtx.bench.failures import Reasons, merge_reasons
-from trtx.bench.files import write_json
+from trtx.bench.figures import FIRST_SCHEMA, Figure, Figures, PerDevice, all_figures, latest_schema
 from trtx.bench.load import Load, Target
-from trtx.bench.metrics import (
-    Distribution,
-    Figures,
-    Range,
-    figures,
-    most_common_errors,
-    output_token_throughput_per_device,
-)
+from trtx.bench.metrics import error_request_count, most_common_errors, uncounted_request_count
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
-from trtx.errors import UsageError
 
-SCHEMA_VERSION = 2  # 2: a request succeeds only with a whole answer; in 1, with any answer that aiperf took
-CELL_FILE = "cell.json"
+CELL = Document(
+    "cell.json",
+    version=latest_schema(),  # 3: the range of the lengths
+    oldest=FIRST_SCHEMA,
+    since="its requests were judged by other rules",  # in 1 any answer succeeded that aiperf took
+)
 
 # ok: every request succeeded. uncounted: so they did, but answers lack usage, so figures do. errors: requests failed.
 # failed: aiperf left no usable records. Of a cell's trials, the worst counts.
-Status = Literal["ok", "uncounted", "errors", "failed"]
-_FROM_BAD: tuple[Status, ...] = ("failed", "errors", "uncounted")
-Device = Literal["gpu", "worker"]
-_RANGES = ("input_sequence_lengths", "output_sequence_lengths")
+CellStatus = Literal["ok", "uncounted", "errors", "failed"]
+_FROM_BAD: tuple[CellStatus, ...] = ("failed", "errors", "uncounted")
+DeviceKind = Literal["gpu", "worker"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +36,11 @@ class Trial:
     """One aiperf run of a cell. ``directory`` is relative to the cell's own."""
 
     number: int  # from 1
-    status: Status
+    status: CellStatus
     directory: str
     figures: Figures | None
-    errors: Reasons = ()
-    failure: str | None = None  # why there are no figures
+    errors: Reasons
+    failure: str | None  # why there are no figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class Cell:
 
     mode: str
     concurrency: int
-    device: Device  # what "per device" means
+    device: DeviceKind  # what "per device" means
     device_count: int
     load: Load
     trials: tuple[Trial, ...]
@@ -63,7 +60,7 @@ class Cell:
         return cell_name(self.mode, self.concurrency)
 
     @property
-    def status(self) -> Status:
+    def status(self) -> CellStatus:
         statuses = {trial.status for trial in self.trials}
         return next((bad for bad in _FROM_BAD if bad in statuses), "ok" if statuses else "failed")
 
@@ -76,11 +73,9 @@ class Cell:
         """Why requests failed, over all trials, most frequent first."""
         return merge_reasons(trial.errors for trial in self.trials)
 
-    @property
-    def output_token_throughput_per_device(self) -> float | None:
-        """Tokens/s per GPU of the topology, or per worker where there is none."""
-        total = self.figures.output_token_throughput if self.figures else None
-        return output_token_throughput_per_device(total, self.device_count)
+    def value(self, figure: Figure[T]) -> T | None:
+        """Of its record, over all trials; None where it can't be computed."""
+        return None if self.figures is None else figure.read(self.figures, self.device_count)
 
     def has_files(self, run_dir: Path) -> bool:
         """The records that its figures come from are still there."""
@@ -88,11 +83,12 @@ class Cell:
         return all((directory / trial.directory / RECORDS_FILE).exists() for trial in self.trials)
 
     def to_json(self) -> dict[str, Any]:
-        document = {"schema_version": SCHEMA_VERSION, "name": self.name, "status": self.status}
+        """As it is kept: what follows from the rest stands in it for other programs."""
         return {
-            **document,
-            **dataclasses.asdict(self),
-            "output_token_throughput_per_device": self.output_token_throughput_per_device,
+            "name": self.name,
+            "status": self.status,
+            **TypeAdapter(Cell).dump_python(self, mode="json"),
+            **{figure.name: self.value(figure) for figure in all_figures() if isinstance(figure, PerDevice)},
         }
 
 
@@ -110,7 +106,7 @@ def measure_cell(directory: Path, target: Target, load: Load, trial_failures: di
     ``trial_failures`` says, by trial number, why aiperf ended a trial without a result.
     """
     measured: list[Trial] = []
-    records: list[tuple[RequestRecord, ...]] = []
+    usable: list[tuple[RequestRecord, ...]] = []
     for number in range(1, trials + 1):
         name = f"trial-{number:02d}"
         path = directory / name / RECORDS_FILE
@@ -122,12 +118,12 @@ def measure_cell(directory: Path, target: Target, load: Load, trial_failures: di
             failure = trial_failures.get(number, f"aiperf's records break off within a line of {path}")
         failure = failure or _why_unusable(of_trial, load, trial_failures.get(number))
         if failure is None:
-            of_this = figures([of_trial])
-            measured.append(Trial(number, _status(of_this), name, of_this, most_common_errors(of_trial)))
-            records.append(of_trial)
+            of_this = Figures.over([of_trial])
+            measured.append(Trial(number, _status(of_this), name, of_this, most_common_errors(of_trial), None))
+            usable.append(of_trial)
         else:
             measured.append(Trial(number, "failed", name, None, most_common_errors(of_trial), failure))
-    device: Device = "gpu" if target.gpu_count else "worker"
+    device: DeviceKind = "gpu" if target.gpu_count else "worker"
     return Cell(
         mode=target.mode,
         concurrency=load.concurrency,
@@ -135,7 +131,7 @@ def measure_cell(directory: Path, target: Target, load: Load, trial_failures: di
         device_count=target.gpu_count or target.worker_count,
         load=load,
         trials=tuple(measured),
-        figures=figures(records) if records else None,
+        figures=Figures.over(usable) if usable else None,
     )
 
 
@@ -149,48 +145,15 @@ def _why_unusable(records: Sequence[RequestRecord], load: Load, failure: str | N
     return failure or f"aiperf left records of {len(records)} of {load.request_count} measured requests"
 
 
-def _status(measured: Figures) -> Status:
-    return "errors" if measured.error_request_count else "uncounted" if measured.uncounted_request_count else "ok"
+def _status(measured: Figures) -> CellStatus:
+    return "errors" if measured[error_request_count] else "uncounted" if measured[uncounted_request_count] else "ok"
 
 
 def write_cell(directory: Path, cell: Cell) -> None:
-    write_json(directory / CELL_FILE, cell.to_json())
+    CELL.write(directory, cell.to_json())
 
 
 def read_cells(run_dir: Path) -> tuple[Cell, ...]:
-    """The finished cells of a run: agg before disagg, each by rising concurrency."""
-    cells = (_cell(path) for path in (run_dir / "cells").glob(f"*/{CELL_FILE}"))
+    """The finished cells of a run: agg before disagg, each by rising concurrency. Or UsageError: file and field."""
+    cells = (CELL.read(path.parent, Cell) for path in (run_dir / "cells").glob(f"*/{CELL.file}"))
     return tuple(sorted(cells, key=lambda cell: (cell.mode, cell.concurrency)))
-
-
-def _cell(path: Path) -> Cell:
-    document = json.loads(path.read_text(encoding="utf-8"))
-    if (version := document.get("schema_version")) != SCHEMA_VERSION:
-        raise UsageError(
-            f"{path} has schema_version {version!r}, this trtx reads {SCHEMA_VERSION}; "
-            "its requests were judged by other rules, so start a new run"
-        )
-    return Cell(
-        mode=document["mode"],
-        concurrency=document["concurrency"],
-        device=document["device"],
-        device_count=document["device_count"],
-        load=Load(**document["load"]),
-        trials=tuple(_trial(entry) for entry in document["trials"]),
-        figures=_figures(document["figures"]),
-    )
-
-
-def _trial(entry: dict[str, Any]) -> Trial:
-    errors = tuple((message, count) for message, count in entry["errors"])
-    return Trial(**{**entry, "errors": errors, "figures": _figures(entry["figures"])})
-
-
-def _figures(entry: dict[str, Any] | None) -> Figures | None:
-    if entry is None:
-        return None
-    values: dict[str, Any] = {
-        key: (Range if key in _RANGES else Distribution)(**value) if isinstance(value, dict) else value
-        for key, value in entry.items()
-    }
-    return Figures(**values)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
@@ -20,8 +18,3 @@ def write_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """``document``, indented, as a whole file."""
-    write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")

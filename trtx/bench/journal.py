@@ -1,28 +1,117 @@
-"""The run's journal: what happened, one JSON object a line, only ever appended to."""
+"""The run's journal: what happened, one JSON object a line, only ever appended to. Each kind of event is a class."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import re
 import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-SCHEMA_VERSION = 1
-JOURNAL_FILE = "journal.jsonl"
+from trtx.bench.cells import CellStatus
+from trtx.bench.documents import RESTORE, Document, parsed
+from trtx.config.wording import quoted
+from trtx.errors import UsageError
+
+JOURNAL = Document("journal.jsonl", version=1, oldest=1, since="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened, now. Its name in the journal is its class's: ``sweep_started``."""
+
+    time: float = field(default_factory=lambda: round(time.time(), 3))  # s since 1970, UTC
+
+    @classmethod
+    def name(cls) -> str:
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopologyReady(Event):
+    mode: str
+    load_seconds: float
+    warm_up_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRestart:
+    """Of one process, while it was measured."""
+
+    name: str
+    at: float
+    exit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopologyStopping(Event):
+    mode: str
+    restarts: tuple[ProcessRestart, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepStarted(Event):
+    mode: str
+    model: str
+    cells: tuple[str, ...]
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadStarted(Event):
+    mode: str
+    session: int  # aiperf's
+    scratch: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded(Event):
+    cell: str
+    trial: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellEnded(Event):
+    cell: str
+    status: CellStatus
+    failure: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepEnded(Event):
+    mode: str
+    aiperf_exit_code: int | None  # None: it was ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResumed(Event):
+    command: str
+    kept: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFailed(Event):
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    pass
 
 
 class Journal:
     """Appends to ``journal.jsonl``. Each line reaches the disk before :meth:`note` returns."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.path = run_dir / JOURNAL_FILE
+        self.path = run_dir / JOURNAL.file
 
-    def note(self, event: str, **fields: Any) -> None:
-        """One line: schema version, time in s since 1970 (UTC), event, and its own fields. Raises OSError, and leaves
-        no part of it, where it can't be written."""
-        line = json.dumps({"schema_version": SCHEMA_VERSION, "time": round(time.time(), 3), "event": event, **fields})
+    def note(self, event: Event) -> None:
+        """One line. Raises OSError, and leaves no part of it, where it can't be written."""
+        fields = asdict(event)
+        line = json.dumps(JOURNAL.versioned({"time": fields.pop("time"), "event": event.name(), **fields}))
         # O_APPEND and one write: lines of two writers never mix, and a killed run leaves whole lines.
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -40,10 +129,28 @@ class Journal:
             os.truncate(self.path, text.rfind(b"\n") + 1)
 
 
-def read_journal(run_dir: Path) -> tuple[dict[str, Any], ...]:
-    """The events so far, in order; none when nothing was noted yet. A last line cut short is left out."""
-    path = run_dir / JOURNAL_FILE
+def read_journal(run_dir: Path) -> tuple[Event, ...]:
+    """The events so far, in order; none when nothing was noted yet. A last line cut short is left out.
+
+    Raises UsageError naming the line, and the field, that can't be read.
+    """
+    path = run_dir / JOURNAL.file
     if not path.exists():
         return ()
     lines = path.read_text(encoding="utf-8").split("\n")
-    return tuple(json.loads(line) for line in lines[:-1] if line)
+    return tuple(_event(line, f"{path}, line {number}") for number, line in enumerate(lines[:-1], start=1) if line)
+
+
+def _event(line: str, source: str) -> Event:
+    try:
+        document = parsed(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{source} is not JSON ({error}); {RESTORE}") from error
+    fields = JOURNAL.checked(document, source)
+    if "time" not in fields:  # which a new event has by itself
+        raise UsageError(f"{source}: time is missing; expected it; {RESTORE}")
+    kinds = {kind.name(): kind for kind in Event.__subclasses__()}
+    name = fields.get("event")
+    if not isinstance(name, str) or name not in kinds:
+        raise UsageError(f"{source}: event is {quoted(name)}; expected one of {', '.join(kinds)}; {RESTORE}")
+    return JOURNAL.restored(fields, kinds[name], source)

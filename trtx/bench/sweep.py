@@ -12,7 +12,7 @@ from typing import Literal
 
 from trtx.bench.aiperf import Aiperf, RunFiles, command, complaint, run_files, tail
 from trtx.bench.cells import Cell, cell_directory, cell_name, measure_cell, write_cell
-from trtx.bench.journal import Journal
+from trtx.bench.journal import CellEnded, Journal, SweepEnded, SweepStarted, TrialEnded
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.records import RECORDS_FILE
 from trtx.errors import LoadGeneratorError
@@ -43,10 +43,11 @@ def sweep(
     target: Target,
     spec: LoadSpec,
     run_dir: Path,
+    *,
+    loads: Sequence[Load] | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     still_serving: Callable[[], None] = lambda: None,
     on_start: Callable[[int, Path], None] = lambda session, scratch: None,
-    loads: Sequence[Load] | None = None,
 ) -> tuple[Cell, ...]:
     """Measures ``loads`` of ``spec`` (None: all) against ``target`` and returns the cells, in the order measured.
 
@@ -63,7 +64,7 @@ def sweep(
     watch = _Watch(target, spec, loads, run_dir, on_progress)
     cells_ahead = [cell_name(target.mode, load.concurrency) for load in loads]
     argv = command(target, spec, loads, staging)
-    watch.journal.note("sweep_started", mode=target.mode, model=target.model, cells=cells_ahead, argv=argv)
+    watch.journal.note(SweepStarted(mode=target.mode, model=target.model, cells=tuple(cells_ahead), argv=argv))
     exit_code = None
     try:
         with Aiperf(argv, staging / "aiperf.log", on_start) as aiperf:
@@ -76,7 +77,7 @@ def sweep(
     finally:
         # Only now: aiperf reads its runs' files again for its aggregates when the last one has ended.
         cells = watch.collect(exit_code)
-        watch.journal.note("sweep_ended", mode=target.mode, aiperf_exit_code=exit_code)
+        watch.journal.note(SweepEnded(mode=target.mode, aiperf_exit_code=exit_code))
     if not any(cell.figures for cell in cells):
         raise LoadGeneratorError(
             f"aiperf exited {exit_code} and measured nothing in mode {target.mode}: "
@@ -132,7 +133,7 @@ class _Watch:
             if run.ended:
                 self._ended.add(key)
                 cell = cell_name(self.target.mode, run.load.concurrency)
-                self.journal.note("trial_ended", cell=cell, trial=run.trial)
+                self.journal.note(TrialEnded(cell=cell, trial=run.trial))
                 self._report(run, "ended")
         if current is not None and (current.load.label, current.trial) not in self._ended:
             self._report(current, "running" if (current.directory / RECORDS_FILE).exists() else "starting")
@@ -181,7 +182,7 @@ class _Watch:
                 shutil.move(run.directory, directory / f"trial-{run.trial:02d}")
         cell = measure_cell(directory, self.target, load, failures, self.spec.trials)
         write_cell(directory, cell)
-        self.journal.note("cell_ended", cell=cell.name, status=cell.status, failure=cell.failure)
+        self.journal.note(CellEnded(cell=cell.name, status=cell.status, failure=cell.failure))
         return cell
 
     def _report(self, run: RunFiles, phase: Literal["starting", "running", "ended"]) -> None:

@@ -20,7 +20,7 @@ from trtx.config.wording import quoted
 from trtx.errors import TrtxError, UsageError
 
 if TYPE_CHECKING:
-    from trtx.experiment import ExperimentSpec, Outcome
+    from trtx.experiment import ExperimentSpec, FinishedRun
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -170,11 +170,11 @@ def _argv() -> list[str]:
     return ["trtx", *sys.argv[1:]]
 
 
-def _run(start: Callable[..., Outcome], as_json: bool) -> None:
+def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
     from trtx.cli.bench_view import BenchView
-    from trtx.experiment.directory import LOCK_FILE
     from trtx.report import console_table, read_run
+    from trtx.report.forms import LOCK
     from trtx.report.summary import summary_json
 
     view = BenchView()
@@ -185,7 +185,7 @@ def _run(start: Callable[..., Outcome], as_json: bool) -> None:
         if view.run_dir is not None and view.run_dir.is_dir():
             if (report := view.run_dir / "report.html").exists():
                 typer.echo(f"what was measured until then: {report}", err=True)
-            if (view.run_dir / LOCK_FILE).exists():
+            if (view.run_dir / LOCK.file).exists():
                 typer.echo(f"go on with it: trtx bench --resume {shlex.quote(str(view.run_dir))}", err=True)
         raise
     summary = read_run(outcome.run_dir)

@@ -12,19 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from trtx.bench.files import write_text
-from trtx.config.strict_yaml import read_yaml
-from trtx.config.wording import quoted, shown
+from trtx.bench.documents import RESTORE
+from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
-from trtx.experiment.spec import ExperimentSpec, spec_from_json
+from trtx.experiment.spec import ExperimentSpec
 from trtx.launch import write_problem
-
-LOCK_FILE = "run.lock.yaml"
-PLAN_FILE = "plan.json"
-ENVIRONMENT_FILE = "env.json"
-SCHEMA_VERSION = 1
+from trtx.report.forms import LOCK
 
 
 def create(parent: Path, spec: ExperimentSpec, started_at: datetime) -> Path:
@@ -51,22 +44,36 @@ def create(parent: Path, spec: ExperimentSpec, started_at: datetime) -> Path:
 
 def write_lock(run_dir: Path, spec: ExperimentSpec) -> None:
     """``run.lock.yaml``: the spec after defaults, and the loads that it led to."""
-    document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **spec.to_json()}
-    write_text(run_dir / LOCK_FILE, yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    LOCK.write(run_dir, spec.to_json())
 
 
 def read_lock(run_dir: Path) -> ExperimentSpec:
-    """The spec of a run. Raises UsageError where ``run_dir`` is none."""
-    path = run_dir / LOCK_FILE
-    document = read_yaml(path, "run record", "that of a run directory of trtx bench")
-    if not isinstance(document, dict) or "schema_version" not in document:
-        raise UsageError(f"run record {shown(path)} has no schema_version; expected a run directory of trtx bench")
-    version = document.pop("schema_version")
-    if version != SCHEMA_VERSION:
-        raise UsageError(
-            f"{shown(path)} has schema_version {quoted(version)}, this trtx reads {SCHEMA_VERSION}; start a new run"
-        )
-    return spec_from_json(document, path)
+    """The spec of a run. Raises UsageError where ``run_dir`` is none, or its record can't be read, naming the field.
+
+    What a sweep may leave out must stand here: a default in place of a lost field would be another measurement.
+    """
+    fields = LOCK.load(run_dir)
+    asked = {name: value for name, value in fields.items() if name != "schema_version"}
+    if isinstance(load := asked.get("load"), dict):
+        asked["load"] = {name: value for name, value in load.items() if name != "cells"}  # which follow from the rest
+    source = str(run_dir / LOCK.file)
+    spec = LOCK.restored({**asked, "schema_version": fields["schema_version"]}, ExperimentSpec, source)
+    if (differing := _difference(fields, spec.to_json())) is not None:
+        raise UsageError(f"{source}: {differing}; {RESTORE}")
+    return spec
+
+
+def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = "") -> str | None:
+    """The first field in which a record is not what its spec would be written as."""
+    for name, value in written.items():
+        if name not in found:
+            return f"{parent}{name} is missing; expected what was asked, or followed from it"
+        if isinstance(value, dict) and isinstance(found[name], dict):
+            if (inner := _difference(found[name], value, f"{parent}{name}.")) is not None:
+                return inner
+        elif found[name] != value:
+            return f"{parent}{name} is {quoted(found[name])}; expected {quoted(value)}, which follows from the rest"
+    return None
 
 
 @contextlib.contextmanager
@@ -82,7 +89,7 @@ def told_if_unwritable(run_dir: Path) -> Iterator[None]:
             raise
         if not run_dir.is_dir():
             raise _removed(run_dir) from error
-        way_out = "go on with --resume" if (run_dir / LOCK_FILE).exists() else "run it again, or name another with -o"
+        way_out = "go on with --resume" if (run_dir / LOCK.file).exists() else "run it again, or name another with -o"
         raise UsageError(
             f"run directory {run_dir} can't be written ({reason}), so the run ended; make room there and {way_out}"
         ) from error
@@ -103,7 +110,7 @@ def hold(run_dir: Path) -> Iterator[Callable[[], None]]:
 
     The kernel lets go of the lock when this process ends, by whatever signal.
     """
-    with (run_dir / LOCK_FILE).open("rb") as lock:
+    with (run_dir / LOCK.file).open("rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -111,7 +118,7 @@ def hold(run_dir: Path) -> Iterator[Callable[[], None]]:
 
         def check() -> None:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                if os.path.samestat((run_dir / LOCK_FILE).stat(), os.fstat(lock.fileno())):
+                if os.path.samestat((run_dir / LOCK.file).stat(), os.fstat(lock.fileno())):
                     return
             raise _removed(run_dir)
 

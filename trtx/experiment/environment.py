@@ -12,35 +12,33 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 import trtx
+from trtx.report.forms import Environment, Gpu
 from trtx.topology import Machine
 
-SCHEMA_VERSION = 1
 PACKAGES = ("trtx", "ai-dynamo", "aiperf", "torch", "transformers", "nixl", "tensorrt_llm")
 
 
-def environment(argv: Sequence[str], machine: Machine, started_at: datetime) -> dict[str, Any]:
+def environment(argv: Sequence[str], machine: Machine, started_at: datetime) -> Environment:
     """What a reader needs to judge the figures and make them again. No host, user or path but the command's own."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "started_at": started_at.astimezone(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(argv),
-        "commit": _commit(),
-        "trtx_sources": _sources(),
-        "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
-        "platform": platform.platform(),
-        "cpu": _cpu_name(),
-        "cpu_cores": machine.cpu_cores,
-        "memory_bytes": psutil.virtual_memory().total,
-        "load_average": round(os.getloadavg()[0], 2),  # before anything of this run was started
-        "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in machine.gpus],
-        "gpu_driver": _driver() if machine.gpus else None,
-    }
+    return Environment(
+        started_at=started_at.astimezone(UTC).replace(microsecond=0),
+        command=shlex.join(argv),
+        commit=_commit(),
+        trtx_sources=_sources(),
+        python=platform.python_version(),
+        versions={name: version for name in PACKAGES if (version := _version(name)) is not None},
+        platform=platform.platform(),
+        cpu=_cpu_name(),
+        cpu_cores=machine.cpu_cores,
+        memory_bytes=psutil.virtual_memory().total,
+        load_average=round(os.getloadavg()[0], 2),
+        gpus=tuple(Gpu(gpu.name, gpu.memory_bytes) for gpu in machine.gpus),
+        gpu_driver=_driver() if machine.gpus else None,
+    )
 
 
 def _version(name: str) -> str | None:

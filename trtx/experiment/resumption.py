@@ -24,11 +24,12 @@ from trtx.bench import (
     read_journal,
     staging_directory,
 )
+from trtx.bench.journal import LoadStarted, SweepStarted
 from trtx.errors import UsageError
-from trtx.experiment.directory import ENVIRONMENT_FILE, PLAN_FILE
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
 from trtx.launch import members
+from trtx.report.forms import ENVIRONMENT, PLAN, Environment
 from trtx.topology import Plan
 
 ATTEMPTS = "attempts"
@@ -47,12 +48,13 @@ class Recorded:
     spec: ExperimentSpec
     plans: dict[str, Plan]  # by mode; none where the run attached
     checkpoints: dict[str, str]  # by mode, see :func:`fingerprint`
-    conditions: dict[str, Any]
+    environment: Environment
 
     @property
     def model(self) -> str | None:
         """The name under which an attached deployment served its model; None before the first sweep."""
-        return next((event["model"] for event in read_journal(self.run_dir) if event["event"] == "sweep_started"), None)
+        swept = (event for event in read_journal(self.run_dir) if isinstance(event, SweepStarted))
+        return next((event.model for event in swept), None)
 
     def target(self, mode: str) -> Target:
         """What was measured, as far as its cells depend on it."""
@@ -62,25 +64,25 @@ class Recorded:
         return target_of(self.plans[mode])
 
 
+@dataclass(frozen=True, slots=True)
+class PlanDocument:
+    """``plan.json``, whole."""
+
+    modes: dict[str, Plan]
+    checkpoints: dict[str, str]  # by mode, see :func:`fingerprint`
+
+
 def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded:
     """Reads ``plan.json`` and ``env.json``. Raises UsageError where a run ended before it wrote them."""
-    try:
-        conditions = json.loads((run_dir / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
-        if spec.attach is not None:
-            return Recorded(run_dir, spec, {}, {}, conditions)
-        document = json.loads((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
-        plans = {mode: Plan.from_json(plan) for mode, plan in document["modes"].items()}
-        return Recorded(run_dir, spec, plans, document["checkpoints"], conditions)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{run_dir} can't be resumed: its records are not whole ({error}); start a new run") from error
+    environment = ENVIRONMENT.read(run_dir, Environment)
+    planned = PlanDocument({}, {}) if spec.attach is not None else PLAN.read(run_dir, PlanDocument)
+    return Recorded(run_dir, spec, planned.modes, planned.checkpoints, environment)
 
 
 def wait_for_the_end(recorded: Recorded) -> None:
     """Until no process of a killed attempt lives: its load would write beside ours, its workers hold the GPUs."""
     markers = [plan.marker for plan in recorded.plans.values()]
-    markers += [
-        f"TMPDIR={event['scratch']}" for event in read_journal(recorded.run_dir) if event["event"] == "load_started"
-    ]
+    markers += [f"TMPDIR={event.scratch}" for event in read_journal(recorded.run_dir) if isinstance(event, LoadStarted)]
     deadline = time.monotonic() + END_S
     while alive := {pid for marker in markers for pid in members(marker, ())}:
         if time.monotonic() > deadline:
@@ -129,9 +131,9 @@ def clear_the_way(recorded: Recorded, missing: Mapping[str, Sequence[Load]]) -> 
 def _collect(recorded: Recorded, mode: str, *, dry_run: bool) -> tuple[Load, ...]:
     """The loads of the mode's last sweep that had ended when it was killed."""
     swept = [
-        set(event["cells"])
+        event.cells
         for event in read_journal(recorded.run_dir)
-        if event["event"] == "sweep_started" and event["mode"] == mode
+        if isinstance(event, SweepStarted) and event.mode == mode
     ]
     if not swept:
         return ()
@@ -139,13 +141,11 @@ def _collect(recorded: Recorded, mode: str, *, dry_run: bool) -> tuple[Load, ...
     return collect_ended(recorded.target(mode), recorded.spec.load, loads, recorded.run_dir, dry_run=dry_run)
 
 
-def check_conditions(recorded: Recorded, now: Mapping[str, Any]) -> None:
+def check_conditions(recorded: Recorded, now: Environment) -> None:
     """Raises UsageError where machine, versions or commit are others than those of the cells that hold."""
-    differing = [name for name in _CONDITIONS if recorded.conditions.get(name) != now.get(name)]
-    _refuse(
-        recorded.run_dir,
-        [_difference(name, recorded.conditions.get(name), now.get(name)) for name in differing],
-    )
+    before = recorded.environment
+    compared = [(name, getattr(before, name), getattr(now, name)) for name in _CONDITIONS]
+    _refuse(recorded.run_dir, [_difference(*both) for both in compared if both[1] != both[2]])
 
 
 def check_model(recorded: Recorded, model: str) -> None:

@@ -8,10 +8,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from trtx.bench import (
-    Cell,
     Journal,
     Load,
     LoadSpec,
@@ -24,7 +22,15 @@ from trtx.bench import (
     sweep,
 )
 from trtx.bench.aiperf import command
-from trtx.bench.files import write_json
+from trtx.bench.journal import (
+    LoadStarted,
+    ProcessRestart,
+    RunEnded,
+    RunFailed,
+    RunResumed,
+    TopologyReady,
+    TopologyStopping,
+)
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import TrtxError, UsageError
 from trtx.experiment import directory, resumption
@@ -33,7 +39,8 @@ from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, target_of
 from trtx.experiment.verdict import verdict
 from trtx.launch import Event, Guardian, Interruption, catch_signals, prepare, probe, serve
-from trtx.report import render
+from trtx.report import REPORT_FILE, render
+from trtx.report.forms import ENVIRONMENT, LOCK, PLAN
 from trtx.topology import Plan
 
 
@@ -49,12 +56,11 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FinishedRun:
     """A finished run. ``error`` is None, or says what was wrong and with which exit code to end."""
 
     run_dir: Path
     report: Path
-    cells: tuple[Cell, ...]
     error: TrtxError | None
 
 
@@ -90,7 +96,7 @@ class _Run:
         return tuple(cell_name(mode, load.concurrency) for mode, loads in self.missing.items() for load in loads)
 
 
-def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Listener | None = None) -> Outcome:
+def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Listener | None = None) -> FinishedRun:
     """Serves and sweeps every mode in turn, or sweeps what ``spec.attach`` names, and renders the report.
 
     Every topology is planned before the first is started, so a mistake in the second costs nothing. When it ends
@@ -108,7 +114,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
             _plan(state)
             _write_plans(state, {}, {})
             directory.write_lock(run_dir, spec)
-            write_json(run_dir / directory.ENVIRONMENT_FILE, environment(argv, machine, started_at))
+            ENVIRONMENT.write(run_dir, environment(argv, machine, started_at))
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
@@ -116,7 +122,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
         return _measure_missing(state)
 
 
-def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = None) -> Outcome:
+def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = None) -> FinishedRun:
     """Goes on with a run that ended early: measures the cells that have no result, renders all.
 
     Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model or
@@ -140,12 +146,12 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
         state.journal.mend()
         resumption.clear_the_way(recorded, missing)
         _write_plans(state, recorded.plans, recorded.checkpoints)
-        kept = [cell.name for cell in read_cells(run_dir)]
-        state.journal.note("run_resumed", command=shlex.join(argv), kept=kept, missing=list(state.ahead))
+        kept = tuple(cell.name for cell in read_cells(run_dir))
+        state.journal.note(RunResumed(command=shlex.join(argv), kept=kept, missing=state.ahead))
         return _measure_missing(state)
 
 
-def _measure_missing(state: _Run) -> Outcome:
+def _measure_missing(state: _Run) -> FinishedRun:
     state.listener.on_start(state.run_dir)
     kept = tuple(cell.name for cell in read_cells(state.run_dir))
     state.listener.on_cells(kept, state.ahead, state.spec.load.trials)
@@ -157,7 +163,7 @@ def _measure_missing(state: _Run) -> Outcome:
             else:
                 _measure(state, mode, state.plans[mode])
     cells = read_cells(state.run_dir)
-    return Outcome(state.run_dir, state.run_dir / "report.html", cells, verdict(cells, state.spec.cell_count))
+    return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, verdict(cells, state.spec.cell_count))
 
 
 def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedMode, ...]:
@@ -192,12 +198,8 @@ def _write_plans(state: _Run, plans: Mapping[str, Plan], checkpoints: Mapping[st
     if state.spec.attach is not None:
         return
     prints = {mode: resumption.fingerprint(plan.model_path) for mode, plan in state.plans.items()}
-    document: dict[str, Any] = {
-        "schema_version": directory.SCHEMA_VERSION,
-        "modes": {mode: plan.to_json() for mode, plan in {**plans, **state.plans}.items()},
-        "checkpoints": {**checkpoints, **prints},
-    }
-    write_json(state.run_dir / directory.PLAN_FILE, document)
+    modes = {mode: plan.to_json() for mode, plan in {**plans, **state.plans}.items()}
+    PLAN.write(state.run_dir, {"modes": modes, "checkpoints": {**checkpoints, **prints}})
 
 
 def _check_fits(plan: Plan, load: LoadSpec) -> None:
@@ -219,17 +221,13 @@ def _measure(state: _Run, mode: str, plan: Plan) -> None:
     with serve(
         plan, on_event=lambda event: state.listener.on_event(mode, event), interruption=state.interruption
     ) as served:
-        state.journal.note(
-            "topology_ready",
-            mode=mode,
-            load_seconds=round(served.load_seconds, 3),
-            warm_up_seconds=round(served.warm_up_seconds, 3),
-        )
+        loaded, warmed_up = round(served.load_seconds, 3), round(served.warm_up_seconds, 3)
+        state.journal.note(TopologyReady(mode=mode, load_seconds=loaded, warm_up_seconds=warmed_up))
         try:
             _sweep(state, target_of(plan), served.check)
         finally:
-            restarts = [{"name": restart.name, "at": restart.at, "exit": restart.exit} for restart in served.restarts]
-            state.journal.note("topology_stopping", mode=mode, restarts=restarts)
+            restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
+            state.journal.note(TopologyStopping(mode=mode, restarts=restarts))
 
 
 def _sweep(state: _Run, target: Target, still_serving: Callable[[], None]) -> None:
@@ -240,7 +238,7 @@ def _sweep(state: _Run, target: Target, still_serving: Callable[[], None]) -> No
             guardian = Guardian(f"TRTX_LOAD={session}", scratch)
             cleanup.callback(guardian.goodbye)
             guardian.watch(session)
-            state.journal.note("load_started", mode=target.mode, session=session, scratch=str(scratch))
+            state.journal.note(LoadStarted(mode=target.mode, session=session, scratch=str(scratch)))
 
         def still_there() -> None:
             still_serving()
@@ -250,10 +248,10 @@ def _sweep(state: _Run, target: Target, still_serving: Callable[[], None]) -> No
             target,
             state.spec.load,
             state.run_dir,
-            state.listener.on_progress,
-            still_there,
-            guard,
-            state.missing[target.mode],
+            loads=state.missing[target.mode],
+            on_progress=state.listener.on_progress,
+            still_serving=still_there,
+            on_start=guard,
         )
 
 
@@ -264,16 +262,16 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
     except BaseException as error:
         with suppress(OSError, UsageError):  # what failed first is what is told
             state.check_directory()  # nothing is left to render
-            state.journal.note("run_failed", error=str(error) or type(error).__name__)
+            state.journal.note(RunFailed(error=str(error) or type(error).__name__))
             render(state.run_dir)
         raise
-    state.journal.note("run_ended")
+    state.journal.note(RunEnded())
     render(state.run_dir)
 
 
 def _remove_if_untouched(run_dir: Path) -> None:
     """Bad input leaves no run directory: nothing was started, so there is nothing to keep."""
-    for name in (directory.PLAN_FILE, directory.LOCK_FILE, directory.ENVIRONMENT_FILE):
-        (run_dir / name).unlink(missing_ok=True)
+    for document in (PLAN, LOCK, ENVIRONMENT):
+        (run_dir / document.file).unlink(missing_ok=True)
     if not any(run_dir.iterdir()):
         run_dir.rmdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trtx.bench import LoadSpec
+from trtx.bench.documents import problem
 from trtx.config import Mode, TopologySpec
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Name
@@ -107,15 +107,6 @@ class ExperimentSpec(BaseModel):
         return document
 
 
-def spec_from_json(document: dict[str, Any], path: Path) -> ExperimentSpec:
-    """The inverse of :meth:`ExperimentSpec.to_json`, read from ``path``. Raises UsageError naming the key."""
-    load = {key: value for key, value in document.get("load", {}).items() if key != "cells"}
-    try:
-        return ExperimentSpec.model_validate({**document, "load": load})
-    except ValidationError as error:
-        raise UsageError(_sentence(error, path)) from error
-
-
 def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
     """A sweep file, or the defaults, with ``overrides`` laid over it key by key. Raises UsageError naming the key."""
     document: Any = (
@@ -200,18 +191,11 @@ def _source(path: Path | None) -> str:
 
 def _sentence(error: ValidationError, path: Path | None) -> str:
     first = error.errors()[0]
-    where = shown(".".join(str(part) for part in first["loc"]))
-    if first["type"] == "extra_forbidden":
-        near = get_close_matches(str(first["loc"][-1]), _field_names(), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{_source(path)}{where} is not a field of a sweep{hint}"
-    if first["type"] == "missing":
-        return f"{_source(path)}{where} is missing; expected it"
-    reason = first["msg"].removeprefix("Value error, ")
-    if not where or first["type"] == "value_error":
-        return f"{_source(path)}{reason}"
-    expected = reason.removeprefix("Input should be ").replace("valid tuple", "list").replace("valid dictionary", "map")
-    return f"{_source(path)}{where} is {shown(json.dumps(first['input'], default=str))}; expected {expected}"
+    if first["type"] != "extra_forbidden":
+        return f"{_source(path)}{problem(error)}"
+    near = get_close_matches(str(first["loc"][-1]), _field_names(), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{_source(path)}{shown('.'.join(str(part) for part in first['loc']))} is not a field of a sweep{hint}"
 
 
 def _field_names() -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from trtx.bench import Cell, describe
 from trtx.bench.failures import merge_reasons
+from trtx.bench.metrics import error_request_count, request_count, uncounted_request_count
 from trtx.errors import GateError, LoadGeneratorError, NoVerdictError, TrtxError
 
 _REASONS = 3  # told in one sentence; the report has all
@@ -25,8 +26,8 @@ def verdict(cells: Sequence[Cell], expected: int) -> TrtxError | None:
             f"{without[0].name}: {without[0].failure}); expected one each; see the logs under their trial directories"
         )
     measured = [cell.figures for cell in cells if cell.figures]
-    succeeded = sum(figures.request_count for figures in measured)
-    failed = sum(figures.error_request_count for figures in measured)
+    succeeded = sum(figures[request_count] for figures in measured)
+    failed = sum(figures[error_request_count] for figures in measured)
     if failed:
         reasons = merge_reasons(cell.errors for cell in cells)
         failing = [cell for cell in cells if cell.errors]
@@ -35,7 +36,7 @@ def verdict(cells: Sequence[Cell], expected: int) -> TrtxError | None:
         )
     if len(cells) < expected:
         return NoVerdictError(f"{len(cells)} of {expected} cells were measured; expected all; run it again")
-    if uncounted := sum(figures.uncounted_request_count for figures in measured):
+    if uncounted := sum(figures[uncounted_request_count] for figures in measured):
         lacking = [cell for cell in cells if cell.status == "uncounted"]
         return NoVerdictError(
             f"{uncounted} of {succeeded} answers carry no usage ({_names(lacking)}), so nobody counted their tokens; "

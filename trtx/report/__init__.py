@@ -6,8 +6,8 @@ Enter through :func:`render` for a directory and :func:`console_table` for a ter
 Always holds: the same directory gives the same files, the page needs no network, and what failed or is missing shows.
 """
 
-from trtx.report.render import render
+from trtx.report.render import REPORT_FILE, render
 from trtx.report.table import console_table
 from trtx.report.view import RunView, read_run
 
-__all__ = ["RunView", "console_table", "read_run", "render"]
+__all__ = ["REPORT_FILE", "RunView", "console_table", "read_run", "render"]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from trtx.bench import Distribution, samples_needed
+from trtx.bench.figures import Spread
+from trtx.bench.metrics import (
+    inter_token_latency,
+    output_token_throughput,
+    output_token_throughput_per_device,
+    output_token_throughput_per_user,
+    time_to_first_token,
+)
 from trtx.report.columns import number
 from trtx.report.view import Row, RunView
 
@@ -26,16 +32,12 @@ def color(mode: str) -> str:
 
 def charts(view: RunView) -> dict[str, Chart]:
     """Chart id → figure. A chart without a single point is left out."""
-    device = view.device
     built = {
         "pareto": _pareto(view),
-        "throughput": _against_concurrency(
-            view, lambda row: row.rate("output_token_throughput"), "tokens/s", "tokens/s"
-        ),
-        "ttft": _latency(view, lambda row: row.latency("time_to_first_token"), "TTFT, ms"),
-        "itl": _latency(view, lambda row: row.latency("inter_token_latency"), "ITL, ms"),
+        "throughput": _throughput(view),
+        "ttft": _latency(view, time_to_first_token),
+        "itl": _latency(view, inter_token_latency),
     }
-    built["pareto"]["layout"]["yaxis"]["title"]["text"] = f"tokens/s/{device}"
     return {name: figure for name, figure in built.items() if figure["data"]}
 
 
@@ -50,12 +52,14 @@ def pareto_front(points: list[tuple[float, float]]) -> list[tuple[float, float]]
 
 def _pareto(view: RunView) -> Chart:
     data: list[dict[str, Any]] = []
-    most = max((row.rate("output_token_throughput_per_user") or 0 for row in view.rows), default=0)
+    per_user, per_device = output_token_throughput_per_user, output_token_throughput_per_device
+    x_unit, y_unit = (figure.unit.format(device=view.device) for figure in (per_user, per_device))
+    most = max((rate for row in view.rows if (rate := row.value(per_user))), default=0.0)
     for mode in view.modes:
         points = [
-            (row.figures.output_token_throughput_per_user, row.per_device, row)
+            (x, y, row)
             for row in view.rows
-            if row.mode == mode and row.figures and row.figures.output_token_throughput_per_user and row.per_device
+            if row.mode == mode and (x := row.value(per_user)) and (y := row.value(per_device))
         ]
         if not points:
             continue
@@ -83,11 +87,10 @@ def _pareto(view: RunView) -> Chart:
                     "line": {"color": color(mode), "width": 2},
                 },
                 "cliponaxis": False,
-                "hovertemplate": f"{mode}, %{{text}}<br>%{{x:.4g}} tokens/s/user"
-                f"<br>%{{y:.4g}} tokens/s/{view.device}<extra></extra>",
+                "hovertemplate": f"{mode}, %{{text}}<br>%{{x:.4g}} {x_unit}<br>%{{y:.4g}} {y_unit}<extra></extra>",
             }
         )  # fmt: skip
-    layout = _layout("tokens/s/user", f"tokens/s/{view.device}")
+    layout = _layout(x_unit, y_unit)
     layout["xaxis"]["rangemode"] = layout["yaxis"]["rangemode"] = "tozero"
     return {"data": data, "layout": layout}
 
@@ -102,32 +105,34 @@ def _label(row: Row) -> str:
     return f"c{row.concurrency}" + (f", {row.failed_text}" if row.failed_text else "")
 
 
-def _against_concurrency(view: RunView, value: Callable[[Row], float | None], title: str, unit: str) -> Chart:
-    data = []
+def _throughput(view: RunView) -> Chart:
+    data, figure = [], output_token_throughput
     for mode in view.modes:
-        points = [(row, found) for row in view.rows if row.mode == mode and (found := value(row))]
+        points = [(row, found) for row in view.rows if row.mode == mode and (found := row.value(figure))]
         if points:
-            data.append(_line(mode, mode, points, unit))
-    return {"data": data, "layout": _concurrency_layout(view, title, data)}
+            data.append(_line(mode, mode, points, figure.unit))
+    return {"data": data, "layout": _concurrency_layout(view, figure.unit, data)}
 
 
-def _latency(view: RunView, of: Callable[[Row], Distribution | None], title: str) -> Chart:
+def _latency(view: RunView, figure: Spread) -> Chart:
     """p50 as a line, and dotted the highest percentile that every cell of the mode has the samples for."""
     data = []
     for mode in view.modes:
-        found = [(row, d) for row in view.rows if row.mode == mode and (d := of(row))]
+        found = [(row, spread) for row in view.rows if row.mode == mode and (spread := row.value(figure))]
         if not found:
             continue
-        data.append(_line(mode, f"{mode} p50", [(row, d.p50) for row, d in found], "ms"))
-        fewest = min(d.count for _, d in found)
-        for q in (99, 90):
-            if fewest >= samples_needed(q):
-                tail = _line(mode, f"{mode} p{q}", [(row, getattr(d, f"p{q}")) for row, d in found], "ms")
-                tail["line"] |= {"dash": "dot", "width": 1.5}
-                tail["marker"] |= {"size": 6}
-                data.append(tail)
-                break
-    return {"data": data, "layout": _concurrency_layout(view, title, data)}
+        stated = [
+            q for q in figure.percentiles if all(spread.supports(q) and spread[q] is not None for _, spread in found)
+        ]
+        for q in dict.fromkeys((50, max(stated, default=50))):
+            line = _line(
+                mode, f"{mode} p{q}", [(row, at) for row, spread in found if (at := spread[q]) is not None], figure.unit
+            )
+            if q != 50:
+                line["line"] |= {"dash": "dot", "width": 1.5}
+                line["marker"] |= {"size": 6}
+            data.append(line)
+    return {"data": data, "layout": _concurrency_layout(view, f"{figure.title}, {figure.unit}", data)}
 
 
 def _line(mode: str, name: str, points: list[tuple[Row, float]], unit: str) -> dict[str, Any]:

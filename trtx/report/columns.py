@@ -1,11 +1,14 @@
-"""The columns of every table, with their units, and how a number is written."""
+"""The columns of every table, from the figures' records, and how a number is written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from trtx.bench import Distribution, samples_needed
+from trtx.bench import Distribution, Figure, samples_needed
+from trtx.bench.figures import Heading, all_figures
+from trtx.bench.metrics import error_request_count, request_count
 from trtx.report.view import Row, RunView
 
 MISSING = "–"
@@ -14,20 +17,39 @@ UNSURE = "~"  # before a percentile that has too few samples
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure of a row. ``percentile`` is set where a figure needs a number of samples to be stated."""
+    """One number of a figure: one of its percentiles, or itself (its mean) without one."""
 
-    title: str
-    group: str  # the header over it, with the unit where the title does not say it
-    label: str  # its own header under that
-    value: Callable[[Row], float | None]
-    percentile: int | None = None
-    samples: Callable[[Row], int] = lambda row: 0
+    figure: Figure[Any]
+    percentile: int | None
+    device: str
+
+    @property
+    def title(self) -> str:
+        title = self.figure.title.format(device=self.device)
+        return title if len(self.figure.columns) == 1 else f"{title} {self._statistic}"
+
+    @property
+    def label(self) -> str:
+        """Under the heading of the page."""
+        label = self.figure.label.format(device=self.device)
+        return label if len(self.figure.columns) == 1 else self._statistic
+
+    @property
+    def short(self) -> str:
+        """In the table for a terminal."""
+        return self.figure.table[self.percentile].format(device=self.device)
+
+    @property
+    def _statistic(self) -> str:
+        return "avg" if self.percentile is None else f"p{self.percentile}"
 
     def is_sure(self, row: Row) -> bool:
-        return self.percentile is None or not 0 < self.samples(row) < samples_needed(self.percentile)
+        """False for a percentile of fewer samples than it needs."""
+        found = row.value(self.figure)
+        return self.percentile is None or not isinstance(found, Distribution) or found.supports(self.percentile)
 
     def text(self, row: Row) -> str:
-        value = self.value(row)
+        value = self.figure.number(row.value(self.figure), self.percentile)
         if value is None:
             return MISSING
         return number(value) if self.is_sure(row) else UNSURE + number(value)
@@ -41,44 +63,32 @@ def number(value: float) -> str:
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
 
 
-def columns(view: RunView) -> tuple[Column, ...]:
-    """Throughput first, then latency: the order in which a reader decides."""
-    return (
-        Column("tokens/s", "tokens/s", "all", lambda row: row.rate("output_token_throughput")),
-        Column("tokens/s/user", "tokens/s", "a user", lambda row: row.rate("output_token_throughput_per_user")),
-        Column(f"tokens/s/{view.device}", "tokens/s", f"a {view.device}", lambda row: row.per_device),
-        Column("requests/s", "requests/s", "all", lambda row: row.rate("request_throughput")),
-        *_percentiles("TTFT", lambda row: row.latency("time_to_first_token")),
-        *_percentiles("ITL", lambda row: row.latency("inter_token_latency")),
-        *_percentiles("E2E", lambda row: row.latency("request_latency")),
-        Column("ISL", "tokens", "ISL", lambda row: row.rate("input_sequence_length")),
-        Column("OSL", "tokens", "OSL", lambda row: row.rate("output_sequence_length")),
-        Column("duration", "time", "s", lambda row: row.rate("benchmark_duration")),
+def page_columns(view: RunView) -> tuple[tuple[str, tuple[Column, ...]], ...]:
+    """By heading."""
+    shown = [(figure, column) for figure in all_figures() for column in figure.columns]
+    return tuple(
+        (heading.value, tuple(Column(figure, q, view.device) for figure, q in shown if figure.heading is heading))
+        for heading in Heading
     )
 
 
-def _percentiles(title: str, of: Callable[[Row], Distribution | None]) -> tuple[Column, ...]:
-    def samples(row: Row) -> int:
-        found = of(row)
-        return found.count if found else 0
-
-    def reads(name: str) -> Callable[[Row], float | None]:
-        return lambda row: getattr(found, name) if (found := of(row)) else None
-
-    group = f"{title}, ms"
-    return (
-        Column(f"{title} avg", group, "avg", reads("avg")),
-        *(Column(f"{title} p{q}", group, f"p{q}", reads(f"p{q}"), q, samples) for q in (50, 90, 99)),
-    )
+def table_columns(view: RunView) -> tuple[Column, ...]:
+    """Of the table for a terminal."""
+    return tuple(Column(figure, column, view.device) for figure in all_figures() for column in figure.table)
 
 
-def column_map(view: RunView) -> dict[str, Column]:
-    return {column.title: column for column in columns(view)}
+def markdown_columns(view: RunView) -> tuple[Column, ...]:
+    return tuple(Column(figure, column, view.device) for figure in all_figures() for column in figure.markdown)
+
+
+def needed(columns: Iterable[Column]) -> dict[int, int]:
+    """How many samples each percentile among them needs."""
+    return {q: samples_needed(q) for q in sorted({column.percentile for column in columns if column.percentile})}
 
 
 def requests_text(row: Row) -> str:
     """Succeeded requests, and failed ones when there are any."""
     if row.figures is None:
         return {"missing": "not measured", "failed": "no result"}.get(row.status, MISSING)
-    failed = row.figures.error_request_count
-    return f"{row.figures.request_count:,}" + (f" + {failed:,} failed" if failed else "")
+    failed = row.figures[error_request_count]
+    return f"{row.figures[request_count]:,}" + (f" + {failed:,} failed" if failed else "")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib import resources
-from itertools import groupby
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from trtx.bench.figures import all_figures
+from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
 from trtx.report.charts import charts, color
-from trtx.report.columns import UNSURE, columns, number, requests_text
+from trtx.report.columns import UNSURE, needed, number, page_columns, requests_text
 from trtx.report.view import RunView
 
 _CHARTS = {
@@ -37,13 +38,16 @@ _CHARTS = {
 def page(view: RunView) -> str:
     """The whole page as text."""
     drawn = charts(view)
+    headings = page_columns(view)
     return _template().render(
         view=view,
-        columns=columns(view),
-        groups=[(group, len(list(members))) for group, members in groupby(columns(view), lambda column: column.group)],
+        headings=headings,
+        needed=needed(column for _, columns in headings for column in columns),
+        failed=error_request_count,
+        figures=[figure for figure in all_figures() if figure.heading],
         charts=[(name, *_CHARTS[name]) for name in drawn],
         # "<" never appears raw inside the script, so no label can end it.
-        figures=Markup(json.dumps(drawn, sort_keys=True).replace("<", "\\u003c")),
+        drawn=Markup(json.dumps(drawn, sort_keys=True).replace("<", "\\u003c")),
         plotly=Markup(_plotly()),
         headline=_headline(view),
         best=_best(view),
@@ -69,19 +73,19 @@ def _best(view: RunView) -> list[dict[str, str]]:
     cards = []
     for mode in view.modes:
         rows = [row for row in view.rows if row.mode == mode and row.status == "ok"]
-        rates = [(row.per_device, row.concurrency) for row in rows if row.per_device is not None]
-        waits = [(found.p50, row.concurrency) for row in rows if (found := row.latency("time_to_first_token"))]
+        rates = [(rate, row.concurrency) for row in rows if (rate := row.value(output_token_throughput_per_device))]
+        waits = [(at, row.concurrency) for row in rows if (ttft := row.value(time_to_first_token)) and (at := ttft[50])]
         if not rates or not waits:
             continue
-        (throughput, throughput_at), (ttft, ttft_at) = max(rates), min(waits)
+        (throughput, throughput_at), (wait, wait_at) = max(rates), min(waits)
         cards.append(
             {
                 "mode": mode,
                 "color": color(mode),
                 "throughput": number(throughput),
                 "throughput_at": str(throughput_at),
-                "ttft": number(ttft),
-                "ttft_at": str(ttft_at),
+                "ttft": number(wait),
+                "ttft_at": str(wait_at),
             }
         )
     return cards

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtx.bench.files import write_json, write_text
+from trtx.bench.files import write_text
+from trtx.report.forms import SUMMARY
 from trtx.report.page import page
-from trtx.report.summary import junit_xml, summary_csv, summary_json, summary_markdown
+from trtx.report.summary import junit_xml, summary_csv, summary_fields, summary_markdown
 from trtx.report.view import RunView, read_run
 
 REPORT_FILE = "report.html"
@@ -18,7 +19,7 @@ def render(run_dir: Path) -> RunView:
     Reads the directory alone: no clock, no machine, no network. Rendering again gives the same bytes.
     """
     view = read_run(run_dir)
-    write_json(run_dir / "summary.json", summary_json(view))
+    SUMMARY.write(run_dir, summary_fields(view))
     write_text(run_dir / "summary.csv", summary_csv(view))
     write_text(run_dir / "summary.md", summary_markdown(view))
     write_text(run_dir / "junit.xml", junit_xml(view))

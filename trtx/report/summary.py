@@ -7,23 +7,11 @@ import io
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
-from trtx.bench import Distribution, samples_needed
-from trtx.report.columns import UNSURE, column_map, requests_text
+from trtx.bench.figures import all_figures
+from trtx.bench.metrics import benchmark_duration
+from trtx.report.columns import UNSURE, markdown_columns, requests_text
+from trtx.report.forms import SUMMARY
 from trtx.report.view import Row, RunView
-
-SCHEMA_VERSION = 1
-PERCENTILES = (50, 90, 99)
-_LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
-_RATES = (
-    "request_count",
-    "error_request_count",
-    "uncounted_request_count",
-    "request_error_rate",
-    "benchmark_duration",
-    "request_throughput",
-    "output_token_throughput",
-    "output_token_throughput_per_user",
-)
 
 
 def summary_rows(view: RunView) -> list[dict[str, Any]]:
@@ -32,8 +20,12 @@ def summary_rows(view: RunView) -> list[dict[str, Any]]:
 
 
 def summary_json(view: RunView) -> dict[str, Any]:
+    """``summary.json``."""
+    return SUMMARY.versioned(summary_fields(view))
+
+
+def summary_fields(view: RunView) -> dict[str, Any]:
     return {
-        "schema_version": SCHEMA_VERSION,
         "run": view.name,
         "model": view.model,
         "conditions": {condition.name: condition.value for condition in view.conditions},
@@ -59,18 +51,17 @@ def summary_csv(view: RunView) -> str:
 
 
 def summary_markdown(view: RunView) -> str:
-    known = column_map(view)
-    titles = ["tokens/s", "tokens/s/user", f"tokens/s/{view.device}", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"]
+    columns = markdown_columns(view)
     lines = [
         f"# {view.model}: {' and '.join(view.modes)}",
         "",
         f"{view.subtitle}. Latencies in ms; {UNSURE} marks a percentile with fewer samples than it needs.",
         "",
-        f"| mode | concurrency | requests | {' | '.join(titles)} |",
-        f"|---|--:|--:|{'--:|' * len(titles)}",
+        f"| mode | concurrency | requests | {' | '.join(column.title for column in columns)} |",
+        f"|---|--:|--:|{'--:|' * len(columns)}",
     ]
     for row in view.rows:
-        figures = " | ".join(known[title].text(row) for title in titles)
+        figures = " | ".join(column.text(row) for column in columns)
         lines.append(f"| {row.mode} | {row.concurrency} | {requests_text(row)} | {figures} |")
     problems = [*view.notes, *(f"{row.name}: {row.problem}" for row in view.rows if row.problem)]
     if problems:
@@ -90,7 +81,7 @@ def junit_xml(view: RunView) -> str:
         failures=str(len(failing)), errors=str(len(broken)),
     )  # fmt: skip
     for row in view.rows:
-        seconds = (row.figures and row.figures.benchmark_duration) or 0.0
+        seconds = row.value(benchmark_duration) or 0.0
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"trtx.bench.{row.mode}", name=row.name, time=f"{seconds:.3f}"
         )
@@ -102,21 +93,10 @@ def junit_xml(view: RunView) -> str:
 
 
 def _flat(view: RunView, row: Row) -> dict[str, Any]:
-    figures = row.figures
     flat: dict[str, Any] = {"mode": row.mode, "concurrency": row.concurrency, "status": row.status}
-    flat |= {name: getattr(figures, name, None) for name in _RATES}
-    flat[f"output_token_throughput_per_{view.device.lower()}"] = row.per_device
-    for name in _LATENCIES:
-        found: Distribution | None = getattr(figures, name, None)
-        for statistic in ("avg", "p50", "p90", "p99", "count"):
-            flat[f"{name}_{statistic}"] = getattr(found, statistic, None)
-    flat["input_sequence_length"] = getattr(figures, "input_sequence_length", None)
-    flat["output_sequence_length"] = getattr(figures, "output_sequence_length", None)
-    flat["trials"] = len(row.cell.trials) if row.cell else 0
-    count = figures.request_count if figures else 0
-    flat["percentiles_supported"] = " ".join(f"p{q}" for q in PERCENTILES if count >= samples_needed(q))
-    flat["problem"] = row.problem
-    return flat
+    for figure in all_figures():
+        flat |= figure.flat(row.value(figure), figure.key(view.device))
+    return {**flat, "trials": len(row.cell.trials) if row.cell else 0, "problem": row.problem}
 
 
 def _one_line(text: str) -> str:

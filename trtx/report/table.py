@@ -7,7 +7,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trtx.report.columns import UNSURE, Column, column_map
+from trtx.bench.metrics import error_request_count, request_count
+from trtx.report.columns import UNSURE, Column, needed, table_columns
 from trtx.report.view import Row, RunView
 
 _STYLE = {"ok": "", "uncounted": "yellow", "errors": "yellow", "failed": "red", "missing": "dim"}
@@ -15,16 +16,7 @@ _STYLE = {"ok": "", "uncounted": "yellow", "errors": "yellow", "failed": "red", 
 
 def console_table(view: RunView) -> RenderableType:
     """One line a cell: requests with failures, throughput, TTFT and ITL in ms; under it what went wrong in which."""
-    known = column_map(view)
-    shown = {
-        "tok/s": known["tokens/s"],
-        "/user": known["tokens/s/user"],
-        f"/{view.device}": known[f"tokens/s/{view.device}"],
-        "TTFT": known["TTFT p50"],
-        "p90": known["TTFT p90"],
-        "p99": known["TTFT p99"],
-        "ITL": known["ITL p50"],
-    }
+    shown = table_columns(view)
     table = Table(
         caption=_caption(view),
         caption_justify="left",
@@ -37,13 +29,13 @@ def console_table(view: RunView) -> RenderableType:
     table.add_column("conc", justify="right", no_wrap=True)
     table.add_column("ok", justify="right", no_wrap=True)
     table.add_column("failed", justify="right", no_wrap=True)
-    for title in shown:
-        table.add_column(title, justify="right", no_wrap=True)
+    for column in shown:
+        table.add_column(column.short, justify="right", no_wrap=True)
     for index, row in enumerate(view.rows):
         if index and view.rows[index - 1].mode != row.mode:
             table.add_section()
         table.add_row(
-            row.mode, str(row.concurrency), *_requests(row), *(_cell(column, row) for column in shown.values()),
+            row.mode, str(row.concurrency), *_requests(row), *(_cell(column, row) for column in shown),
             style=_STYLE[row.status],
         )  # fmt: skip
     return Group(table, *_problems(view))
@@ -66,8 +58,8 @@ def _problems(view: RunView) -> list[RenderableType]:
 def _requests(row: Row) -> tuple[Text, Text]:
     if row.figures is None:
         return Text("–"), Text("no result" if row.status == "failed" else "not run", "red")
-    failed = row.figures.error_request_count
-    return Text(f"{row.figures.request_count:,}"), Text(f"{failed:,}", "bold red" if failed else "")
+    failed = row.figures[error_request_count]
+    return Text(f"{row.figures[request_count]:,}"), Text(f"{failed:,}", "bold red" if failed else "")
 
 
 def _cell(column: Column, row: Row) -> Text:
@@ -75,6 +67,13 @@ def _cell(column: Column, row: Row) -> Text:
 
 
 def _caption(view: RunView) -> str:
-    unsure = any(not column.is_sure(row) for row in view.rows if row.figures for column in column_map(view).values())
-    mark = f" {UNSURE} fewer samples than it needs (11, 64, 662)." if unsure else ""
-    return f"TTFT p50, p90, p99 and ITL p50 in ms.{mark}"
+    columns = table_columns(view)
+    unsure = any(not column.is_sure(row) for row in view.rows if row.figures for column in columns)
+    samples = ", ".join(str(count) for count in needed(columns).values())
+    mark = f" {UNSURE} fewer samples than it needs ({samples})." if unsure else ""
+    latencies: dict[str, list[str]] = {}
+    for column in columns:
+        if column.percentile:
+            latencies.setdefault(column.figure.title, []).append(f"p{column.percentile}")
+    told = [f"{title} {', '.join(percentiles)}" for title, percentiles in latencies.items()]
+    return f"{' and '.join(told)} in ms.{mark}"

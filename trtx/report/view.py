@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
-from trtx.bench import Cell, Distribution, Figures, Range, Reasons, describe, read_cells, read_journal
-from trtx.report.record import read_json, read_record
+from trtx.bench import Cell, Figure, Figures, Range, Reasons, cell_name, describe, read_cells, read_journal
+from trtx.bench.cells import CellStatus
+from trtx.bench.journal import Event, RunFailed, RunResumed, SweepStarted, TopologyReady, TopologyStopping
+from trtx.bench.metrics import (
+    error_request_count,
+    input_sequence_lengths,
+    output_sequence_lengths,
+    request_count,
+    uncounted_request_count,
+)
+from trtx.report.forms import ENVIRONMENT, LOCK, PLAN, AskedLoad, AskedRun, Environment, Planned, PlannedTopology
 
-Status = Literal["ok", "uncounted", "errors", "failed", "missing"]
+RowStatus = CellStatus | Literal["missing"]
+T = TypeVar("T")
 NOT_KNOWN = "not known"
 _ENDED_EARLY = "The run ended early"
 # A prompt is cut from text, and the chat template put around it: merges at the seams make it a token or two longer or
@@ -29,29 +40,19 @@ class Row:
 
     @property
     def name(self) -> str:
-        return f"{self.mode}-c{self.concurrency}"
+        return cell_name(self.mode, self.concurrency)
 
     @property
-    def status(self) -> Status:
+    def status(self) -> RowStatus:
         return "missing" if self.cell is None else self.cell.status
 
     @property
     def figures(self) -> Figures | None:
         return None if self.cell is None else self.cell.figures
 
-    def rate(self, name: str) -> float | None:
-        """A figure of :class:`Figures` that is one number, by its name."""
-        value: float | None = getattr(self.figures, name, None)
-        return value
-
-    def latency(self, name: str) -> Distribution | None:
-        """A figure of :class:`Figures` that is a distribution, by its name."""
-        value: Distribution | None = getattr(self.figures, name, None)
-        return value
-
-    @property
-    def per_device(self) -> float | None:
-        return None if self.cell is None else self.cell.output_token_throughput_per_device
+    def value(self, figure: Figure[T]) -> T | None:
+        """A figure, by its record."""
+        return None if self.cell is None else self.cell.value(figure)
 
     @property
     def problem(self) -> str | None:
@@ -71,23 +72,22 @@ class Row:
     @property
     def failed_text(self) -> str | None:
         """How many requests failed, when some did."""
-        if self.figures is None or not self.figures.error_request_count:
+        if self.figures is None or not (failed := self.figures[error_request_count]):
             return None
-        failed = self.figures.error_request_count
-        return f"{failed:,} of {failed + self.figures.request_count:,} failed"
+        return f"{failed:,} of {failed + self.figures[request_count]:,} failed"
 
     @property
     def uncounted_text(self) -> str | None:
         """How many answers nobody counted the tokens of, when some were such."""
-        if self.figures is None or not self.figures.uncounted_request_count:
+        if self.figures is None or not (uncounted := self.figures[uncounted_request_count]):
             return None
-        uncounted, answers = self.figures.uncounted_request_count, self.figures.request_count
+        answers = self.figures[request_count]
         return f"{uncounted:,} of {answers:,} answers carry no usage: what takes tokens can't be computed"
 
     @property
     def isl_text(self) -> str | None:
         """How long prompts were, when one was not about as long as asked: truncated, or mostly a chat template."""
-        counted = self.figures.input_sequence_lengths if self.figures else None
+        counted = self.value(input_sequence_lengths)
         if counted is None or self.asked_isl is None:
             return None
         tolerated = max(_ISL_TOLERANCE, _ISL_TOLERANCE_SHARE * self.asked_isl)
@@ -124,15 +124,15 @@ class RunView:
 
     @property
     def requests_sent(self) -> int:
-        return sum(f.request_count + f.error_request_count for row in self.rows if (f := row.figures))
+        return sum(row.value(request_count) or 0 for row in self.rows) + self.requests_failed
 
     @property
     def requests_failed(self) -> int:
-        return sum(f.error_request_count for row in self.rows if (f := row.figures))
+        return sum(row.value(error_request_count) or 0 for row in self.rows)
 
     @property
     def answers_uncounted(self) -> int:
-        return sum(f.uncounted_request_count for row in self.rows if (f := row.figures))
+        return sum(row.value(uncounted_request_count) or 0 for row in self.rows)
 
     @property
     def is_clean(self) -> bool:
@@ -142,78 +142,79 @@ class RunView:
 def read_run(run_dir: Path) -> RunView:
     """Reads cells, journal, ``run.lock.yaml``, ``plan.json``, ``env.json``; what a missing one knew is left out.
 
-    Raises UsageError for one that was cut short or is another's.
+    Raises UsageError for one that was cut short or is another's, naming the field that it can't read.
     """
-    lock = read_record(run_dir / "run.lock.yaml")
-    plans: dict[str, Any] = read_json(run_dir / "plan.json").get("modes", {})
-    env = read_json(run_dir / "env.json")
+    asked = LOCK.find(run_dir, AskedRun)
+    planned = PLAN.find(run_dir, Planned)
+    environment = ENVIRONMENT.find(run_dir, Environment)
     journal = read_journal(run_dir)
     cells = read_cells(run_dir)
-    started = env.get("started_at")
-    plan: dict[str, Any] = next(iter(plans.values()), {})
+    plans = planned.modes if planned else {}
+    plan = next(iter(plans.values()), None)
+    attach = asked.attach if asked else None
+    model = plan.model if plan else (attach.model if attach else None) or _swept_model(journal)
     return RunView(
         name=run_dir.resolve().name,
-        model=plan.get("model") or (lock.get("attach") or {}).get("model") or _swept_model(journal) or NOT_KNOWN,
-        rows=_rows(lock, cells),
+        model=model or NOT_KNOWN,
+        rows=_rows(asked, cells),
         device="GPU" if any(cell.device == "gpu" for cell in cells) else "worker",
-        conditions=_conditions(lock, plan, env, journal, cells),
+        conditions=_conditions(asked, plan, environment, journal, cells),
         topologies=tuple((mode, _topology(entry)) for mode, entry in plans.items()),
         notes=_notes(journal),
-        started_at=datetime.fromisoformat(started) if started else None,
-        subtitle=", ".join(part for part in (_engine(plan, lock), _machine(env)) if part),
+        started_at=environment.started_at if environment else None,
+        subtitle=", ".join(part for part in (_engine(plan, asked), _machine(environment)) if part),
     )
 
 
-def _rows(lock: dict[str, Any], cells: tuple[Cell, ...]) -> tuple[Row, ...]:
+def _rows(asked: AskedRun | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:
     measured = {(cell.mode, cell.concurrency): cell for cell in cells}
-    modes = ["attached"] if lock.get("attach") else lock.get("modes", [])
-    asked = [(mode, c) for mode in modes for c in lock.get("load", {}).get("concurrency", [])]
-    keys = sorted({*asked, *measured}, key=lambda key: (key[0], key[1]))
-    isl = lock.get("load", {}).get("isl")
-    return tuple(Row(mode, concurrency, measured.get((mode, concurrency)), isl) for mode, concurrency in keys)
+    keys, isl = set(measured), None
+    if asked is not None:
+        modes = ["attached"] if asked.attach else asked.modes
+        keys |= {(mode, cell.concurrency) for mode in modes for cell in asked.load.cells}
+        isl = asked.load.isl
+    return tuple(Row(mode, concurrency, measured.get((mode, concurrency)), isl) for mode, concurrency in sorted(keys))
 
 
 def _conditions(
-    lock: dict[str, Any],
-    plan: dict[str, Any],
-    env: dict[str, Any],
-    journal: tuple[dict[str, Any], ...],
+    asked: AskedRun | None,
+    plan: PlannedTopology | None,
+    machine: Environment | None,
+    journal: tuple[Event, ...],
     measured: tuple[Cell, ...],
 ) -> tuple[Condition, ...]:
-    load = lock.get("load", {})
-    cells = load.get("cells", [])
+    load = asked and asked.load
     found = [
-        ("Command", env.get("command")),
-        ("Model", plan.get("model") or _swept_model(journal)),
-        ("Engine", _engine(plan, lock)),
-        ("GPUs", ", ".join(_counted(plan.get("gpu_names", []))) or ("none" if plan else None)),
-        ("GPU driver", env.get("gpu_driver")),
-        ("CPU", env.get("cpu") and f"{env['cpu']}, {env.get('cpu_cores')} cores"),
-        ("Memory", env.get("memory_bytes") and f"{env['memory_bytes'] / 2**30:.0f} GiB"),
-        ("Load average before", env.get("load_average")),
+        ("Command", machine and machine.command),
+        ("Model", plan.model if plan else _swept_model(journal)),
+        ("Engine", _engine(plan, asked)),
+        ("GPUs", plan and (", ".join(_counted(plan.gpu_names)) or "none")),
+        ("GPU driver", machine and machine.gpu_driver),
+        ("CPU", machine and f"{machine.cpu}, {machine.cpu_cores} cores"),
+        ("Memory", machine and f"{machine.memory_bytes / 2**30:.0f} GiB"),
+        ("Load average before", machine and machine.load_average),
         ("ISL / OSL", load and _lengths(load, measured)),
-        ("Requests", ", ".join(f"{c['request_count']} at {c['concurrency']}" for c in cells)),
-        ("Warm-up", ", ".join(f"{c['warmup_request_count']} at {c['concurrency']}" for c in cells)),
-        ("Trials", load.get("trials")),
-        ("Seed", load.get("seed")),
-        ("Streaming", load and ("yes" if load["streaming"] else "no")),
-        ("Started", env.get("started_at")),
+        ("Requests", load and ", ".join(f"{cell.request_count} at {cell.concurrency}" for cell in load.cells)),
+        ("Warm-up", load and ", ".join(f"{cell.warmup_request_count} at {cell.concurrency}" for cell in load.cells)),
+        ("Trials", load and load.trials),
+        ("Seed", load and load.seed),
+        ("Streaming", load and ("yes" if load.streaming else "no")),
+        ("Started", machine and machine.started_at.isoformat(timespec="seconds")),
         ("Resumed", _resumptions(journal)),
-        ("Commit", env.get("commit")),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in env.get("versions", {}).items())),
-        ("Python", env.get("python")),
-        ("Platform", env.get("platform")),
-        ("Time to load", _times(journal, "load_seconds")),
+        ("Commit", machine and machine.commit),
+        ("Versions", machine and ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
+        ("Python", machine and machine.python),
+        ("Platform", machine and machine.platform),
+        ("Time to load", ", ".join(f"{one.mode} {one.load_seconds:.1f} s" for one in _of(TopologyReady, journal))),
     ]
-    return tuple(Condition(name, str(value)) for name, value in found if value not in (None, "", {}))
+    return tuple(Condition(name, str(value)) for name, value in found if value not in (None, ""))
 
 
-def _lengths(load: dict[str, Any], cells: tuple[Cell, ...]) -> str:
+def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
     """Both lengths that were asked, each with what the server counted of it."""
-    figures = [cell.figures for cell in cells]
-    isl = _length(load["isl"], [found.input_sequence_lengths if found else None for found in figures])
-    osl = _length(load["osl"], [found.output_sequence_lengths if found else None for found in figures])
-    return f"{isl} / {osl if load['ignore_eos'] else f'at most {osl}'} tokens"
+    isl = _length(load.isl, [cell.value(input_sequence_lengths) for cell in cells])
+    osl = _length(load.osl, [cell.value(output_sequence_lengths) for cell in cells])
+    return f"{isl} / {osl if load.ignore_eos else f'at most {osl}'} tokens"
 
 
 def _length(asked: int, counted: list[Range | None]) -> str:
@@ -232,62 +233,63 @@ def _counted_tokens(counted: Range) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _engine(plan: dict[str, Any], lock: dict[str, Any]) -> str:
-    if plan:
-        return f"{plan['engine']} engine"
-    return f"attached to {lock['attach']['url']}" if lock.get("attach") else ""
+def _engine(plan: PlannedTopology | None, asked: AskedRun | None) -> str:
+    if plan is not None:
+        return f"{plan.engine} engine"
+    return f"attached to {asked.attach.url}" if asked and asked.attach else ""
 
 
-def _machine(env: dict[str, Any]) -> str:
-    gpus = _counted([gpu["name"] for gpu in env.get("gpus", [])])
-    return ", ".join(gpus) if gpus else f"{env['cpu']}, {env['cpu_cores']} cores" if env.get("cpu") else ""
+def _machine(environment: Environment | None) -> str:
+    if environment is None:
+        return ""
+    gpus = _counted([gpu.name for gpu in environment.gpus])
+    return ", ".join(gpus) or f"{environment.cpu}, {environment.cpu_cores} cores"
 
 
-def _topology(plan: dict[str, Any]) -> str:
+def _topology(plan: PlannedTopology) -> str:
     parts = []
     for role in ("agg", "prefill", "decode"):
-        workers = [process for process in plan["processes"] if process["role"] == role]
+        workers = [process for process in plan.processes if process.role == role]
         if workers:
-            gpus = sorted({index for worker in workers for index in worker["gpu_indices"]})
+            gpus = sorted({index for worker in workers for index in worker.gpu_indices})
             on = f" on GPU {', '.join(map(str, gpus))}" if gpus else ""
             parts.append(f"{len(workers)} {role} worker{'s' if len(workers) > 1 else ''}{on}")
     return " + ".join(parts)
 
 
-def _notes(journal: tuple[dict[str, Any], ...]) -> tuple[str, ...]:
+def _notes(journal: tuple[Event, ...]) -> tuple[str, ...]:
     notes: list[str] = []
     for event in journal:
-        if event["event"] == "topology_stopping" and event["restarts"]:
-            deaths = ", ".join(f"{restart['name']} ({restart['exit']})" for restart in event["restarts"])
-            count = len(event["restarts"])
+        if isinstance(event, TopologyStopping) and event.restarts:
+            deaths = ", ".join(f"{restart.name} ({restart.exit})" for restart in event.restarts)
+            count = len(event.restarts)
             notes.append(
-                f"{event['mode']}: {count} restart{'s' if count > 1 else ''} while it was measured: {deaths}. "
+                f"{event.mode}: {count} restart{'s' if count > 1 else ''} while it was measured: {deaths}. "
                 "Its figures include them."
             )
-        if event["event"] == "run_resumed":
+        if isinstance(event, RunResumed):
             notes = [note for note in notes if not note.startswith(_ENDED_EARLY)]
-        if event["event"] == "run_failed":
-            notes.append(f"{_ENDED_EARLY}: {event['error']}")
+        if isinstance(event, RunFailed):
+            notes.append(f"{_ENDED_EARLY}: {event.error}")
     return tuple(notes)
 
 
-def _resumptions(journal: tuple[dict[str, Any], ...]) -> str:
+def _resumptions(journal: tuple[Event, ...]) -> str:
     """When a run that had ended early went on, and with which cells."""
     return "; ".join(
-        f"{datetime.fromtimestamp(event['time'], UTC).isoformat(timespec='seconds')} for "
-        f"{', '.join(event['missing']) or 'nothing'}"
-        for event in journal
-        if event["event"] == "run_resumed"
+        f"{datetime.fromtimestamp(event.time, UTC).isoformat(timespec='seconds')} for "
+        f"{', '.join(event.missing) or 'nothing'}"
+        for event in _of(RunResumed, journal)
     )
 
 
-def _times(journal: tuple[dict[str, Any], ...], name: str) -> str:
-    return ", ".join(f"{event['mode']} {event[name]:.1f} s" for event in journal if name in event)
+def _swept_model(journal: tuple[Event, ...]) -> str | None:
+    return next((event.model for event in _of(SweepStarted, journal)), None)
 
 
-def _swept_model(journal: tuple[dict[str, Any], ...]) -> str | None:
-    return next((event["model"] for event in journal if event["event"] == "sweep_started"), None)
+def _of(kind: type[T], journal: tuple[Event, ...]) -> tuple[T, ...]:
+    return tuple(event for event in journal if isinstance(event, kind))
 
 
-def _counted(names: list[str]) -> list[str]:
+def _counted(names: Sequence[str]) -> list[str]:
     return [f"{names.count(name)}× {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]

@@ -10,6 +10,12 @@ import pytest
 
 from trtx.bench import Cell, Load, Target, read_cells
 from trtx.bench.cells import measure_cell, write_cell
+from trtx.bench.metrics import (
+    error_request_count,
+    input_sequence_lengths,
+    output_sequence_lengths,
+    output_token_throughput_per_device,
+)
 from trtx.errors import UsageError
 
 GONE = "aiperf exited 1 without a result: All 4 inference request(s) failed"
@@ -39,8 +45,8 @@ def measured(directory: Path, *trials: list[dict[str, Any]], gone: dict[int, str
 def test_requests_that_all_failed_are_a_result_although_aiperf_gave_none(tmp_path: Path) -> None:
     cell = measured(tmp_path, [entry(error="boom")] * 4, gone={1: GONE})
     assert (cell.status, cell.failure, cell.errors) == ("errors", None, (("HTTP 500 boom", 4),))
-    assert cell.figures is not None and cell.figures.error_request_count == 4
-    assert cell.output_token_throughput_per_device is None
+    assert cell.value(error_request_count) == 4
+    assert cell.value(output_token_throughput_per_device) is None
 
 
 def test_an_aiperf_that_ended_badly_over_good_requests_left_no_result(tmp_path: Path) -> None:
@@ -67,7 +73,7 @@ def test_a_cell_of_the_schema_before_is_refused_with_what_to_do(tmp_path: Path) 
     assert [cell.status for cell in read_cells(tmp_path)] == ["ok"]
     document = json.loads((directory / "cell.json").read_text())
     (directory / "cell.json").write_text(json.dumps(document | {"schema_version": 1}))
-    with pytest.raises(UsageError, match="schema_version 1, this trtx reads 2.*start a new run"):
+    with pytest.raises(UsageError, match="schema_version 1, this trtx reads 2 to 3: its requests.*start a new run"):
         read_cells(tmp_path)
 
 
@@ -78,6 +84,6 @@ def test_lengths_survive_the_file_and_a_cell_from_before_they_were_kept_is_read(
     assert read_cells(tmp_path) == (cell,)
     document = json.loads((directory / "cell.json").read_text())
     del document["figures"]["input_sequence_lengths"]
-    (directory / "cell.json").write_text(json.dumps(document))
+    (directory / "cell.json").write_text(json.dumps(document | {"schema_version": 2}))
     (before,) = read_cells(tmp_path)
-    assert before.figures is not None and before.figures.input_sequence_lengths is None
+    assert before.value(input_sequence_lengths) is None and before.value(output_sequence_lengths) is not None

@@ -4,19 +4,24 @@ import dataclasses
 
 import pytest
 
+from trtx.bench.figures import Figures, Range
 from trtx.bench.metrics import (
-    Range,
     benchmark_duration,
     error_request_count,
-    figures,
+    input_sequence_length,
+    input_sequence_lengths,
     inter_token_latency,
     most_common_errors,
+    output_sequence_length,
+    output_sequence_lengths,
     output_token_throughput,
     output_token_throughput_per_device,
     output_token_throughput_per_user,
+    request_count,
     request_error_rate,
     request_throughput,
     time_to_first_token,
+    uncounted_request_count,
 )
 from trtx.bench.records import RequestRecord
 
@@ -58,16 +63,17 @@ def test_tokens_per_user_leaves_out_an_answer_that_came_in_one_piece() -> None:
 
 
 def test_tokens_per_device_divides_by_the_topologys_own_devices() -> None:
-    assert output_token_throughput_per_device(800, 4) == 200
-    assert output_token_throughput_per_device(800, 0) is None
-    assert output_token_throughput_per_device(None, 4) is None
+    of_cell = Figures.over([[ok(0, 500), ok(0, 500)]])  # 400 tokens/s
+    assert output_token_throughput_per_device.read(of_cell, 4) == 100
+    assert output_token_throughput_per_device.read(of_cell, 0) is None
+    assert output_token_throughput_per_device.read(Figures.over([[failed(0, 500)]]), 4) is None
 
 
 def test_percentiles_lie_between_neighbours_as_aiperfs_do() -> None:
     found = time_to_first_token([ok(0, 1, ttft=100 * n) for n in range(1, 12)])  # 100, 200 … 1100
     assert found is not None
-    assert (found.count, found.avg, found.p50, found.p90) == (11, 600, 600, 1000)
-    assert found.p99 == pytest.approx(1090)
+    assert (found.count, found.avg, found[50], found[90]) == (11, 600, 600, 1000)
+    assert found[99] == pytest.approx(1090)
 
 
 def test_a_percentile_is_supported_only_with_enough_samples() -> None:
@@ -77,27 +83,27 @@ def test_a_percentile_is_supported_only_with_enough_samples() -> None:
 
 
 def test_trials_pool_their_latencies_and_average_their_rates() -> None:
-    of_cell = figures([[ok(0, 1000, ttft=100)], [ok(5000, 5500, ttft=300)]])
-    assert of_cell.output_token_throughput == 150  # 100 and 200 tokens/s; the pause between trials is not measured
-    assert of_cell.time_to_first_token is not None
-    assert (of_cell.time_to_first_token.count, of_cell.time_to_first_token.avg) == (2, 200)
-    assert of_cell.request_count == 2
+    of_cell = Figures.over([[ok(0, 1000, ttft=100)], [ok(5000, 5500, ttft=300)]])
+    assert of_cell[output_token_throughput] == 150  # 100 and 200 tokens/s; the pause between trials is not measured
+    assert of_cell[time_to_first_token] is not None
+    assert (of_cell[time_to_first_token].count, of_cell[time_to_first_token].avg) == (2, 200)
+    assert of_cell[request_count] == 2
 
 
 def test_one_answer_without_usage_takes_every_figure_of_tokens_with_it_and_no_other() -> None:
-    found = figures([[ok(0, 1000), ok(0, 1000, itl=None, tokens=None)]])
-    assert (found.request_count, found.uncounted_request_count) == (2, 1)
-    assert found.output_token_throughput is None
-    assert found.output_token_throughput_per_user is None
-    assert found.inter_token_latency is None
-    assert (found.input_sequence_length, found.output_sequence_length) == (None, None)
-    assert found.time_to_first_token is not None and found.request_throughput == 2
+    found = Figures.over([[ok(0, 1000), ok(0, 1000, itl=None, tokens=None)]])
+    assert (found[request_count], found[uncounted_request_count]) == (2, 1)
+    assert found[output_token_throughput] is None
+    assert found[output_token_throughput_per_user] is None
+    assert found[inter_token_latency] is None
+    assert (found[input_sequence_length], found[output_sequence_length]) == (None, None)
+    assert found[time_to_first_token] is not None and found[request_throughput] == 2
 
 
 def test_a_trial_without_a_rate_leaves_the_cell_without_one() -> None:
-    found = figures([[ok(0, 1000)], [failed(5000, 5500)]])  # the other trial alone would be the better half
-    assert (found.output_token_throughput, found.request_throughput) == (None, None)
-    assert found.benchmark_duration == 0.75
+    found = Figures.over([[ok(0, 1000)], [failed(5000, 5500)]])  # the other trial alone would be the better half
+    assert (found[output_token_throughput], found[request_throughput]) == (None, None)
+    assert found[benchmark_duration] == 0.75
 
 
 def test_requests_that_failed_fast_leave_the_latencies_as_they_are() -> None:
@@ -105,11 +111,11 @@ def test_requests_that_failed_fast_leave_the_latencies_as_they_are() -> None:
 
 
 def test_a_cell_where_everything_failed_has_counts_but_no_figure() -> None:
-    of_cell = figures([[failed(0, 100), failed(0, 200)]])
-    assert (of_cell.request_count, of_cell.error_request_count, of_cell.request_error_rate) == (0, 2, 100)
-    assert of_cell.time_to_first_token is None
-    assert of_cell.output_token_throughput_per_user is None
-    assert (of_cell.output_token_throughput, of_cell.request_throughput) == (None, None)
+    of_cell = Figures.over([[failed(0, 100), failed(0, 200)]])
+    assert (of_cell[request_count], of_cell[error_request_count], of_cell[request_error_rate]) == (0, 2, 100)
+    assert of_cell[time_to_first_token] is None
+    assert of_cell[output_token_throughput_per_user] is None
+    assert (of_cell[output_token_throughput], of_cell[request_throughput]) == (None, None)
 
 
 def test_the_most_common_error_comes_first() -> None:
@@ -119,12 +125,12 @@ def test_the_most_common_error_comes_first() -> None:
 
 def test_lengths_are_told_of_the_shortest_and_the_longest_and_not_where_one_is_unknown() -> None:
     short, long, bare = ok(0, 1, tokens=7), ok(0, 1, tokens=9), ok(0, 1, tokens=None)
-    assert figures([[short], [long, failed(0, 1)]]).output_sequence_lengths == Range(7, 9)
-    assert figures([[short, long, bare]]).output_sequence_lengths is None
-    assert figures([[failed(0, 1)]]).input_sequence_lengths is None
+    assert Figures.over([[short], [long, failed(0, 1)]])[output_sequence_lengths] == Range(7, 9)
+    assert Figures.over([[short, long, bare]])[output_sequence_lengths] is None
+    assert Figures.over([[failed(0, 1)]])[input_sequence_lengths] is None
 
 
 def test_an_answer_that_does_not_count_its_prompt_leaves_the_cell_without_an_isl() -> None:
-    of_cell = figures([[ok(0, 1), dataclasses.replace(ok(0, 1), input_sequence_length=None)]])
-    assert (of_cell.input_sequence_length, of_cell.input_sequence_lengths) == (None, None)
-    assert of_cell.output_sequence_lengths == Range(100, 100)
+    of_cell = Figures.over([[ok(0, 1), dataclasses.replace(ok(0, 1), input_sequence_length=None)]])
+    assert (of_cell[input_sequence_length], of_cell[input_sequence_lengths]) == (None, None)
+    assert of_cell[output_sequence_lengths] == Range(100, 100)

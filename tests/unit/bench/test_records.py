@@ -7,7 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from trtx.bench.metrics import figures
+from trtx.bench.figures import Figures
+from trtx.bench.metrics import (
+    benchmark_duration,
+    error_request_count,
+    input_sequence_length,
+    inter_token_latency,
+    output_sequence_length,
+    output_token_throughput,
+    output_token_throughput_per_user,
+    request_count,
+    request_latency,
+    request_throughput,
+    time_to_first_token,
+)
 from trtx.bench.records import read_records
 
 TRIAL = Path(__file__).parents[1] / "report" / "golden" / "run" / "cells" / "agg-c2" / "trial-01"
@@ -20,21 +33,22 @@ def test_warm_up_requests_are_left_out() -> None:
 
 
 def test_our_figures_are_aiperfs_own() -> None:
-    ours = figures([read_records(TRIAL / "profile_export.jsonl")])
+    ours = Figures.over([read_records(TRIAL / "profile_export.jsonl")])
     theirs = json.loads((TRIAL / "profile_export_aiperf.json").read_text())
-    for tag in ("time_to_first_token", "inter_token_latency", "request_latency"):
-        distribution = getattr(ours, tag)
-        for statistic in ("avg", "p50", "p90", "p99", "count"):
-            assert getattr(distribution, statistic) == pytest.approx(theirs[tag][statistic]), (tag, statistic)
+    for spread in (time_to_first_token, inter_token_latency, request_latency):
+        found, tag = ours[spread], theirs[spread.name]
+        assert found is not None and (found.count, found.avg) == (tag["count"], pytest.approx(tag["avg"])), spread.name
+        for q in spread.percentiles:
+            assert found[q] == pytest.approx(tag[f"p{q}"]), (spread.name, q)
     per_user = theirs["output_token_throughput_per_user"]
-    assert ours.output_token_throughput_per_user == pytest.approx(per_user["p50"])
-    for tag in ("input_sequence_length", "output_sequence_length"):
-        assert getattr(ours, tag) == pytest.approx(theirs[tag]["avg"]), tag
+    assert ours[output_token_throughput_per_user] == pytest.approx(per_user["p50"])
+    for length in (input_sequence_length, output_sequence_length):
+        assert ours[length] == pytest.approx(theirs[length.name]["avg"]), length.name
     # aiperf ends its clock at the last content, ours at the stream's end, a few ms later.
-    for tag in ("output_token_throughput", "request_throughput", "benchmark_duration"):
-        assert getattr(ours, tag) == pytest.approx(theirs[tag]["avg"], rel=0.05), tag
-    assert ours.request_count == theirs["request_count"]["avg"] == 12
-    assert ours.error_request_count == 0
+    for rate in (output_token_throughput, request_throughput, benchmark_duration):
+        assert ours[rate] == pytest.approx(theirs[rate.name]["avg"], rel=0.05), rate.name
+    assert ours[request_count] == theirs["request_count"]["avg"] == 12
+    assert ours[error_request_count] == 0
 
 
 def test_a_failed_request_keeps_its_reason(tmp_path: Path) -> None:

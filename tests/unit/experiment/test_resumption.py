@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from trtx.bench import Cell, Journal, Load, Trial, cell_directory
+from trtx.bench import Cell, Figures, Journal, Load, Trial, cell_directory
 from trtx.bench.cells import write_cell
-from trtx.bench.files import write_json
-from trtx.bench.metrics import figures
+from trtx.bench.journal import SweepStarted
 from trtx.bench.records import RECORDS_FILE, RequestRecord
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep, resumption
 from trtx.experiment.directory import create, hold, read_lock, write_lock
 from trtx.launch import prepare
-from trtx.topology import Plan
+from trtx.report.forms import ENVIRONMENT, Environment, Gpu
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
-CONDITIONS = {
-    "trtx_sources": "abc", "python": "3.11.7", "versions": {"torch": "2.13.0", "aiperf": "0.13.0"}, "cpu": "EPYC",
-    "cpu_cores": 4, "gpus": [], "gpu_driver": None, "platform": "Linux-6.1", "load_average": 0.1,
-}  # fmt: skip
+CONDITIONS = Environment(
+    started_at=NOON, command="trtx bench", commit=None, trtx_sources="abc", python="3.11.7",
+    versions={"torch": "2.13.0", "aiperf": "0.13.0"}, platform="Linux-6.1", cpu="EPYC", cpu_cores=4,
+    memory_bytes=2**34, load_average=0.1, gpus=(), gpu_driver=None,
+)  # fmt: skip
 ATTACH = {
     "attach": {"url": "http://127.0.0.1:9"},
     "load": {"concurrency": [1, 2, 4], "request_count": 5, "warmup_request_count": 0},
@@ -37,7 +36,7 @@ def recorded(parent: Path, sweep: dict[str, Any] = ATTACH) -> resumption.Recorde
     spec = load_sweep(None, sweep)
     run_dir = create(parent, spec, NOON)
     write_lock(run_dir, spec)
-    write_json(run_dir / "env.json", CONDITIONS)
+    ENVIRONMENT.write(run_dir, CONDITIONS)
     return resumption.read_recorded(run_dir, read_lock(run_dir))
 
 
@@ -49,7 +48,7 @@ def measured(run_dir: Path, concurrency: int, *, failed: int = 0, result: bool =
     status = "failed" if not result else "errors" if failed else "ok"
     if result:
         (trial / RECORDS_FILE).write_text("{}\n")
-    of_cell = figures([records]) if result else None
+    of_cell = Figures.over([records]) if result else None
     load = Load(concurrency, requests, 0)
     entry = Trial(1, status, trial.name, of_cell, (), None if result else "stopped before it ended")  # type: ignore[arg-type]
     write_cell(trial.parent, Cell("attached", concurrency, "worker", 1, load, (entry,), of_cell))
@@ -58,9 +57,8 @@ def measured(run_dir: Path, concurrency: int, *, failed: int = 0, result: bool =
 def swept(run_dir: Path, *ended: int, begun: int) -> None:
     """What a killed sweep of all three loads leaves: whole runs, one that had begun, and a journal."""
     staging = run_dir / "aiperf" / "attached"
-    Journal(run_dir).note(
-        "sweep_started", mode="attached", model="tiny", cells=["attached-c1", "attached-c2", "attached-c4"]
-    )
+    cells = ("attached-c1", "attached-c2", "attached-c4")
+    Journal(run_dir).note(SweepStarted(mode="attached", model="tiny", cells=cells, argv=()))
     for concurrency in (*ended, begun):
         (staging / f"c{concurrency}").mkdir(parents=True)
         (staging / f"c{concurrency}" / RECORDS_FILE).write_text("")
@@ -133,14 +131,14 @@ def test_nothing_missing_leaves_every_file_where_it_is(tmp_path: Path) -> None:
         ({"trtx_sources": "def"}, "trtx_sources was abc and is def"),
         ({"versions": {"torch": "2.11.0", "aiperf": "0.13.0"}}, "versions torch was 2.13.0 and is 2.11.0"),
         ({"cpu_cores": 8}, "cpu_cores was 4 and is 8"),
-        ({"gpus": [{"name": "H100"}]}, "H100"),
+        ({"gpus": (Gpu("H100", 2**36),)}, "H100"),
     ],
 )
 def test_other_conditions_are_refused_by_name(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     run = recorded(tmp_path)
-    resumption.check_conditions(run, {**CONDITIONS, "platform": "Linux-6.2", "load_average": 3.0, "commit": "1"})
+    resumption.check_conditions(run, replace(CONDITIONS, platform="Linux-6.2", load_average=3.0, commit="1"))
     with pytest.raises(UsageError) as raised:
-        resumption.check_conditions(run, {**CONDITIONS, **change})
+        resumption.check_conditions(run, replace(CONDITIONS, **change))
     assert words in str(raised.value) and "start a new run" in str(raised.value)
 
 
@@ -157,9 +155,7 @@ def test_another_topology_is_refused_with_what_differs(tmp_path: Path) -> None:
     spec = load_sweep(None, {"topology": {"engine": "paced", "model": "synthetic:tiny"}})
     plan = prepare(spec.topology_of("agg"), run_dir=tmp_path / "agg")
     prints = {"agg": resumption.fingerprint(plan.model_path)}
-    run = resumption.Recorded(
-        tmp_path, spec, {"agg": Plan.from_json(json.loads(json.dumps(plan.to_json())))}, prints, {}
-    )
+    run = resumption.Recorded(tmp_path, spec, {"agg": plan}, prints, CONDITIONS)
     resumption.check_plan(run, "agg", plan)
     config = {"agg": {**plan.engine_configs["agg"], "max_batch_size": 3}}
     for other, words in (
@@ -195,5 +191,5 @@ def test_a_directory_that_is_no_run_of_this_trtx_is_refused(tmp_path: Path, text
 def test_a_run_that_ended_before_its_records_were_written_is_refused(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     (run.run_dir / "env.json").unlink()
-    with pytest.raises(UsageError, match="not whole"):
+    with pytest.raises(UsageError, match=r"env\.json can't be read .*start a new run"):
         resumption.read_recorded(run.run_dir, run.spec)

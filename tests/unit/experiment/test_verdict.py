@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from trtx.bench import Cell, Load, Trial
-from trtx.bench.metrics import figures
+from trtx.bench import Cell, Figures, Load, Trial
 from trtx.bench.records import RequestRecord
 from trtx.errors import GateError, LoadGeneratorError, NoVerdictError
 from trtx.experiment import verdict
@@ -11,7 +10,7 @@ def cell(concurrency: int, *, ok: int = 10, failed: int = 0, uncounted: int = 0,
     records = [RequestRecord(0, 10**9, None, 100, 10, 1000, 64, 32)] * ok
     records += [RequestRecord(0, 10**9, None, 100, None, 1000, None, None)] * uncounted
     records += [RequestRecord(0, 10**9, "HTTP 500 boom", None, None, None, None, None)] * failed
-    found = None if failure else figures([records])
+    found = None if failure else Figures.over([records])
     status = "failed" if failure else "errors" if failed else "uncounted" if uncounted else "ok"
     trial = Trial(1, status, "trial-01", found, (("HTTP 500 boom", failed),) if failed else (), failure)  # type: ignore[arg-type]
     return Cell("agg", concurrency, "worker", 1, Load(concurrency, ok, 0), (trial,), found)

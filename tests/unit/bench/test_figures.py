@@ -1,0 +1,206 @@
+"""Every figure has a formula, a value that was computed by hand, a row in docs/figures.md, and a place to be seen."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from trtx.bench import Cell, Load, Trial, metrics, read_cells
+from trtx.bench.cells import CELL
+from trtx.bench.figures import (
+    FIRST_SCHEMA,
+    Distribution,
+    Figure,
+    Figures,
+    Measured,
+    Number,
+    PerDevice,
+    Range,
+    Spread,
+    all_figures,
+    figure,
+    latest_schema,
+)
+from trtx.bench.records import RequestRecord
+from trtx.errors import UsageError
+
+METRICS = "trtx/bench/metrics.py"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
+KEPT = Path(__file__).parent / "kept"
+NO_FIGURE = {"most_common_errors"}  # of the functions in METRICS
+IN_NO_COLUMN = {  # of its own: they are told in words, or in the column of requests
+    "request_count", "error_request_count", "uncounted_request_count", "request_error_rate",
+    "input_sequence_lengths", "output_sequence_lengths",
+}  # fmt: skip
+
+
+def _record(start: int, end: int, ttft: float, itl: float, isl: int, osl: int) -> RequestRecord:
+    """Times in ms."""
+    return RequestRecord(start * 10**6, end * 10**6, None, ttft, itl, end - start, isl, osl)
+
+
+# Two trials on two GPUs. The first runs 2 s, the second, with a request that failed, 1.5 s.
+TRIALS = (
+    (_record(0, 1000, 100, 10, 60, 100), _record(500, 2000, 200, 20, 64, 50)),
+    (
+        _record(10_000, 11_000, 300, 40, 68, 30),
+        RequestRecord(10_000 * 10**6, 11_500 * 10**6, "HTTP 500", *[None] * 5),
+    ),
+)
+DEVICES = 2
+# Computed by hand. A distribution: its mean under None, and each percentile.
+BY_HAND: dict[str, Any] = {
+    "request_count": 3,
+    "error_request_count": 1,
+    "uncounted_request_count": 0,
+    "request_error_rate": 25,
+    "benchmark_duration": 1.75,  # 2 s and 1.5 s
+    "request_throughput": (2 / 2 + 1 / 1.5) / 2,
+    "output_token_throughput": 47.5,  # 150 tokens in 2 s, 30 in 1.5 s: 75 and 20 tokens/s
+    "output_token_throughput_per_user": 50,  # of 100, 50, 25
+    "output_token_throughput_per_device": 23.75,
+    "time_to_first_token": {None: 200, 50: 200, 90: 280, 99: 298},
+    "inter_token_latency": {None: 70 / 3, 50: 20, 90: 36, 99: 39.6},
+    "request_latency": {None: 3500 / 3, 50: 1000, 90: 1400, 99: 1490},
+    "input_sequence_length": 64,
+    "output_sequence_length": 60,
+    "input_sequence_lengths": Range(60, 68),
+    "output_sequence_lengths": Range(30, 100),
+}
+
+
+@pytest.mark.parametrize("record", all_figures(), ids=lambda record: record.name)
+def test_a_figure_is_what_it_is_by_hand(record: Figure[Any]) -> None:
+    assert record.name in BY_HAND, (
+        f"{record.name} has no value computed by hand: add what it is of TRIALS to BY_HAND in {Path(__file__).name}"
+    )
+    found, expected = record.read(Figures.over(TRIALS), DEVICES), BY_HAND[record.name]
+    if isinstance(found, Distribution):
+        assert set(record.columns) == set(expected), (
+            f"{record.name} has the columns {record.columns}: give each its value by hand in {Path(__file__).name}"
+        )
+        found = {column: record.number(found, column) for column in record.columns}
+    assert found == (expected if isinstance(expected, Range) else pytest.approx(expected)), (
+        f"{record.name} is {found}, by hand {expected}: put its formula in {METRICS} right, or the value in "
+        f"{Path(__file__).name}"
+    )
+
+
+def test_every_formula_is_a_figure() -> None:
+    loose = {
+        name
+        for name, value in vars(metrics).items()
+        if inspect.isfunction(value) and value.__module__ == metrics.__name__ and not name.startswith("_")
+    } - NO_FIGURE
+    assert not loose, (
+        f"nobody computes {sorted(loose)}: put @figure(…) with title, unit and meaning over it in {METRICS}"
+    )
+
+
+@pytest.mark.parametrize("record", all_figures(), ids=lambda record: record.name)
+def test_a_figure_is_seen_on_the_page(record: Figure[Any]) -> None:
+    assert (record.heading is None) == (record.name in IN_NO_COLUMN), (
+        f"{record.name} stands in no table: give its record in {METRICS} a heading and a label, or, where it is told "
+        f"in words, name it in IN_NO_COLUMN of {Path(__file__).name}"
+    )
+
+
+def _row(record: Any) -> str:
+    """What docs/figures.md says of a figure."""
+    keys = list(record.flat(None, record.key("gpu")))
+    suffixes = [f"`{key.removeprefix(record.key('gpu'))}`" for key in keys]
+    name = f"`{record.key('gpu')}`" + (f" with {', '.join(suffixes)}" if len(keys) > 1 else "")
+    title, unit = record.title.format(device="GPU"), record.unit.format(device="GPU")
+    window = (record.of if isinstance(record, PerDevice) else record).window.__name__
+    return f"| {title} | {name if keys else f'{name}, in `cell.json` alone'} | {unit} | {window} | {record.meaning} |"
+
+
+def test_the_document_has_a_row_for_every_figure_and_no_other() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    expected = [_row(record) for record in all_figures()]
+    for row in expected:
+        assert row in rows, f"docs/figures.md lacks a row, or has another; put this in:\n{row}"
+    assert rows == expected, f"docs/figures.md has rows of no figure, or in another order than {METRICS}: {rows}"
+
+
+def test_a_column_that_a_figure_does_not_have_is_an_error_when_the_program_is_read() -> None:
+    said = {"title": "x", "unit": "ms", "meaning": "x"}
+    with pytest.raises(ValueError, match=r"figure nothing: its table has \{95\}, its columns are \(None, 50, 90, 99\)"):
+        figure(Spread, table={95: "p95"}, **said)(nothing)
+    with pytest.raises(ValueError, match="its markdown has"):
+        figure(Spread, markdown=[95], **said)(nothing)
+    with pytest.raises(ValueError, match="two figures are called request_count"):
+        figure(Number[int], **said)(request_count)
+    assert "nothing" not in {record.name for record in all_figures()}
+
+
+def nothing(records: object) -> list[float]:
+    return []
+
+
+def request_count(records: object) -> int:
+    return 0
+
+
+def test_a_percentile_that_a_figure_does_not_have_is_no_figure_that_is_missing() -> None:
+    found = Figures.over(TRIALS)[metrics.time_to_first_token]
+    assert found is not None
+    with pytest.raises(KeyError):
+        found[95]
+
+
+def test_a_latency_states_the_percentiles_that_its_own_samples_support() -> None:
+    whole = [_record(0, 1000, 100, 10, 60, 100)] * 100
+    at_once = [RequestRecord(0, 10**9, None, 100, None, 1000, 60, 100)] * 600
+    found = Figures.over([whole + at_once])
+    for record, supported in ((metrics.time_to_first_token, "p50 p90 p99"), (metrics.inter_token_latency, "p50 p90")):
+        assert record.flat(found[record], "x")["x_percentiles_supported"] == supported
+    assert metrics.inter_token_latency.flat(None, "x")["x_percentiles_supported"] == ""
+
+
+def test_a_window_is_what_a_figure_is_computed_from() -> None:
+    first_second = Number[int](
+        name="x", title="x", unit="requests", meaning="x", formula=len,
+        window=lambda records: [record for record in records if record.end_ns <= 10**9],
+    )  # fmt: skip
+    assert first_second(TRIALS[0]) == 1
+
+
+@pytest.mark.parametrize("version", range(FIRST_SCHEMA, latest_schema() + 1))
+def test_a_cell_of_every_schema_that_is_read_can_be_read(version: int, tmp_path: Path) -> None:
+    kept = KEPT / f"cell-schema-{version}.json"
+    for record in all_figures():
+        if isinstance(record, Number) and record.since > FIRST_SCHEMA:
+            hint = get_type_hints(record.formula)["return"]
+            assert type(None) in get_args(hint), f"{record.name} is None in an older cell: make it {hint} | None"
+    assert kept.exists(), f"keep a cell.json of schema {version} as {kept.name} in tests/unit/bench/kept"
+    (tmp_path / "cells" / "x").mkdir(parents=True)
+    shutil.copy(kept, tmp_path / "cells" / "x" / CELL.file)
+    try:
+        (cell,) = read_cells(tmp_path)
+    except UsageError as error:
+        later = latest_schema() + 1
+        pytest.fail(
+            f"a cell of schema {version} can't be read any more: {error}. A figure that is new says since={later} in "
+            f"its record ({METRICS}), a percentile percentiles_since={{95: {later}}}"
+        )
+    for record in all_figures():
+        if isinstance(record, Measured):
+            assert (cell.value(record) is None) == (record.since > version), record.name
+
+
+def test_what_a_cell_holds_survives_its_file_with_every_figure(tmp_path: Path) -> None:
+    trial = Trial(1, "errors", "trial-01", Figures.over(TRIALS), (("HTTP 500", 1),), None)
+    cell = Cell("agg", 8, "gpu", DEVICES, Load(8, 4, 2), (trial,), Figures.over(TRIALS))
+    CELL.write(tmp_path / "cells" / "agg-c8", cell.to_json())
+    assert read_cells(tmp_path) == (cell,)
+    kept = json.loads((tmp_path / "cells" / "agg-c8" / CELL.file).read_text())
+    assert kept["schema_version"] == latest_schema() and kept["output_token_throughput_per_device"] == 23.75
+    assert math.isclose(kept["figures"]["inter_token_latency"]["p90"], 36)

@@ -1,0 +1,179 @@
+"""What trtx bench wrote is read as it was written, or refused: which file, which field, its value, what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trtx.bench import Cell, Load, Trial, cells, journal, read_cells, read_journal
+from trtx.bench.documents import Document
+from trtx.errors import UsageError
+from trtx.experiment.directory import read_lock
+from trtx.experiment.resumption import PlanDocument, read_recorded
+from trtx.report import forms, read_run
+from trtx.report.forms import AskedCell, AskedLoad, AskedRun, Environment, PlannedProcess, PlannedTopology
+from trtx.topology import Plan
+
+TESTS = Path(__file__).parents[1]
+GOLDEN = TESTS / "report" / "golden" / "run"
+ARCHITECTURE = TESTS.parents[1] / "docs" / "architecture.md"
+DOCUMENTS = sorted(
+    {one for module in (cells, journal, forms) for one in vars(module).values() if isinstance(one, Document)},
+    key=lambda one: one.file,
+)
+
+
+def _parse(path: Path) -> Any:
+    """A journal is a list of its lines."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines()]
+    return yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
+
+
+def _line(event: type[journal.Event]) -> int:
+    return [one["event"] for one in _parse(GOLDEN / "journal.jsonl")].index(event.name())
+
+
+def _inside(document: Any, *keys: str | int) -> Any:
+    for key in keys:
+        document = document[key]
+    return document
+
+
+Where = tuple[str | int, ...]
+IN_GOLDEN = (  # events of a run that nothing went wrong in
+    journal.TopologyReady, journal.TopologyStopping, journal.SweepStarted, journal.LoadStarted, journal.TrialEnded,
+    journal.CellEnded, journal.SweepEnded,
+)  # fmt: skip
+# Each form that is read, and where one of it stands in which file. A form that is in no row is not tried: add one.
+FORMS: list[tuple[Any, str, Where]] = [
+    (Cell, "cells/agg-c1/cell.json", ()),
+    (Trial, "cells/agg-c1/cell.json", ("trials", 0)),
+    (Load, "cells/agg-c1/cell.json", ("load",)),
+    *((event, "journal.jsonl", (_line(event),)) for event in IN_GOLDEN),
+    (AskedRun, "run.lock.yaml", ()),
+    (AskedLoad, "run.lock.yaml", ("load",)),
+    (AskedCell, "run.lock.yaml", ("load", "cells", 0)),
+    (Environment, "env.json", ()),
+    (PlanDocument, "plan.json", ()),
+    (Plan, "plan.json", ("modes", "agg")),
+    (PlannedTopology, "plan.json", ("modes", "agg")),
+    (PlannedProcess, "plan.json", ("modes", "agg", "processes", 0)),
+]
+FIELDS = [
+    pytest.param(file, where, field.name, id=f"{form.__name__}.{field.name}")
+    for form, file, where in FORMS
+    for field in dataclasses.fields(form)
+    if field.default is dataclasses.MISSING
+]
+
+
+def _read(run: Path) -> None:
+    """As a report and a resumed run read it."""
+    read_run(run)
+    read_recorded(run, read_lock(run))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN, tmp_path / "run", ignore=shutil.ignore_patterns("trial-*")))
+
+
+def _spoil(path: Path, change: Callable[[Any], None]) -> None:
+    document = _parse(path)
+    change(document)
+    lines = document if path.suffix == ".jsonl" else [document]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))  # YAML too
+
+
+@pytest.mark.parametrize(("file", "where", "field"), FIELDS)
+def test_a_field_that_is_missing_or_of_another_type_is_named_with_its_file(
+    run: Path, file: str, where: Where, field: str
+) -> None:
+    original = (run / file).read_text()
+    changes: list[Callable[[Any], object]] = [
+        lambda inner: inner.pop(field),
+        lambda inner: inner.update({field: [[0.5]]}),
+    ]
+    for change in changes:
+        (run / file).write_text(original)
+        _spoil(run / file, lambda document, change=change: change(_inside(document, *where)))  # type: ignore[misc]
+        with pytest.raises(UsageError) as refused:
+            _read(run)
+        said = str(refused.value)
+        inside = where[1:] if file.endswith(".jsonl") else where
+        assert Path(file).name in said and ".".join(str(key) for key in (*inside, field)) in said, (
+            f"{said}: give the field no default in its form, or raise the document's version"
+        )
+        assert len(said) < 1000 and "\n" not in said and "start a new run" in said
+
+
+def test_what_is_whole_is_read(run: Path) -> None:
+    _read(run)
+
+
+@pytest.mark.parametrize("field", ["isl", "seed", "ignore_eos", "cells"])
+def test_a_resumed_run_takes_no_default_for_a_field_that_its_record_lost(run: Path, field: str) -> None:
+    _spoil(run / "run.lock.yaml", lambda document: document["load"].pop(field))
+    with pytest.raises(UsageError, match=rf"run\.lock\.yaml: load\.{field} is missing; expected .*start a new run"):
+        read_lock(run)
+
+
+def test_a_resumed_run_refuses_a_record_whose_loads_are_not_those_of_its_spec(run: Path) -> None:
+    _spoil(run / "run.lock.yaml", lambda document: document["load"]["cells"][0].update(request_count=99))
+    with pytest.raises(UsageError, match=r"load\.cells is .*'request_count': 9.*follows from the rest"):
+        read_lock(run)
+
+
+@pytest.mark.parametrize("figure", ["request_count", "time_to_first_token", "output_sequence_lengths"])
+def test_a_figure_that_is_missing_or_no_number_is_named(run: Path, figure: str) -> None:
+    cell = run / "cells" / "agg-c1" / "cell.json"
+    original = cell.read_text()
+    for change in (lambda figures: figures.pop(figure), lambda figures: figures.update({figure: "12"})):
+        cell.write_text(original)
+        _spoil(cell, lambda document, change=change: change(document["figures"]))  # type: ignore[misc]
+        with pytest.raises(UsageError, match=rf"cell\.json .*figures\.{figure} is "):
+            read_cells(run)
+
+
+def test_nan_is_no_figure(run: Path) -> None:
+    cell = run / "cells" / "agg-c1" / "cell.json"
+    _spoil(cell, lambda document: document["figures"].update(request_throughput=float("nan")))
+    with pytest.raises(UsageError, match=r"cell\.json is not JSON.*NaN is no number"):
+        read_cells(run)
+
+
+@pytest.mark.parametrize("version", [0, 99, "1", True, 1.0, None])
+@pytest.mark.parametrize("file", ["cells/agg-c1/cell.json", "journal.jsonl", "run.lock.yaml", "env.json", "plan.json"])
+def test_a_document_of_another_version_is_refused_with_both(run: Path, file: str, version: object) -> None:
+    _spoil(run / file, lambda document: (document[0] if "jsonl" in file else document).update(schema_version=version))
+    with pytest.raises(
+        UsageError, match=rf"{Path(file).name}.* has schema_version .*, this trtx reads \d.*start a new"
+    ):
+        _read(run)
+
+
+def test_an_event_that_nobody_knows_is_refused_with_its_line(run: Path) -> None:
+    with (run / "journal.jsonl").open("a") as file:
+        file.write('{"schema_version": 1, "time": 1.5, "event": "run_finished"}\n')
+    with pytest.raises(
+        UsageError, match=r"journal\.jsonl, line 20: event is 'run_finished'; expected one of .*run_ended"
+    ):
+        read_journal(run)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: one.file)
+def test_the_architecture_says_the_version_of_every_document(document: Document) -> None:
+    reads = "nobody" if document is forms.SUMMARY else str(document.version)
+    if document.oldest != document.version:
+        reads = f"{document.oldest} to {document.version}"
+    row = f"| `{document.file}` | {document.version} | {reads} |"
+    assert row in ARCHITECTURE.read_text(encoding="utf-8"), f"docs/architecture.md, Run directory, lacks {row}"

@@ -1,0 +1,177 @@
+"""Every field of a sweep changes what is started, sent or computed, or is refused beside what excludes it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtx.bench import LoadSpec
+from trtx.config import TopologySpec
+from trtx.errors import UsageError
+from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
+from trtx.experiment.directory import create
+from trtx.experiment.spec import _COUNTED
+from trtx.experiment.targets import attached_target
+
+# For each field, a value other than the default. One that only some sweeps take stands with those in BESIDE.
+OTHER: dict[type, dict[str, Any]] = {
+    LoadSpec: {
+        "concurrency": [2],
+        "isl": 100,
+        "osl": 100,
+        "request_count": 9,
+        "warmup_request_count": 9,
+        "trials": 2,
+        "seed": 8,
+        "streaming": False,
+        "ignore_eos": False,
+        "request_timeout_s": 5.0,
+        "extra_inputs": {"temperature": 0},
+    },
+    TopologySpec: {
+        "model": "synthetic:tiny",
+        "served_model_name": "other",
+        "mode": "disagg",
+        "workers": 2,
+        "prefill": 2,
+        "decode": 2,
+        "tp": 2,
+        "engine": "simulated",
+        "gpus": [0],
+        "host": "0.0.0.0",
+        "port": 23456,
+        "router_mode": "kv",
+        "router_args": ["--router-temperature", "0.5"],
+        "engine_configs": {"agg": "agg.yaml"},
+        "overrides": ["max_batch_size=3"],
+    },
+    Attach: {"url": None, "model": "second", "tokenizer": None, "gpu_count": 4},  # None: a value of its own below
+    ExperimentSpec: {"name": "other", "modes": ["disagg"], "topology": None, "load": None, "attach": None},
+}
+BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
+REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
+    "mode": "topology.mode is not a field of a sweep; modes at the top is",
+    "gpus": "--gpus 0: engine paced uses no GPU",
+}
+_OWN = re.compile(r"trtx-[0-9a-f]{8}|\b[1-3]\d{4}\b")  # names and ports, drawn anew for each plan
+
+
+def _asked(sweep: dict[str, Any], tmp_path: Path) -> str:
+    """All that a dry run of a sweep file would start and send."""
+    (tmp_path / "agg.yaml").write_text("max_batch_size: 5\n")
+    file = tmp_path / "sweep.yaml"
+    file.write_text(json.dumps(sweep))
+    spec = load_sweep(file, {})
+    planned = plan_only(spec, parent=tmp_path)
+    documents = [(one.mode, one.plan and one.plan.to_json(), one.aiperf) for one in planned]
+    kept_port = str(spec.topology.port)
+    return _OWN.sub(lambda found: found.group() if found.group() == kept_port else "own", json.dumps(documents))
+
+
+@pytest.mark.parametrize("mode", ["agg", "disagg"])
+def test_the_same_sweep_asks_for_the_same(mode: str, tmp_path: Path) -> None:
+    sweep = {"modes": [mode], "topology": {"engine": "paced"}}
+    assert _asked(sweep, tmp_path) == _asked(sweep, tmp_path), "what is drawn anew for each plan belongs into _OWN"
+
+
+@pytest.mark.parametrize("model", OTHER, ids=lambda model: model.__name__)
+def test_every_field_is_tried(model: Any) -> None:
+    assert set(model.model_fields) == set(OTHER[model]), (
+        f"{model.__name__} has other fields than OTHER in {Path(__file__).name}: add a value other than the default "
+        "for the new one, or take the old one out"
+    )
+
+
+@pytest.mark.parametrize("field", OTHER[LoadSpec])
+def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Path) -> None:
+    base = {"topology": {"engine": "paced"}, "load": {"concurrency": [1], "isl": 64, "osl": 16}}
+    changed = base | {"load": base["load"] | {field: OTHER[LoadSpec][field]}}
+    assert _asked(changed, tmp_path) != _asked(base, tmp_path), (
+        f"load.{field} is taken and does nothing: hand it to aiperf in trtx/bench/aiperf.py, or refuse it in "
+        "trtx/bench/load.py"
+    )
+
+
+@pytest.mark.parametrize("field", OTHER[TopologySpec])
+def test_a_field_of_a_topology_changes_its_plan_or_is_refused(field: str, tmp_path: Path) -> None:
+    base = {"modes": [BESIDE.get(field, "agg")], "topology": {"engine": "paced"}}
+    value = OTHER[TopologySpec][field]
+    value = {"agg": str(tmp_path / "agg.yaml")} if field == "engine_configs" else value
+    changed = base | {"topology": base["topology"] | {field: value}}  # type: ignore[operator]
+    if field in REFUSED:
+        with pytest.raises(UsageError, match=re.escape(REFUSED[field])):
+            _asked(changed, tmp_path)
+        return
+    assert _asked(changed, tmp_path) != _asked(base, tmp_path), (
+        f"topology.{field} is taken and changes no plan: use it in trtx/topology, or refuse it in "
+        "_refuse_unused of trtx/experiment/spec.py"
+    )
+
+
+@pytest.mark.parametrize(("field", "mode"), _COUNTED.items())
+def test_a_count_of_workers_that_the_modes_have_none_of_is_refused(field: str, mode: str, tmp_path: Path) -> None:
+    other = "disagg" if mode == "agg" else "agg"
+    with pytest.raises(UsageError, match=f"topology.{field} belongs to mode {mode}"):
+        _asked({"modes": [other], "topology": {"engine": "paced", field: 2}}, tmp_path)
+
+
+class _Models(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps({"data": [{"id": "tiny"}, {"id": "second"}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *said: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[tuple[str, str]]:
+    """Of two deployments."""
+    servers = [HTTPServer(("127.0.0.1", 0), _Models) for _ in range(2)]
+    threads = [threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True) for server in servers]
+    for thread in threads:
+        thread.start()
+    first, second = (f"http://127.0.0.1:{server.server_port}" for server in servers)
+    yield first, second
+    for server, thread in zip(servers, threads, strict=True):
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("field", OTHER[Attach])
+def test_a_field_of_an_attachment_changes_who_is_measured(field: str, urls: tuple[str, str], tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer_config.json").write_text("{}")
+    base = {"url": urls[0], "model": "tiny", "tokenizer": str(tmp_path / "one")}
+    own = {"url": urls[1], "tokenizer": str(tmp_path / "two")}
+    value = OTHER[Attach][field] or own[field]
+    targets = [attached_target(Attach.model_validate(said)) for said in (base, base | {field: value})]
+    assert targets[0] != targets[1], (
+        f"attach.{field} is taken and does nothing: use it in attached_target of trtx/experiment/targets.py"
+    )
+
+
+@pytest.mark.parametrize("field", ["modes", "topology"])
+def test_what_shapes_a_topology_is_refused_beside_an_attachment(field: str, tmp_path: Path) -> None:
+    value = {"modes": ["agg"], "topology": {"engine": "paced"}}[field]
+    with pytest.raises(UsageError, match=f"{field} shapes what trtx serves; leave one of them out"):
+        _asked({"attach": {"url": "http://127.0.0.1:9"}, field: value}, tmp_path)
+
+
+def test_a_name_and_modes_are_the_runs(tmp_path: Path) -> None:
+    spec = load_sweep(None, {"name": "other", "modes": ["disagg"]})
+    assert "-other-" in create(tmp_path, spec, datetime.now(UTC)).name
+    assert spec.measured_modes == ("disagg",)

@@ -1,0 +1,303 @@
+"""What a figure is: one record, from which its place in a cell's file, in the summaries and on the page follows.
+
+The records themselves stand in ``metrics.py``, each around its formula. A figure is looked up by its record, never by a
+name, so a misspelt one is an error when the program is read, not a figure that is missing for ever.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from trtx.bench.records import RequestRecord
+from trtx.bench.statistics import percentile, samples_needed
+
+Records = Sequence[RequestRecord]
+Window = Callable[[Records], Records]
+T = TypeVar("T")
+N = TypeVar("N", int, float, int | None, float | None)
+F = TypeVar("F", bound="Figure[Any]")
+M = TypeVar("M", bound="Measured[Any]")
+
+PERCENTILES = (50, 90, 99)
+FIRST_SCHEMA = 2  # of cell.json that is still read; a figure that came with a later one says so
+
+
+class Heading(Enum):
+    """What columns of the page stand under, in its order: throughput first, then latency, as a reader decides."""
+
+    TOKEN_THROUGHPUT = "tokens/s"
+    REQUEST_THROUGHPUT = "requests/s"
+    TTFT = "TTFT, ms"
+    ITL = "ITL, ms"
+    E2E = "E2E, ms"
+    LENGTHS = "tokens"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Samples of one metric, pooled over the trials of a cell."""
+
+    count: int
+    avg: float
+    percentiles: Mapping[int, float | None]  # None: of a cell from before it was kept
+
+    def __getitem__(self, q: int) -> float | None:
+        """The q-th percentile; KeyError for one that the figure's record does not have."""
+        return self.percentiles[q]
+
+    def supports(self, q: int) -> bool:
+        """Whether there are enough samples to state the q-th percentile (see ``samples_needed``)."""
+        return self.count >= samples_needed(q)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The smallest and the largest of what each request has: a mean says nothing of any one of them."""
+
+    min: float
+    max: float
+
+
+def whole(records: Records) -> Records:
+    """All measured requests of a trial."""
+    return records
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Figure(ABC, Generic[T]):
+    """One figure, all that is known of it. ``{device}`` in a text stands for GPU or worker.
+
+    A column is one number of it: None is the figure itself or its mean, 90 its 90th percentile.
+    """
+
+    name: str  # key in cell.json, and in the summaries, as aiperf names it
+    title: str
+    unit: str
+    meaning: str  # formula in words: for the page and docs/figures.md
+    heading: Heading | None = None  # None: not on the page
+    label: str = ""  # under the heading, where the column is no percentile
+    table: Mapping[int | None, str] = field(default_factory=dict)  # columns for a terminal, their headers there
+    markdown: Sequence[int | None] = ()  # columns of summary.md
+
+    def __post_init__(self) -> None:
+        for place in ("table", "markdown"):
+            if unknown := set(getattr(self, place)) - set(self.columns):
+                raise ValueError(f"figure {self.name}: its {place} has {unknown}, its columns are {self.columns}")
+
+    @property
+    def columns(self) -> tuple[int | None, ...]:
+        return (None,)
+
+    def key(self, device: str) -> str:
+        """In the summaries of a run whose devices are called so."""
+        return self.name
+
+    @abstractmethod
+    def read(self, figures: Figures, device_count: int) -> T:
+        """Its value among the figures of one cell."""
+
+    def number(self, value: T, column: int | None) -> float | None:
+        """What stands in a column."""
+        return value  # type: ignore[return-value]  # of one number; others say it themselves
+
+    def flat(self, value: T | None, key: str) -> dict[str, Any]:
+        """Its keys and values in a row of the summaries."""
+        return {key: value}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured(Figure[T]):
+    """Computed from the records of a cell's trials, and kept in its file."""
+
+    formula: Callable[[Records], Any]
+    window: Window = whole  # which of a trial's records it is computed from
+    since: int = FIRST_SCHEMA  # schema of cell.json that it came with: an older cell lacks it, and it is None there
+
+    def read(self, figures: Figures, device_count: int) -> T:
+        return figures[self]
+
+    @abstractmethod
+    def over(self, trials: Sequence[Records]) -> Any:
+        """As it is kept, over the trials of a cell, each already cut to the window."""
+
+    def restored(self, kept: Any) -> T:
+        """What :meth:`over` gave, or a file had."""
+        return kept  # type: ignore[no-any-return]  # checked when the file was read
+
+    def form(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The form in which it is kept."""
+        return handler.generate_schema(get_type_hints(self.formula)["return"])
+
+    def __call__(self, records: Records) -> T:
+        """Of one trial."""
+        return self.restored(self.over([self.window(records)]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Number(Measured[N]):
+    """One number: from the requests of all trials, or the mean of each trial's own."""
+
+    mean_over_trials: bool = False
+
+    def over(self, trials: Sequence[Records]) -> Any:
+        if not self.mean_over_trials:
+            return self.formula([record for trial in trials for record in trial])
+        values = [self.formula(trial) for trial in trials]
+        # None where one trial has none: the others alone would be the better half.
+        return None if None in values else sum(values) / len(values)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spread(Measured[Distribution | None]):
+    """A distribution over requests; ``formula`` gives the samples, none where it can't be computed."""
+
+    percentiles: tuple[int, ...] = PERCENTILES
+    percentiles_since: Mapping[int, int] = field(default_factory=dict)  # as ``since``, of those that came later
+
+    @property
+    def columns(self) -> tuple[int | None, ...]:
+        return (None, *self.percentiles)
+
+    def over(self, trials: Sequence[Records]) -> Any:
+        samples = self.formula([record for trial in trials for record in trial])
+        if not samples:
+            return None
+        at = {f"p{q}": percentile(samples, q) for q in self.percentiles}
+        return {"count": len(samples), "avg": sum(samples) / len(samples), **at}
+
+    def restored(self, kept: Any) -> Distribution | None:
+        if kept is None:
+            return None
+        return Distribution(kept["count"], kept["avg"], {q: kept.get(f"p{q}") for q in self.percentiles})
+
+    def form(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        since = {"count": FIRST_SCHEMA, "avg": FIRST_SCHEMA}
+        since |= {f"p{q}": self.percentiles_since.get(q, FIRST_SCHEMA) for q in self.percentiles}
+        forms = {key: handler.generate_schema(int if key == "count" else float) for key in since}
+        return core_schema.nullable_schema(_fields(forms, since))
+
+    def number(self, value: Distribution | None, column: int | None) -> float | None:
+        return None if value is None else value.avg if column is None else value[column]
+
+    def flat(self, value: Distribution | None, key: str) -> dict[str, Any]:
+        flat: dict[str, Any] = {f"{key}_avg": self.number(value, None)}
+        flat |= {f"{key}_p{q}": self.number(value, q) for q in self.percentiles}
+        supported = [f"p{q}" for q in self.percentiles if value and value.supports(q)]
+        return {**flat, f"{key}_count": value and value.count, f"{key}_percentiles_supported": " ".join(supported)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Extent(Measured[Range | None]):
+    """The smallest and the largest; ``formula`` gives the samples, none where it can't be computed. In no table."""
+
+    @property
+    def columns(self) -> tuple[int | None, ...]:
+        return ()
+
+    def over(self, trials: Sequence[Records]) -> Any:
+        samples = self.formula([record for trial in trials for record in trial])
+        return {"min": min(samples), "max": max(samples)} if samples else None
+
+    def restored(self, kept: Any) -> Range | None:
+        return None if kept is None else Range(**kept)
+
+    def form(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.nullable_schema(_fields(dict.fromkeys(("min", "max"), handler.generate_schema(float)), {}))
+
+    def flat(self, value: Range | None, key: str) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PerDevice(Figure[float | None]):
+    """Another figure over the GPUs of the topology, prefill's too, or over its workers where there is no GPU."""
+
+    of: Number[float | None]
+
+    def key(self, device: str) -> str:
+        return f"{self.of.name}_per_{device.lower()}"
+
+    def read(self, figures: Figures, device_count: int) -> float | None:
+        total = figures[self.of]
+        return None if total is None or device_count == 0 else total / device_count
+
+
+_records: dict[str, Figure[Any]] = {}
+
+
+def all_figures() -> tuple[Figure[Any], ...]:
+    """Every record, in the order in which ``metrics.py`` has them, which is that of the summaries."""
+    return tuple(_records.values())
+
+
+def latest_schema() -> int:
+    """Of cell.json: the one with which the last figure, or percentile of one, came."""
+    figures = [record.since for record in all_figures() if isinstance(record, Measured)]
+    parts = [
+        max(record.percentiles_since.values(), default=0) for record in all_figures() if isinstance(record, Spread)
+    ]
+    return max(*figures, *parts)
+
+
+def figure(kind: type[M], **said: Any) -> Callable[[Callable[[Records], Any]], M]:
+    """Makes a record of the formula that it decorates, whose name is the figure's."""
+    return lambda formula: _taken_in(kind(name=formula.__name__, formula=formula, **said))
+
+
+def per_device(of: Number[float | None], **said: Any) -> PerDevice:
+    """The record of another figure over the devices of the topology."""
+    return _taken_in(PerDevice(name=f"{of.name}_per_device", of=of, **said))
+
+
+def _taken_in(record: F) -> F:
+    if record.name in _records:
+        raise ValueError(f"two figures are called {record.name}; give each a name of its own")
+    _records[record.name] = record
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one cell, or one trial of it, came to: looked up by the figure's record."""
+
+    stored: Mapping[str, Any]  # as in cell.json
+
+    def __getitem__(self, figure: Measured[T]) -> T:
+        return figure.restored(self.stored.get(figure.name))
+
+    @classmethod
+    def over(cls, trials: Sequence[Records]) -> Figures:
+        """All figures of a cell."""
+        measured = [figure for figure in all_figures() if isinstance(figure, Measured)]
+        return cls({figure.name: figure.over([figure.window(trial) for trial in trials]) for figure in measured})
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        measured = [figure for figure in all_figures() if isinstance(figure, Measured)]
+        forms = {figure.name: figure.form(handler) for figure in measured}
+        fields = _fields(forms, {figure.name: figure.since for figure in measured})
+        written = core_schema.plain_serializer_function_ser_schema(lambda figures: figures.stored)
+        return core_schema.no_info_after_validator_function(cls, fields, serialization=written)
+
+
+def _fields(forms: Mapping[str, CoreSchema], since: Mapping[str, int]) -> CoreSchema:
+    """An object with these fields; those that came later may be missing where the document is older."""
+    first = {name: since.get(name, FIRST_SCHEMA) == FIRST_SCHEMA for name in forms}
+    fields = {name: core_schema.typed_dict_field(form, required=first[name]) for name, form in forms.items()}
+
+    def check(found: dict[str, Any], info: core_schema.ValidationInfo) -> dict[str, Any]:
+        version = info.context["version"] if info.context else FIRST_SCHEMA
+        for name in forms:
+            if name not in found and since.get(name, FIRST_SCHEMA) <= version:
+                raise PydanticCustomError("missing", "Field required", {"field": name})
+        return found
+
+    return core_schema.with_info_after_validator_function(check, core_schema.typed_dict_schema(fields))
