@@ -22,7 +22,7 @@ BANNED = -(2**31)  # in place of a count
 _MASK = 0xFFFFFFFFFFFFFFFF
 _FLOATS = (1.1754943508222875e-38, 3.4028234663852886e38)  # the smallest normal float32, the largest
 
-FIELDS = 9
+FIELDS = 8
 """int64 values of a row on the device, in the order of :meth:`SamplingRow.fields`."""
 IS_SAMPLED, HAS_TOP_P = 1, 2  # bits of the first of them
 
@@ -33,7 +33,6 @@ class SamplingRow:
 
     is_sampled: bool
     seed: int  # mixed once: a number of its stream takes one mixing more
-    first_index: int  # tokens known before the sequence's first sampled one; its stream is counted from there
     scale: float  # log2(e) / temperature
     top_k: int  # 0: all
     top_p: int  # of 2**64
@@ -44,14 +43,12 @@ class SamplingRow:
     frequency_penalty: float
 
     @classmethod
-    def of(cls, plan: SamplingPlan, seed: int, first_index: int, vocab_size: int) -> SamplingRow:
+    def of(cls, plan: SamplingPlan, seed: int, vocab_size: int) -> SamplingRow:
         low, high = _FLOATS
-        temperature = max(plan.temperature, 5e-324)
         return cls(
             is_sampled=not plan.is_greedy,
             seed=mix(seed),
-            first_index=first_index,
-            scale=min(max(math.log2(math.e) / max(temperature, 1e-300), low), high),
+            scale=min(max(math.log2(math.e) / max(plan.temperature, 1e-300), low), high),
             top_k=plan.top_k if plan.top_k < vocab_size else 0,
             top_p=min(int(math.ldexp(plan.top_p, 64)), _MASK),
             has_top_p=plan.top_p < 1.0,
@@ -71,71 +68,66 @@ class SamplingRow:
             "<4f", self.scale, self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         )  # fmt: skip
         return [
-            mode, signed(self.seed), self.first_index, self.top_k, signed(self.top_p), self.min_weight,
+            mode, signed(self.seed), self.top_k, signed(self.top_p), self.min_weight,
             0 if edits is None else edits.data_ptr(), *struct.unpack("<2q", numbers),
         ]  # fmt: skip
 
 
 @dataclass(slots=True)
 class _Held:
-    """A slot's last sequence, by what tells that its row is still right."""
+    """A slot's last sequence, by what tells whether its row is still right."""
 
     sampling: SamplingPlan
     seed: int
-    first_index: int
-    banned_ids: tuple[int, ...]
-    output_token_ids: list[int]
-    counted: int  # tokens in the edits' counts
     row: SamplingRow
-    edits: Tensor | None
+    edits: Tensor | None = None
+    banned_ids: tuple[int, ...] = ()
+    output_token_ids: list[int] | None = None
+    counted: int = 0  # tokens in the edits' counts
 
 
 class SamplingRows:
-    """Rows by slot, uploaded when a slot's sequence or its banned ids change: nothing travels at every step.
+    """Rows by slot, uploaded when a slot's sequence or its banned ids change: nothing of them travels at every step.
 
     Edits are one int32 a token of the vocabulary, for sequences with penalties or banned ids alone: how often it was
-    seen in prompt and output, ``BANNED`` if it must not be sampled. After a step the device counts the tokens itself.
+    seen in prompt and output, ``BANNED`` if it must not be sampled. What a step samples the device counts itself.
     """
 
     def __init__(self, max_batch_size: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._held: list[_Held | None] = [None] * max_batch_size
-        self.on_device = torch.zeros(max_batch_size, FIELDS, dtype=torch.int64, device=device)
         self._changed: dict[int, list[int]] = {}
+        self.on_device = torch.zeros(max_batch_size, FIELDS, dtype=torch.int64, device=device)
 
     def update(self, sequence: ScheduledSequence) -> tuple[SamplingRow, Tensor | None]:
         """The row of ``sequence``, which samples in this step, and its edits; :meth:`upload` must follow."""
         held = self._held[sequence.slot]
-        outputs = len(sequence.output_token_ids)
-        known = sequence.start + len(sequence.new_token_ids)
-        if (
-            held is None
-            or (held.sampling is not sequence.sampling and held.sampling != sequence.sampling)
-            or held.seed != sequence.seed
-            or held.first_index != known - outputs
-        ):
-            row = SamplingRow.of(sequence.sampling, sequence.seed, known - outputs, self._vocab_size)
-            held = _Held(sequence.sampling, sequence.seed, known - outputs, (), [], -1, row, None)
-            self._held[sequence.slot] = held
+        plan = sequence.sampling
+        if held is None or held.seed != sequence.seed or (held.sampling is not plan and held.sampling != plan):
+            row = SamplingRow.of(plan, sequence.seed, self._vocab_size)
+            held = self._held[sequence.slot] = _Held(plan, sequence.seed, row)
             self._changed[sequence.slot] = row.fields(None)
-        if sequence.banned_ids or sequence.sampling.has_penalties:
-            seen = len(sequence.prompt_token_ids) + outputs if sequence.sampling.has_penalties else 0
-            if (
-                held.edits is None
-                or sequence.is_first
-                or held.counted != seen
-                or held.banned_ids is not sequence.banned_ids
-                or held.output_token_ids is not sequence.output_token_ids
-            ):
-                held.edits = self._new_edits(sequence)
-                held.banned_ids, held.output_token_ids = sequence.banned_ids, sequence.output_token_ids
-                self._changed[sequence.slot] = held.row.fields(held.edits)
-            held.counted = seen + sequence.sampling.has_penalties  # with the token of this step
+        if sequence.banned_ids or plan.has_penalties:
+            self._update_edits(held, sequence)
         elif held.edits is not None:
-            held.edits, held.banned_ids = None, ()
+            held.edits = None
             self._changed[sequence.slot] = held.row.fields(None)
         return held.row, held.edits
+
+    def _update_edits(self, held: _Held, sequence: ScheduledSequence) -> None:
+        known = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
+        if (
+            held.edits is None
+            or sequence.is_first
+            or held.counted != known
+            or held.banned_ids is not sequence.banned_ids
+            or held.output_token_ids is not sequence.output_token_ids
+        ):
+            held.edits = self._new_edits(sequence)
+            held.banned_ids, held.output_token_ids = sequence.banned_ids, sequence.output_token_ids
+            self._changed[sequence.slot] = held.row.fields(held.edits)
+        held.counted = known + 1  # with this step's
 
     def forget(self, slot: int) -> None:
         """Whatever the slot held is not used again: a plain sequence has it."""

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from trtx.torch_engine.runner.sampling_rows import BANNED, WEIGHT_BITS, SamplingRow, random_bits
 
+NO_TOKEN = -1
+"""In place of a row's token where none is best: a logit is NaN or infinite, or every token is excluded. It comes to
+the host with the tokens, so that looking for it costs no transfer of its own."""
 EXP2 = (1.0, 0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.001326472731307149)
 """A polynomial of ``2**x`` from -0.5 to 0.5, exact at 0, within 1.9e-7 of it in float32 (least maximum, by Lawson's
 iteration); not the library's, which is another one on each device."""
@@ -68,6 +71,27 @@ def choose(logits: Tensor, rows: Sequence[SamplingRow], indices: Sequence[int]) 
         for row, index, total in zip(rows, indices, cumulative[:, -1].tolist(), strict=True)
     ]
     return torch.searchsorted(cumulative, torch.tensor(wanted).unsqueeze(1), right=True).squeeze(1)
+
+
+def replace_tokens(
+    tokens: Tensor, logits: Tensor, rows: Sequence[SamplingRow], edits: Sequence[Tensor | None], indices: Sequence[int]
+) -> None:
+    """The greedy ``tokens`` [n] of ``logits`` [n, vocab] by what ``rows`` and ``edits`` say; counts them in ``edits``.
+
+    All of them numbers. A row all of whose tokens are excluded gets ``NO_TOKEN``.
+    """
+    values = logits.float().clone()
+    for at, (row, edit) in enumerate(zip(rows, edits, strict=True)):
+        if edit is not None:
+            values[at] = edited(values[at], edit, row)
+    best = values.max(dim=-1)
+    tokens.copy_(best.indices.masked_fill_(best.values == -torch.inf, NO_TOKEN))
+    sampled = [at for at, token in enumerate(tokens.tolist()) if rows[at].is_sampled and token != NO_TOKEN]
+    if sampled:
+        tokens[sampled] = choose(values[sampled], [rows[at] for at in sampled], [indices[at] for at in sampled])
+    for edit, token in zip(edits, tokens.tolist(), strict=True):
+        if edit is not None and token != NO_TOKEN:
+            edit[token] += 1
 
 
 def _restrict(kept: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> None:

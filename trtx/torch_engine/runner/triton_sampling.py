@@ -30,6 +30,7 @@ _MOST_GROUPS = tl.constexpr(MOST_GROUPS)
 _UNDECIDED = tl.constexpr(UNDECIDED)
 _NO_TOKEN = tl.constexpr(-1)
 _FIELDS = tl.constexpr(FIELDS)
+_MODE, _SEED, _TOP_K, _TOP_P, _MIN_WEIGHT, _EDITS, _SCALE, _PRESENCE = (tl.constexpr(at) for at in range(FIELDS))
 _IS_SAMPLED, _HAS_TOP_P, _BANNED = tl.constexpr(IS_SAMPLED), tl.constexpr(HAS_TOP_P), tl.constexpr(BANNED)
 _GOLDEN, _MIX_1, _MIX_2 = tl.constexpr(GOLDEN), tl.constexpr(MIX_1), tl.constexpr(MIX_2)
 _E0, _E1, _E2, _E3, _E4, _E5 = (tl.constexpr(factor) for factor in EXP2)
@@ -48,14 +49,12 @@ def _bits_as_float(bits):
 def _load_logits(logits, row_params, tokens, inside):
     """float32 logits with the row's edits; minus infinity outside of the vocabulary. See ``torch_sampling.edited``."""
     values = tl.load(logits + tokens, mask=inside, other=-float("inf")).to(tl.float32)
-    address = tl.load(row_params + 6)
+    address = tl.load(row_params + _EDITS)
     if address != 0:
         edits = tl.load(address.to(tl.pointer_type(tl.int32)) + tokens, mask=inside, other=0)
-        packed = tl.load(row_params + 7)
-        repetition = _bits_as_float(packed >> 32)
-        packed = tl.load(row_params + 8)
-        presence = _bits_as_float(packed)
-        frequency = _bits_as_float(packed >> 32)
+        repetition = _bits_as_float(tl.load(row_params + _SCALE) >> 32)
+        presence = _bits_as_float(tl.load(row_params + _PRESENCE))
+        frequency = _bits_as_float(tl.load(row_params + _PRESENCE) >> 32)
         kept = tl.where(values > 0, tl.div_rn(values, values * 0 + repetition), values * repetition)
         kept = tl.clamp(kept, -_LARGEST, _LARGEST)
         lost = tl.clamp(presence + frequency * edits.to(tl.float32), -_LARGEST, _LARGEST)
@@ -81,7 +80,7 @@ def _value_of(key, shift):
 
 @triton.jit
 def _shift(row_params, IS_BFLOAT16: tl.constexpr):
-    return tl.where(IS_BFLOAT16 & (tl.load(row_params + 6) == 0), 16, 0)
+    return tl.where(IS_BFLOAT16 & (tl.load(row_params + _EDITS) == 0), 16, 0)
 
 
 @triton.jit
@@ -109,18 +108,17 @@ def _mixed(value):
 
 
 @triton.jit
-def _wanted(row_params, position, total):
-    """``total`` times the 64 random bits of the row's next number, over 2**64."""
-    index = (position + 1 - tl.load(row_params + 2)).to(tl.uint64)
-    seed = tl.load(row_params + 1).to(tl.uint64, bitcast=True)
-    bits = _mixed(seed + index * _GOLDEN)
+def _wanted(row_params, index, total):
+    """``total`` times the ``index``-th 64 random bits of the row's seed, over 2**64."""
+    seed = tl.load(row_params + _SEED).to(tl.uint64, bitcast=True)
+    bits = _mixed(seed + index.to(tl.uint64) * _GOLDEN)
     return tl.umulhi(total.to(tl.uint64), bits).to(tl.int64)
 
 
 @triton.jit
 def _top_p_limit(row_params, total):
     """``top_p * total`` rounded up, at least 1: before a token that top-p keeps there is less."""
-    share = tl.load(row_params + 4).to(tl.uint64, bitcast=True)
+    share = tl.load(row_params + _TOP_P).to(tl.uint64, bitcast=True)
     whole = total.to(tl.uint64)
     limit = tl.umulhi(whole, share) + tl.where(whole * share != 0, 1, 0).to(tl.uint64)
     return tl.maximum(limit.to(tl.int64), 1)
@@ -139,7 +137,7 @@ def _edited_best(part_best, part_token, row, parts, PARTS: tl.constexpr):
 def _row_best(logits, row_params, greedy, part_best, part_token, row, parts, PARTS: tl.constexpr):
     """The largest logit after edits; ``greedy`` tells where it is without them."""
     best = tl.load(logits + greedy).to(tl.float32)
-    if tl.load(row_params + 6) != 0:
+    if tl.load(row_params + _EDITS) != 0:
         best, _ = _edited_best(part_best, part_token, row, parts, PARTS)
     return best
 
@@ -150,7 +148,7 @@ def edited_best_kernel(logits, slots, rows, part_best, part_token, vocab, parts)
     row = tl.program_id(0)
     part = tl.program_id(1)
     row_params = rows + tl.load(slots + row).to(tl.int64) * _FIELDS
-    if tl.load(row_params + 6) == 0:
+    if tl.load(row_params + _EDITS) == 0:
         return
     ids = part * _PART + tl.arange(0, _PART)
     values = _load_logits(logits + row.to(tl.int64) * vocab, row_params, ids, ids < vocab)
@@ -169,11 +167,11 @@ def summaries_kernel(
     part = tl.program_id(1)
     row_params = rows + tl.load(slots + row).to(tl.int64) * _FIELDS
     greedy = tl.load(tokens + row)
-    mode = tl.load(row_params)
+    mode = tl.load(row_params + _MODE)
     if ((mode & _IS_SAMPLED) == 0) | (greedy == _NO_TOKEN):
         return
     row_logits = logits + row.to(tl.int64) * vocab
-    top_k = tl.load(row_params + 3)
+    top_k = tl.load(row_params + _TOP_K)
     has_top_p = (mode & _HAS_TOP_P) != 0
     GROUPS: tl.constexpr = _PART // _GROUP
     group = part * GROUPS + tl.arange(0, GROUPS)
@@ -184,8 +182,8 @@ def summaries_kernel(
         tl.store(group_keys + row * groups + group, keys, mask=group < groups)
     if top_k == 0:
         best = _row_best(row_logits, row_params, greedy, part_best, part_token, row, parts, PARTS)
-        found = _weights(values, best, _bits_as_float(tl.load(row_params + 7)))
-        floor = tl.where(has_top_p, 0, tl.load(row_params + 5))
+        found = _weights(values, best, _bits_as_float(tl.load(row_params + _SCALE)))
+        floor = tl.where(has_top_p, 0, tl.load(row_params + _MIN_WEIGHT))
         found = tl.where(found >= floor, found, 0)
         tl.store(part_weights + row * parts + part, tl.sum(tl.sum(found, axis=1), axis=0))
 
@@ -208,28 +206,28 @@ def _first_beyond(kept, ids, wanted):
 
 
 @triton.jit
-def _choose_unrestricted(row_logits, row_params, position, best, sums, vocab, PARTS: tl.constexpr):
+def _choose_unrestricted(row_logits, row_params, index, best, sums, vocab, PARTS: tl.constexpr):
     """By the sums of the parts' weights, then within one part."""
     at_part = tl.arange(0, PARTS)
-    wanted = _wanted(row_params, position, tl.sum(sums, axis=0))
+    wanted = _wanted(row_params, index, tl.sum(sums, axis=0))
     part = tl.min(tl.where(tl.cumsum(sums, axis=0) > wanted, at_part, PARTS), axis=0)
     wanted -= tl.sum(tl.where(at_part < part, sums, 0), axis=0)
     ids = part * _PART + tl.arange(0, _PART)
     values = _load_logits(row_logits, row_params, ids, ids < vocab)
-    found = _weights(values, best, _bits_as_float(tl.load(row_params + 7)))
-    found = tl.where((found >= tl.load(row_params + 5)) & (ids < vocab), found, 0)
+    found = _weights(values, best, _bits_as_float(tl.load(row_params + _SCALE)))
+    found = tl.where((found >= tl.load(row_params + _MIN_WEIGHT)) & (ids < vocab), found, 0)
     return _first_beyond(found, ids, wanted)
 
 
 @triton.jit
 def _choose_restricted(
-    row_logits, row_params, position, best, sums, maxima, chosen_groups, vocab, groups,
+    row_logits, row_params, index, best, sums, maxima, chosen_groups, vocab, groups,
     GROUPS: tl.constexpr, IS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
     """(token, whether it is one): among the groups with the largest maxima."""
-    scale = _bits_as_float(tl.load(row_params + 7))
-    top_k = tl.load(row_params + 3).to(tl.int32)
-    has_top_p = (tl.load(row_params) & _HAS_TOP_P) != 0
+    scale = _bits_as_float(tl.load(row_params + _SCALE))
+    top_k = tl.load(row_params + _TOP_K).to(tl.int32)
+    has_top_p = (tl.load(row_params + _MODE) & _HAS_TOP_P) != 0
     shift = _shift(row_params, IS_BFLOAT16)
     top = _keys(best, shift)
     # All groups whose maximum reaches `least`, which is as low as MOST_GROUPS allow.
@@ -283,8 +281,8 @@ def _choose_restricted(
             low, above = _least_key_of_top_p(keys, found, low, top + 1, limit)
             ties = top_k * 0 + 2147483647
         ties = _ties_of_top_p(limit, above, low, shift, best, scale, ties)
-    kept, _ = _kept_weights(values, keys, low, ties, best, scale, tl.load(row_params + 5))
-    wanted = _wanted(row_params, position, tl.sum(kept, axis=0))
+    kept, _ = _kept_weights(values, keys, low, ties, best, scale, tl.load(row_params + _MIN_WEIGHT))
+    wanted = _wanted(row_params, index, tl.sum(kept, axis=0))
     return _first_beyond(kept, ids, wanted), is_decided
 
 
@@ -310,16 +308,16 @@ def _ties_of_top_p(limit, above, low, shift, best, scale, most):
 
 @triton.jit
 def choose_kernel(
-    logits, tokens, slots, positions, rows, part_best, part_token, group_keys, part_weights, chosen_groups,
+    logits, tokens, slots, indices, rows, part_best, part_token, group_keys, part_weights, chosen_groups,
     vocab, groups, parts, PARTS: tl.constexpr, GROUPS: tl.constexpr, IS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
     """A row's token in place of the greedy one; ``UNDECIDED`` less that if the largest groups do not tell."""
     row = tl.program_id(0)
     row_params = rows + tl.load(slots + row).to(tl.int64) * _FIELDS
     greedy = tl.load(tokens + row)
-    mode = tl.load(row_params)
+    mode = tl.load(row_params + _MODE)
     is_sampled = (mode & _IS_SAMPLED) != 0
-    has_edits = tl.load(row_params + 6) != 0
+    has_edits = tl.load(row_params + _EDITS) != 0
     if (greedy == _NO_TOKEN) | ((is_sampled | has_edits) == 0):
         return
     row_logits = logits + row.to(tl.int64) * vocab
@@ -330,17 +328,17 @@ def choose_kernel(
         is_sampled = is_sampled & (excludes_all == 0)
         tl.store(tokens + row, tl.where(excludes_all, _NO_TOKEN, token).to(tl.int64))
     if is_sampled:
-        position = tl.load(positions + row)
+        index = tl.load(indices + row)
         at_part = tl.arange(0, PARTS)
         sums = tl.load(part_weights + row * parts + at_part, mask=at_part < parts, other=0)
-        if (tl.load(row_params + 3) == 0) & ((mode & _HAS_TOP_P) == 0):
-            token = _choose_unrestricted(row_logits, row_params, position, best, sums, vocab, PARTS)
+        if (tl.load(row_params + _TOP_K) == 0) & ((mode & _HAS_TOP_P) == 0):
+            token = _choose_unrestricted(row_logits, row_params, index, best, sums, vocab, PARTS)
             tl.store(tokens + row, token.to(tl.int64))
         else:
             at_group = tl.arange(0, GROUPS)
             maxima = tl.load(group_keys + row * groups + at_group, mask=at_group < groups, other=_LOWEST_KEY)
             token, is_decided = _choose_restricted(
-                row_logits, row_params, position, best, sums, maxima, chosen_groups + row * _MOST_GROUPS, vocab,
+                row_logits, row_params, index, best, sums, maxima, chosen_groups + row * _MOST_GROUPS, vocab,
                 groups, GROUPS, IS_BFLOAT16,
             )  # fmt: skip
             tl.store(tokens + row, tl.where(is_decided, token.to(tl.int64), _UNDECIDED - greedy))
@@ -359,7 +357,7 @@ def _search(row_logits, row_params, best, low, high, limit, vocab, shift, BY_WEI
 
     True of ``low``, not of ``high``, above which nothing is. Each pass tries three keys between.
     """
-    scale = _bits_as_float(tl.load(row_params + 7))
+    scale = _bits_as_float(tl.load(row_params + _SCALE))
     above = limit * 0
     while low + 1 < high:
         span = high.to(tl.int64) - low.to(tl.int64)
@@ -391,7 +389,7 @@ def _search(row_logits, row_params, best, low, high, limit, vocab, shift, BY_WEI
 
 @triton.jit
 def search_kernel(
-    logits, tokens, slots, positions, rows, part_best, part_token, part_weights, vocab, parts,
+    logits, tokens, slots, indices, rows, part_best, part_token, part_weights, vocab, parts,
     PARTS: tl.constexpr, IS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
     """Rows that :func:`choose_kernel` left undecided, in passes over the row. One row a program."""
@@ -402,9 +400,9 @@ def search_kernel(
     row_params = rows + tl.load(slots + row).to(tl.int64) * _FIELDS
     row_logits = logits + row.to(tl.int64) * vocab
     best = _row_best(row_logits, row_params, greedy, part_best, part_token, row, parts, PARTS)
-    scale = _bits_as_float(tl.load(row_params + 7))
-    top_k = tl.load(row_params + 3)
-    floor = tl.load(row_params + 5)
+    scale = _bits_as_float(tl.load(row_params + _SCALE))
+    top_k = tl.load(row_params + _TOP_K)
+    floor = tl.load(row_params + _MIN_WEIGHT)
     shift = _shift(row_params, IS_BFLOAT16)
     top = _keys(best, shift)
     low = _keys(best * 0 - float("inf"), shift)
@@ -413,7 +411,7 @@ def search_kernel(
     if top_k > 0:
         low, above = _search(row_logits, row_params, best, low, top + 1, top_k, vocab, shift, False)
         ties = top_k - above
-    if (tl.load(row_params) & _HAS_TOP_P) != 0:
+    if (tl.load(row_params + _MODE) & _HAS_TOP_P) != 0:
         above = top_k * 0
         if top_k > 0:
             for begin in range(0, vocab, _PART):
@@ -435,7 +433,7 @@ def search_kernel(
         kept, equal = _kept_weights(values, keys, low, left, best, scale, floor)
         total += tl.sum(kept, axis=0)
         left = tl.maximum(left - equal, 0)
-    wanted = _wanted(row_params, tl.load(positions + row), total)
+    wanted = _wanted(row_params, tl.load(indices + row), total)
     token = greedy
     left = ties
     for begin in range(0, vocab, _PART):
@@ -453,7 +451,7 @@ def search_kernel(
 def count_kernel(tokens, slots, rows):
     """One more of its token in each row's edits."""
     row = tl.program_id(0)
-    address = tl.load(rows + tl.load(slots + row).to(tl.int64) * _FIELDS + 6)
+    address = tl.load(rows + tl.load(slots + row).to(tl.int64) * _FIELDS + _EDITS)
     token = tl.load(tokens + row)
     if (address != 0) & (token >= 0):
         count = address.to(tl.pointer_type(tl.int32)) + token
@@ -474,13 +472,13 @@ class TritonSampling:
         self._group_keys = torch.empty(max_rows, self._groups, dtype=torch.int32, device=device)
         self._chosen_groups = torch.empty(max_rows, MOST_GROUPS, dtype=torch.int32, device=device)
 
-    def choose(
-        self, logits: Tensor, tokens: Tensor, slots: Tensor, positions: Tensor, rows: Tensor,
+    def replace_tokens(
+        self, tokens: Tensor, logits: Tensor, slots: Tensor, indices: Tensor, rows: Tensor,
         *, has_edits: bool, is_sampled: bool, is_restricted: bool,
     ) -> None:  # fmt: skip
         """Replaces the greedy ``tokens`` [n] int64 of ``logits`` [n, vocab] where ``rows`` [slots, FIELDS] says so.
 
-        ``positions`` [n] int32: of each row's last known token. The last three: what any row of the batch asks for.
+        ``indices`` [n] int32: of each row's random number. The last three: what any row of the batch asks for.
         """
         count = logits.shape[0]
         common = {
@@ -499,14 +497,14 @@ class TritonSampling:
                 self._parts, **common, num_warps=4,
             )  # fmt: skip
         choose_kernel[(count,)](
-            logits, tokens, slots, positions, rows, *best, self._group_keys, self._part_weights, self._chosen_groups,
+            logits, tokens, slots, indices, rows, *best, self._group_keys, self._part_weights, self._chosen_groups,
             self._vocab, self._groups, self._parts, **common, GROUPS=triton.next_power_of_2(self._groups),
-            num_warps=16,
+            num_warps=8,
         )  # fmt: skip
         if is_restricted:
             search_kernel[(count,)](
-                logits, tokens, slots, positions, rows, *best, self._part_weights, self._vocab, self._parts, **common,
-                num_warps=16,
+                logits, tokens, slots, indices, rows, *best, self._part_weights, self._vocab, self._parts, **common,
+                num_warps=8,
             )  # fmt: skip
         if has_edits:
             count_kernel[(count,)](tokens, slots, rows, num_warps=1)

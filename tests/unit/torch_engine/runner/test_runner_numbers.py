@@ -11,9 +11,10 @@ from runner_player import VOCAB, build, random_prompt, save
 
 from trtx.torch_engine.core import EngineCore
 from trtx.torch_engine.messages import Submit
-from trtx.torch_engine.runner import RunnerArgs, create_runner, sampler
+from trtx.torch_engine.runner import RunnerArgs, create_runner
+from trtx.torch_engine.runner.sampling_rows import SamplingRow
 from trtx.torch_engine.sampling import SamplingParams
-from trtx.torch_engine.sampling_plan import resolve_sampling
+from trtx.torch_engine.sampling_plan import SamplingPlan, resolve_sampling
 from trtx.torch_engine.scheduler import SchedulerLimits
 
 POISON = 17  # the token whose embedding is NaN
@@ -187,18 +188,18 @@ def test_a_row_that_cannot_be_sampled_ends_alone_and_a_device_error_does_not(
     checkpoint: Path, expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the fault is: nobody can think of all of them, so one is planted where rows are sampled together."""
-    real = sampler.uniform
+    real = SamplingRow.of
 
     def broken(error: Exception) -> Any:
-        def draw(seed: int, index: int) -> float:
+        def of(plan: SamplingPlan, seed: int, vocab_size: int) -> SamplingRow:
             if seed == 13:
                 raise error
-            return real(seed, index)
+            return real(plan, seed, vocab_size)
 
-        return draw
+        return of
 
     engine = Engine(checkpoint)
-    monkeypatch.setattr(sampler, "uniform", broken(ZeroDivisionError("planted")))
+    monkeypatch.setattr(SamplingRow, "of", broken(ZeroDivisionError("planted")))
     for index, neighbour in enumerate(NEIGHBOURS):
         engine.submit(index, clean_prompt(9 + 7 * index, index), **neighbour)
     engine.submit(99, [5, 6], temperature=1.0, seed=13)
@@ -209,7 +210,7 @@ def test_a_row_that_cannot_be_sampled_ends_alone_and_a_device_error_does_not(
     engine.run()
     assert "ZeroDivisionError: planted" in engine.errors[100]
 
-    monkeypatch.setattr(sampler, "uniform", broken(torch.AcceleratorError("CUDA error: an illegal memory access")))
+    monkeypatch.setattr(SamplingRow, "of", broken(torch.AcceleratorError("CUDA error: an illegal memory access")))
     engine.submit(99, [5, 6], temperature=1.0, seed=13)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.run()
