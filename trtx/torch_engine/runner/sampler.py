@@ -111,8 +111,8 @@ class Sampler:
             part = special[begin : begin + _ROWS_AT_ONCE]
             rows, edits = zip(*(self._rows.update(sequences[row]) for row in part), strict=True)
             indices = [len(sequences[row].output_token_ids) for row in part]
-            chosen = tokens[part]
-            replace_tokens(chosen, logits[part], rows, edits, indices)
+            chosen = torch.empty(len(part), dtype=tokens.dtype)
+            replace_tokens(chosen, logits[part].float(), rows, edits, indices)
             tokens[part] = chosen
 
     def _replace_on_device(

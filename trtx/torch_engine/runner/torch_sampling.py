@@ -28,43 +28,53 @@ ROUNDER = 12582912.0  # 1.5 * 2**23: a float32 of less than 2**22 added to it ha
 _LARGEST = torch.finfo(torch.float32).max
 
 
-def edited(logits: Tensor, edits: Tensor, row: SamplingRow) -> Tensor:
-    """``[vocab]`` float32 after penalties and banned ids.
+def edit_logits(logits: Tensor, edits: Tensor, row: SamplingRow) -> None:
+    """Penalties and banned ids, in place on ``[vocab]`` float32.
 
     As in TensorRT-LLM every penalty counts the prompt as well as the output, a positive logit is divided by the
     repetition penalty and a negative one multiplied with it, and the result stays finite. Only logits of tokens that
     were there change; those that are not finite stay as they are.
     """
+    at = edits.nonzero().squeeze(1)
+    before, counts = logits[at], edits[at]
     repetition, presence, frequency = torch.tensor(
         [row.repetition_penalty, row.presence_penalty, row.frequency_penalty], dtype=torch.float32
     )
-    kept = torch.where(logits > 0, logits / repetition, logits * repetition).clamp(-_LARGEST, _LARGEST)
-    lost = (presence + frequency * edits.float()).clamp(-_LARGEST, _LARGEST)
-    changed = (kept - lost).clamp(-_LARGEST, _LARGEST)
-    values = torch.where((edits > 0) & logits.isfinite(), changed, logits)
-    return values.masked_fill(edits == BANNED, -torch.inf)
+    kept = torch.where(before > 0, before / repetition, before * repetition).clamp_(-_LARGEST, _LARGEST)
+    lost = (presence + frequency * counts.float()).clamp_(-_LARGEST, _LARGEST)
+    changed = torch.where(before > -torch.inf, (kept - lost).clamp_(-_LARGEST, _LARGEST), before)
+    logits[at] = changed.masked_fill_(counts == BANNED, -torch.inf)
 
 
 def weights(logits: Tensor, scales: Tensor) -> Tensor:
     """``[rows, vocab]`` int64 from float32 logits and ``scales`` [rows, 1]. Rows have a finite maximum."""
-    exponents = ((logits - logits.amax(dim=-1, keepdim=True)) * scales).clamp_min_(-64.0)
-    whole = exponents + ROUNDER - ROUNDER
-    rest = exponents - whole  # -0.5 to 0.5
-    power = torch.full_like(rest, EXP2[-1])
-    for factor in reversed(EXP2[:-1]):
-        power = power * rest + factor
-    mantissa = (power * 2.0**24).long()  # exact: 24 bits
-    return (mantissa << (WEIGHT_BITS - 24)) >> (-whole).long().clamp_max_(63)
+    rest = logits - logits.amax(dim=-1, keepdim=True)
+    whole = rest.mul_(scales).clamp_min_(-64.0) + ROUNDER
+    whole -= ROUNDER
+    rest -= whole  # -0.5 to 0.5
+    power = rest * EXP2[-1]
+    for factor in reversed(EXP2[1:-1]):
+        power += factor
+        power *= rest
+    power += EXP2[0]
+    mantissa = power.mul_(2.0**24).long()  # exact: 24 bits
+    mantissa <<= WEIGHT_BITS - 24
+    mantissa >>= whole.neg_().long().clamp_max_(63)
+    return mantissa
 
 
-def choose(logits: Tensor, rows: Sequence[SamplingRow], indices: Sequence[int]) -> Tensor:
-    """``[rows]`` sampled tokens from edited float32 logits, each with a finite maximum; ``indices``: of the numbers."""
-    scales = torch.tensor([row.scale for row in rows], dtype=torch.float32).unsqueeze(1)
-    kept = weights(logits, scales)
+def kept_weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """``[rows, vocab]`` int64, 0 where a token is excluded, of edited float32 logits with a finite maximum each."""
+    kept = weights(logits, torch.tensor([row.scale for row in rows], dtype=torch.float32).unsqueeze(1))
     if any(row.is_restricted for row in rows):
         _restrict(kept, logits, rows)
-    floors = torch.tensor([row.min_weight for row in rows]).unsqueeze(1)
-    kept.masked_fill_(kept < floors, 0)
+    if any(row.min_weight for row in rows):
+        kept.masked_fill_(kept < torch.tensor([row.min_weight for row in rows]).unsqueeze(1), 0)
+    return kept
+
+
+def draw(kept: Tensor, rows: Sequence[SamplingRow], indices: Sequence[int]) -> Tensor:
+    """``[rows]`` tokens by their ``kept`` weights; ``indices``: of each row's random number."""
     cumulative = kept.cumsum(dim=-1)
     wanted = [
         random_bits(row.seed, index) * total >> 64
@@ -76,19 +86,19 @@ def choose(logits: Tensor, rows: Sequence[SamplingRow], indices: Sequence[int]) 
 def replace_tokens(
     tokens: Tensor, logits: Tensor, rows: Sequence[SamplingRow], edits: Sequence[Tensor | None], indices: Sequence[int]
 ) -> None:
-    """The greedy ``tokens`` [n] of ``logits`` [n, vocab] by what ``rows`` and ``edits`` say; counts them in ``edits``.
+    """Fills ``tokens`` [n] by float32 ``logits`` [n, vocab], which it changes, and counts them in ``edits``.
 
-    All of them numbers. A row all of whose tokens are excluded gets ``NO_TOKEN``.
+    All logits are numbers. A row all of whose tokens are excluded gets ``NO_TOKEN``.
     """
-    values = logits.float().clone()
     for at, (row, edit) in enumerate(zip(rows, edits, strict=True)):
         if edit is not None:
-            values[at] = edited(values[at], edit, row)
-    best = values.max(dim=-1)
+            edit_logits(logits[at], edit, row)
+    best = logits.max(dim=-1)
     tokens.copy_(best.indices.masked_fill_(best.values == -torch.inf, NO_TOKEN))
     sampled = [at for at, token in enumerate(tokens.tolist()) if rows[at].is_sampled and token != NO_TOKEN]
     if sampled:
-        tokens[sampled] = choose(values[sampled], [rows[at] for at in sampled], [indices[at] for at in sampled])
+        chosen = [rows[at] for at in sampled]
+        tokens[sampled] = draw(kept_weights(logits[sampled], chosen), chosen, [indices[at] for at in sampled])
     for edit, token in zip(edits, tokens.tolist(), strict=True):
         if edit is not None and token != NO_TOKEN:
             edit[token] += 1

@@ -47,7 +47,7 @@ def _bits_as_float(bits):
 
 @triton.jit
 def _load_logits(logits, row_params, tokens, inside):
-    """float32 logits with the row's edits; minus infinity outside of the vocabulary. See ``torch_sampling.edited``."""
+    """float32 logits, minus infinity outside of the vocabulary; edits as in ``torch_sampling.edit_logits``."""
     values = tl.load(logits + tokens, mask=inside, other=-float("inf")).to(tl.float32)
     address = tl.load(row_params + _EDITS)
     if address != 0:
@@ -352,38 +352,111 @@ def _chunk(row_logits, row_params, begin, vocab, shift):
 
 
 @triton.jit
-def _search(row_logits, row_params, best, low, high, limit, vocab, shift, BY_WEIGHT: tl.constexpr):
-    """The largest key such that ``limit`` tokens, or tokens of that weight, are not below it; what is above it.
+def _pass_of_counts(row_logits, row_params, first, second, third, vocab, shift):
+    """How many tokens are not below each of three keys."""
+    at_first = tl.zeros((), tl.int64)
+    at_second = tl.zeros((), tl.int64)
+    at_third = tl.zeros((), tl.int64)
+    for begin in range(0, vocab, _PART):
+        _, _, keys = _chunk(row_logits, row_params, begin, vocab, shift)
+        at_first += tl.sum((keys >= first).to(tl.int32), axis=0)
+        at_second += tl.sum((keys >= second).to(tl.int32), axis=0)
+        at_third += tl.sum((keys >= third).to(tl.int32), axis=0)
+    return at_first, at_second, at_third
 
-    True of ``low``, not of ``high``, above which nothing is. Each pass tries three keys between.
+
+@triton.jit
+def _pass_of_weights(row_logits, row_params, best, first, second, third, vocab, shift):
+    """What the tokens weigh that are not below each of three keys."""
+    scale = _bits_as_float(tl.load(row_params + _SCALE))
+    at_first = tl.zeros((), tl.int64)
+    at_second = tl.zeros((), tl.int64)
+    at_third = tl.zeros((), tl.int64)
+    for begin in range(0, vocab, _PART):
+        _, values, keys = _chunk(row_logits, row_params, begin, vocab, shift)
+        found = _weights(values, best, scale)
+        at_first += tl.sum(tl.where(keys >= first, found, 0), axis=0)
+        at_second += tl.sum(tl.where(keys >= second, found, 0), axis=0)
+        at_third += tl.sum(tl.where(keys >= third, found, 0), axis=0)
+    return at_first, at_second, at_third
+
+
+@triton.jit
+def _narrowed(low, high, at_high, limit, first, second, third, at_first, at_second, at_third):
+    """(low, high, what is not below high) after a pass over three ascending keys between."""
+    new_low = tl.where(at_third >= limit, third, tl.where(at_second >= limit, second,
+                       tl.where(at_first >= limit, first, low)))  # fmt: skip
+    new_high = tl.where(at_third >= limit, high, tl.where(at_second >= limit, third,
+                        tl.where(at_first >= limit, second, first)))  # fmt: skip
+    above = tl.where(at_third >= limit, at_high, tl.where(at_second >= limit, at_third,
+                     tl.where(at_first >= limit, at_second, at_first)))  # fmt: skip
+    return new_low, new_high, above
+
+
+@triton.jit
+def _quarters(low, high):
+    """Three ascending keys above ``low`` and below ``high``, which are at least 2 apart."""
+    span = high.to(tl.int64) - low.to(tl.int64)
+    first = (low + tl.maximum(span // 4, 1)).to(tl.int32)
+    second = (low + tl.maximum(span // 2, 1)).to(tl.int32)
+    third = (low + tl.maximum(span * 3 // 4, 1)).to(tl.int32)
+    return first, second, third
+
+
+@triton.jit
+def _search_top_k(row_logits, row_params, low, high, top_k, vocab, shift):
+    """The largest key that ``top_k`` tokens are not below, as they are not below ``low``; how many are above it."""
+    above = top_k * 0
+    while low + 1 < high:
+        first, second, third = _quarters(low, high)
+        n1, n2, n3 = _pass_of_counts(row_logits, row_params, first, second, third, vocab, shift)
+        low, high, above = _narrowed(low, high, above, top_k, first, second, third, n1, n2, n3)
+    return low, above
+
+
+@triton.jit
+def _search_top_p(row_logits, row_params, best, low, high, total, limit, vocab, shift):
+    """The largest key such that tokens not below it weigh ``limit``, as those not below ``low`` do, which weigh
+    ``total``; what those above it weigh.
+
+    A sample of the row says where to begin, then the weights at both ends of what remains: any keys would do, the
+    nearer the fewer passes. Every second pass tries quarters, so that none of that can go wrong for long.
     """
     scale = _bits_as_float(tl.load(row_params + _SCALE))
+    ids = tl.arange(0, _PART) * tl.cdiv(vocab, _PART)
+    values = _load_logits(row_logits, row_params, ids, ids < vocab)
+    keys = tl.where(ids < vocab, _keys(values, shift), _LOWEST_KEY)
+    found = tl.where(ids < vocab, _weights(values, best, scale), 0)
+    share = tl.sum(found, axis=0).to(tl.float32) / total.to(tl.float32)
+    wanted = limit.to(tl.float32) * share
+    margin = total.to(tl.float32) * share * 0.012
+    first, _ = _least_key_of_top_p(keys, found, low, high, (wanted + margin).to(tl.int64))
+    third, _ = _least_key_of_top_p(keys, found, low, high, tl.maximum(wanted - margin, 1.0).to(tl.int64))
+    first = tl.minimum(tl.maximum(first, low + 1), high - 1)
+    third = tl.minimum(tl.maximum(third, first), high - 1)
+    second = (first & third) + ((first ^ third) >> 1)
     above = limit * 0
+    at_low = total
+    by_value = limit < 0
     while low + 1 < high:
-        span = high.to(tl.int64) - low.to(tl.int64)
-        first = (low + tl.maximum(span // 4, 1)).to(tl.int32)
-        second = (low + tl.maximum(span // 2, 1)).to(tl.int32)
-        third = (low + tl.maximum(span * 3 // 4, 1)).to(tl.int32)
-        at_first = limit * 0
-        at_second = limit * 0
-        at_third = limit * 0
-        for begin in range(0, vocab, _PART):
-            _, values, keys = _chunk(row_logits, row_params, begin, vocab, shift)
-            if BY_WEIGHT:
-                found = _weights(values, best, scale)
-                at_first += tl.sum(tl.where(keys >= first, found, 0), axis=0)
-                at_second += tl.sum(tl.where(keys >= second, found, 0), axis=0)
-                at_third += tl.sum(tl.where(keys >= third, found, 0), axis=0)
-            else:
-                at_first += tl.sum((keys >= first).to(tl.int32), axis=0)
-                at_second += tl.sum((keys >= second).to(tl.int32), axis=0)
-                at_third += tl.sum((keys >= third).to(tl.int32), axis=0)
-        low = tl.where(at_third >= limit, third, tl.where(at_second >= limit, second,
-                       tl.where(at_first >= limit, first, low)))  # fmt: skip
-        high = tl.where(at_third >= limit, high, tl.where(at_second >= limit, third,
-                        tl.where(at_first >= limit, second, first)))  # fmt: skip
-        above = tl.where(at_third >= limit, above, tl.where(at_second >= limit, at_third,
-                         tl.where(at_first >= limit, at_second, at_first)))  # fmt: skip
+        a, b, c = _pass_of_weights(row_logits, row_params, best, first, second, third, vocab, shift)
+        at_low = tl.where(c >= limit, c, tl.where(b >= limit, b, tl.where(a >= limit, a, at_low)))
+        low, high, above = _narrowed(low, high, above, limit, first, second, third, a, b, c)
+        if low + 1 < high:
+            first, second, third = _quarters(low, high)
+            by_value = by_value == 0
+            if by_value:
+                # As if weight were spread evenly over the values between: an eighth to either side of that.
+                bottom = _value_of(low, shift)
+                width = _value_of(high, shift) - bottom
+                part = (at_low - limit).to(tl.float32) / tl.maximum((at_low - above).to(tl.float32), 1.0)
+                if (width < float("inf")) & (bottom > -float("inf")):
+                    second = _keys(bottom + width * part, shift)
+                    first = _keys(bottom + width * (part - 0.125), shift)
+                    third = _keys(bottom + width * (part + 0.125), shift)
+                    first = tl.minimum(tl.maximum(first, low + 1), high - 1)
+                    second = tl.minimum(tl.maximum(second, first), high - 1)
+                    third = tl.minimum(tl.maximum(third, second), high - 1)
     return low, above
 
 
@@ -409,9 +482,11 @@ def search_kernel(
     ties = top_k * 0 + 2147483647
     above = top_k * 0
     if top_k > 0:
-        low, above = _search(row_logits, row_params, best, low, top + 1, top_k, vocab, shift, False)
+        low, above = _search_top_k(row_logits, row_params, low, top + 1, top_k, vocab, shift)
         ties = top_k - above
-    if (tl.load(row_params + _MODE) & _HAS_TOP_P) != 0:
+    has_top_p = (tl.load(row_params + _MODE) & _HAS_TOP_P) != 0
+    total = top_k * 0
+    if has_top_p:
         above = top_k * 0
         if top_k > 0:
             for begin in range(0, vocab, _PART):
@@ -423,16 +498,19 @@ def search_kernel(
             total = tl.sum(tl.load(part_weights + row * parts + at_part, mask=at_part < parts, other=0), axis=0)
         limit = _top_p_limit(row_params, total)
         if (top_k == 0) | (above >= limit):
-            low, above = _search(row_logits, row_params, best, low, top + 1, limit, vocab, shift, True)
+            low, above = _search_top_p(row_logits, row_params, best, low, top + 1, total, limit, vocab, shift)
             ties = top_k * 0 + 2147483647
         ties = _ties_of_top_p(limit, above, low, shift, best, scale, ties).to(tl.int64)
-    total = top_k * 0
-    left = ties
-    for begin in range(0, vocab, _PART):
-        _, values, keys = _chunk(row_logits, row_params, begin, vocab, shift)
-        kept, equal = _kept_weights(values, keys, low, left, best, scale, floor)
-        total += tl.sum(kept, axis=0)
-        left = tl.maximum(left - equal, 0)
+    if has_top_p & (floor == 0):
+        total = above + ties * _weights(_value_of(low, shift), best, scale)
+    else:
+        total = top_k * 0
+        left = ties
+        for begin in range(0, vocab, _PART):
+            _, values, keys = _chunk(row_logits, row_params, begin, vocab, shift)
+            kept, equal = _kept_weights(values, keys, low, left, best, scale, floor)
+            total += tl.sum(kept, axis=0)
+            left = tl.maximum(left - equal, 0)
     wanted = _wanted(row_params, tl.load(indices + row), total)
     token = greedy
     left = ties
