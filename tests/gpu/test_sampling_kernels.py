@@ -1,25 +1,32 @@
-"""The kernels that sample, token for token against torch. Without a GPU: TRITON_INTERPRET=1 and the package triton."""
+"""The kernels of ``benchmarks/device_sampling``, token for token against their definition in torch.
+
+Without a GPU: TRITON_INTERPRET=1 and the package triton.
+"""
 
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from kernel_cases import DEVICE, DTYPES, IS_INTERPRETED
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from device_sampling.definition import NO_TOKEN, replace_tokens
+from device_sampling.rows import BANNED, SamplingRow
+
 from trtx.torch_engine.runner.sampler import best_tokens
-from trtx.torch_engine.runner.sampling_rows import BANNED, SamplingRow
-from trtx.torch_engine.runner.torch_sampling import NO_TOKEN, replace_tokens
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not (torch.cuda.is_available() or IS_INTERPRETED), reason="needs CUDA or TRITON_INTERPRET=1"),
 ]
-VOCABS = [1, 3, 211, 9000] if IS_INTERPRETED else [1, 3, 211, 9000, 151_936, 262_144]
-ROWS = 5 if IS_INTERPRETED else 32
+VOCABS = [1, 3, 211, 5000] if IS_INTERPRETED else [1, 3, 211, 9000, 151_936, 262_144]
+ROWS = 3 if IS_INTERPRETED else 32
 
 
 class Case:
@@ -36,7 +43,7 @@ class Case:
 
     def by_kernels(self, order: list[int] | None = None) -> tuple[list[int], list[torch.Tensor | None]]:
         """Tokens and edits after them; ``order``: of the rows in the batch."""
-        from trtx.torch_engine.runner.triton_sampling import TritonSampling
+        from device_sampling.kernels import TritonSampling
 
         order = order or list(range(len(self.rows)))
         edits = [None if edit is None else edit.to(DEVICE).clone() for edit in self.edits]
@@ -131,7 +138,8 @@ def test_rows_without_numbers_or_without_a_token_have_none(dtype: torch.dtype) -
     logits[2, 3] = torch.inf
     logits[3] = -torch.inf
     asked: dict[str, Any] = {"is_greedy": False, "top_p": 0.9}
-    plans = [SamplingPlan(**asked) for _ in range(5)] + [SamplingPlan()]
+    plans = [SamplingPlan(**asked) for _ in range(5)]
+    plans.append(SamplingPlan())
     excluded = torch.full((vocab,), BANNED, dtype=torch.int32)
     case = Case(logits.to(dtype), plans, [None, torch.zeros_like(excluded), None, None, excluded, None])
     tokens, _ = case.by_kernels()

@@ -43,7 +43,7 @@ class TorchRunner:
         self._device = pool.device
         self._graphs = graphs
         self._block_table = BlockTable(cache)
-        self._sampler = Sampler(cache.padding_slot, vocab_size, pool.device)
+        self._sampler = Sampler(cache.padding_slot)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> list[Sampled]:
@@ -137,7 +137,7 @@ class TorchRunner:
     def close(self) -> None:
         """Frees graphs, weights and pool. The runner must not be used after."""
         self.synchronize()
-        del self._graphs, self._decoder, self._block_table, self._sampler, self.pool
+        del self._graphs, self._decoder, self._block_table, self.pool
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

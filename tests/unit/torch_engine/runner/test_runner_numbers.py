@@ -11,10 +11,9 @@ from runner_player import VOCAB, build, random_prompt, save
 
 from trtx.torch_engine.core import EngineCore
 from trtx.torch_engine.messages import Submit
-from trtx.torch_engine.runner import RunnerArgs, create_runner
-from trtx.torch_engine.runner.sampling_rows import SamplingRow
+from trtx.torch_engine.runner import RunnerArgs, create_runner, sampler
 from trtx.torch_engine.sampling import SamplingParams
-from trtx.torch_engine.sampling_plan import SamplingPlan, resolve_sampling
+from trtx.torch_engine.sampling_plan import resolve_sampling
 from trtx.torch_engine.scheduler import SchedulerLimits
 
 POISON = 17  # the token whose embedding is NaN
@@ -188,18 +187,18 @@ def test_a_row_that_cannot_be_sampled_ends_alone_and_a_device_error_does_not(
     checkpoint: Path, expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the fault is: nobody can think of all of them, so one is planted where rows are sampled together."""
-    real = SamplingRow.of
+    real = sampler.uniform
 
     def broken(error: Exception) -> Any:
-        def of(plan: SamplingPlan, seed: int, vocab_size: int) -> SamplingRow:
+        def draw(seed: int, index: int) -> float:
             if seed == 13:
                 raise error
-            return real(plan, seed, vocab_size)
+            return real(seed, index)
 
-        return of
+        return draw
 
     engine = Engine(checkpoint)
-    monkeypatch.setattr(SamplingRow, "of", broken(ZeroDivisionError("planted")))
+    monkeypatch.setattr(sampler, "uniform", broken(ZeroDivisionError("planted")))
     for index, neighbour in enumerate(NEIGHBOURS):
         engine.submit(index, clean_prompt(9 + 7 * index, index), **neighbour)
     engine.submit(99, [5, 6], temperature=1.0, seed=13)
@@ -210,7 +209,7 @@ def test_a_row_that_cannot_be_sampled_ends_alone_and_a_device_error_does_not(
     engine.run()
     assert "ZeroDivisionError: planted" in engine.errors[100]
 
-    monkeypatch.setattr(SamplingRow, "of", broken(torch.AcceleratorError("CUDA error: an illegal memory access")))
+    monkeypatch.setattr(sampler, "uniform", broken(torch.AcceleratorError("CUDA error: an illegal memory access")))
     engine.submit(99, [5, 6], temperature=1.0, seed=13)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.run()

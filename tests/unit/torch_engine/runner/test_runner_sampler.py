@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtx.torch_engine.batch import Sampled, ScheduledSequence
-from trtx.torch_engine.runner.sampler import Sampler, best_tokens
+from trtx.torch_engine.runner.sampler import Sampler, best_tokens, uniform
 from trtx.torch_engine.sampling import SamplingParams
 from trtx.torch_engine.sampling_plan import resolve_sampling
 
@@ -27,7 +27,7 @@ def sequence(
 
 
 def sample(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> list[Sampled]:
-    return Sampler(len(sequences), logits.shape[1], torch.device("cpu")).sample(logits, best_tokens(logits), sequences)
+    return Sampler(len(sequences)).sample(logits, best_tokens(logits), sequences)
 
 
 def token(logits: torch.Tensor, **more: Any) -> int:
@@ -44,6 +44,11 @@ def counts(logits: torch.Tensor, draws: int = 2000, **params: Any) -> Counter[in
     """How often each token comes up over ``draws`` seeds: fixed seeds, so the answer never changes."""
     sequences = [sequence(slot, seed=slot, **params) for slot in range(draws)]
     return Counter(result.token_id or 0 for result in sample(logits.expand(draws, -1), sequences))
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**20))
+def test_uniform_numbers_lie_in_the_half_open_unit_interval(seed: int, index: int) -> None:
+    assert 0.0 <= uniform(seed, index) < 1.0
 
 
 @given(st.integers(0, 1000), st.integers(0, 2**32), st.integers(1, VOCAB))
@@ -154,7 +159,7 @@ def test_every_row_gets_as_many_logprobs_as_it_asked_for() -> None:
 
 
 def test_a_slot_taken_by_another_sequence_samples_by_its_own_parameters() -> None:
-    sampler, logits = Sampler(1, VOCAB, torch.device("cpu")), random_logits(0)
+    sampler, logits = Sampler(1), random_logits(0)
     first, second, third = logits[0].topk(3).indices.tolist()
     greedy = best_tokens(logits)
     assert sampler.sample(logits, greedy, [sequence(stops=(first,))])[0].token_id == second

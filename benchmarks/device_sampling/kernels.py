@@ -1,4 +1,4 @@
-"""Triton kernels that sample as :mod:`torch_sampling` defines it, token for token.
+"""Triton kernels that sample as :mod:`definition` says, token for token.
 
 A row's logits are read once (:func:`summaries_kernel`): the largest of every group of 64 tokens, and the weights of
 every part of 4,096. The 128 groups with the largest maxima hold every logit not below the least of those maxima, so
@@ -14,10 +14,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from device_sampling.definition import EXP2, ROUNDER
+from device_sampling.rows import BANNED, FIELDS, GOLDEN, HAS_TOP_P, IS_SAMPLED, MIX_1, MIX_2
 from torch import Tensor
-
-from trtx.torch_engine.runner.sampling_rows import BANNED, FIELDS, GOLDEN, HAS_TOP_P, IS_SAMPLED, MIX_1, MIX_2
-from trtx.torch_engine.runner.torch_sampling import EXP2, ROUNDER
 
 GROUP = 64  # tokens of one maximum
 PART = 4096  # tokens of one sum of weights
@@ -47,7 +46,7 @@ def _bits_as_float(bits):
 
 @triton.jit
 def _load_logits(logits, row_params, tokens, inside):
-    """float32 logits, minus infinity outside of the vocabulary; edits as in ``torch_sampling.edit_logits``."""
+    """float32 logits, minus infinity outside of the vocabulary; edits as in ``definition.edit_logits``."""
     values = tl.load(logits + tokens, mask=inside, other=-float("inf")).to(tl.float32)
     address = tl.load(row_params + _EDITS)
     if address != 0:
@@ -85,7 +84,7 @@ def _shift(row_params, IS_BFLOAT16: tl.constexpr):
 
 @triton.jit
 def _weights(values, best, scale):
-    """int64; see ``torch_sampling.weights``. Launched with ``enable_fp_fusion=False``: every rounding counts."""
+    """int64; see ``definition.weights``. Launched with ``enable_fp_fusion=False``: every rounding counts."""
     exponents = tl.maximum((values - best) * scale, -64.0)
     rounded = exponents + _ROUNDER
     rest = exponents - (rounded - _ROUNDER)

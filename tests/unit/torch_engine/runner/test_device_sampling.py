@@ -1,7 +1,9 @@
-"""Which tokens are kept, and which of them is drawn, against softmax in float64 and against what is known by hand."""
+"""The sampling of ``benchmarks/device_sampling`` against softmax in float64 and against what is known by hand."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
+from device_sampling.definition import draw, kept_weights, weights
+from device_sampling.rows import WEIGHT_BITS, SamplingRow, mix, random_bits
+from device_sampling.sampler import DeviceSampler
+
 from trtx.torch_engine.batch import ScheduledSequence
-from trtx.torch_engine.runner.sampler import Sampler, best_tokens
-from trtx.torch_engine.runner.sampling_rows import WEIGHT_BITS, SamplingRow, mix, random_bits
-from trtx.torch_engine.runner.torch_sampling import draw, kept_weights, weights
+from trtx.torch_engine.runner.sampler import best_tokens
 from trtx.torch_engine.sampling import SamplingParams
 from trtx.torch_engine.sampling_plan import SamplingPlan, resolve_sampling
 
@@ -125,7 +130,7 @@ def test_counts_kept_from_step_to_step_are_those_of_the_whole_sequence() -> None
     """And another sequence in the slot starts with its own, as does one that has been preempted."""
     cpu, vocab = torch.device("cpu"), 30
     generator = torch.Generator().manual_seed(0)
-    kept_sampler = Sampler(2, vocab, cpu)
+    kept_sampler = DeviceSampler(2, vocab, cpu)
     for life, stop in enumerate((12, 5)):
         prompt, output = [1, 2, 2, life], list[int]()
         sampling = resolve_sampling(SamplingParams(temperature=0.5, frequency_penalty=0.7, repetition_penalty=1.2))
@@ -134,7 +139,8 @@ def test_counts_kept_from_step_to_step_are_those_of_the_whole_sequence() -> None
             banned = (3, 4) if step < 3 else ()
             sequence = ScheduledSequence(1, step == 0, [0], 3, [], True, sampling, prompt, output, 7, banned)
             results = [
-                one.sample(logits, best_tokens(logits), [sequence]) for one in (kept_sampler, Sampler(2, vocab, cpu))
+                one.sample(logits, best_tokens(logits), [sequence])
+                for one in (kept_sampler, DeviceSampler(2, vocab, cpu))
             ]
             assert results[0][0].token_id == results[1][0].token_id
             assert step >= 3 or results[0][0].token_id not in banned

@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from device_sampling.rows import BANNED, WEIGHT_BITS, SamplingRow, random_bits
 from torch import Tensor
-
-from trtx.torch_engine.runner.sampling_rows import BANNED, WEIGHT_BITS, SamplingRow, random_bits
 
 NO_TOKEN = -1
 """In place of a row's token where none is best: a logit is NaN or infinite, or every token is excluded. It comes to
