@@ -138,10 +138,14 @@ def test_counts_kept_from_step_to_step_are_those_of_the_whole_sequence() -> None
             logits = torch.randn(1, vocab, generator=generator) * 2
             banned = (3, 4) if step < 3 else ()
             sequence = ScheduledSequence(1, step == 0, [0], 3, [], True, sampling, prompt, output, 7, banned)
-            results = [
-                one.sample(logits, best_tokens(logits), [sequence])
-                for one in (kept_sampler, DeviceSampler(2, vocab, cpu))
+            greedy = best_tokens(logits)
+            token = DeviceSampler(2, vocab, cpu).sample(logits, greedy, [sequence])[0].token_id
+            for _ in range(2 if step == 4 else 1):  # a step that failed is done again, row by row
+                assert kept_sampler.sample(logits, greedy, [sequence])[0].token_id == token
+                assert kept_sampler._rows._held[1].counted == len(prompt) + len(output) + 1  # type: ignore[union-attr]
+            edits = kept_sampler._rows._held[1].edits  # type: ignore[union-attr]
+            assert token is not None and token not in banned and edits is not None
+            output.append(token)
+            assert edits.clamp(min=0).tolist() == [
+                0 if at in banned else (prompt + output).count(at) for at in range(vocab)
             ]
-            assert results[0][0].token_id == results[1][0].token_id
-            assert step >= 3 or results[0][0].token_id not in banned
-            output.append(results[0][0].token_id or 0)
