@@ -2,8 +2,9 @@
 
     python benchmarks/engine_decode.py --model synthetic:qwen3-8b --batch 1,8,64,256 --isl 512 --osl 128
 
-Greedy, every sequence of the same length, wall time of ``execute`` with its tokens on the host; the first step of
-each phase at each batch size is not counted. The last line of stdout is one JSON document.
+Every sequence of the same length, wall time of ``execute`` with its tokens on the host; the first step of each phase
+at each batch size is not counted. Greedy; with ``--temperature``, ``--top-k``, ``--top-p``, ``--min-p`` or
+``--repetition-penalty`` sampled as well, in the same process. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ import torch
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.batch import Batch, ScheduledSequence
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
-def measure(runner: TorchRunner, *, batch: int, isl: int, osl: int, max_num_tokens: int) -> dict[str, float]:
+def measure(
+    runner: TorchRunner, sampling: SamplingPlan, *, batch: int, isl: int, osl: int, max_num_tokens: int
+) -> dict[str, float]:
     """Prefill in chunks of whole prompts, then ``osl - 1`` decode steps of all sequences."""
     per_sequence = -(-(isl + osl) // runner.geometry.tokens_per_block)
-    sampling = SamplingPlan(max_tokens=osl)
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(runner.vocab_size, (batch, isl), generator=generator).tolist()
     order = torch.randperm(runner.num_blocks, generator=generator)[: batch * per_sequence].tolist()
@@ -70,7 +73,15 @@ def main() -> None:
     parser.add_argument("--max-num-tokens", type=int, default=8192)
     parser.add_argument("--tokens-per-block", type=int, default=32)
     parser.add_argument("--no-cuda-graphs", action="store_true")
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--min-p", type=float)
+    parser.add_argument("--repetition-penalty", type=float)
     options = parser.parse_args()
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    asked = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    kinds = {"greedy": SamplingParams()} | ({"sampled": SamplingParams(**asked)} if asked else {})
     batches = [int(batch) for batch in options.batch.split(",")]
     checkpoint = resolve_checkpoint(options.model, on_gpu=torch.cuda.is_available())
     begin = time.perf_counter()
@@ -87,19 +98,21 @@ def main() -> None:
     memory_gib = runner.device_memory_bytes() / 2**30
     print(f"{options.model}, {device}, torch {torch.__version__}, ISL {options.isl}, OSL {options.osl}")
     print(f"start {start_s:.1f} s, device memory {memory_gib:.1f} GiB, KV pool {runner.pool.nbytes / 2**30:.1f} GiB")
-    print(f"{'batch':>5}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'step ms':>8}")
+    print(f"{'batch':>5}  {'':<7}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'step ms':>8}")
     rows = []
     for batch in batches:
-        row = measure(
-            runner, batch=batch, isl=options.isl, osl=options.osl, max_num_tokens=options.max_num_tokens
-        )  # fmt: skip
-        rows.append(row)
-        print(
-            f"{batch:>5}  {row['prefill_tokens_per_s']:>13,.0f}  {row['decode_tokens_per_s']:>12,.0f}  "
-            f"{row['decode_step_ms']:>8.3f}"
-        )
-        sys.stdout.flush()
-    print(json.dumps({"model": options.model, "device": device, "start_s": start_s, "rows": rows}))
+        for kind, params in kinds.items():
+            row = measure(
+                runner, resolve_sampling(params), batch=batch, isl=options.isl, osl=options.osl,
+                max_num_tokens=options.max_num_tokens,
+            )  # fmt: skip
+            rows.append(row | {"kind": kind})
+            print(
+                f"{batch:>5}  {kind:<7}  {row['prefill_tokens_per_s']:>13,.0f}  {row['decode_tokens_per_s']:>12,.0f}  "
+                f"{row['decode_step_ms']:>8.3f}"
+            )
+            sys.stdout.flush()
+    print(json.dumps({"model": options.model, "sampling": asked, "device": device, "start_s": start_s, "rows": rows}))
 
 
 if __name__ == "__main__":

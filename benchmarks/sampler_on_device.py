@@ -1,16 +1,12 @@
-"""What sampling costs a decode step today, and what one kernel on the device would cost in its place.
+"""What sampling costs a decode step with the runner's sampler, and with the one of ``device_sampling`` in its place.
 
-    python benchmarks/sampler_on_device.py --model synthetic:qwen3-0.6b      # one GPU, about 40 s
+    python benchmarks/sampler_on_device.py --model synthetic:qwen3-8b      # one GPU
 
-First the runner's whole step, greedy and sampled in three ways, wall time with the tokens on the host. Then kernels
-alone, in a CUDA graph, over float and bfloat16 logits of the same vocabulary: torch's argmax (what a greedy graph ends
-with today), and a Gumbel-max kernel that draws from the softmax at a temperature in one pass over the logits: the
-number of each (seed, index, token) comes from Philox on the device, so that a token is a function of logits, seed and
-index, whatever the batch. Its draws are checked against the softmax by chi-square.
+First whole steps of one runner, greedy and sampled in several ways, wall time with the tokens on the host, with the one
+sampler and with the other. Then the kernels alone, behind one another in a CUDA graph whose launch is part of the time,
+over bfloat16 logits of a vocabulary of 151,936 with two spreads, beside torch's argmax; each table's tokens are
+compared with the definition's on the CPU.
 """
-
-# Triton's decorator hides the signature.
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-def"
 
 from __future__ import annotations
 
@@ -18,78 +14,36 @@ import argparse
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
+from device_sampling.definition import replace_tokens
+from device_sampling.kernels import TritonSampling
+from device_sampling.rows import SamplingRow
+from device_sampling.sampler import DeviceSampler
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.batch import Batch, ScheduledSequence
-from trtx.torch_engine.llmapi.sampling import SamplingParams
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.runner.sampler import best_tokens
+from trtx.torch_engine.sampling_plan import SamplingPlan
 
-PART = 4096  # logits of one program
-
-
-@triton.jit
-def gumbel_parts_kernel(logits, temperatures, seeds, indices, best, where, vocab, PART: tl.constexpr):
-    """The largest ``logit / temperature + Gumbel noise`` of one part of one row, and its token."""
-    row = tl.program_id(0)
-    part = tl.program_id(1)
-    QUARTER: tl.constexpr = PART // 4
-    temperature = tl.load(temperatures + row)
-    # One Philox call gives the numbers of four tokens.
-    counters = tl.load(indices + row) * vocab + part * QUARTER + tl.arange(0, QUARTER)
-    numbers = tl.rand4x(tl.load(seeds + row), counters)
-    top = -float("inf")
-    token = vocab
-    for quarter in tl.static_range(4):
-        tokens = part * PART + quarter * QUARTER + tl.arange(0, QUARTER)
-        inside = tokens < vocab
-        values = tl.load(logits + row.to(tl.int64) * vocab + tokens, mask=inside, other=-float("inf")).to(tl.float32)
-        noise = -tl.log(-tl.log(tl.maximum(numbers[quarter], 1e-20)))
-        scores = tl.where(temperature > 0, values / tl.maximum(temperature, 1e-6) + noise, values)
-        scores = tl.where(inside, scores, -float("inf"))
-        highest = tl.max(scores, axis=0)
-        found = tl.min(tl.where(scores == highest, tokens, vocab), axis=0)
-        token = tl.where(highest > top, found, token)
-        top = tl.maximum(top, highest)
-    tl.store(best + row * tl.num_programs(1) + part, top)
-    tl.store(where + row * tl.num_programs(1) + part, token)
+VOCAB = 151_936
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "T": {"temperature": 0.8},
+    "T, k 50, p .95": {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
+    "top_k 50": {"top_k": 50},
+    "top_p .95": {"top_p": 0.95},
+    "top_k 500": {"top_k": 500},
+    "k 500, p .95": {"top_k": 500, "top_p": 0.95},
+    "min_p .05": {"temperature": 1.0, "min_p": 0.05},
+    "with penalty": {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "repetition_penalty": 1.1},
+}
 
 
-@triton.jit
-def gumbel_merge_kernel(best, where, out, parts, PARTS: tl.constexpr):
-    row = tl.program_id(0)
-    at = tl.arange(0, PARTS)
-    scores = tl.load(best + row * parts + at, mask=at < parts, other=-float("inf"))
-    tokens = tl.load(where + row * parts + at, mask=at < parts, other=2**30)
-    top = tl.max(scores, axis=0)
-    tl.store(out + row, tl.min(tl.where(scores == top, tokens, 2**30), axis=0))
-
-
-class GumbelSampler:
-    def __init__(self, rows: int, vocab: int) -> None:
-        self._parts = triton.cdiv(vocab, PART)
-        self._best = torch.empty(rows, self._parts, device="cuda")
-        self._where = torch.empty(rows, self._parts, dtype=torch.int32, device="cuda")
-        self.temperatures = torch.ones(rows, device="cuda")
-        self.seeds = torch.arange(rows, dtype=torch.int32, device="cuda")
-        self.indices = torch.zeros(rows, dtype=torch.int32, device="cuda")
-        self.out = torch.empty(rows, dtype=torch.int32, device="cuda")
-
-    def run(self, logits: torch.Tensor) -> torch.Tensor:
-        rows, vocab = logits.shape
-        gumbel_parts_kernel[(rows, self._parts)](
-            logits, self.temperatures, self.seeds, self.indices, self._best, self._where, vocab, PART=PART, num_warps=8
-        )
-        gumbel_merge_kernel[(rows,)](
-            self._best, self._where, self.out, self._parts, PARTS=triton.next_power_of_2(self._parts), num_warps=1
-        )
-        return self.out[:rows]
-
-
-def step_ms(runner: TorchRunner, batch: int, sampling: SamplingParams, context: int = 256, steps: int = 24) -> float:
+def step_ms(runner: TorchRunner, batch: int, sampling: SamplingPlan, context: int = 256, steps: int = 24) -> float:
     """Median wall time of a decode step of ``batch`` sequences; their KV is whatever the pool holds."""
     per_sequence = -(-(context + steps + 8) // runner.geometry.tokens_per_block)
     sequences = [
@@ -130,15 +84,32 @@ def graph_us(run: object) -> float:
     return statistics.median(times[2:])
 
 
-def chi_square() -> tuple[float, int]:
-    """(statistic, degrees of freedom) of 2**18 draws from 32 tokens."""
-    rows, vocab = 2**18, 32
-    logits = torch.randn(vocab, device="cuda").expand(rows, vocab).contiguous()
-    sampler = GumbelSampler(rows, vocab)
-    sampler.temperatures.fill_(0.7)
-    expected = torch.softmax(logits[0].double() / 0.7, dim=0) * rows
-    found = torch.bincount(sampler.run(logits).long(), minlength=vocab).double()
-    return float(((found - expected) ** 2 / expected).sum()), vocab - 1
+def kernels_us(logits: torch.Tensor, asked: dict[str, Any]) -> float:
+    """Of all kernels that one batch of ``logits`` launches, and a copy of its greedy tokens."""
+    count, device = logits.shape[0], logits.device
+    rows = [SamplingRow.of(resolve_sampling(SamplingParams(**asked)), seed, VOCAB) for seed in range(count)]
+    has_edits = "repetition_penalty" in asked
+    edits = [torch.randint(3, (VOCAB,), dtype=torch.int32, device=device) if has_edits else None for _ in range(count)]
+    before = [None if edit is None else edit.cpu() for edit in edits]
+    fields = [row.fields(edit) for row, edit in zip(rows, edits, strict=True)]
+    on_device = torch.tensor(fields, dtype=torch.int64, device=device)
+    slots = torch.arange(count, dtype=torch.int32, device=device)
+    greedy, kernels = best_tokens(logits), TritonSampling(count, VOCAB, device)
+    tokens = greedy.clone()
+
+    def run() -> None:
+        tokens.copy_(greedy)
+        kernels.replace_tokens(
+            tokens, logits, slots, slots, on_device, has_edits=has_edits, is_sampled=any(r.is_sampled for r in rows),
+            is_restricted=any(r.is_restricted for r in rows),
+        )  # fmt: skip
+
+    run()
+    checked = min(8, count)
+    expected = torch.empty(checked, dtype=torch.int64)
+    replace_tokens(expected, logits[:checked].float().cpu(), rows[:checked], before[:checked], range(checked))
+    assert tokens[:checked].tolist() == expected.tolist(), asked
+    return graph_us(run)
 
 
 def main() -> None:
@@ -153,33 +124,28 @@ def main() -> None:
         )
     )  # fmt: skip
     print(f"{options.model}, {torch.cuda.get_device_name()}, torch {torch.__version__}, context 256")
-    many = 1 << 20
-    kinds = {
-        "greedy": SamplingParams(max_tokens=many, ignore_eos=True, temperature=0),
-        "temperature 1": SamplingParams(max_tokens=many, ignore_eos=True, temperature=1.0),
-        "top_p 0.9": SamplingParams(max_tokens=many, ignore_eos=True, temperature=1.0, top_p=0.9),
-        "top_k 50": SamplingParams(max_tokens=many, ignore_eos=True, temperature=1.0, top_k=50),
+    plans = {
+        name: resolve_sampling(SamplingParams(max_tokens=1 << 20, ignore_eos=True, **asked))
+        for name, asked in KINDS.items()
     }
-    print(f"{'a whole step, ms':>22} " + " ".join(f"{name:>15}" for name in kinds))
-    for batch in (1, 8, 64, 256):
-        with torch.inference_mode():
-            print(f"{batch:>22} " + " ".join(f"{step_ms(runner, batch, kind):>15.3f}" for kind in kinds.values()))
-    vocab = runner.vocab_size
-    print(
-        f"{'kernels alone, us':>22} {'argmax bf16':>15} {'Gumbel bf16':>15} {'Gumbel float32':>15} {'floor bf16':>15}"
-    )
-    for batch in (1, 8, 64, 256):
-        logits = torch.randn(batch, vocab, device="cuda", dtype=torch.bfloat16)
-        wide, sampler = logits.float(), GumbelSampler(batch, vocab)
-        cells = [
-            graph_us(lambda logits=logits: torch.argmax(logits, dim=-1)),
-            graph_us(lambda logits=logits, sampler=sampler: sampler.run(logits)),
-            graph_us(lambda logits=wide, sampler=sampler: sampler.run(logits)),
-            logits.nbytes / 4.3e12 * 1e6,
-        ]
-        print(f"{batch:>22} " + " ".join(f"{us:>15.1f}" for us in cells))
-    statistic, freedom = chi_square()
-    print(f"chi-square {statistic:.1f} with {freedom} degrees of freedom")
+    samplers = {
+        "the runner's": runner._sampler,
+        "device_sampling": DeviceSampler(256, runner.vocab_size, runner.pool.device),
+    }
+    for name, sampler in samplers.items():
+        runner._sampler = sampler
+        print(f"{'step ms, ' + name:>24} " + " ".join(f"{kind:>14}" for kind in plans))
+        for batch in (1, 8, 64, 256):
+            with torch.inference_mode():
+                print(f"{batch:>24} " + " ".join(f"{step_ms(runner, batch, plan):>14.3f}" for plan in plans.values()))
+    runner.close()
+    for spread in (1.0, 4.0):
+        print(f"{f'kernels us, spread {spread:g}':>24} {'argmax':>14} " + " ".join(f"{kind:>14}" for kind in KINDS))
+        for batch in (1, 8, 64, 256):
+            logits = (torch.randn(batch, VOCAB, device="cuda") * spread).bfloat16()
+            cells = [graph_us(lambda logits=logits: best_tokens(logits))]
+            cells += [kernels_us(logits, asked) for asked in KINDS.values()]
+            print(f"{batch:>24} " + " ".join(f"{us:>14.1f}" for us in cells))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from collections.abc import Generator
 
 import pytest
 
-
 # What a shell starts in the background ignores SIGINT, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
