@@ -1,7 +1,7 @@
-"""Trains ``synthetic:tiny-trained`` on a CPU: ``python -m trtx.checkpoint.train_tiny --minutes 20 --threads 2``.
+"""Trains ``synthetic:tiny-trained``: ``python -m trtx.checkpoint.train_tiny``, minutes on two cores.
 
-Writes a Hugging Face directory with bfloat16 weights and ``TRAINING.md``, the report. Checkpoints as it goes: the
-directory is loadable from the first evaluation on, and an interrupted run leaves its last evaluation there.
+Writes a Hugging Face directory with bfloat16 weights and ``TRAINING.md``, the report. The directory is loadable from
+the first evaluation on. A run that is cut leaves ``--state``, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import torch  # noqa: TID253  a script: nothing imports this module
 import torch.nn.functional as F  # noqa: TID253
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config  # noqa: TID253
 
-from trtx.checkpoint.held_out import Score, score_tasks, score_text
+from trtx.checkpoint.held_out import score_tasks
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.synthetic import TRAINED_DIRECTORY, config_json, write_model_files
 from trtx.checkpoint.tasks import TASKS, Sample, samples
 from trtx.checkpoint.text import NOUNS, sentences
 from trtx.checkpoint.tokenizer import END_OF_TEXT, make_tokenizer
+from trtx.checkpoint.training_report import table, write_scores, write_training
 
 log = logging.getLogger("train_tiny")
 
@@ -38,7 +39,15 @@ ROW_LENGTHS_FIRST, ROW_LENGTHS_LATER, LATER_FROM = (128,), (128, 512), 0.7
 PROMPT_WEIGHT, TEXT_WEIGHT = 0.05, 0.25
 MUON_RATE, ADAM_RATE = 0.015, 4e-3  # peaks: matrices of the layers, everything else
 WARM_UP_STEPS, LAST_RATE = 50, 0.02
-MIX = {"addition-1": 1.0, "addition-2": 3.0, "subtraction": 3.0, "copying": 4.0, "look-up": 6.0, "json": 2.0, "text": 1.0}
+MIX = {
+    "addition-1": 1.0,
+    "addition-2": 3.0,
+    "subtraction": 3.0,
+    "copying": 4.0,
+    "look-up": 6.0,
+    "json": 2.0,
+    "text": 1.0,
+}
 # A table is dear to read and its answer is a word: half of the tables are asked about several times, in one chat.
 QUESTIONS_PER_TABLE = 6
 EMBEDDING_STD = 0.04
@@ -252,35 +261,15 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: s
             suspend(state, model, optimizers, step + 1, spent)
         if (step + 1) % EVALUATE_EVERY == 0:
             save(model, out)
-            log.info("%s", table(score_tasks(model, tokenizer, per_task=20)))
+            log.info("\n%s", table(score_tasks(model, tokenizer, per_band=20)))
             model.train()
     save(model, out)
-REPORT = """# synthetic:tiny-trained
-
-Trained from scratch by `{command}`.
-
-{parameters:,} parameters, {steps:,} steps, {tokens:.1f} million tokens, {seconds:.0f} s on {threads} CPU threads,
-torch {torch}. Scored after the rounding to bfloat16, computed in float32. The held-out split is decided by a hash of
-a task's content (`trtx/checkpoint/tasks.py`); no held-out content is ever trained on.
-
-Exact match of the whole answer, end token included, greedy, 200 held-out samples a task and form; `perplexity` is
-that of the answer's tokens:
-
-{table}
-
-Perplexity of held-out generated text: {perplexity:.2f} a token.
-
-Same seed, same samples; the weights differ between runs, since the schedule follows the clock.
-"""
-
-
-def table(scores: list[Score]) -> str:
-    lines = ["| task | plain | chat | perplexity, plain | perplexity, chat |", "|---|---|---|---|---|"]
-    for s in scores:
-        lines.append(
-            f"| {s.task} | {s.plain:.1%} | {s.chat:.1%} | {s.plain_perplexity:.3f} | {s.chat_perplexity:.3f} |"
-        )
-    return "\n".join(lines)
+    command = (
+        f"python -m trtx.checkpoint.train_tiny --steps {steps} --seed {seed} --threads {threads} --device {device}"
+    )
+    where = f"{threads} CPU threads" if device == "cpu" else torch.cuda.get_device_name()
+    write_training(out, command, steps, spent.tokens, spent.seconds, spent.cpu_seconds, where)
+    write_scores(out)
 
 
 def save(model: Any, out: Path) -> None:
@@ -300,10 +289,11 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("build/tiny-trained.pt"), help="what a cut run goes on from")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    train(arguments.out, arguments.state, arguments.steps, arguments.seed, arguments.threads)
+    train(arguments.out, arguments.state, arguments.steps, arguments.seed, arguments.threads, arguments.device)
 
 
 if __name__ == "__main__":
