@@ -101,7 +101,7 @@ class Documents:
 def several_questions(table: Sample, rng: random.Random) -> list[tuple[str, str]]:
     """A chat about one table of look-up: prompts and completions, one after the other."""
     pairs = [entry.split(" is ") for entry in table.key.split(", ")]
-    turns, before = [], f"{table.key}. "
+    before, turns = f"{table.key}. ", list[tuple[str, str]]()
     for name, value in rng.sample(pairs, min(len(pairs), QUESTIONS_PER_TABLE)):
         question = rng.choice((f"{name} ->", f"What is {name}?"))
         prompt, answer = Sample("look-up", before + question, value, table.key).chat()
