@@ -79,7 +79,7 @@ def test_an_fp8_build_is_a_checkpoint_with_configs_and_a_proof_of_real_figures(f
     assert manifest["weight_bytes"]["result"] < 0.6 * manifest["weight_bytes"]["source"]
     proof = manifest["proof"]
     assert proof["tokens"] > 30_000
-    assert 28 < proof["source_perplexity"] < 30  # TRAINING.md's figure is 28.95, of other sentences
+    assert 27 < proof["source_perplexity"] < 29  # TRAINING.md's figure is 27.17, of other pieces of such text
     assert proof["perplexity"] != proof["source_perplexity"]
     assert abs(proof["increase_pct"]) < 0.5
     assert 0.9 < proof["greedy_agreement"] < 1.0
