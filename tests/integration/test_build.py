@@ -79,10 +79,10 @@ def test_an_fp8_build_is_a_checkpoint_with_configs_and_a_proof_of_real_figures(f
     assert manifest["weight_bytes"]["result"] < 0.6 * manifest["weight_bytes"]["source"]
     proof = manifest["proof"]
     assert proof["tokens"] > 30_000
-    assert 28 < proof["source_perplexity"] < 30  # TRAINING.md's figure is 28.95, of other sentences
+    assert 27 < proof["source_perplexity"] < 29  # TRAINING.md's figure is 27.17, of other pieces of such text
     assert proof["perplexity"] != proof["source_perplexity"]
     assert abs(proof["increase_pct"]) < 0.5
-    assert 0.9 < proof["greedy_agreement"] < 1.0
+    assert 0.6 < proof["greedy_agreement"] < 0.95  # half of the prompts are text, which goes on with many near ties
 
 
 def test_the_same_inputs_find_the_build_and_a_missed_gate_marks_it(fp8: Path, output: Path) -> None:

@@ -9,9 +9,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from trtx.checkpoint.tasks import TASKS, Sample, samples
+from trtx.checkpoint.tasks import Sample, samples
 from trtx.checkpoint.text import sentences
 
 HELD_OUT_SEED = 1_000_003  # text has no split by content, so its seed is one that training never uses
@@ -19,15 +20,43 @@ HELD_OUT_SEED = 1_000_003  # text has no split by content, so its seed is one th
 TokenLogprobs = Callable[[Sequence[int]], Sequence[float]]
 
 
+# What makes a task harder, and the bands (from, to) that it is scored in.
+DIFFICULTIES: MappingProxyType[str, tuple[str, tuple[tuple[int, int], ...]]] = MappingProxyType(
+    {
+        "addition-1": ("digits", ((1, 1),)),
+        "addition-2": ("digits", ((1, 2),)),
+        "subtraction": ("digits", ((1, 1), (2, 2))),
+        "copying": ("words", ((2, 4), (5, 8), (9, 12))),
+        "look-up": ("entries", ((2, 4), (5, 7), (8, 10))),
+        "json": ("fields", ((2, 2), (3, 3))),
+    }
+)
+_BATCH = 50
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Share of exact answers (0 to 1) and perplexity of the answers' tokens, without and with the chat template."""
+    """One band of one task, without and with the chat template.
+
+    ``plain`` and ``chat``: exact answers of ``count``, the same samples in both forms. The perplexities are those of
+    the answers' tokens.
+    """
 
     task: str
-    plain: float
-    chat: float
+    difficulty: str
+    count: int
+    plain: int
+    chat: int
     plain_perplexity: float
     chat_perplexity: float
+
+
+def size(sample: Sample) -> int:
+    """How hard it is, in the unit that ``DIFFICULTIES`` names."""
+    unit = DIFFICULTIES[sample.task][0]
+    if unit == "digits":
+        return max(len(term) for term in sample.key.replace("+", "-").split("-"))
+    return len(sample.key.split()) if unit == "words" else len(sample.key.split(", "))
 
 
 def held_out_samples(task: str, count: int, seed: int = 0) -> list[Sample]:
@@ -64,23 +93,34 @@ def answer_pieces(tokenizer: Any, pairs: Iterable[tuple[str, str]]) -> list[tupl
     return pieces
 
 
-def score_tasks(model: Any, tokenizer: Any, per_task: int) -> list[Score]:
-    """Every task on ``per_task`` held-out samples. An answer is exact when greedy decoding yields all its ids.
+def score_tasks(model: Any, tokenizer: Any, per_band: int) -> list[Score]:
+    """Every band of every task, on up to ``per_band`` held-out samples, no two with the same prompt.
 
     Greedy decoding yields exactly the answer if and only if each of its ids is the most likely one given the prompt
     and the ids before it, so one forward pass a sample tells.
     """
     scores = []
-    for task in TASKS:
-        chosen = held_out_samples(task, per_task)
-        forms = [[s.plain() for s in chosen], [s.chat() for s in chosen]]
-        exact, perplexities = [], []
-        for form in forms:
-            pieces = answer_pieces(tokenizer, form)
-            exact.append(sum(_is_greedy(model, ids, first) for ids, first in pieces) / len(pieces))
-            perplexities.append(perplexity(pieces, transformers_logprobs(model)))
-        scores.append(Score(task, *exact, *perplexities))
+    for task, (unit, bands) in DIFFICULTIES.items():
+        for low, high in bands:
+            drawn = (sample for sample in held_out_samples(task, 40 * per_band) if low <= size(sample) <= high)
+            chosen = list({sample.prompt: sample for sample in drawn}.values())[:per_band]
+            exact, perplexities = [], []
+            for form in ([s.plain() for s in chosen], [s.chat() for s in chosen]):
+                answers = _answers(model, answer_pieces(tokenizer, form))
+                exact.append(sum(right for right, _ in answers))
+                logprobs = [logprob for _, row in answers for logprob in row]
+                perplexities.append(math.exp(-math.fsum(logprobs) / len(logprobs)))
+            difficulty = f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+            scores.append(Score(task, difficulty.replace("1 digits", "1 digit"), len(chosen), *exact, *perplexities))
     return scores
+
+
+def interval(right: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, 0 to 1."""
+    z = 1.959964
+    share, weight = right / count, z * z / count
+    middle, half = share + weight / 2, z * math.sqrt(share * (1 - share) / count + weight / (4 * count))
+    return max(0.0, (middle - half) / (1 + weight)), min(1.0, (middle + half) / (1 + weight))
 
 
 def score_text(model: Any, tokenizer: Any, count: int) -> float:
@@ -101,9 +141,21 @@ def transformers_logprobs(model: Any) -> TokenLogprobs:
     return scorer
 
 
-def _is_greedy(model: Any, ids: Sequence[int], first: int) -> bool:
-    best: list[int] = _logits(model, ids)[first - 1 : -1].argmax(-1).tolist()
-    return best == list(ids[first:])
+def _answers(model: Any, pieces: Sequence[tuple[list[int], int]]) -> list[tuple[bool, list[float]]]:
+    """Of each piece's answer: whether greedy decoding gives it, and its tokens' log-probabilities."""
+    import torch
+
+    found: list[tuple[bool, list[float]]] = []
+    for batch in (pieces[at : at + _BATCH] for at in range(0, len(pieces), _BATCH)):
+        width = max(len(ids) for ids, _ in batch)
+        rows = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch], device=model.device)
+        with torch.inference_mode():  # causal: what is padded at the end changes nothing before it
+            logprobs = model(input_ids=rows, use_cache=False).logits.float().log_softmax(-1)
+        for row, (ids, first) in zip(logprobs, batch, strict=True):
+            answer, scored = ids[first:], row[first - 1 : len(ids) - 1]
+            chosen = scored.gather(1, scored.new_tensor(answer).long()[:, None])[:, 0]
+            found.append((scored.argmax(-1).tolist() == answer, chosen.tolist()))
+    return found
 
 
 def _logits(model: Any, ids: Sequence[int]) -> Any:

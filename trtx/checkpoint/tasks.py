@@ -70,7 +70,7 @@ def _subtraction(rng: random.Random) -> Sample:
 
 def _copying(rng: random.Random) -> Sample:
     words = " ".join(rng.choice(NOUNS) for _ in range(rng.randint(2, 12)))
-    return Sample("copying", rng.choice((f"copy: {words} ->", f"Repeat these words: {words}")), words, words)
+    return Sample("copying", rng.choice((f"copy: {words} ->", f"Repeat these words: {words}.")), words, words)
 
 
 def _look_up(rng: random.Random) -> Sample:
@@ -88,7 +88,7 @@ def _json(rng: random.Random) -> Sample:
     keys = rng.sample(sorted(fields), rng.randint(2, 3))
     described = ", ".join(f"{key} {fields[key]}" for key in keys)
     answer = json.dumps({key: fields[key] for key in keys})
-    return Sample("json", rng.choice((f"json: {described} ->", f"Write JSON with {described}")), answer, described)
+    return Sample("json", rng.choice((f"json: {described} ->", f"Write JSON with {described}.")), answer, described)
 
 
 TASKS: MappingProxyType[str, Callable[[random.Random], Sample]] = MappingProxyType(

@@ -1,7 +1,7 @@
-"""Trains ``synthetic:tiny-trained`` on a CPU: ``python -m trtx.checkpoint.train_tiny --minutes 20 --threads 2``.
+"""Trains ``synthetic:tiny-trained``: ``python -m trtx.checkpoint.train_tiny``, minutes on two cores.
 
-Writes a Hugging Face directory with bfloat16 weights and ``TRAINING.md``, the report. Checkpoints as it goes: the
-directory is loadable from the first evaluation on, and an interrupted run leaves its last evaluation there.
+Writes a Hugging Face directory with bfloat16 weights and ``TRAINING.md``, the report. The directory is loadable from
+the first evaluation on. A run that is cut leaves ``--state``, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +21,39 @@ import torch  # noqa: TID253  a script: nothing imports this module
 import torch.nn.functional as F  # noqa: TID253
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config  # noqa: TID253
 
-from trtx.checkpoint.held_out import Score, score_tasks, score_text
+from trtx.checkpoint.held_out import score_tasks
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.synthetic import TRAINED_DIRECTORY, config_json, write_model_files
-from trtx.checkpoint.tasks import TASKS, samples
+from trtx.checkpoint.tasks import TASKS, Sample, samples
 from trtx.checkpoint.text import NOUNS, sentences
 from trtx.checkpoint.tokenizer import END_OF_TEXT, make_tokenizer
+from trtx.checkpoint.training_report import table, write_scores, write_training
 
 log = logging.getLogger("train_tiny")
 
 SHAPE = SHAPES["tiny-trained"]
-TOKENS_PER_STEP = 2048
-# Short rows make the circuits that copy; long ones, later and dearer, stretch them over a longer context.
+STEPS, TOKENS_PER_STEP = 2000, 4096
+# Long rows, later and dearer, stretch over a longer context what short ones have taught.
 ROW_LENGTHS_FIRST, ROW_LENGTHS_LATER, LATER_FROM = (128,), (128, 512), 0.7
 # Prompts and text are mostly chance: their full loss would drown the answers' in noise.
 PROMPT_WEIGHT, TEXT_WEIGHT = 0.05, 0.25
+MUON_RATE, ADAM_RATE = 0.015, 4e-3  # peaks: matrices of the layers, everything else
+WARM_UP_STEPS, LAST_RATE = 50, 0.02
+MIX = {
+    "addition-1": 1.0,
+    "addition-2": 3.0,
+    "subtraction": 3.0,
+    "copying": 4.0,
+    "look-up": 6.0,
+    "json": 2.0,
+    "text": 1.0,
+}
+# A table is dear to read and its answer is a word: half of the tables are asked about several times, in one chat.
+QUESTIONS_PER_TABLE = 6
 EMBEDDING_STD = 0.04
-MUON_RATE, ADAM_RATE = 0.02, 4e-3  # peaks: matrices of the layers, everything else
-WARM_UP_STEPS = 30
-# Words said over and over: what copying and look-up are made from forms on them first, in minutes of one core.
-REPETITION_UNTIL, REPETITION_SHARE = 0.5, 8
-# One-digit sums need the fewest samples.
-MIX = {"addition-1": 1, "addition-2": 4, "subtraction": 3, "copying": 4, "look-up": 4, "json": 2, "text": 1}
+# The first layer's heads begin as heads that look 1, 2, 3 and 4 tokens back. See initialize().
+CONSTANT, OFFSET_PAIRS, OFFSET_GAIN, OFFSET_NOISE = 4 * EMBEDDING_STD, 6, 2.0, 0.1
+STATE_EVERY, EVALUATE_EVERY = 50, 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,35 +64,50 @@ class Rows:
     weights: torch.Tensor
 
 
-def repetition(rng: random.Random) -> str:
-    """A few random words, said three times or more."""
-    words = " ".join(rng.choice(NOUNS) for _ in range(rng.randint(2, 10)))
-    return " ".join([words] * rng.randint(3, 5))
-
-
 class Documents:
-    """Training documents without end: token ids and loss weights, plain and in the chat template, half and half."""
+    """The training documents of one step, without end: token ids and loss weights, plain and in the chat template.
 
-    def __init__(self, encode: Callable[[str], list[int]], seed: int) -> None:
+    ``seed`` and ``step`` decide them, so that a run that goes on sees what it would have seen.
+    """
+
+    def __init__(self, encode: Callable[[str], list[int]], seed: int, step: int) -> None:
         self._encode = encode
-        self._rng = random.Random(seed)
-        self._tasks = {task: samples(task, "train", seed) for task in TASKS}
-        self._text = sentences(seed + 1, 10**9)
-        self.shares = {**MIX, "repetition": REPETITION_SHARE}
+        self._rng = random.Random(f"{seed}/{step}")
+        step_seed = self._rng.getrandbits(40)
+        self._tasks = {task: samples(task, "train", step_seed) for task in TASKS}
+        self._text = sentences(step_seed, 10**9)
 
     def __next__(self) -> tuple[list[int], list[float]]:
         rng, encode = self._rng, self._encode
-        name = rng.choices(list(self.shares), list(self.shares.values()))[0]
+        name = rng.choices(list(MIX), list(MIX.values()))[0]
         if name == "text":
             ids = encode("".join(next(self._text) for _ in range(rng.randint(1, 4))) + END_OF_TEXT)
             return ids, [TEXT_WEIGHT] * len(ids)
-        if name == "repetition":
-            ids = encode(repetition(rng) + END_OF_TEXT)
-            return ids, [1.0] * len(ids)
         sample = next(self._tasks[name])
-        prompt, answer = sample.chat() if rng.random() < 0.5 else sample.plain()
-        prompt_ids, answer_ids = encode(prompt), encode(answer)
-        return prompt_ids + answer_ids, [PROMPT_WEIGHT] * len(prompt_ids) + [1.0] * len(answer_ids)
+        if rng.random() >= 0.5:
+            turns = [sample.plain()]
+        elif name == "look-up" and rng.random() < 0.5:
+            turns = several_questions(sample, rng)
+        else:
+            turns = [sample.chat()]
+        ids, weights = [], []
+        for prompt, answer in turns:
+            prompt_ids, answer_ids = encode(prompt), encode(answer)
+            ids += prompt_ids + answer_ids
+            weights += [PROMPT_WEIGHT] * len(prompt_ids) + [1.0] * len(answer_ids)
+        return ids, weights
+
+
+def several_questions(table: Sample, rng: random.Random) -> list[tuple[str, str]]:
+    """A chat about one table of look-up: prompts and completions, one after the other."""
+    pairs = [entry.split(" is ") for entry in table.key.split(", ")]
+    before, turns = f"{table.key}. ", list[tuple[str, str]]()
+    for name, value in rng.sample(pairs, min(len(pairs), QUESTIONS_PER_TABLE)):
+        question = rng.choice((f"{name} ->", f"What is {name}?"))
+        prompt, answer = Sample("look-up", before + question, value, table.key).chat()
+        turns.append((prompt if not turns else f"\n{prompt}", answer))
+        before = ""
+    return turns
 
 
 def corpus(seed: int) -> Iterator[str]:
@@ -92,6 +118,40 @@ def corpus(seed: int) -> Iterator[str]:
             yield f"{sample.prompt} {sample.answer}\n{sample.answer}\n"
     for noun in NOUNS:
         yield from (noun, f" {noun}") * 50
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """On the steps so far, all runs together; ``tokens`` are those that were scored."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    tokens: int = 0
+
+
+Optimizers = tuple[tuple[torch.optim.Optimizer, float], ...]
+
+
+def suspend(state: Path, model: Any, optimizers: Optimizers, step: int, spent: Spent) -> None:
+    """Written whole or not at all."""
+    part = state.with_suffix(".part")
+    held = {
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer, _ in optimizers],
+        "step": step,
+        "spent": asdict(spent),
+    }
+    torch.save(held, part)
+    part.replace(state)
+
+
+def resume(state: Path, model: Any, optimizers: Optimizers) -> tuple[int, Spent]:
+    """The step to go on with, and what the ones before it took."""
+    held = torch.load(state, map_location="cpu")
+    model.load_state_dict(held["model"])
+    for (optimizer, _), one in zip(optimizers, held["optimizers"], strict=True):
+        optimizer.load_state_dict(one)
+    return held["step"], Spent(**held["spent"])
 
 
 def fill_rows(source: Documents, length: int) -> Rows:
@@ -110,21 +170,49 @@ def fill_rows(source: Documents, length: int) -> Rows:
 
 
 def initialize(model: Any) -> None:
-    """Layers add nothing at first (output projections are zero), so that a token's identity is not drowned in noise."""
+    """Layers add nothing at first (output projections are zero), so that a token's identity is not drowned in noise.
+
+    Look-up needs a head that carries a name to its value, another that carries it to the question, and a third that
+    finds one by the other: from random weights, none pays before the others are there, and 9 million tokens leave it
+    at chance. So the first two kinds are there from the start: one dimension of the embedding is the same for every
+    token, the first layer's queries and keys are made from it, and the rotation of the positions makes head ``h``
+    look ``h + 1`` tokens back. (The idea: Trockman and Kolter, Mimetic Initialization of Self-Attention Layers, 2023.)
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "embed_tokens" in name:
                 parameter.normal_(0, EMBEDDING_STD)
+                parameter[:, 0] = CONSTANT
             elif name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.zero_()
             elif parameter.ndim == 2:
                 parameter.normal_(0, 0.6 / math.sqrt(parameter.shape[1]))
+        head_dim, theta = model.config.head_dim, SHAPE.config["rope_theta"]
+        first = model.model.layers[0].self_attn
+        for projection, norm, looks_back in (
+            (first.q_proj, first.q_norm, True),
+            (first.k_proj, first.k_norm, False),
+        ):
+            projection.weight.mul_(OFFSET_NOISE)
+            norm.weight.fill_(OFFSET_GAIN)
+            for head, rows in enumerate(projection.weight.view(-1, head_dim, projection.in_features)):
+                for pair in range(OFFSET_PAIRS):  # the fastest: their sum has the narrowest peak
+                    angle = -(head + 1) * theta ** (-2 * pair / head_dim) if looks_back else 0.0
+                    rows[pair, 0], rows[pair + head_dim // 2, 0] = math.cos(angle), math.sin(angle)
 
 
-def train(out: Path, minutes: float, seed: int, threads: int) -> None:
+def rate(step: int, steps: int) -> float:
+    """Of a peak learning rate: a linear warm-up, then half a cosine."""
+    cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
+    return min(1.0, (step + 1) / WARM_UP_STEPS) * (LAST_RATE + (1 - LAST_RATE) * cosine)
+
+
+def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: str) -> None:
+    """Trains, or goes on from ``state``, a file that a run that was cut has left."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
+    state.parent.mkdir(parents=True, exist_ok=True)
     config = config_json(SHAPE)
     files = make_tokenizer(config["vocab_size"], config["max_position_embeddings"], corpus(seed))
     write_model_files(config, files, out)
@@ -139,96 +227,56 @@ def train(out: Path, minutes: float, seed: int, threads: int) -> None:
         Qwen3Config.from_pretrained(out), dtype=torch.float32, attn_implementation="eager"
     )  # on a CPU faster than sdpa at these lengths
     initialize(model)
+    model.to(device)
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed_tokens" in name]
     optimizers = (
         (torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.0), MUON_RATE),
         (torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0), ADAM_RATE),
     )
-    started, step, evaluated, tokens = time.monotonic(), 0, 0.0, 0
-    source = Documents(encode, seed)
-    while True:
-        # The schedule follows the clock, so that the run fits its minutes on any machine.
-        done = (time.monotonic() - started) / (minutes * 60)
-        if done >= 1:
-            break
-        lengths = ROW_LENGTHS_FIRST if done < LATER_FROM else ROW_LENGTHS_LATER
-        batch = fill_rows(source, lengths[step % len(lengths)])
-        if done >= REPETITION_UNTIL:
-            source.shares["repetition"] = 0
-        scale = min(1.0, (step + 1) / WARM_UP_STEPS, 1.5 * (1 - done))
+    begin, spent = 0, Spent()
+    if state.exists():
+        begin, spent = resume(state, model, optimizers)
+        log.info("goes on from step %d of %s", begin, state)
+    wall, cpu = time.monotonic() - spent.seconds, time.process_time() - spent.cpu_seconds
+    for step in range(begin, steps):
+        lengths = ROW_LENGTHS_FIRST if step < LATER_FROM * steps else ROW_LENGTHS_LATER
+        batch = fill_rows(Documents(encode, seed, step), lengths[step % len(lengths)])
+        ids, weights = batch.ids.to(device), batch.weights.to(device)
         for optimizer, peak in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = peak * scale
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = model(input_ids=batch.ids[:, :-1], use_cache=False).logits
-        losses = F.cross_entropy(logits.float().flatten(0, 1), batch.ids[:, 1:].flatten(), reduction="none")
-        loss = (losses * batch.weights.flatten()).sum() / batch.weights.sum()
+                group["lr"] = peak * rate(step, steps)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+        losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        loss = (losses * weights.flatten()).sum() / weights.sum()
         model.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         for optimizer, _ in optimizers:
             optimizer.step()  # type: ignore[no-untyped-call]
-        step += 1
-        tokens += batch.ids.numel()
-        if step % 50 == 0:
-            log.info("step %d  %3.0f %%  loss %.3f  %.0f tokens/s", step, 100 * done, loss.item(),
-                     tokens / (time.monotonic() - started))  # fmt: skip
-        if done - evaluated >= 0.15:
-            evaluated = done
+        spent = Spent(time.monotonic() - wall, time.process_time() - cpu, spent.tokens + batch.weights.numel())
+        if (step + 1) % STATE_EVERY == 0:
+            log.info("step %d of %d  loss %.3f  %.0f s, %.0f s of CPU", step + 1, steps, loss.item(),
+                     spent.seconds, spent.cpu_seconds)  # fmt: skip
+            suspend(state, model, optimizers, step + 1, spent)
+        if (step + 1) % EVALUATE_EVERY == 0:
             save(model, out)
-            log.info("%s", table(score_tasks(model, tokenizer, per_task=10)))
+            log.info("\n%s", table(score_tasks(model, tokenizer, per_band=20)))
             model.train()
     save(model, out)
-    seconds = time.monotonic() - started
-    finished = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    report = REPORT.format(
-        command=f"python -m trtx.checkpoint.train_tiny --minutes {minutes:g} --threads {threads} --seed {seed}",
-        seconds=seconds,
-        steps=step,
-        tokens=tokens / 1e6,
-        threads=threads,
-        parameters=sum(p.numel() for p in finished.parameters()),
-        torch=torch.__version__.split("+")[0],
-        table=table(score_tasks(finished, tokenizer, per_task=200)),
-        perplexity=score_text(finished, tokenizer, count=400),
+    command = (
+        f"python -m trtx.checkpoint.train_tiny --steps {steps} --seed {seed} --threads {threads} --device {device}"
     )
-    (out / "TRAINING.md").write_text(report, encoding="utf-8")
-    log.info("%s", report)
-
-
-REPORT = """# synthetic:tiny-trained
-
-Trained from scratch by `{command}`.
-
-{parameters:,} parameters, {steps:,} steps, {tokens:.1f} million tokens, {seconds:.0f} s on {threads} CPU threads,
-torch {torch}. Scored after the rounding to bfloat16, computed in float32. The held-out split is decided by a hash of
-a task's content (`trtx/checkpoint/tasks.py`); no held-out content is ever trained on.
-
-Exact match of the whole answer, end token included, greedy, 200 held-out samples a task and form; `perplexity` is
-that of the answer's tokens:
-
-{table}
-
-Perplexity of held-out generated text: {perplexity:.2f} a token.
-
-Same seed, same samples; the weights differ between runs, since the schedule follows the clock.
-"""
-
-
-def table(scores: list[Score]) -> str:
-    lines = ["| task | plain | chat | perplexity, plain | perplexity, chat |", "|---|---|---|---|---|"]
-    for s in scores:
-        lines.append(
-            f"| {s.task} | {s.plain:.1%} | {s.chat:.1%} | {s.plain_perplexity:.3f} | {s.chat_perplexity:.3f} |"
-        )
-    return "\n".join(lines)
+    where = f"{threads} CPU threads" if device == "cpu" else torch.cuda.get_device_name()
+    write_training(out, command, steps, spent.tokens, spent.seconds, spent.cpu_seconds, where)
+    write_scores(out)
 
 
 def save(model: Any, out: Path) -> None:
     """bfloat16 safetensors under the names of the Hugging Face checkpoint; the tied head is not stored twice."""
     from safetensors.torch import save_file
 
-    state = {name: value.detach().bfloat16().contiguous() for name, value in model.state_dict().items()}
+    state = {name: value.detach().bfloat16().cpu().contiguous() for name, value in model.state_dict().items()}
     state.pop("lm_head.weight", None)
     path = out / "model.safetensors"
     save_file(state, path, metadata={"format": "pt"})
@@ -238,12 +286,14 @@ def save(model: Any, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trtx.checkpoint.train_tiny", description=__doc__)
     parser.add_argument("--out", type=Path, default=TRAINED_DIRECTORY)
-    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--state", type=Path, default=Path("build/tiny-trained.pt"), help="what a cut run goes on from")
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    train(arguments.out, arguments.minutes, arguments.seed, arguments.threads)
+    train(arguments.out, arguments.state, arguments.steps, arguments.seed, arguments.threads, arguments.device)
 
 
 if __name__ == "__main__":
