@@ -14,13 +14,15 @@ def with_memory(plan: Plan, machine: Machine) -> Plan:
     """``plan`` with its memory plans, or with a reason why there are none. Raises UsageError where a role can't fit."""
     if plan.engine not in ("torch", "tensorrt-llm"):
         return plan
-    # Without a GPU the engine behind TensorRT-LLM's names is the embedded one (tests/standin).
-    engine = plan.engine if plan.gpu_names else "torch"
+    if plan.engine == "tensorrt-llm" and not plan.gpu_names:
+        return replace(
+            plan, reasons=(*plan.reasons, "no memory plan because TensorRT-LLM plans for GPUs, and none is here")
+        )
     memory: list[MemoryPlan] = []
     for role, values in plan.engine_configs.items():
         try:
             memory.append(
-                plan_memory(plan.model_path, role, values, engine=engine, device=_device(plan, role, machine))
+                plan_memory(plan.model_path, role, values, engine=plan.engine, device=_device(plan, role, machine))
             )
         except UnknownShapeError as unknown:
             return replace(plan, reasons=(*plan.reasons, f"no memory plan because {unknown}"))
