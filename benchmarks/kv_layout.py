@@ -17,8 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from trtx.torch_engine.runner.model_config import ModelConfig, RopeConfig
 
+from trtx.checkpoint.model_config import ModelConfig
+from trtx.checkpoint.rope import RopeConfig
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.linear import PlainLinear
 from trtx.torch_engine.runner.rope import rotary_table

@@ -10,7 +10,7 @@ import torch
 from quantized_export import export
 from runner_player import FAMILIES, Player, build, random_prompt
 
-from trtx.checkpoint.quantization import ALGORITHMS
+from trtx.checkpoint.formats import LOADED
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
@@ -53,7 +53,7 @@ def test_scaled_products_compute_what_dequantized_ones_do(tmp_path: Path, family
     assert (scaled - exact).abs().mean() < 1.5 * (dequantized - exact).abs().mean()
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LOADED)
 def test_every_format_computes_on_a_gpu_what_it_does_on_a_cpu(tmp_path: Path, algorithm: str) -> None:
     directory = exported(tmp_path, algorithm)
     exact = prompt_logprobs(directory, "cpu")
