@@ -18,7 +18,7 @@ from typing import Any
 
 from trtx.bench import answers
 
-_FRAME = re.compile(rb"\r\n[0-9a-f]+\r\n")  # between two HTTP chunks
+_FRAME = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")  # between two HTTP chunks: hyper writes capitals
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _OK = b" 200"
 _EVENT = b"data: {"

@@ -41,7 +41,7 @@ async def ask(raw_client: Any, head: bytes, body: bytes) -> Any:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         events = [event + b"\n\n" for event in body.split(b"\n\n") if event]
-        frames = b"".join(f"{len(event):x}\r\n".encode() + event + b"\r\n" for event in events)
+        frames = b"".join(f"{len(event):X}\r\n".encode() + event + b"\r\n" for event in events)
         writer.write(b"HTTP/1.1 " + head + b"\r\nTransfer-Encoding: chunked\r\n\r\n" + frames + b"0\r\n\r\n")
         await writer.drain()
         writer.close()
