@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
 from trtx.checkpoint.formats import DTYPES
@@ -37,25 +37,32 @@ class Family:
     """What transformers' config class of an architecture takes where the file is silent.
 
     ``derives_…``: from other sizes. Where a class has a number of its own instead (32 heads, a size of 128), whatever
-    the model's size, the field is demanded. ``window_switch``: whether it knows ``use_sliding_window``.
+    the model's size, the field is demanded. ``kv_heads``: as many as query heads where the field is missing or null,
+    where it is null alone, or never. ``window``: of ``sliding_window`` where ``use_sliding_window`` switches it on, a
+    field that the class does not know, or one that holds whatever a switch says.
     """
 
     model_type: str
-    derives_kv_heads: bool = False
+    kv_heads: Literal["missing or null", "null", "never"] = "null"
     derives_head_dim: bool = False
     needs_theta: bool = True
-    window_switch: bool = True
-    qkv_bias: bool | None = None  # None: as attention_bias says, of the output projection too
+    window: Literal["switched", "unknown", "always"] = "switched"
+    silent_window: int | None = None  # sliding_window where the field is missing; null is none
+    qkv_bias: bool | None = None  # None: as attention_bias says, of the output projection too; else whatever it says
     qk_norm: bool = False
 
 
 FAMILIES = {
     "LlamaForCausalLM": Family(
-        "llama", derives_kv_heads=True, derives_head_dim=True, needs_theta=False, window_switch=False
+        "llama", kv_heads="missing or null", derives_head_dim=True, needs_theta=False, window="unknown"
     ),
     "Qwen2ForCausalLM": Family("qwen2", derives_head_dim=True, qkv_bias=True),
     "Qwen3ForCausalLM": Family("qwen3", qk_norm=True),
-}
+    "MistralForCausalLM": Family(
+        "mistral", kv_heads="never", derives_head_dim=True, needs_theta=False,
+        window="always", silent_window=4096, qkv_bias=False,
+    ),
+}  # fmt: skip
 
 KNOWN = frozenset((
     *LARGEST, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
@@ -66,7 +73,7 @@ KNOWN = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a dense decoder: Llama 3, Qwen2 or Qwen3."""
+    """Shape of a dense decoder: one of FAMILIES."""
 
     architecture: str
     vocab_size: int
@@ -150,7 +157,7 @@ def _parse(config: Fields, architecture: str, quantization: Quantization | None,
     family = FAMILIES[architecture]
     sizes = {name: config.count(name, most=LARGEST[name]) for name in LARGEST if _is_needed(name, config, family)}
     heads, kv_heads, head_dim = _heads(config, family, sizes)
-    _refuse_windows(config, family, sizes["num_hidden_layers"])
+    _refuse_windows(config, family, sizes["num_hidden_layers"], sizes["max_position_embeddings"])
     attention_bias = config.flag("attention_bias", missing=False)
     seed, std = _synthetic(config)
     return ModelConfig(
@@ -180,8 +187,8 @@ def _is_needed(name: str, config: Fields, family: Family) -> bool:
     """All sizes, but for those that transformers' class of the family derives from others."""
     if config.has(name):
         return True
-    if name == "num_key_value_heads":  # null is "as many as query heads" in every class
-        return not family.derives_kv_heads and name not in config.values
+    if name == "num_key_value_heads":
+        return family.kv_heads == "never" or (family.kv_heads == "null" and name not in config.values)
     return name != "head_dim" or not family.derives_head_dim
 
 
@@ -211,24 +218,32 @@ def _heads(config: Fields, family: Family, sizes: dict[str, int]) -> tuple[int, 
     return heads, kv_heads, head_dim
 
 
-def _refuse_windows(config: Fields, family: Family, num_layers: int) -> None:
+def _refuse_windows(config: Fields, family: Family, num_layers: int, max_position: int) -> None:
     """Layers that attend to a window. transformers takes ``layer_types`` where they are listed, whatever
     ``use_sliding_window`` says, and derives them from it where they are not. A window in a family that has none, and
-    no switch that says otherwise, is taken for meant."""
+    no switch that says otherwise, is taken for meant. One of all positions is none."""
     engine = "the torch engine computes full attention alone; serve it with the engine tensorrt-llm"
     kinds = config.values.get("layer_types")
+    if "layer_types" in config.values and family.window == "always":
+        # transformers 5.23 (AutoConfig.from_pretrained) loads a mistral with this field, null or not, as a ministral.
+        config.refuse("layer_types", f"no such field in a {family.model_type}: transformers takes it for another model")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != num_layers:
             config.refuse("layer_types", f"a list of {num_layers} names, one a layer")
         if any(kind != "full_attention" for kind in kinds):
             config.refuse("layer_types", f"'full_attention' throughout: {engine}")
-    is_on = config.flag("use_sliding_window", missing=not family.window_switch)
-    if not is_on or kinds is not None or not config.has("sliding_window"):
+    is_on = config.flag("use_sliding_window", missing=family.window != "switched") or family.window == "always"
+    window = config.values.get("sliding_window", family.silent_window)
+    if not is_on or kinds is not None or window is None:
+        return
+    if type(window) is int and window >= max_position:  # True is no window
         return
     stated = config.values["max_window_layers"] if config.has("max_window_layers") else 28  # Qwen2Config's
-    first = stated if family.window_switch else 0
+    first = stated if family.window == "switched" else 0
     if isinstance(first, bool) or not isinstance(first, int) or first < num_layers:
-        config.refuse("sliding_window", f"null, or use_sliding_window false: {engine}")
+        way_out = "null" if family.window == "always" else "null, or use_sliding_window false"
+        silent = "" if "sliding_window" in config.values else f" (missing, it is {window} to transformers)"
+        config.refuse("sliding_window", f"{way_out}{silent}: {engine}")
 
 
 def _dtype(config: Fields) -> str | None:

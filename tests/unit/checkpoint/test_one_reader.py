@@ -31,8 +31,8 @@ def _opened(source: str) -> set[str]:
         assigned = {
             target.id: _named(node.value)
             for node in ast.walk(scope)
-            if isinstance(node, ast.Assign)
-            for target in node.targets
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
             if isinstance(target, ast.Name)
         }
         for node in ast.walk(scope):
@@ -48,7 +48,8 @@ def _opened(source: str) -> set[str]:
 def _named(node: ast.AST) -> set[str]:
     constants = {inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant)}
     names = {_NAMES[inner.id] for inner in ast.walk(node) if isinstance(inner, ast.Name) and inner.id in _NAMES}
-    return {file for file in READERS if file in constants} | names
+    last = {value.rpartition("/")[2] for value in constants if isinstance(value, str)}
+    return {file for file in READERS if file in last} | names
 
 
 def test_a_file_of_a_checkpoint_is_opened_in_one_place() -> None:
@@ -64,6 +65,8 @@ def test_a_file_of_a_checkpoint_is_opened_in_one_place() -> None:
     [
         ('def f(d):\n    return json.loads((d / "config.json").read_text())', {"config.json"}),
         ('def f(d):\n    path = d / "config.json"\n    with open(path) as file:\n        pass', {"config.json"}),
+        ('def f(d):\n    path: Path = d / "config.json"\n    return path.read_text()', {"config.json"}),
+        ('def f(d):\n    return open(f"{d}/config.json")', {"config.json"}),
         ("def f(d):\n    return read_object(d / INDEX, 'an index')", {"model.safetensors.index.json"}),
         ('def f(d):\n    return (d / "config.json").is_file()', set()),
         ('def f(d):\n    (d / "config.json").write_text(json.dumps({}))', set()),

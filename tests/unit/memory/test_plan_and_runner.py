@@ -50,7 +50,7 @@ def checkpoints(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], bool]:
         "num_hidden_layers": draw(st.integers(1, 2)), "num_attention_heads": heads, "max_position_embeddings": 64,
         "rms_norm_eps": 1e-6, "rope_theta": 1e4,
     }  # fmt: skip
-    kv_heads = draw(st.sampled_from([None] * family.derives_kv_heads + [1, heads]))
+    kv_heads = draw(st.sampled_from([None] * (family.kv_heads == "missing or null") + [1, heads]))
     head_dim = draw(st.sampled_from([None] * family.derives_head_dim + [16, 32] + [6] * free))
     optional = {
         "num_key_value_heads": kv_heads,

@@ -1,4 +1,4 @@
-"""The forward pass of a dense decoder: Llama 3, Qwen2 and Qwen3 differ by three optional parameters."""
+"""The forward pass of a dense decoder: its families differ by three optional parameters."""
 
 from __future__ import annotations
 
