@@ -48,11 +48,11 @@ VALUES = {
     "--config": "agg=a.yaml", "--recipe": "llama4", "--set": "max_batch_size=1", "--mode": "agg", "--gpus": "1",
     "--router-mode": "kv", "--router-args": "--router-temperature 0.5", "--host": "localhost", "--output": "elsewhere",
     "--sweep": "sweep.yaml", "--url": "http://127.0.0.1:8", "--tokenizer": "here", "--resume": "other-run",
-    "--quant": "int8_sq", "--kv-dtype": "fp8", "--calib": "text.jsonl", "--backend": "pytorch", "--role": "decode",
+    "--quant": "int8_sq", "--kv-dtype": "fp8", "--calib": "text.jsonl", "--backend": "tensorrt", "--role": "decode",
     "--gpu": "H100", "--trtllm-version": "1.2.1",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
-VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run")}
+VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run")} | {("--backend", "tensorrt"): "pytorch"}
 # What changes nothing that the engine room is asked for, and the file of the test that sees what it does.
 SEEN_ELSEWHERE = {
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
@@ -137,7 +137,13 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Rooms that do nothing but tell what they are asked."""
 
     def teller(name: str) -> Any:
-        def tell(*arguments: object, run_dir: Path | None = None, listener: object = None, **named: object) -> None:
+        def tell(
+            *arguments: object,
+            run_dir: Path | None = None,
+            listener: object = None,
+            on_progress: object = None,
+            **named: object,
+        ) -> None:
             raise Asked(f"{name} {arguments} {named} {run_dir and run_dir.parent}")
 
         return tell
@@ -162,6 +168,13 @@ def asked_for(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str | None
         "of the option's name in LoadSpec, Attach or TopologySpec"
     )
     return None
+
+
+@pytest.mark.usefixtures("rooms")
+@pytest.mark.parametrize(("verb", "use"), [(verb, use) for verb, calls in CALLS.items() for use in calls])
+def test_the_same_call_asks_for_the_same(verb: str, use: str, capsys: pytest.CaptureFixture[str]) -> None:
+    call = CALLS[verb][use]
+    assert asked_for(call, capsys) == asked_for(call, capsys), "what is new in each call does not belong into tell()"
 
 
 @pytest.mark.usefixtures("rooms")

@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import CycloptsError
+from processes import free_port
 
-from trtx.bench import LoadSpec
+from trtx.bench import LoadSpec, Target
+from trtx.bench.aiperf import command
 from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
 from trtx.experiment.directory import create
 from trtx.experiment.spec import _COUNTED
-from trtx.experiment.targets import attached_target
+from trtx.experiment.targets import attached_target, target_of
+from trtx.launch import preparation
+from trtx.topology import Gpu, Machine
 
 # For each field, a value other than the default. One that only some sweeps take stands with those in BESIDE.
 OTHER: dict[type, dict[str, Any]] = {
@@ -47,7 +52,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "engine": "simulated",
         "gpus": [0],
         "host": "0.0.0.0",
-        "port": 23456,
+        "port": None,  # one that nobody has, drawn below
         "router_mode": "kv",
         "router_args": ["--router-temperature", "0.5"],
         "engine_configs": {"agg": "agg.yaml"},
@@ -100,11 +105,34 @@ def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize("field", OTHER[LoadSpec])
+def test_aiperf_takes_what_a_field_of_a_load_makes_of_its_command_line(field: str) -> None:
+    from aiperf.cli import app
+
+    spec = LoadSpec.model_validate({field: OTHER[LoadSpec][field]})
+    asked = command(Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg"), spec, spec.loads, Path("staging"))
+    try:
+        app.parse_args(asked[asked.index("profile") :], exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        pytest.fail(f"aiperf refuses what load.{field} makes of it ({error}): see command() of trtx/bench/aiperf.py")
+
+
+def test_a_target_has_the_gpus_of_all_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(Gpu(index, f"GPU-{index}", "NVIDIA H100 80GB HBM3", 80 * 2**30) for index in range(3))
+    monkeypatch.setattr(preparation, "probe", lambda: Machine(gpus, 16))
+    spec = TopologySpec(mode="disagg", prefill=2, decode=1, engine="torch", model="synthetic:tiny-trained", port=0)
+    planned = preparation.prepare(spec, run_dir=tmp_path / "run")
+    preparation.HOLDER.release((planned.port, *planned.internal_ports))
+    target = target_of(planned)
+    assert (target.gpu_count, target.worker_count) == (3, 3), "rates per GPU divide by what target_of() counts"
+
+
 @pytest.mark.parametrize("field", OTHER[TopologySpec])
 def test_a_field_of_a_topology_changes_its_plan_or_is_refused(field: str, tmp_path: Path) -> None:
     base = {"modes": [BESIDE.get(field, "agg")], "topology": {"engine": "paced"}}
     value = OTHER[TopologySpec][field]
     value = {"agg": str(tmp_path / "agg.yaml")} if field == "engine_configs" else value
+    value = free_port() if field == "port" else value
     changed = base | {"topology": base["topology"] | {field: value}}  # type: ignore[operator]
     if field in REFUSED:
         with pytest.raises(UsageError, match=re.escape(REFUSED[field])):
