@@ -99,7 +99,7 @@ def test_stopped_it_leaves_nothing(trtx_build: Run, tmp_path: Path, number: sign
     child = until(stopped, "starting ModelOpt")
     stopped.send_signal(number)
     assert stopped.wait(20) == 128 + number
-    assert not child.is_running()
+    child.wait(10)  # stopped in the moment of its start, nobody holds it: it finds its stdin at an end
     assert left(tmp_path / "builds") == []
 
 
