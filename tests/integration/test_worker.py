@@ -90,6 +90,14 @@ def test_a_stream_carries_the_same_text_and_ends_with_one_finish_reason(agg: Top
     assert streamed[-1]["usage"]["completion_tokens"] == 20
 
 
+def test_a_worker_that_needs_no_torch_never_imports_it(agg: Topology) -> None:
+    post(agg, prompt="hello", max_tokens=4).raise_for_status()
+    (worker,) = (child for child in agg.children if child.name == "agg-0")
+    loaded = Path(f"/proc/{worker.process.pid}/maps").read_text(encoding="utf-8")
+    libraries = sorted({Path(line.split()[-1]).name for line in loaded.splitlines() if "/torch/" in line})
+    assert not libraries, f"importing torch takes each worker 1.5 s of its start, and this one loaded {libraries}"
+
+
 def test_chat_is_served(agg: Topology) -> None:
     answer = post(agg, "chat/completions", **CHAT, max_tokens=5)
     assert answer.status_code == 200

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynamo.common.backend.multimodal import encoder_terminal_chunk
-from dynamo.common.multimodal.image_loader import ImageLoader
 
 from trtx.engine import Engine
 from trtx.engine.api import stated
@@ -31,6 +30,9 @@ class ImageEncoder:
     """An engine's vision encoder behind requests of one prompt and its images."""
 
     def __init__(self, engine: Engine) -> None:
+        # Dynamo 1.4.2's media loaders import torch: 1.5 s that a worker without images need not pay.
+        from dynamo.common.multimodal.image_loader import ImageLoader
+
         self._engine = engine
         self._loader = ImageLoader()
 
