@@ -7,16 +7,18 @@ Always holds: aiperf's files stay as it wrote them; a request succeeds only with
 a failed one or a failed cell is recorded beside the figures.
 """
 
-from trtx.bench.aiperf import check_endpoint
-from trtx.bench.cells import Cell, Trial, cell_directory, cell_name, read_cells
+from trtx.bench.aiperf import check_endpoint, command
+from trtx.bench.aiperf_process import AiperfHost
+from trtx.bench.cells import Cell, Trial, cell_directory, cell_name, read_cells, trial_directory
 from trtx.bench.failures import Reasons, describe
 from trtx.bench.figures import Distribution, Figure, Figures, Range
 from trtx.bench.journal import Journal, read_journal
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.statistics import samples_needed
-from trtx.bench.sweep import Progress, collect_ended, staging_directory, sweep
+from trtx.bench.sweep import PlannedTrial, Progress, held_trials, planned_trials, rewrite_cells, sweep
 
 __all__ = [
+    "AiperfHost",
     "Cell",
     "Distribution",
     "Figure",
@@ -24,6 +26,7 @@ __all__ = [
     "Journal",
     "Load",
     "LoadSpec",
+    "PlannedTrial",
     "Progress",
     "Range",
     "Reasons",
@@ -32,11 +35,14 @@ __all__ = [
     "cell_directory",
     "cell_name",
     "check_endpoint",
-    "collect_ended",
+    "command",
     "describe",
+    "held_trials",
+    "planned_trials",
     "read_cells",
     "read_journal",
+    "rewrite_cells",
     "samples_needed",
-    "staging_directory",
     "sweep",
+    "trial_directory",
 ]

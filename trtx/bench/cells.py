@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -77,11 +77,6 @@ class Cell:
         """Of its record, over all trials; None where it can't be computed."""
         return None if self.figures is None else figure.read(self.figures, self.device_count)
 
-    def has_files(self, run_dir: Path) -> bool:
-        """The records that its figures come from are still there."""
-        directory = cell_directory(run_dir, self.mode, self.concurrency)
-        return all((directory / trial.directory / RECORDS_FILE).exists() for trial in self.trials)
-
     def to_json(self) -> dict[str, Any]:
         """As it is kept: what follows from the rest stands in it for other programs."""
         return {
@@ -100,15 +95,21 @@ def cell_directory(run_dir: Path, mode: str, concurrency: int) -> Path:
     return run_dir / "cells" / cell_name(mode, concurrency)
 
 
-def measure_cell(directory: Path, target: Target, load: Load, trial_failures: dict[int, str], trials: int) -> Cell:
-    """Reads what aiperf left under ``directory``/trial-NN and computes the figures.
+def trial_directory(cell: Path, number: int) -> Path:
+    return cell / f"trial-{number:02d}"
+
+
+def measure_cell(
+    directory: Path, target: Target, load: Load, trial_failures: Mapping[int, str], trials: Sequence[int]
+) -> Cell:
+    """Reads what aiperf left under ``directory``/trial-NN, of each of the ``trials``, and computes the figures.
 
     ``trial_failures`` says, by trial number, why aiperf ended a trial without a result.
     """
     measured: list[Trial] = []
     usable: list[tuple[RequestRecord, ...]] = []
-    for number in range(1, trials + 1):
-        name = f"trial-{number:02d}"
+    for number in trials:
+        name = trial_directory(directory, number).name
         path = directory / name / RECORDS_FILE
         of_trial: tuple[RequestRecord, ...] = ()
         failure = None
@@ -147,6 +148,11 @@ def _why_unusable(records: Sequence[RequestRecord], load: Load, failure: str | N
 
 def _status(measured: Figures) -> CellStatus:
     return "errors" if measured[error_request_count] else "uncounted" if measured[uncounted_request_count] else "ok"
+
+
+def read_cell(run_dir: Path, name: str) -> Cell:
+    """One cell of a run. Or UsageError: file and field."""
+    return CELL.read(run_dir / "cells" / name, Cell)
 
 
 def write_cell(directory: Path, cell: Cell) -> None:

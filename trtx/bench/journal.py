@@ -15,7 +15,7 @@ from trtx.bench.documents import RESTORE, Document, parsed
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
-JOURNAL = Document("journal.jsonl", version=1, oldest=1, since="")
+JOURNAL = Document("journal.jsonl", version=2, oldest=2, since="a sweep was one call of aiperf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +56,26 @@ class SweepStarted(Event):
     mode: str
     model: str
     cells: tuple[str, ...]
-    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadStarted(Event):
-    mode: str
-    session: int  # aiperf's
-    scratch: str
+    session: int  # of the process that has aiperf imported
+    scratch: str  # TMPDIR of it and of all that it starts
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialStarted(Event):
+    cell: str
+    trial: int
+    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnded(Event):
     cell: str
     trial: int
+    aiperf_exit_code: int | None  # None: it was ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +88,6 @@ class CellEnded(Event):
 @dataclass(frozen=True, kw_only=True)
 class SweepEnded(Event):
     mode: str
-    aiperf_exit_code: int | None  # None: it was ended
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ class BenchView(BarsView):
         if kept:
             self._say(f"kept: {', '.join(kept)}")
             self._say(f"to measure: {', '.join(ahead) or 'nothing'}")
-        self._trials_total = len(ahead) * trials
+        self._trials_total = trials
         self._bars.update(self._run_bar, total=self._trials_total)
 
     def _on_mode(self, mode: str) -> None:

@@ -1,7 +1,7 @@
-"""Going on with a run that ended early: which cells hold, and whether what is measured now compares with them.
+"""Going on with a run that ended early: which trials hold, and whether what is measured now compares with them.
 
-A cell holds when every trial of it has its records; failed requests are a result, and stay one. Whatever else is of an
-earlier attempt is moved to ``attempts/<n>/``, under the path that it had, and its cell is measured anew and whole.
+A trial holds when it has all its records; failed requests are a result, and stay one. Whatever else is of an earlier
+attempt is moved to ``attempts/<n>/``, under the path that it had, and the trial is measured anew, with its prompts.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from trtx.bench import (
-    Load,
+    PlannedTrial,
     Target,
     cell_directory,
-    cell_name,
-    collect_ended,
-    read_cells,
+    held_trials,
+    planned_trials,
     read_journal,
-    staging_directory,
+    rewrite_cells,
+    trial_directory,
 )
+from trtx.bench.cells import CELL
 from trtx.bench.journal import LoadStarted, SweepStarted
 from trtx.errors import UsageError
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
@@ -93,52 +94,30 @@ def wait_for_the_end(recorded: Recorded) -> None:
         time.sleep(0.1)
 
 
-def missing_loads(recorded: Recorded) -> dict[str, tuple[Load, ...]]:
+def missing_trials(recorded: Recorded) -> dict[str, tuple[PlannedTrial, ...]]:
     """By mode, what is to be measured. A mode of which everything holds is left out. Writes nothing."""
-    held = {
-        cell.name: cell.load
-        for cell in read_cells(recorded.run_dir)
-        if cell.status != "failed" and cell.has_files(recorded.run_dir)
-    }
     missing = {}
     for mode in recorded.spec.measured_modes:
-        ended = _collect(recorded, mode, dry_run=True)
-        loads = [
-            load
-            for load in recorded.spec.load.loads
-            if held.get(cell_name(mode, load.concurrency)) != load and load not in ended
-        ]
-        if loads:
-            missing[mode] = tuple(loads)
+        held = held_trials(recorded.run_dir, recorded.target(mode), recorded.spec.load)
+        if trials := tuple(trial for trial in planned_trials(recorded.spec.load) if trial not in held):
+            missing[mode] = trials
     return missing
 
 
-def clear_the_way(recorded: Recorded, missing: Mapping[str, Sequence[Load]]) -> None:
-    """Writes the cells that a killed attempt had all trials of, and moves what else it left out of the way."""
-    for mode in recorded.spec.measured_modes:
-        _collect(recorded, mode, dry_run=False)
+def clear_the_way(recorded: Recorded, missing: Mapping[str, Sequence[PlannedTrial]]) -> None:
+    """Moves what an earlier attempt left of missing trials out of the way, and writes cells of those that hold."""
     run_dir = recorded.run_dir
-    left = [staging_directory(run_dir, mode) for mode in missing]
-    left += [cell_directory(run_dir, mode, load.concurrency) for mode, loads in missing.items() for load in loads]
     attempt = run_dir / ATTEMPTS / str(1 + len(list((run_dir / ATTEMPTS).glob("*"))))
-    for path in left:
-        if path.exists():
-            aside = attempt / path.relative_to(run_dir)
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(aside)
-
-
-def _collect(recorded: Recorded, mode: str, *, dry_run: bool) -> tuple[Load, ...]:
-    """The loads of the mode's last sweep that had ended when it was killed."""
-    swept = [
-        event.cells
-        for event in read_journal(recorded.run_dir)
-        if isinstance(event, SweepStarted) and event.mode == mode
-    ]
-    if not swept:
-        return ()
-    loads = [load for load in recorded.spec.load.loads if cell_name(mode, load.concurrency) in swept[-1]]
-    return collect_ended(recorded.target(mode), recorded.spec.load, loads, recorded.run_dir, dry_run=dry_run)
+    for mode, trials in missing.items():
+        for trial in trials:
+            cell = cell_directory(run_dir, mode, trial.load.concurrency)
+            for path in (trial_directory(cell, trial.number), cell / CELL.file):
+                if path.exists():
+                    aside = attempt / path.relative_to(run_dir)
+                    aside.parent.mkdir(parents=True, exist_ok=True)
+                    path.rename(aside)
+    for mode in recorded.spec.measured_modes:
+        rewrite_cells(run_dir, recorded.target(mode), recorded.spec.load)
 
 
 def check_conditions(recorded: Recorded, now: Environment) -> None:

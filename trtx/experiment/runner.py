@@ -10,18 +10,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trtx.bench import (
+    AiperfHost,
     Journal,
-    Load,
     LoadSpec,
+    PlannedTrial,
     Progress,
     Target,
+    cell_directory,
     cell_name,
     check_endpoint,
+    command,
+    planned_trials,
     read_cells,
-    staging_directory,
     sweep,
+    trial_directory,
 )
-from trtx.bench.aiperf import command
 from trtx.bench.journal import (
     LoadStarted,
     ProcessRestart,
@@ -49,7 +52,8 @@ class Listener:
     """What a run tells while it goes on. Called from this thread, and ``on_event`` from the supervisor's too."""
 
     on_start: Callable[[Path], None] = lambda run_dir: None
-    on_cells: Callable[[tuple[str, ...], tuple[str, ...], int], None] = lambda kept, ahead, trials: None  # their names
+    on_cells: Callable[[tuple[str, ...], tuple[str, ...], int], None] = lambda kept, ahead, trials: None
+    # names of the cells that hold and of those to measure, and in how many trials
     on_mode: Callable[[str], None] = lambda mode: None
     on_event: Callable[[str, Event], None] = lambda mode, event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
@@ -66,11 +70,11 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMode:
-    """One mode of a dry run: the topology (None when attached) and the aiperf call."""
+    """One mode of a dry run: the topology (None when attached) and aiperf's calls for each cell's first trial."""
 
     mode: str
     plan: Plan | None
-    aiperf: tuple[str, ...]
+    aiperf: tuple[tuple[str, ...], ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +84,7 @@ class _Run:
     spec: ExperimentSpec
     run_dir: Path
     listener: Listener
-    missing: dict[str, tuple[Load, ...]]  # by mode, what is to be measured
+    missing: dict[str, tuple[PlannedTrial, ...]]  # by mode, what is to be measured
     target: Target | None = None  # of an attached run
     check_directory: Callable[[], None] = lambda: None  # raises UsageError once it was removed
     interruption: Interruption = field(default_factory=Interruption)
@@ -93,7 +97,8 @@ class _Run:
     @property
     def ahead(self) -> tuple[str, ...]:
         """Names of the cells to measure."""
-        return tuple(cell_name(mode, load.concurrency) for mode, loads in self.missing.items() for load in loads)
+        trials = [(mode, trial) for mode, trials in self.missing.items() for trial in trials]
+        return tuple(dict.fromkeys(cell_name(mode, trial.load.concurrency) for mode, trial in trials))
 
 
 def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Listener | None = None) -> FinishedRun:
@@ -107,7 +112,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     machine = probe()
     target = None if spec.attach is None else attached_target(spec.attach)
     run_dir = directory.create(parent, spec, started_at)
-    missing = dict.fromkeys(spec.measured_modes, spec.load.loads)
+    missing = dict.fromkeys(spec.measured_modes, planned_trials(spec.load))
     state = _Run(spec, run_dir, listener or Listener(), missing, target)
     try:
         with directory.told_if_unwritable(run_dir):
@@ -135,7 +140,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
         recorded = resumption.read_recorded(run_dir, spec)
         resumption.check_conditions(recorded, environment(argv, probe(), datetime.now(UTC)))
         resumption.wait_for_the_end(recorded)
-        missing = resumption.missing_loads(recorded)
+        missing = resumption.missing_trials(recorded)
         state = _Run(spec, run_dir, listener or Listener(), missing, check_directory=check_directory)
         if missing and spec.attach is not None:
             state.target = attached_target(spec.attach)
@@ -154,14 +159,14 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
 def _measure_missing(state: _Run) -> FinishedRun:
     state.listener.on_start(state.run_dir)
     kept = tuple(cell.name for cell in read_cells(state.run_dir))
-    state.listener.on_cells(kept, state.ahead, state.spec.load.trials)
-    with catch_signals(state.interruption), _rendered_whatever_happens(state):
+    state.listener.on_cells(kept, state.ahead, sum(len(trials) for trials in state.missing.values()))
+    with catch_signals(state.interruption), _rendered_whatever_happens(state), _aiperf_host(state) as host:
         for mode in state.missing:
             state.listener.on_mode(mode)
             if state.target is not None:
-                _sweep(state, state.target, state.interruption.check)
+                _sweep(state, host, state.target, state.interruption.check)
             else:
-                _measure(state, mode, state.plans[mode])
+                _measure(state, host, mode, state.plans[mode])
     cells = read_cells(state.run_dir)
     return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, verdict(cells, state.spec.cell_count))
 
@@ -179,8 +184,12 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedMode, ...]:
     return tuple(planned)
 
 
-def _aiperf(spec: ExperimentSpec, target: Target, run_dir: Path) -> tuple[str, ...]:
-    return command(target, spec.load, spec.load.loads, staging_directory(run_dir, target.mode))
+def _aiperf(spec: ExperimentSpec, target: Target, run_dir: Path) -> tuple[tuple[str, ...], ...]:
+    calls = []
+    for trial in planned_trials(spec.load)[: len(spec.load.loads)]:
+        cell = cell_directory(run_dir, target.mode, trial.load.concurrency)
+        calls.append(command(target, spec.load, trial.load, trial.number, trial_directory(cell, trial.number)))
+    return tuple(calls)
 
 
 def _plan(state: _Run) -> None:
@@ -217,42 +226,48 @@ def _check_fits(plan: Plan, load: LoadSpec) -> None:
             )
 
 
-def _measure(state: _Run, mode: str, plan: Plan) -> None:
+@contextmanager
+def _aiperf_host(state: _Run) -> Iterator[AiperfHost]:
+    """aiperf, imported while the first topology starts, under a guardian: if this process is killed, it ends too."""
+    with ExitStack() as cleanup:
+
+        def guard(session: int, scratch: Path) -> None:
+            guardian = Guardian(f"TMPDIR={scratch}", scratch)
+            cleanup.callback(guardian.goodbye)
+            guardian.watch(session)
+            state.journal.note(LoadStarted(session=session, scratch=str(scratch)))
+
+        with AiperfHost(state.run_dir / "aiperf" / "host.log", guard) as host:
+            yield host
+
+
+def _measure(state: _Run, host: AiperfHost, mode: str, plan: Plan) -> None:
     with serve(
         plan, on_event=lambda event: state.listener.on_event(mode, event), interruption=state.interruption
     ) as served:
         loaded, warmed_up = round(served.load_seconds, 3), round(served.warm_up_seconds, 3)
         state.journal.note(TopologyReady(mode=mode, load_seconds=loaded, warm_up_seconds=warmed_up))
         try:
-            _sweep(state, target_of(plan), served.check)
+            _sweep(state, host, target_of(plan), served.check)
         finally:
             restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
             state.journal.note(TopologyStopping(mode=mode, restarts=restarts))
 
 
-def _sweep(state: _Run, target: Target, still_serving: Callable[[], None]) -> None:
-    """Sweeps under a guardian of its own: if this process is killed, the load ends too."""
-    with ExitStack() as cleanup:
+def _sweep(state: _Run, host: AiperfHost, target: Target, still_serving: Callable[[], None]) -> None:
+    def still_there() -> None:
+        still_serving()
+        state.check_directory()
 
-        def guard(session: int, scratch: Path) -> None:
-            guardian = Guardian(f"TRTX_LOAD={session}", scratch)
-            cleanup.callback(guardian.goodbye)
-            guardian.watch(session)
-            state.journal.note(LoadStarted(mode=target.mode, session=session, scratch=str(scratch)))
-
-        def still_there() -> None:
-            still_serving()
-            state.check_directory()
-
-        sweep(
-            target,
-            state.spec.load,
-            state.run_dir,
-            loads=state.missing[target.mode],
-            on_progress=state.listener.on_progress,
-            still_serving=still_there,
-            on_start=guard,
-        )
+    sweep(
+        host,
+        target,
+        state.spec.load,
+        state.run_dir,
+        trials=state.missing[target.mode],
+        on_progress=state.listener.on_progress,
+        still_serving=still_there,
+    )
 
 
 @contextmanager

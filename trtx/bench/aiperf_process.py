@@ -1,0 +1,210 @@
+"""aiperf's processes: one that has it imported, for a whole run, and in it one call a trial."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+GRACE_S = 5.0
+SCRATCH_PREFIX = "trtx-aiperf-"
+_SOCKET_PATH_BYTES = 107  # Linux's sun_path, its closing NUL aside
+_BELOW_SCRATCH_BYTES = len(f"/{SCRATCH_PREFIX}12345678/tmp12345678/aiperf/dataset_manager_proxy_frontend.ipc")
+# What aiperf's processes import for a run like ours, each anew: 7 s of CPU a trial where it takes 4 once and then 0.
+_ENTRY = "aiperf.cli:app"
+_PRELOAD = (
+    "aiperf.cli_commands.profile",
+    "aiperf.cli_runner._single_run",
+    "aiperf.common.tokenizer",
+    "aiperf.controller.system_controller",
+    "aiperf.dataset.composer",
+    "aiperf.dataset.dataset_manager",
+    "aiperf.metrics.accumulator",
+    "aiperf.records.record_processor_service",
+    "aiperf.records.records_manager",
+    "aiperf.server_metrics.parquet_exporter",
+    "aiperf.timing.manager",
+    "aiperf.workers.worker",
+    "aiperf.workers.worker_manager",
+    "transformers.models.auto.tokenization_auto",
+    "trtx.bench.endpoint.chat",
+)
+
+
+class AiperfHost:
+    """aiperf imported once, forked for each trial (``warm_host.py``). A context manager, which starts it at once: its
+    imports take seconds, in which a topology starts.
+
+    Leaving the context ends it, and removes its temporary directory, where aiperf's processes keep sockets and dataset
+    files; aiperf talks to itself over Unix sockets there and listens on no port.
+    """
+
+    def __init__(
+        self,
+        log_path: Path,
+        on_start: Callable[[int, Path], None] = lambda session, scratch: None,
+        program: Sequence[str] = (_ENTRY, *_PRELOAD),
+    ) -> None:
+        """``on_start`` gets the session and the temporary directory, for whoever ends all if we are killed: each
+        process of it has ``TMPDIR`` set to that directory, in whatever session it is."""
+        self.log_path = log_path
+        self._on_start = on_start
+        self._program = tuple(program)
+        self._unread = b""
+        self.is_ready = False  # it has imported all, and takes calls
+
+    def __enter__(self) -> Self:
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=_short_directory()))
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trtx.bench.warm_host", *self._program],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=_environment(self.scratch),
+                start_new_session=True,
+            )
+        self._on_start(self._process.pid, self.scratch)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        if not self.is_ready:  # it imports, which nobody needs any more, and has forked nothing yet
+            self._process.kill()
+        try:
+            self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def call(self, argv: Sequence[str], log_path: Path) -> None:
+        """Has it run once; :meth:`replies` says what became of it, also where the host has died."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write((json.dumps({"argv": list(argv), "log": str(log_path)}) + "\n").encode())
+            self._process.stdin.flush()
+
+    def replies(self, wait_s: float) -> list[dict[str, Any]]:
+        """What it has said since, after ``wait_s`` at most; ``{"exit": code}`` of its own when it died."""
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            said = selector.select(wait_s)
+        if not said:
+            return []
+        data = os.read(self._process.stdout.fileno(), 65536)
+        if not data:
+            return [{"exit": self._process.wait()}]
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        found = [json.loads(line) for line in lines]
+        self.is_ready = self.is_ready or bool(found)
+        return [reply for reply in found if "ready" not in reply]
+
+    def tidy(self) -> None:
+        """Removes what a call that ended left in the temporary directory."""
+        for path in self.scratch.glob("*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+class Aiperf:
+    """One running aiperf call, in a session of its own, writing its console to a log. A context manager, which ends
+    every process of that session when it is left."""
+
+    def __init__(self, host: AiperfHost, argv: Sequence[str], log_path: Path) -> None:
+        self.argv = tuple(argv)
+        self._host = host
+        self._log_path = log_path
+        self._session: int | None = None  # None until the host has forked it
+        self._exit_code: int | None = None
+
+    def __enter__(self) -> Self:
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._host.call(self.argv, self._log_path)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        deadline = time.monotonic() + GRACE_S
+        # A host that takes calls forks within milliseconds; one that still imports is ended with this call unread.
+        while self._host.is_ready and self._session is None and self.poll(0.05) is None:
+            if time.monotonic() > deadline:
+                break
+        self._end_session()
+        self._host.tidy()
+
+    def poll(self, wait_s: float = 0) -> int | None:
+        """Exit code, negative for a signal, or None while it runs; waits for its end for ``wait_s`` at most."""
+        if self._exit_code is None:
+            for reply in self._host.replies(wait_s):
+                self._session = reply.get("pid", self._session)
+                self._exit_code = reply.get("exit")
+        return self._exit_code
+
+    def _end_session(self) -> None:
+        if self._session is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._session, number)  # the leader's children outlive it at times, so always all of them
+            except ProcessLookupError:
+                break
+            deadline = time.monotonic() + GRACE_S
+            while time.monotonic() < deadline and _group_lives(self._session):
+                self.poll(0.05)
+                time.sleep(0.01)
+        deadline = time.monotonic() + GRACE_S
+        while self.poll(0.05) is None and time.monotonic() < deadline:
+            pass  # the host says so, and takes the next call then
+
+
+def _short_directory() -> str:
+    """The temporary directory, or /tmp where that is too long: a Unix socket's path has 107 bytes at most.
+
+    aiperf puts its own under ``<ours>/<tempfile's>/aiperf/dataset_manager_proxy_frontend.ipc``.
+    """
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _SOCKET_PATH_BYTES - _BELOW_SCRATCH_BYTES else "/tmp"
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    # With HF_HUB_OFFLINE set, aiperf 0.13.0 looks for a tokenizer in Hugging Face's cache only and refuses a
+    # directory (Tokenizer._resolve_local_snapshot). Without it the directory is read as it is; an endpoint that
+    # nothing listens on keeps every other look-up on this machine. Drop both when a release takes a directory.
+    kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+    return {
+        **kept,
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "TMPDIR": str(scratch),
+        "COLUMNS": "120",
+        "NO_COLOR": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
