@@ -32,7 +32,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtx.bench import Figures, LoadSpec, Target
-from trtx.bench.aiperf import Aiperf, check_endpoint, command, run_files
+from trtx.bench.aiperf import TrialFiles, check_endpoint, command, tail
+from trtx.bench.aiperf_process import Aiperf, AiperfHost
 from trtx.bench.metrics import error_request_count, most_common_errors, output_token_throughput, time_to_first_token
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
 from trtx.config import RouterMode, TopologySpec
@@ -150,20 +151,20 @@ def _round(
     )
     target = Target(topology.url, topology.model, topology.plan.model_path, "agg", worker_count=arguments.workers)
     argv = [
-        *command(target, load, load.loads, staging),
+        *command(target, load, load.loads[0], 1, staging),
         "--prefix-prompt-pool-size", str(arguments.prefixes),
         "--prefix-prompt-length", str(arguments.prefix_length),
     ]  # fmt: skip
     before = _counters(topology)
-    with Aiperf(argv, staging.parent / f"{staging.name}.log") as aiperf:
+    files = TrialFiles(staging)
+    with AiperfHost(staging.parent / "host.log") as host, Aiperf(host, argv, files.console) as aiperf:
         while (code := aiperf.poll()) is None:
             topology.wait(0.1)
-    (files,) = run_files(staging, load.loads, trials=1)
     path = files.directory / RECORDS_FILE
     records = read_records(path) if path.exists() else ()
     if len(records) != arguments.requests:  # aiperf exits 1 as well when all requests failed
         raise SystemExit(
-            f"aiperf exited {code} with {len(records)} of {arguments.requests} records:\n{aiperf.log_tail()}"
+            f"aiperf exited {code} with {len(records)} of {arguments.requests} records:\n{tail(files.console, 20)}"
         )
     for reason, count in most_common_errors(records):
         print(f"- {variant.name}: {count} × {reason}", file=sys.stderr, flush=True)

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtx.bench import Figures, LoadSpec, Target
-from trtx.bench.aiperf import Aiperf, command, run_files
+from trtx.bench.aiperf import TrialFiles, command, tail
+from trtx.bench.aiperf_process import Aiperf, AiperfHost
 from trtx.bench.load import Load
 from trtx.bench.metrics import error_request_count, inter_token_latency, output_token_throughput, time_to_first_token
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
@@ -86,18 +87,21 @@ def _round(variant: Variant, arguments: argparse.Namespace, run_dir: Path) -> No
     plan = prepare(spec, run_dir=run_dir)
     with serve(plan, on_event=lambda event: print(f"- {variant.name}: {event.message}", flush=True)) as topology:
         target = Target(topology.url, topology.model, plan.model_path, "agg", gpu_count=len(plan.gpu_names))
-        with Aiperf(command(target, load, loads, run_dir / "load"), run_dir / "aiperf.log") as aiperf:
-            while (code := aiperf.poll()) is None:
-                topology.wait(0.1)
-            if code:
-                raise SystemExit(f"aiperf exited {code}:\n{aiperf.log_tail()}")
+        with AiperfHost(run_dir / "host.log") as host:
+            for one in loads:
+                files = TrialFiles(run_dir / "load" / one.label)
+                with Aiperf(host, command(target, load, one, 1, files.directory), files.console) as aiperf:
+                    while (code := aiperf.poll()) is None:
+                        topology.wait(0.1)
+                if code:
+                    raise SystemExit(f"aiperf exited {code}:\n{tail(files.console, 20)}")
         for slot in topology.slots:
             if slot.status is not None:
                 variant.device_memory_bytes = slot.status.device_memory_bytes
                 variant.kv_blocks = slot.status.kv_blocks
-    for files in run_files(run_dir / "load", loads, trials=1):
-        records = read_records(files.directory / RECORDS_FILE)
-        variant.rounds.setdefault(files.load.concurrency, []).append(records)
+    for one in loads:
+        records = read_records(run_dir / "load" / one.label / RECORDS_FILE)
+        variant.rounds.setdefault(one.concurrency, []).append(records)
 
 
 def _table(arguments: argparse.Namespace, variants: tuple[Variant, Variant], built_s: float) -> str:

@@ -24,7 +24,8 @@ from statistics import median
 
 import psutil
 
-from trtx.bench.aiperf import Aiperf, check_endpoint
+from trtx.bench.aiperf import check_endpoint, tail
+from trtx.bench.aiperf_process import Aiperf, AiperfHost
 from trtx.bench.endpoint import ENDPOINT_TYPE
 from trtx.bench.failures import count_reasons
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
@@ -87,7 +88,7 @@ def main() -> int:
 
 def _drive(topology: ServedTopology, arguments: argparse.Namespace, run_dir: Path, tokenizer: str) -> Watch:
     argv = [
-        sys.executable, "-m", "aiperf", "profile",
+        "aiperf", "profile",
         "--model", topology.model, "--tokenizer", tokenizer, "--url", topology.url,
         "--endpoint-type", ENDPOINT_TYPE, "--streaming", "--apply-chat-template", "--use-server-token-count",
         "--isl", str(arguments.isl), "--osl", str(arguments.osl),
@@ -97,7 +98,8 @@ def _drive(topology: ServedTopology, arguments: argparse.Namespace, run_dir: Pat
         "--ui", "none", "--no-gpu-telemetry", "--no-server-metrics", "--artifact-dir", str(run_dir / "load"),
     ]  # fmt: skip
     records = run_dir / "load" / RECORDS_FILE
-    with Aiperf(argv, run_dir / "aiperf.log") as aiperf:
+    log = run_dir / "aiperf.log"
+    with AiperfHost(run_dir / "host.log") as host, Aiperf(host, argv, log) as aiperf:
         while not (records.exists() and records.stat().st_size) and aiperf.poll() is None:
             topology.wait(0.2)
         watch = Watch(started_at=time.time())
@@ -114,7 +116,7 @@ def _drive(topology: ServedTopology, arguments: argparse.Namespace, run_dir: Pat
             elif watch.killed_at is not None and watch.whole_at is None and topology.is_whole:
                 watch.whole_at = time.time()
         if aiperf.poll() != 0:
-            print(f"aiperf exited {aiperf.poll()}:\n{aiperf.log_tail()}")
+            print(f"aiperf exited {aiperf.poll()}:\n{tail(log, 20)}")
     return watch
 
 

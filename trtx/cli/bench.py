@@ -215,7 +215,7 @@ def _show_plans(spec: ExperimentSpec, output: Path) -> None:
                 f"  concurrency {load.concurrency}: {load.request_count} requests after {load.warmup_request_count} "
                 f"for warm-up, {spec.load.isl} tokens in, {spec.load.osl} out, {spec.load.trials} trial(s)"
             )
-        for call in planned.aiperf:
+        for call in planned.aiperf[: len(spec.load.loads)]:
             typer.echo(f"  $ {shlex.join(call)}")
         if spec.load.trials > 1:
             typer.echo(f"  and so on for trials 2 to {spec.load.trials}, each with a seed of its own")

@@ -70,7 +70,7 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMode:
-    """One mode of a dry run: the topology (None when attached) and aiperf's calls for each cell's first trial."""
+    """One mode of a dry run: the topology (None when attached) and aiperf's calls, first each cell's first trial."""
 
     mode: str
     plan: Plan | None
@@ -186,7 +186,7 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedMode, ...]:
 
 def _aiperf(spec: ExperimentSpec, target: Target, run_dir: Path) -> tuple[tuple[str, ...], ...]:
     calls = []
-    for trial in planned_trials(spec.load)[: len(spec.load.loads)]:
+    for trial in planned_trials(spec.load):
         cell = cell_directory(run_dir, target.mode, trial.load.concurrency)
         calls.append(command(target, spec.load, trial.load, trial.number, trial_directory(cell, trial.number)))
     return tuple(calls)

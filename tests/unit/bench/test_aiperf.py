@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import tempfile
+import textwrap
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 import pytest
 
 from trtx.bench import Load, LoadSpec, Target, sweep
-from trtx.bench.aiperf import Aiperf, check_endpoint, command, complaint
+from trtx.bench.aiperf import check_endpoint, command, complaint
+from trtx.bench.aiperf_process import Aiperf, AiperfHost
+from trtx.bench.warm_host import FAILED
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment import ExperimentSpec, run
 
@@ -21,96 +29,175 @@ import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
                           "print('child', flush=True); time.sleep(60)"])
-print("ready", child.pid, flush=True)
+print("ready", os.getpid(), child.pid, flush=True)
 time.sleep(60)
 """
 
 
-def _until(path: Path, words: tuple[str, ...]) -> str:
+def _until(path: Path, words: tuple[str, ...], look: Callable[[], object]) -> str:
     deadline = time.monotonic() + 20
+    text = ""
     while time.monotonic() < deadline:
-        text = path.read_text()
+        look()
+        text = path.read_text() if path.exists() else ""
         if all(word in text for word in words):
             return text
         time.sleep(0.02)
-    raise AssertionError(f"{path} never said {words}: {path.read_text()!r}")
+    raise AssertionError(f"{path} never said {words}: {text!r}")
+
+
+@pytest.fixture
+def host_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], AiperfHost]]:
+    """A running host whose program is a function of this text."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with ExitStack() as cleanup:
+
+        def start(body: str) -> AiperfHost:
+            (tmp_path / "program.py").write_text(f"import os, sys\ndef main():\n{textwrap.indent(body, '    ')}\n")
+            host = AiperfHost(tmp_path / "host.log", program=("program:main",))
+            return cleanup.enter_context(host)
+
+        yield start
+
+
+def _exit_code(process: Aiperf) -> int:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if (code := process.poll(0.05)) is not None:
+            return code
+    raise AssertionError("it never ended")
 
 
 def test_leaving_the_context_ends_the_whole_session_even_if_it_ignores_sigterm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Callable[[str], AiperfHost]
 ) -> None:
-    monkeypatch.setattr("trtx.bench.aiperf.GRACE_S", 0.3)
+    monkeypatch.setattr("trtx.bench.aiperf_process.GRACE_S", 0.3)
     log = tmp_path / "aiperf.log"
-    with Aiperf([sys.executable, "-c", STUBBORN], log) as process:
-        text = _until(log, ("ready", "child\n"))
-        grandchild = int(text.split("ready ")[1].split()[0])
+    with Aiperf(host_of(STUBBORN), ("stubborn",), log) as process:
+        text = _until(log, ("ready", "child\n"), lambda: process.poll(0.02))
+        pids = [int(pid) for pid in text.split("ready ")[1].split()[:2]]
         assert process.poll() is None
-    for pid in (process.pid, grandchild):
+    for pid in pids:
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_its_temporary_files_go_with_it_and_its_log_stays(tmp_path: Path) -> None:
+def test_calls_of_one_host_follow_each_other_each_with_its_arguments_and_its_log(
+    tmp_path: Path, host_of: Callable[[str], AiperfHost]
+) -> None:
+    host = host_of("print(sys.argv[1:], os.getpid() == os.getsid(0)); sys.exit(int(sys.argv[1]))")
+    for code in (0, 3):
+        with Aiperf(host, ("program", str(code)), tmp_path / f"{code}.log") as process:
+            assert _exit_code(process) == code
+        assert (tmp_path / f"{code}.log").read_text() == f"['{code}'] True\n"
+
+
+def test_a_program_that_raises_has_its_traceback_in_its_log(
+    tmp_path: Path, host_of: Callable[[str], AiperfHost]
+) -> None:
+    with Aiperf(host_of("raise OSError('boom')"), ("program",), tmp_path / "aiperf.log") as process:
+        assert _exit_code(process) == FAILED
+    assert (tmp_path / "aiperf.log").read_text().endswith("OSError: boom\n")
+
+
+def test_a_host_that_dies_is_an_end_of_the_call(tmp_path: Path, host_of: Callable[[str], AiperfHost]) -> None:
+    program = "import signal; os.kill(os.getppid(), signal.SIGKILL); print('killed', flush=True); signal.pause()"
+    with Aiperf(host_of(program), ("program",), tmp_path / "aiperf.log") as process:
+        assert _exit_code(process) == -signal.SIGKILL
+
+
+def test_a_host_whose_launcher_dies_ends_what_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import os, time\ndef main(): print(os.getpid(), flush=True); time.sleep(60)")
+    launcher = (
+        "import sys; from pathlib import Path; from trtx.bench.aiperf_process import Aiperf, AiperfHost\n"
+        f"at = Path({str(tmp_path)!r})\n"
+        "with AiperfHost(at / 'host.log', program=('program:main',)) as host, Aiperf(host, ['x'], at / 'log') as one:\n"
+        "    while one.poll(0.1) is None: pass\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", launcher], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    pid = int(_until(tmp_path / "log", ("\n",), lambda: process.poll()))
+    process.kill()
+    process.wait()
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(20)
+
+
+def test_a_host_without_a_call_ends_at_once_though_it_still_imports(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)")
+    sessions: list[int] = []
+    program = ("slow:main",)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        host = AiperfHost(tmp_path / "host.log", lambda session, scratch: sessions.append(session), program)
+        with host, Aiperf(host, ("slow",), tmp_path / "log") as call:
+            assert call.poll(0.1) is None
+    assert not psutil.pid_exists(sessions[0]) and not host.scratch.exists()
+
+
+def test_its_temporary_files_go_with_each_call_and_its_log_stays(
+    tmp_path: Path, host_of: Callable[[str], AiperfHost]
+) -> None:
+    host = host_of("import tempfile; print(tempfile.mkdtemp(), tempfile.mkstemp()[1]); print(os.environ['TMPDIR'])")
     log = tmp_path / "logs" / "aiperf.log"
-    with Aiperf([sys.executable, "-c", "import os; print(os.environ['TMPDIR'])"], log) as process:
-        deadline = time.monotonic() + 20
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert process.poll() == 0
-        scratch = Path(process.log_tail().strip())
-        assert scratch.is_dir()
-    assert not scratch.exists()
-    assert process.log_tail() == str(scratch)
+    with Aiperf(host, ("program",), log) as process:
+        assert _exit_code(process) == 0
+        directory, file, scratch = (Path(name) for name in log.read_text().split())
+        assert directory.is_dir() and file.is_file() and directory.parent == file.parent == scratch == host.scratch
+    assert scratch.is_dir() and not any(scratch.iterdir())
 
 
-def test_aiperf_sees_no_offline_switch_and_no_remote_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aiperf_sees_no_offline_switch_and_no_remote_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Callable[[str], AiperfHost]
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    log = tmp_path / "aiperf.log"
-    program = "import os; print(os.environ.get('HF_HUB_OFFLINE'), os.environ['HF_ENDPOINT'])"
-    with Aiperf([sys.executable, "-c", program], log) as process:
-        deadline = time.monotonic() + 20
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-    assert process.log_tail() == "None http://127.0.0.1:9"
+    host = host_of("print(os.environ.get('HF_HUB_OFFLINE'), os.environ['HF_ENDPOINT'])")
+    with Aiperf(host, ("program",), tmp_path / "aiperf.log") as process:
+        assert _exit_code(process) == 0
+    assert (tmp_path / "aiperf.log").read_text() == "None http://127.0.0.1:9\n"
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
 def test_its_sockets_have_room_in_their_paths_however_long_the_temporary_directory_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Callable[[str], AiperfHost]
 ) -> None:
     long = tmp_path / ("long" * 20)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     program = (
-        "import os, pathlib, socket, tempfile; at = pathlib.Path(tempfile.mkdtemp()) / 'aiperf'; at.mkdir()\n"
+        "import pathlib, socket, tempfile; at = pathlib.Path(tempfile.mkdtemp()) / 'aiperf'; at.mkdir()\n"
         "socket.socket(socket.AF_UNIX).bind(str(at / 'dataset_manager_proxy_frontend.ipc')); print('bound')"
     )
-    with Aiperf([sys.executable, "-c", program], tmp_path / "aiperf.log") as process:
-        _until(tmp_path / "aiperf.log", ("bound",))
-    assert process.log_tail() == "bound"
+    with Aiperf(host_of(program), ("program",), tmp_path / "aiperf.log") as process:
+        assert _exit_code(process) == 0
+    assert (tmp_path / "aiperf.log").read_text() == "bound\n"
 
 
-def _call(spec: LoadSpec, *concurrency: int) -> tuple[str, ...]:
-    loads = [Load(c, spec.request_count_at(c), spec.warmup_request_count_at(c)) for c in concurrency]
-    return command(Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg"), spec, loads, Path("staging"))
+def test_aiperf_is_imported_by_its_host_with_all_that_a_call_takes(tmp_path: Path) -> None:
+    with AiperfHost(tmp_path / "host.log") as host, Aiperf(host, ("aiperf", "--version"), tmp_path / "log") as call:
+        assert _exit_code(call) == 0, (tmp_path / "host.log").read_text()
+    assert (tmp_path / "log").read_text().strip() == version("aiperf")
+
+
+def _call(spec: LoadSpec, concurrency: int, trial: int = 1) -> tuple[str, ...]:
+    load = Load(concurrency, spec.request_count_at(concurrency), spec.warmup_request_count_at(concurrency))
+    return command(Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg"), spec, load, trial, Path("trial"))
 
 
 def _value(argv: tuple[str, ...], option: str) -> str:
     return argv[argv.index(option) + 1]
 
 
-def test_a_part_of_a_sweep_has_as_many_prompts_to_draw_from_as_the_whole() -> None:
-    spec = LoadSpec(concurrency=(1, 8, 64))
-    assert _value(_call(spec, 1, 8), "--num-dataset-entries") == _value(_call(spec, 1, 8, 64), "--num-dataset-entries")
+def test_each_request_has_a_prompt_of_its_own_warm_up_included() -> None:
+    spec = LoadSpec(concurrency=(8,), request_count=100, warmup_request_count=20)
+    assert _value(_call(spec, 8), "--num-dataset-entries") == "120"
 
 
-def test_a_load_alone_gets_the_seed_that_aiperf_derives_for_it_in_a_sweep() -> None:
+def test_a_trial_has_the_seed_that_aiperf_derives_for_it_in_a_sweep() -> None:
     from aiperf.common.random_generator import derive_variation_seed
 
-    spec = LoadSpec(concurrency=(1, 8), seed=11)
-    alone, both = _call(spec, 8), _call(spec, 1, 8)
-    assert _value(alone, "--random-seed") == str(derive_variation_seed(11, "c8:trial:0"))
-    assert "--vary-seed-per-trial" not in alone
-    assert _value(both, "--random-seed") == "11" and "--vary-seed-per-trial" in both
+    spec = LoadSpec(concurrency=(1, 8), seed=11, trials=2)
+    for trial in (1, 2):
+        derived = derive_variation_seed(11, f"c8:trial:{trial - 1}")
+        assert _value(_call(spec, 8, trial), "--random-seed") == str(derived)
 
 
 BOX = """22:04:02.127 INFO     Prefetching 1 tokenizer into HF cache...
@@ -158,17 +245,13 @@ def test_an_installation_without_the_endpoint_is_refused_before_anything_starts(
 
 
 def test_an_aiperf_that_waits_for_ever_is_ended_and_the_sentence_says_for_how_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Callable[[str], AiperfHost]
 ) -> None:
-    module = sys.modules["trtx.bench.sweep"]  # the function has its name
-    monkeypatch.setattr(module, "_BETWEEN_REQUESTS_S", 0.5)
-    monkeypatch.setattr(module, "command", lambda *arguments: (sys.executable, "-c", "import time; time.sleep(60)"))
-    started: list[int] = []
+    monkeypatch.setattr(sys.modules["trtx.bench.sweep"], "_BETWEEN_REQUESTS_S", 0.5)  # the function has its name
+    host = host_of("import time; print(os.getpid(), flush=True); time.sleep(60)")
+    target = Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg")
     with pytest.raises(LoadGeneratorError, match=r"told of no request for 1 s.*0\.25 s \(request_timeout_s\).*its log"):
-        sweep(
-            Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg"),
-            LoadSpec(concurrency=(1,), request_timeout_s=0.25),
-            tmp_path,
-            on_start=lambda pid, scratch: started.append(pid),
-        )
-    assert len(started) == 1 and not psutil.pid_exists(started[0])
+        sweep(host, target, LoadSpec(concurrency=(1,), request_timeout_s=0.25), tmp_path)
+    (log,) = tmp_path.rglob("aiperf-console.log")
+    if text := log.read_text():  # it may not have come to say so
+        assert not psutil.pid_exists(int(text))

@@ -39,7 +39,7 @@ def measured(directory: Path, *trials: list[dict[str, Any]], gone: dict[int, str
         trial.mkdir(parents=True)
         lines = [json.dumps(one) + "\n" for one in (entry(phase="warmup", error="cold"), *entries)]
         (trial / "profile_export.jsonl").write_text("".join(lines))
-    return measure_cell(directory, TARGET, LOAD, gone or {}, len(trials))
+    return measure_cell(directory, TARGET, LOAD, gone or {}, range(1, len(trials) + 1))
 
 
 def test_requests_that_all_failed_are_a_result_although_aiperf_gave_none(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trtx.bench import LoadSpec, Target
-from trtx.bench.aiperf import command, run_files
+from trtx.bench import LoadSpec, Target, planned_trials
+from trtx.bench.aiperf import command
 
 TARGET = Target("http://127.0.0.1:8000", "tiny", Path("/models/tiny"), "agg")
 
@@ -32,42 +32,25 @@ def test_requests_ask_for_exactly_the_output_length() -> None:
     assert LoadSpec(ignore_eos=False, extra_inputs={"temperature": 0}).request_body == {"temperature": 0}
 
 
-def test_one_call_carries_every_load_each_with_a_warm_up_of_its_own() -> None:
+def test_each_load_has_a_warm_up_of_its_own() -> None:
     spec = LoadSpec(concurrency=(1, 8), request_count=20)
-    argv = command(TARGET, spec, spec.loads, Path("/run"))
-    variants = [argv[at + 1] for at, word in enumerate(argv) if word == "--variant"]
-    assert variants == [
-        "c1: concurrency=1, request-count=20, warmup-request-count=4",
-        "c8: concurrency=8, request-count=20, warmup-request-count=8",
-    ]
-    # A warm-up phase in the base, or aiperf 0.13.0 runs the variants' own after the measured phase.
-    assert argv[argv.index("--warmup-request-count") + 1] == "8"
+    calls = [command(TARGET, spec, load, 1, Path("/run")) for load in spec.loads]
+    options = ("--concurrency", "--request-count", "--warmup-request-count", "--num-dataset-entries")
     # No prompt comes twice: what warms up must not fill the prefix cache for what is measured.
-    assert argv[argv.index("--num-dataset-entries") + 1] == "28"
+    assert [[argv[argv.index(option) + 1] for option in options] for argv in calls] == [
+        ["1", "20", "4", "24"],
+        ["8", "20", "8", "28"],
+    ]
 
 
-def test_one_load_is_no_sweep_to_aiperf() -> None:
+def test_no_warm_up_is_none() -> None:
     spec = LoadSpec(concurrency=(8,), warmup_request_count=0)
-    argv = command(TARGET, spec, spec.loads, Path("/run"))
-    assert "--variant" not in argv and "--warmup-request-count" not in argv
-    assert argv[argv.index("--concurrency") + 1] == "8"
+    assert "--warmup-request-count" not in command(TARGET, spec, spec.loads[0], 1, Path("/run"))
 
 
-@pytest.mark.parametrize(
-    ("concurrency", "trials", "expected"),
-    [
-        ((8,), 1, ["c8"]),
-        ((8,), 2, ["c8/profile_runs/run_0001", "c8/profile_runs/run_0002"]),
-        ((1, 8), 1, ["c1", "c8"]),
-        ((1, 8), 2, [f"profile_runs/trial_{n:04d}/c{c}" for n in (1, 2) for c in (1, 8)]),
-    ],
-)
-def test_run_directories_are_where_aiperf_puts_them(
-    concurrency: tuple[int, ...], trials: int, expected: list[str]
-) -> None:
-    spec = LoadSpec(concurrency=concurrency, trials=trials)
-    found = run_files(Path("/run"), spec.loads, trials)
-    assert [str(run.directory.relative_to("/run")) for run in found] == expected
+def test_trials_take_turns_over_the_loads() -> None:
+    planned = planned_trials(LoadSpec(concurrency=(1, 8), trials=2))
+    assert [(trial.load.label, trial.number) for trial in planned] == [("c1", 1), ("c8", 1), ("c1", 2), ("c8", 2)]
 
 
 @pytest.mark.parametrize(

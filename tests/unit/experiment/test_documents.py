@@ -50,8 +50,8 @@ def _inside(document: Any, *keys: str | int) -> Any:
 
 Where = tuple[str | int, ...]
 IN_GOLDEN = (  # events of a run that nothing went wrong in
-    journal.TopologyReady, journal.TopologyStopping, journal.SweepStarted, journal.LoadStarted, journal.TrialEnded,
-    journal.CellEnded, journal.SweepEnded,
+    journal.TopologyReady, journal.TopologyStopping, journal.SweepStarted, journal.LoadStarted, journal.TrialStarted,
+    journal.TrialEnded, journal.CellEnded, journal.SweepEnded,
 )  # fmt: skip
 # Each form that is read, and where one of it stands in which file. A form that is in no row is not tried: add one.
 FORMS: list[tuple[Any, str, Where]] = [
@@ -163,9 +163,9 @@ def test_a_document_of_another_version_is_refused_with_both(run: Path, file: str
 
 def test_an_event_that_nobody_knows_is_refused_with_its_line(run: Path) -> None:
     with (run / "journal.jsonl").open("a") as file:
-        file.write('{"schema_version": 1, "time": 1.5, "event": "run_finished"}\n')
+        file.write('{"schema_version": 2, "time": 1.5, "event": "run_finished"}\n')
     with pytest.raises(
-        UsageError, match=r"journal\.jsonl, line 20: event is 'run_finished'; expected one of .*run_ended"
+        UsageError, match=r"journal\.jsonl, line 24: event is 'run_finished'; expected one of .*run_ended"
     ):
         read_journal(run)
 

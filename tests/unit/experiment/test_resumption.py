@@ -1,7 +1,8 @@
-"""Which cells of a run that ended early hold, what is moved away, and when going on is refused."""
+"""Which trials of a run that ended early hold, what is moved away, and when going on is refused."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from trtx.bench import Cell, Figures, Journal, Load, Trial, cell_directory
-from trtx.bench.cells import write_cell
+from trtx.bench import Journal, cell_directory, read_cells, trial_directory
 from trtx.bench.journal import SweepStarted
-from trtx.bench.records import RECORDS_FILE, RequestRecord
+from trtx.bench.records import RECORDS_FILE
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep, resumption
 from trtx.experiment.directory import create, hold, read_lock, write_lock
@@ -40,34 +40,29 @@ def recorded(parent: Path, sweep: dict[str, Any] = ATTACH) -> resumption.Recorde
     return resumption.read_recorded(run_dir, read_lock(run_dir))
 
 
-def measured(run_dir: Path, concurrency: int, *, failed: int = 0, result: bool = True, requests: int = 5) -> None:
-    """A cell as a sweep leaves it."""
-    trial = cell_directory(run_dir, "attached", concurrency) / "trial-01"
-    trial.mkdir(parents=True)
-    records = [RequestRecord(0, 10**9, "HTTP 500" if n < failed else None, 1, 1, 1, 1, 1) for n in range(requests)]
-    status = "failed" if not result else "errors" if failed else "ok"
-    if result:
-        (trial / RECORDS_FILE).write_text("{}\n")
-    of_cell = Figures.over([records]) if result else None
-    load = Load(concurrency, requests, 0)
-    entry = Trial(1, status, trial.name, of_cell, (), None if result else "stopped before it ended")  # type: ignore[arg-type]
-    write_cell(trial.parent, Cell("attached", concurrency, "worker", 1, load, (entry,), of_cell))
+def measured(
+    run_dir: Path, concurrency: int, trial: int = 1, *, failed: int = 0, requests: int = 5, ended: bool = True
+) -> Path:
+    """A trial as aiperf leaves it. ``ended``: with the file that it writes last."""
+    directory = trial_directory(cell_directory(run_dir, "attached", concurrency), trial)
+    directory.mkdir(parents=True)
+    lines = [
+        {
+            "metadata": {"benchmark_phase": "profiling", "request_start_ns": 0, "request_end_ns": 10**9},
+            "metrics": {},
+            "error": {"code": 500, "type": "Error", "message": "boom"} if n < failed else None,
+        }
+        for n in range(requests)
+    ]
+    (directory / RECORDS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if ended:
+        (directory / ".aiperf_results_ready.json").write_text("{}")
+    return directory
 
 
-def swept(run_dir: Path, *ended: int, begun: int) -> None:
-    """What a killed sweep of all three loads leaves: whole runs, one that had begun, and a journal."""
-    staging = run_dir / "aiperf" / "attached"
-    cells = ("attached-c1", "attached-c2", "attached-c4")
-    Journal(run_dir).note(SweepStarted(mode="attached", model="tiny", cells=cells, argv=()))
-    for concurrency in (*ended, begun):
-        (staging / f"c{concurrency}").mkdir(parents=True)
-        (staging / f"c{concurrency}" / RECORDS_FILE).write_text("")
-    for concurrency in ended:
-        (staging / f"c{concurrency}" / ".aiperf_results_ready.json").write_text("{}")
-
-
-def missing(run: resumption.Recorded) -> list[int]:
-    return [load.concurrency for loads in resumption.missing_loads(run).values() for load in loads]
+def missing(run: resumption.Recorded) -> list[tuple[int, int]]:
+    trials = [trial for trials in resumption.missing_trials(run).values() for trial in trials]
+    return [(trial.load.concurrency, trial.number) for trial in trials]
 
 
 def test_a_spec_survives_its_lock(tmp_path: Path) -> None:
@@ -76,53 +71,49 @@ def test_a_spec_survives_its_lock(tmp_path: Path) -> None:
     assert read_lock(tmp_path) == spec
 
 
-def test_cells_with_a_result_hold_failed_requests_or_not_and_others_are_missing(tmp_path: Path) -> None:
-    run = recorded(tmp_path)
-    assert missing(run) == [1, 2, 4]
+def test_trials_with_all_their_records_hold_failed_requests_or_not_and_others_are_missing(tmp_path: Path) -> None:
+    run = recorded(tmp_path, {**ATTACH, "load": {**ATTACH["load"], "trials": 2}})
+    assert missing(run) == [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
     measured(run.run_dir, 1)
+    measured(run.run_dir, 1, 2, requests=3)
     measured(run.run_dir, 2, failed=3)
-    measured(run.run_dir, 4, result=False)
-    assert missing(run) == [4]
+    measured(run.run_dir, 2, 2, ended=False)
+    measured(run.run_dir, 4, 2, failed=5, ended=False)  # aiperf writes no result where all failed
+    assert missing(run) == [(4, 1), (1, 2), (2, 2)]
 
 
-def test_a_cell_whose_records_are_gone_or_that_had_another_load_is_missing(tmp_path: Path) -> None:
+def test_a_trial_whose_records_are_gone_or_cut_is_missing(tmp_path: Path) -> None:
     run = recorded(tmp_path)
-    measured(run.run_dir, 1)
-    measured(run.run_dir, 2, requests=3)
+    (measured(run.run_dir, 1) / RECORDS_FILE).unlink()
+    with (measured(run.run_dir, 2) / RECORDS_FILE).open("r+") as records:
+        records.truncate(100)
     measured(run.run_dir, 4)
-    (cell_directory(run.run_dir, "attached", 1) / "trial-01" / RECORDS_FILE).unlink()
-    assert missing(run) == [1, 2]
+    assert missing(run) == [(1, 1), (2, 1)]
 
 
-def test_runs_that_ended_before_the_kill_become_cells_and_the_begun_one_is_set_aside(tmp_path: Path) -> None:
-    run = recorded(tmp_path)
-    swept(run.run_dir, 1, begun=2)
-    assert missing(run) == [2, 4]
-    assert not (run.run_dir / "cells").exists()
-    resumption.clear_the_way(run, resumption.missing_loads(run))
-    assert [path.name for path in (run.run_dir / "cells").iterdir()] == ["attached-c1"]
-    assert (run.run_dir / "cells" / "attached-c1" / "trial-01" / ".aiperf_results_ready.json").exists()
-    assert (run.run_dir / "attempts" / "1" / "aiperf" / "attached" / "c2").is_dir()
-    assert not (run.run_dir / "aiperf" / "attached").exists()
-
-
-def test_a_failed_cell_is_set_aside_by_each_attempt(tmp_path: Path) -> None:
-    run = recorded(tmp_path)
+def test_trials_that_hold_become_cells_and_what_is_left_of_others_is_set_aside_by_each_attempt(tmp_path: Path) -> None:
+    run = recorded(tmp_path, {**ATTACH, "load": {**ATTACH["load"], "trials": 2}})
+    measured(run.run_dir, 1)
     for attempt in ("1", "2"):
-        measured(run.run_dir, 4, result=False)
-        resumption.clear_the_way(run, resumption.missing_loads(run))
-        assert (run.run_dir / "attempts" / attempt / "cells" / "attached-c4" / "cell.json").exists()
-        assert not cell_directory(run.run_dir, "attached", 4).exists()
+        begun = measured(run.run_dir, 1, 2, ended=False).relative_to(run.run_dir)
+        resumption.clear_the_way(run, resumption.missing_trials(run))
+        (cell,) = read_cells(run.run_dir)
+        assert (cell.name, [trial.number for trial in cell.trials]) == ("attached-c1", [1])
+        assert (run.run_dir / cell_directory(run.run_dir, "attached", 1) / "trial-01" / RECORDS_FILE).exists()
+        assert not (run.run_dir / begun).exists()
+        assert (run.run_dir / "attempts" / attempt / begun / RECORDS_FILE).exists()
+        assert missing(run) == [(2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
 
 
 def test_nothing_missing_leaves_every_file_where_it_is(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     for concurrency in (1, 2, 4):
         measured(run.run_dir, concurrency)
-    before = sorted(run.run_dir.rglob("*"))
-    assert resumption.missing_loads(run) == {}
+    resumption.clear_the_way(run, {})  # which writes the cells
+    before = {path: path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file()}
+    assert resumption.missing_trials(run) == {}
     resumption.clear_the_way(run, {})
-    assert sorted(run.run_dir.rglob("*")) == before
+    assert {path: path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
@@ -145,7 +136,7 @@ def test_other_conditions_are_refused_by_name(tmp_path: Path, change: dict[str, 
 def test_another_model_of_an_attached_deployment_is_refused(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     resumption.check_model(run, "any")
-    swept(run.run_dir, begun=1)
+    Journal(run.run_dir).note(SweepStarted(mode="attached", model="tiny", cells=("attached-c1",)))
     resumption.check_model(run, "tiny")
     with pytest.raises(UsageError, match="model was tiny and is other"):
         resumption.check_model(run, "other")

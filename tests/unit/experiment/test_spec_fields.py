@@ -110,7 +110,8 @@ def test_aiperf_takes_what_a_field_of_a_load_makes_of_its_command_line(field: st
     from aiperf.cli import app
 
     spec = LoadSpec.model_validate({field: OTHER[LoadSpec][field]})
-    asked = command(Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg"), spec, spec.loads, Path("staging"))
+    target = Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg")
+    asked = command(target, spec, spec.loads[0], spec.trials, Path("trial"))
     try:
         app.parse_args(asked[asked.index("profile") :], exit_on_error=False, print_error=False)
     except CycloptsError as error:

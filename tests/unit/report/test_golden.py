@@ -29,7 +29,7 @@ def _measured(run: Path) -> dict[str, Cell]:
     recorded = read_recorded(run, spec)
     return {
         f"{mode}-{load.label}": measure_cell(
-            cell_directory(run, mode, load.concurrency), recorded.target(mode), load, {}, spec.load.trials
+            cell_directory(run, mode, load.concurrency), recorded.target(mode), load, {}, range(1, spec.load.trials + 1)
         )
         for mode in spec.measured_modes
         for load in spec.load.loads
