@@ -135,7 +135,7 @@ def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(tmp_path: Path) 
         attach = ["--url", url, "--tokenizer", str(tokenizer)]
         done = trtx("bench", *attach, "--concurrency", "2", *LOAD, "-o", str(tmp_path / "runs"))
     assert done.returncode == 5, done.stdout + done.stderr
-    assert "aiperf exited 1 and measured nothing" in done.stderr and "aiperf.log" in done.stderr
+    assert "aiperf exited 1 and measured nothing" in done.stderr and "aiperf-console.log" in done.stderr
     assert (_run_dir(tmp_path / "runs") / "report.html").exists()
 
 
@@ -146,7 +146,7 @@ def test_ctrl_c_ends_aiperf_and_the_topology_and_renders_what_there_is(tmp_path:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(), start_new_session=True,
     )  # fmt: skip
     try:
-        _until(lambda: any(tmp_path.glob("*/aiperf/agg/c1/profile_export.jsonl")), process)
+        _until(lambda: any(tmp_path.glob("*/cells/agg-c1/trial-01/profile_export.jsonl")), process)
         family = psutil.Process(process.pid).children(recursive=True)
         assert any("aiperf" in " ".join(child.cmdline()) for child in family)
         process.send_signal(signal.SIGINT)

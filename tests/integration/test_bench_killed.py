@@ -14,21 +14,18 @@ import psutil
 from topology_clients import PACED, trtx_serve, wait_until
 
 
-def load_of(bench: int) -> int | None:
-    """The pid of aiperf, once its own processes run."""
-    for child in psutil.Process(bench).children():
+def load_of(bench: int) -> list[psutil.Process]:
+    """aiperf's processes, once a call has its own: the one that has it imported, the call, and its services."""
+    for host in psutil.Process(bench).children():
         with suppress(psutil.NoSuchProcess):  # it may end, or be a zombie, between two looks at it
-            if "aiperf" in " ".join(child.cmdline()) and child.children():
-                return child.pid
-    return None
+            if "aiperf" in " ".join(host.cmdline()) and len(family := host.children(recursive=True)) > 4:
+                return [host, *family]
+    return []
 
 
-def lives(session: int) -> bool:
-    """Whether a process of this session still runs. What ends between two looks at it does not."""
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                return True
+def lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
@@ -49,12 +46,12 @@ def test_a_killed_bench_leaves_no_load_and_no_scratch_behind(tmp_path: Path) -> 
             env=os.environ | {"TMPDIR": scratch},
         )
         try:
-            wait_until(lambda: load_of(bench.pid) is not None, 60, "aiperf and its processes started")
+            wait_until(lambda: load_of(bench.pid), 60, "aiperf and its processes started")
             assert any(Path(scratch).glob("trtx-aiperf-*"))
-            aiperf = load_of(bench.pid)
-            assert aiperf is not None
+            load_processes = load_of(bench.pid)
+            assert load_processes
         finally:
             bench.send_signal(signal.SIGKILL)
             bench.wait()
-        wait_until(lambda: not lives(aiperf), 15, "aiperf ended")
+        wait_until(lambda: not any(map(lives, load_processes)), 15, "aiperf ended")
         wait_until(lambda: not any(Path(scratch).glob("trtx-*")), 15, "its scratch directory is gone")

@@ -46,18 +46,18 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: any(tmp_path.glob("*/aiperf/agg/c2")), 120, "the first cell is measured")
+        wait_until(lambda: any(tmp_path.glob("*/cells/agg-c1/trial-01")), 120, "the first cell was measured")
         (run_dir,) = tmp_path.iterdir()
         refused = resume(run_dir)
         assert refused.returncode == 2 and "another trtx measures" in refused.stderr
-        second = run_dir / "aiperf" / "agg" / "c1"
+        second = run_dir / "cells" / "agg-c1" / "trial-01"
         wait_until(lambda: has_text(second, "profile_export.jsonl"), 120, "the second cell is measured")
         wait_until(lambda: has_text(second, "inputs.json"), 5, "its prompts are written")
     finally:
         bench.send_signal(signal.SIGKILL)
         bench.wait()
     begun = prompts(second)
-    ended = files(run_dir / "aiperf" / "agg" / "c2")
+    ended = files(run_dir / "cells" / "agg-c2" / "trial-01")
 
     refused = resume(run_dir, "--isl", "64")
     assert refused.returncode == 2 and "--isl" in refused.stderr and "leave it out" in refused.stderr
@@ -68,7 +68,7 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
     assert [(row["concurrency"], row["status"], row["request_count"]) for row in rows] == [(1, "ok", 24), (2, "ok", 24)]
     assert files(run_dir / "cells" / "agg-c2" / "trial-01") == ended
     assert prompts(run_dir / "cells" / "agg-c1" / "trial-01") == begun
-    assert prompts(run_dir / "attempts" / "1" / "aiperf" / "agg" / "c1") == begun
+    assert prompts(run_dir / "attempts" / "1" / "cells" / "agg-c1" / "trial-01") == begun
     suite = ElementTree.parse(run_dir / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "0")
     assert "| Resumed |" in (run_dir / "summary.md").read_text()

@@ -108,7 +108,7 @@ def test_streams_cut_by_the_death_of_the_only_worker_are_failures(tmp_path: Path
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
-        wait_until(lambda: any(tmp_path.glob("*/aiperf/agg/c8")), 120, "aiperf runs")
+        wait_until(lambda: any(tmp_path.glob("*/cells/agg-c8/trial-01/logs")), 120, "aiperf runs")
         wait_until(lambda: counted(tmp_path, "trtx_open_requests") == 8, 60, "eight streams are open")
         before = counted(tmp_path, "trtx_generated_tokens_total")
         wait_until(lambda: counted(tmp_path, "trtx_generated_tokens_total") >= before + 80, 60, "each has some tokens")
