@@ -23,6 +23,11 @@ def test_a_module_that_modelopt_exported_gives_what_modelopt_computed(algorithm:
         for name, tensor in GOLDEN.items()
         if name.startswith(f"{algorithm}/")
     }
+    assert part, (
+        f"golden/modelopt.safetensors has no module in {algorithm}: name ModelOpt's config for it in CONFIGS of "
+        "golden/make_modelopt.py, and run that"
+    )
+    assert algorithm in FORMATS, f"{algorithm}: add its class to FORMATS of trtx/torch_engine/runner/formats.py"
     x, y = part.pop("x"), part.pop("y")
     module = FORMATS[algorithm]()
     assert {name: tuple(tensor.shape) for name, tensor in part.items()} == {
