@@ -48,6 +48,7 @@ def test_every_format_that_is_loaded_has_its_arithmetic_in_the_runner() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("algorithm", LOADED)
 def test_what_rounding_an_input_takes_is_what_the_plan_counts(algorithm: str, dtype: torch.dtype) -> None:
+    assert algorithm in RUN, f"{algorithm}: add its class to FORMATS of trtx/torch_engine/runner/formats.py"
     rows, columns = 16, 4096
     stored = FORMATS[algorithm].layout(rows, columns, 128)
     prepare = RUN[algorithm]().prepare([{suffix: torch.ones(tensor.shape) for suffix, tensor in stored.items()}])
