@@ -126,8 +126,8 @@ def test_the_document_has_a_row_for_every_figure_and_no_other() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     expected = [_row(record) for record in all_figures()]
-    for row in expected:
-        assert row in rows, f"docs/figures.md lacks a row, or has another; put this in:\n{row}"
+    missing = [row for row in expected if row not in rows]
+    assert not missing, "docs/figures.md lacks rows, or has others; put these in:\n" + "\n".join(missing)
     assert rows == expected, f"docs/figures.md has rows of no figure, or in another order than {METRICS}: {rows}"
 
 
