@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Generic, TypeVar, get_type_hints
+from string import Formatter
+from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -73,10 +74,12 @@ def whole(records: Records) -> Records:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Figure(ABC, Generic[T]):
-    """One figure, all that is known of it. ``{device}`` in a text stands for GPU or worker.
+    """One figure, all that is known of it. ``{device}`` in a text of one over devices stands for GPU or worker.
 
     A column is one number of it: None is the figure itself or its mean, 90 its 90th percentile.
     """
+
+    _filled_in: ClassVar[frozenset[str]] = frozenset()  # what texts may leave open
 
     name: str  # key in cell.json, and in the summaries, as aiperf names it
     title: str
@@ -88,9 +91,20 @@ class Figure(ABC, Generic[T]):
     markdown: Sequence[int | None] = ()  # columns of summary.md
 
     def __post_init__(self) -> None:
+        filled = {part for text in self._texts for _, part, *_ in Formatter().parse(text) if part is not None}
+        if wrong := filled - self._filled_in:
+            raise ValueError(
+                f"figure {self.name}: its texts have {{{'}, {'.join(sorted(wrong))}}}; expected nothing to fill in, or "
+                "{device} in a figure over devices, which per_device(…) makes"
+            )
         for place in ("table", "markdown"):
             if unknown := set(getattr(self, place)) - set(self.columns):
                 raise ValueError(f"figure {self.name}: its {place} has {unknown}, its columns are {self.columns}")
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        """What the name of the device is filled into."""
+        return (self.title, self.unit, self.label, *self.table.values())
 
     @property
     def columns(self) -> tuple[int | None, ...]:
@@ -219,6 +233,8 @@ class Extent(Measured[Range | None]):
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PerDevice(Figure[float | None]):
     """Another figure over the GPUs of the topology, prefill's too, or over its workers where there is no GPU."""
+
+    _filled_in = frozenset({"device"})
 
     of: Number[float | None]
 

@@ -69,12 +69,8 @@ def _product(config: ModelConfig, rows: dict[str, int], columns: int, *, has_bia
             f"{quantization.source} quantizes {covered[0]} and excludes {others[0]}, one product here; "
             "expected both or neither; serve it with the engine tensorrt-llm"
         )
-    loading = quantization.loading
-    modules = (
-        LinearModule(name, count, columns, loading.layout(count, columns, quantization.group_size))
-        for name, count in rows.items()
-    )
-    return Product(tuple(modules), has_bias, loading)
+    modules = (LinearModule(name, count, columns, quantization.stored(count, columns)) for name, count in rows.items())
+    return Product(tuple(modules), has_bias, quantization.loading)
 
 
 def layer_norms(config: ModelConfig, layer: int) -> dict[str, Stored]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.documents import CONFIG, Fields, read_object, shown, shown_name
-from trtx.checkpoint.formats import AWQ_GROUP, LOADED, METHODS, Loading
+from trtx.checkpoint.formats import AWQ_GROUP, FORMATS, LOADED, METHODS, Loading, Stored
 from trtx.errors import UsageError
 
 MODELOPT_FILE = "hf_quant_config.json"
@@ -40,6 +40,10 @@ class Quantization:
     def loading(self) -> Loading:
         """What the torch engine does with it, once :func:`check_loadable` has passed it and it covers a module."""
         return LOADED[str(self.algorithm)]
+
+    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
+        """What is stored for a linear module that it covers, by suffix; its algorithm is one of formats.FORMATS."""
+        return FORMATS[str(self.algorithm)].layout(rows, columns, self.group_size)
 
 
 def read_quantization(directory: Path, config: Mapping[str, Any]) -> Quantization | None:

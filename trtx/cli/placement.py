@@ -1,15 +1,13 @@
 """Which options mean something in which use of a verb: one table of all of them.
 
-An option that a use of its verb would ignore is refused in that use. An option means something where the others of its
-panel in the help do, or has a row of its own. Tests type each option in each use of its verb: it is refused there, or
-something is other than without it.
+An option that a use of its verb would ignore is refused in that use. Tests type each option in each use of its verb: it
+is refused there, or something is other than without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import typer
 
@@ -26,23 +24,18 @@ class Use:
     way_out: str = "leave one of them out"
 
 
+_SERVED: Mapping[str, Use] = {
+    "agg": Use("with --mode agg", "whose workers --workers counts", "leave it out, or choose --mode disagg"),
+    "disagg": Use(
+        "with --mode disagg", "whose workers --prefill and --decode count", "leave it out, or choose --mode agg"
+    ),
+    "no GPU": Use("with --engine simulated or paced", "which has nothing to spread over GPUs"),
+}
 # verb -> use -> words. Several uses of a verb may hold at once.
 USES: Mapping[str, Mapping[str, Use]] = {
-    "serve": {
-        "agg": Use(
-            "with --mode agg", "whose workers --workers counts", "leave it out, or choose --mode disagg"
-        ),
-        "disagg": Use(
-            "with --mode disagg", "whose workers --prefill and --decode count", "leave it out, or choose --mode agg"
-        ),
-        "no GPU": Use("with --engine simulated or paced", "which has nothing to spread over GPUs"),
-    },
+    "serve": _SERVED,
     "bench": {
-        "agg": Use("with --mode agg", "whose workers --workers counts", "leave it out, or choose --mode disagg"),
-        "disagg": Use(
-            "with --mode disagg", "whose workers --prefill and --decode count", "leave it out, or choose --mode agg"
-        ),
-        "no GPU": Use("with --engine simulated or paced", "which has nothing to spread over GPUs"),
+        **_SERVED,
         "resume": Use("beside --resume", "which goes on with what its run was asked", "leave it out"),
         "attach": Use("beside --url", "which measures what is served already"),
         "serve": Use("without --url", "whose deployment it describes", "add --url, or leave it out"),
@@ -56,70 +49,70 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "check all": Use("beside --all", "which checks every shipped config by itself"),
     },
     "doctor": {},
-}  # fmt: skip
-
-# verb -> panel of its help -> the uses in which the panel's options would be ignored
-PANELS: Mapping[str, Mapping[str | None, tuple[str, ...]]] = {
-    "serve": {"Model": (), "Topology": (), "Output": ()},
-    "bench": {
-        "Load": ("resume",),
-        "Attach": ("resume", "serve"),
-        "Model": ("resume", "attach"),
-        "Topology": ("resume", "attach"),
-        "Output": (),
-    },
-    "build": {None: (), "Quantization": ("check",), "Output": ("check",), "Model": (), "Check": ()},
-    "doctor": {None: ()},
 }
 
-# verb -> option -> the same, of an option that differs from its panel
+
+def _placed(*rows: tuple[tuple[str, ...], str]) -> dict[str, tuple[str, ...]]:
+    """Option -> uses, of rows of (uses, options)."""
+    places: dict[str, tuple[str, ...]] = {}
+    for uses, options in rows:
+        for option in options.split():
+            if option in places:
+                raise ValueError(f"{option} stands in two rows of PLACES of trtx/cli/placement.py; leave one of them")
+            places[option] = uses
+    return places
+
+
+# ModelOptions and TopologyOptions but --model, which bench takes beside --url too.
+_TOPOLOGY = _placed(
+    ((), "--served-model-name --engine --config --recipe --set --router-mode --router-args --host --port"),
+    (("disagg",), "--workers"),
+    (("agg",), "--prefill --decode"),
+    (("no GPU",), "--tp --gpus"),
+)
+# verb -> option -> the uses in which it would be ignored. Every option stands here, or nobody asked the question of it.
 PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "serve": {
-        "--workers": ("disagg",),
-        "--prefill": ("agg",),
-        "--decode": ("agg",),
-        "--tp": ("no GPU",),
-        "--gpus": ("no GPU",),
-    },
+    "serve": {**_TOPOLOGY, **_placed(((), "--model --mode --output --dry-run"))},
     "bench": {
-        "--url": ("resume",),
-        "--model": ("resume",),
-        "--workers": ("resume", "attach", "disagg"),
-        "--prefill": ("resume", "attach", "agg"),
-        "--decode": ("resume", "attach", "agg"),
-        "--tp": ("resume", "attach", "no GPU"),
-        "--gpus": ("resume", "attach", "no GPU"),
-        "--output": ("resume",),
-        "--dry-run": ("resume",),
-        "--json": ("dry run",),
+        **{option: ("resume", "attach", *uses) for option, uses in _TOPOLOGY.items()},
+        **_placed(
+            ((), "--resume"),
+            (("resume",), "--sweep --concurrency --isl --osl --request-count --warmup-request-count --trials --seed"),
+            (("resume",), "--url --model --output --dry-run"),
+            (("resume", "serve"), "--tokenizer --gpu-count"),
+            (("resume", "attach"), "--mode"),
+            (("dry run",), "--json"),
+        ),
     },
-    "build": {
-        "MODEL": ("check all",),
-        "--calib": ("check", "none"),
-        "--calib-size": ("check", "none"),
-        "--max-ppl-increase": ("check", "tensorrt"),
-        "--config": ("check all",),
-        "--gpu": ("tensorrt",),
-        "--mode": ("build",),
-        "--recipe": ("check all",),
-        "--all": ("build",),
-        "--json": ("build",),
-    },
-    "doctor": {},
+    "build": _placed(
+        ((), "--set --trtllm-version --check"),
+        (("check",), "--quant --kv-dtype --backend --role --output"),
+        (("check", "none"), "--calib --calib-size"),
+        (("check", "tensorrt"), "--max-ppl-increase"),
+        (("tensorrt",), "--gpu"),
+        (("build",), "--mode --all --json"),
+        (("check all",), "MODEL --config --recipe"),
+    ),
+    "doctor": _placed(((), "--engine --port --output --json")),
 }
 
 
-def ignored_in(verb: str, parameter: Any) -> tuple[str, ...]:
-    """The uses of ``verb`` in which one of its parameters would be ignored."""
-    own = PLACES[verb].get(option_name(parameter))
-    return PANELS[verb][parameter.rich_help_panel] if own is None else own
+def ignored_in(verb: str, option: str) -> tuple[str, ...]:
+    """The uses of ``verb`` in which one of its options would be ignored."""
+    try:
+        return PLACES[verb][option]
+    except KeyError:
+        raise LookupError(
+            f"trtx {verb} {option} has no place: name it in the row of PLACES of trtx/cli/placement.py whose uses "
+            "would ignore it, () where none would"
+        ) from None
 
 
 def refuse_ignored(context: typer.Context, uses: Iterable[str]) -> None:
     """Raises UsageError for the first option that was typed and means nothing in one of ``uses``."""
     verb, held = str(context.info_name), tuple(uses)
     for parameter in typed(context):
-        for use in ignored_in(verb, parameter):
+        for use in ignored_in(verb, option_name(parameter)):
             if use in held:
                 words = USES[verb][use]
                 raise UsageError(

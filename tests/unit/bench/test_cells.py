@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trtx.bench import Cell, Load, Target, read_cells
-from trtx.bench.cells import measure_cell, write_cell
+from trtx.bench.cells import CELL, measure_cell, write_cell
 from trtx.bench.metrics import (
     error_request_count,
     input_sequence_lengths,
@@ -73,7 +73,8 @@ def test_a_cell_of_the_schema_before_is_refused_with_what_to_do(tmp_path: Path) 
     assert [cell.status for cell in read_cells(tmp_path)] == ["ok"]
     document = json.loads((directory / "cell.json").read_text())
     (directory / "cell.json").write_text(json.dumps(document | {"schema_version": 1}))
-    with pytest.raises(UsageError, match="schema_version 1, this trtx reads 2 to 3: its requests.*start a new run"):
+    reads = f"{CELL.oldest} to {CELL.version}"
+    with pytest.raises(UsageError, match=f"schema_version 1, this trtx reads {reads}: its requests.*start a new run"):
         read_cells(tmp_path)
 
 

@@ -26,6 +26,7 @@ from trtx.bench.figures import (
     all_figures,
     figure,
     latest_schema,
+    per_device,
 )
 from trtx.bench.records import RequestRecord
 from trtx.errors import UsageError
@@ -125,8 +126,8 @@ def test_the_document_has_a_row_for_every_figure_and_no_other() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     expected = [_row(record) for record in all_figures()]
-    for row in expected:
-        assert row in rows, f"docs/figures.md lacks a row, or has another; put this in:\n{row}"
+    missing = [row for row in expected if row not in rows]
+    assert not missing, "docs/figures.md lacks rows, or has others; put these in:\n" + "\n".join(missing)
     assert rows == expected, f"docs/figures.md has rows of no figure, or in another order than {METRICS}: {rows}"
 
 
@@ -139,6 +140,15 @@ def test_a_column_that_a_figure_does_not_have_is_an_error_when_the_program_is_re
     with pytest.raises(ValueError, match="two figures are called request_count"):
         figure(Number[int], **said)(request_count)
     assert "nothing" not in {record.name for record in all_figures()}
+
+
+@pytest.mark.parametrize("text", [{"title": "x/{device}"}, {"unit": "x/{device}"}, {"table": {None: "/{device}"}}])
+def test_a_text_over_devices_belongs_to_a_figure_over_devices(text: dict[str, Any]) -> None:
+    said = {"title": "x", "unit": "ms", "meaning": "x"} | text
+    with pytest.raises(ValueError, match=r"figure nothing: its texts have \{device\}; expected nothing.* per_device"):
+        figure(Spread, **said)(nothing)
+    with pytest.raises(ValueError, match=r"its texts have \{gpu\}; expected .*\{device\}"):
+        per_device(metrics.request_throughput, **said | {"label": "a {gpu}"})
 
 
 def nothing(records: object) -> list[float]:

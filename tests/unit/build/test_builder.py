@@ -13,11 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import psutil
 import pytest
 
+from trtx.build.child import run_child
 from trtx.checkpoint import resolve_checkpoint
 
 FAKES = Path(__file__).parent / "fakes"
@@ -99,8 +103,44 @@ def test_stopped_it_leaves_nothing(trtx_build: Run, tmp_path: Path, number: sign
     child = until(stopped, "starting ModelOpt")
     stopped.send_signal(number)
     assert stopped.wait(20) == 128 + number
-    child.wait(10)  # stopped in the moment of its start, nobody holds it: it finds its stdin at an end
+    assert not child.is_running()
     assert left(tmp_path / "builds") == []
+
+
+@dataclass
+class Job:
+    """One that no child gets: it is gone before."""
+
+
+class Stopped(Exception):
+    """What a handler raises."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_stopped_before_anybody_holds_the_child_it_leaves_none(tmp_path: Path, number: signal.Signals) -> None:
+    def stop(_: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    def stop_after_fork(_: FrameType, event: str, called: Any) -> None:
+        if event == "c_return" and called.__name__ == "fork_exec":  # in Popen, which has not returned
+            sys.setprofile(None)
+            children.update(psutil.Process().children())
+            os.kill(os.getpid(), number)
+
+    children: set[psutil.Process] = set()
+    before, others = signal.signal(number, stop), set(psutil.Process().children())
+    lock_fd = os.open(tmp_path, os.O_RDONLY)
+    sys.setprofile(stop_after_fork)
+    try:
+        with pytest.raises(Stopped):
+            run_child("quantize", Job(), log=tmp_path / "log", lock_fd=lock_fd, on_progress=lambda _: None)
+        assert signal.getsignal(number) is stop
+    finally:
+        sys.setprofile(None)
+        signal.signal(number, before)
+        os.close(lock_fd)
+    (child,) = children - others
+    assert not child.is_running(), "a child that nobody holds runs on: its handle is known before a signal is handled"
 
 
 def test_a_disk_that_fills_up_while_it_exports_is_named_and_nothing_is_left(trtx_build: Run, tmp_path: Path) -> None:

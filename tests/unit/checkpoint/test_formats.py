@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.autograd.profiler import profile
 
 from trtx.build.formats import NO_FORMAT
@@ -18,6 +19,23 @@ from trtx.torch_engine.runner.formats import FORMATS as RUN
 DOCUMENT = Path(__file__).parents[3] / "docs" / "quantization.md"
 ROWS = {row.split("`")[1]: row for row in DOCUMENT.read_text().splitlines() if re.match(r"\| `\w+` \| `", row)}
 TABLE = "trtx/checkpoint/formats.py"
+# Bits of a parameter of a large module: those of a value, and those of a scale by the values that share it.
+BITS = {
+    "FP8": 8,
+    "W4A16_AWQ": 4 + 32 / 128,
+    "NVFP4": 4 + 8 / 16,
+    "W8A8_SQ_PER_CHANNEL": 8,
+    "FP8_PER_CHANNEL_PER_TOKEN": 8,
+    "FP8_BLOCK_SCALES": 8 + 32 / 128**2,
+    "FP8_PB_WO": 8 + 32 / 128**2,
+    "INT8_SQ": 8,
+    "W4A8_AWQ": 4 + 16 / 128,
+    "W4A16_GPTQ": 4 + (16 + 4) / 128,  # a zero point of 4 bits too
+    "NVFP4_AWQ": 4 + 8 / 16,
+    "MXFP4": 4 + 8 / 32,
+    "W4A8_MXFP4_FP8": 4 + 8 / 32,
+    "W4A8_MXFP4_MXFP8": 4 + 8 / 32,
+}
 
 
 def test_every_format_that_is_loaded_has_its_arithmetic_in_the_runner() -> None:
@@ -30,8 +48,9 @@ def test_every_format_that_is_loaded_has_its_arithmetic_in_the_runner() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("algorithm", LOADED)
 def test_what_rounding_an_input_takes_is_what_the_plan_counts(algorithm: str, dtype: torch.dtype) -> None:
+    assert algorithm in RUN, f"{algorithm}: add its class to FORMATS of trtx/torch_engine/runner/formats.py"
     rows, columns = 16, 4096
-    stored = LOADED[algorithm].layout(rows, columns, 128)
+    stored = FORMATS[algorithm].layout(rows, columns, 128)
     prepare = RUN[algorithm]().prepare([{suffix: torch.ones(tensor.shape) for suffix, tensor in stored.items()}])
     peak = 0.0
     if prepare is not None:
@@ -51,14 +70,27 @@ def test_what_rounding_an_input_takes_is_what_the_plan_counts(algorithm: str, dt
     )
 
 
-@pytest.mark.parametrize("algorithm", LOADED)
-def test_bytes_a_parameter_are_those_of_the_layout(algorithm: str) -> None:
-    size, loading = 8192, LOADED[algorithm]
-    held = sum(tensor.nbytes("float32") for tensor in loading.layout(size, size, 128).values()) / size**2
-    stated = FORMATS[algorithm].bytes_a_parameter
-    assert stated == pytest.approx(held, rel=2e-3), (
-        f"{algorithm}: bytes_a_parameter is {stated} and its layout has {held:.4f}; correct its row in "
-        f"{TABLE}: plans of TensorRT-LLM and the space that a build needs go by it"
+@pytest.mark.parametrize("algorithm", FORMATS)
+def test_a_parameter_takes_the_bits_that_its_format_has_by_hand(algorithm: str, tmp_path: Path) -> None:
+    assert algorithm in BITS, (
+        f"{algorithm}: add the bits of a parameter, scales included, to BITS of {Path(__file__).name}"
+    )
+    stated, expected = 8 * FORMATS[algorithm].bytes_a_parameter, BITS[algorithm]
+    assert stated == expected, (
+        f"{algorithm}: the layout of its row in {TABLE} has {stated} bits a parameter, by hand they are {expected}: "
+        "correct the one that is wrong; plans of TensorRT-LLM and the space that a build needs go by the layout"
+    )
+    size = 2048
+    layout = FORMATS[algorithm].layout(size, size, 128)
+    tensors = {
+        suffix: torch.zeros(stored.shape, dtype=getattr(torch, stored.dtype or "float32"))
+        for suffix, stored in layout.items()
+    }
+    save_file(tensors, tmp_path / "module.safetensors")
+    on_disk = 8 * (tmp_path / "module.safetensors").stat().st_size / size**2
+    assert on_disk == pytest.approx(expected, rel=0.01), (
+        f"{algorithm}: a module of {size} x {size} in the layout of {TABLE} takes {on_disk:.3f} bits a parameter on "
+        f"the disk, by hand they are {expected}"
     )
 
 

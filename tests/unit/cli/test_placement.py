@@ -15,7 +15,7 @@ from trtx.build import BuildRequest
 from trtx.cli import app
 from trtx.cli.check import CheckRequest
 from trtx.cli.command import Verb, option_name
-from trtx.cli.placement import PANELS, PLACES, USES, ignored_in
+from trtx.cli.placement import PLACES, USES, ignored_in
 
 # verb -> use -> a command line that is in this use
 CALLS = {
@@ -92,21 +92,32 @@ def with_option(call: list[str], parameter: Any, use: str) -> list[str] | None:
 
 
 def test_every_option_of_every_verb_has_a_place() -> None:
-    assert PLACES.keys() == PANELS.keys() == USES.keys() == app.VERBS.keys() == CALLS.keys()
+    assert PLACES.keys() == USES.keys() == app.VERBS.keys() == CALLS.keys()
     for verb in app.VERBS:
-        panels = {one.rich_help_panel for one in parameters(verb)}
-        assert panels == PANELS[verb].keys(), f"give each panel of trtx {verb} a row in PANELS of trtx/cli/placement.py"
-        strangers = PLACES[verb].keys() - {option_name(one) for one in parameters(verb)}
-        assert not strangers, (
-            f"trtx {verb} has no {sorted(strangers)}: take them out of PLACES of trtx/cli/placement.py"
+        options = {option for one, option, _ in OPTIONS if one == verb}
+        for option in options:
+            ignored_in(verb, option)
+        strangers = sorted(PLACES[verb].keys() - options)
+        assert not strangers, f"trtx {verb} has no {strangers}: take them out of PLACES of trtx/cli/placement.py"
+        placed = {use for uses in PLACES[verb].values() for use in uses}
+        assert placed == USES[verb].keys(), (
+            f"PLACES and USES of trtx/cli/placement.py differ in the uses of trtx {verb}: "
+            f"{sorted(placed ^ USES[verb].keys())}"
         )
-        placed = {use for one in parameters(verb) for use in ignored_in(verb, one)}
-        assert placed == USES[verb].keys() == CALLS[verb].keys() - {""}
+        assert placed == CALLS[verb].keys() - {""}, (
+            f"give each use of trtx {verb} a command line in CALLS of {Path(__file__).name}: "
+            f"{sorted(placed ^ CALLS[verb].keys())}"
+        )
+
+
+def test_an_option_without_a_place_is_refused_with_where_to_add_it() -> None:
+    with pytest.raises(LookupError, match="trtx serve --new has no place: name it in the row of PLACES of trtx/cli/pl"):
+        ignored_in("serve", "--new")
 
 
 def ignored() -> Iterator[tuple[str, Any, str]]:
-    for verb, _, parameter in OPTIONS:
-        for use in ignored_in(verb, parameter):
+    for verb, option, parameter in OPTIONS:
+        for use in PLACES[verb].get(option, ()):
             yield verb, parameter, use
 
 
@@ -188,7 +199,7 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
         return
     has_meant_something = False
     for use, call in CALLS[verb].items():
-        if use in ignored_in(verb, parameter):
+        if use in ignored_in(verb, option):
             continue
         without = UNCHANGED.get((verb, use)) or UNCHANGED.setdefault((verb, use), asked_for(call, capsys))
         assert without is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,16 +170,63 @@ def _amiss() -> Facts:
     )
 
 
+def _short_of_everything() -> Facts:
+    """What is a warning where all is amiss fails here, and the other way round."""
+    facts = h100_box(
+        compute_mode="prohibited", remap_failed=True, processes=(GpuProcess(4711, "python", GIB),), free_bytes=70 * GIB
+    )
+    system = replace(
+        SYSTEM,
+        load_average=12.0,
+        memory_available_bytes=GIB // 2,
+        open_files=128,
+        inotify_used=122,
+        shm_bytes=64 * 2**20,
+        directories=(Directory("run directories", Path("/data/runs"), 2**20),),
+    )
+    return replace(facts, system=system, environment={"SLURM_JOB_ID": "1", "PMI_RANK": "0"})
+
+
+def with_tensorrt_llm(facts: Facts, version: str, *, open_mpi: str | None = "4.1.6") -> Facts:
+    """The same machine, set up to serve with TensorRT-LLM."""
+    facts = with_packages(facts, tensorrt_llm=version, mpi4py="4.0.1", nvidia_modelopt="0.47.0")
+    return replace(facts, engine="tensorrt-llm", software=replace(facts.software, open_mpi=open_mpi))
+
+
+def _with_gpus(facts: Facts, **changes: Any) -> Facts:
+    return replace(facts, gpus=replace(facts.gpus, **changes))
+
+
+_NO_CUDA = with_packages(h100_box(), torch="2.13.0+cpu", nixl=Package("1.5.1"), nixl_cu12=None, nixl_cu13=None)
+_NO_DRIVER = replace(laptop(), gpus=Gpus(problem="Driver Not Loaded", installed=2))
+_HIDDEN = replace(
+    laptop(), gpus=Gpus(driver="580.95.05", installed=8), environment={"CUDA_VISIBLE_DEVICES": ""}
+)  # by the caller
 MACHINES = {
     "one H100": h100_box(),
     "eight H100": h100_box(8),
     "two GPUs on PCIe": h100_box(2, nvlink=False),
     "laptop": laptop(),
     "everything amiss": _amiss(),
-    "no driver": replace(laptop(), gpus=Gpus(problem="Driver Not Loaded", installed=2)),
+    "everything short": _short_of_everything(),
+    "no driver": _NO_DRIVER,
+    "no driver for tensorrt-llm": replace(_NO_DRIVER, engine="tensorrt-llm"),
+    "old driver": _with_gpus(h100_box(), driver="570.86.15", cuda=(12, 8)),
+    "driver that does not say its CUDA": _with_gpus(h100_box(), cuda=None),
+    "hidden GPUs": _HIDDEN,
+    "hidden GPUs for tensorrt-llm": replace(_HIDDEN, engine="tensorrt-llm"),
+    "torch without CUDA": replace(_NO_CUDA, software=replace(_NO_CUDA.software, torch_cuda=None)),
+    "trtx from its sources": with_packages(h100_box(), trtx=None, aiperf=None, nixl=None),
+    "nixl of two versions": with_packages(h100_box(), nixl=Package("1.5.1"), nixl_cu12="1.4.0"),
+    "nixl of another CUDA": with_packages(h100_box(), nixl=Package("1.5.1"), nixl_cu13=None),
     "tensorrt-llm without a GPU": replace(laptop(), engine_asked="tensorrt-llm", engine="tensorrt-llm"),
+    "tensorrt-llm": with_tensorrt_llm(h100_box(), "1.3.0rc22"),
+    "tensorrt-llm of another Dynamo": with_tensorrt_llm(h100_box(), "1.2.1", open_mpi=None),
+    "tensorrt-llm out of range": with_tensorrt_llm(h100_box(), "1.1.0"),
+    "stand-in of tensorrt-llm": with_tensorrt_llm(laptop(), "1.3.0rc22+cpu"),
+    "docker's shared memory": with_system(open_files=sys.maxsize, shm_bytes=64 * 2**20),
 }
-"""A new row is shown on one of them, or on one more."""
+"""A new row, or a new status of one, is shown on one of them, or on one more."""
 
 
 def rows(facts: Facts) -> dict[str, Check]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from doctor_machines import MACHINES, rows
 
-from trtx.doctor import judge
+from trtx.doctor import check, judge
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "doctor.md"
-MAKERS = {"ok", "absent", "warning", "failed", "row"}
+MAKERS = {"ok", "absent", "warning", "failed"}
 
 
 def general(name: str) -> str:
@@ -44,25 +47,78 @@ def test_the_document_has_every_row_and_no_other() -> None:
     )
 
 
-def named() -> Iterator[tuple[str, str]]:
-    """Where a row is made, and its name as it stands there: a star where something is filled in."""
+@dataclass(frozen=True)
+class Site:
+    """A call that makes a row: where it stands, the row's name with a star for what is filled in, and the statuses."""
+
+    file: str
+    lines: range
+    pattern: str
+    statuses: frozenset[str]
+
+
+def _sites() -> Iterator[Site]:
     for path in sorted(Path(judge.__file__).parent.glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or not node.args:
+        for scope in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(scope, ast.FunctionDef):
                 continue
-            functions = [node.func.body, node.func.orelse] if isinstance(node.func, ast.IfExp) else [node.func]
-            if not all(isinstance(one, ast.Name) and one.id in MAKERS for one in functions):
-                continue
-            first = node.args[0]
-            parts = first.values if isinstance(first, ast.JoinedStr) else [first]
-            pattern = "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in parts)
-            if pattern != "*":
-                yield f"{path.name}:{node.lineno}", pattern
+            chosen = {  # row = failed if … else warning
+                target.id: node.value
+                for node in ast.walk(scope)
+                if isinstance(node, ast.Assign)
+                for target in node.targets
+                if isinstance(target, ast.Name)
+            }
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Call) and node.args:
+                    function = chosen.get(getattr(node.func, "id", ""), node.func)
+                    ends = [function.body, function.orelse] if isinstance(function, ast.IfExp) else [function]
+                    statuses = frozenset(getattr(end, "id", "") for end in ends)
+                    if statuses <= MAKERS:
+                        first = node.args[0]
+                        parts = first.values if isinstance(first, ast.JoinedStr) else [first]
+                        pattern = "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in parts)
+                        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                        yield Site(path.name, lines, pattern, statuses)
 
 
-@pytest.mark.parametrize(("place", "pattern"), sorted(named()))
-def test_a_row_that_is_judged_is_shown(place: str, pattern: str) -> None:
-    assert any(fnmatchcase(name, pattern) for name in SHOWN), (
-        f"no machine shows the row {pattern!r} of {place}: yield it from a judge that judge() calls "
-        "(trtx/doctor/judge/__init__.py), and describe in doctor_machines.py a machine that shows it"
+SITES = list(_sites())
+
+
+@pytest.fixture(scope="module")
+def made() -> set[tuple[str, int, str]]:
+    """File, line and status of each row that a described machine is given."""
+    found = set()
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename == check.__file__ and frame.f_code.co_name in MAKERS:
+            caller = frame.f_back
+            assert caller is not None
+            found.add((Path(caller.f_code.co_filename).name, caller.f_lineno, frame.f_code.co_name))
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        for facts in MACHINES.values():
+            judge.judge(facts)
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@pytest.mark.parametrize("site", SITES, ids=lambda site: f"{site.file}:{site.lines[0]}")
+def test_every_status_that_a_judge_can_give_is_shown(site: Site, made: set[tuple[str, int, str]]) -> None:
+    shown = {status for file, line, status in made if file == site.file and line in site.lines}
+    assert not (unseen := site.statuses - shown), (
+        f"no machine is given the row {site.pattern!r} of {site.file}:{site.lines[0]} as {', '.join(sorted(unseen))}: "
+        "yield it from a judge that judge() calls (trtx/doctor/judge/__init__.py), and describe in doctor_machines.py "
+        "a machine that shows it"
     )
+
+
+def test_the_rows_of_every_judge_are_found() -> None:
+    """Or a way to make one that is not seen above would go unshown."""
+    assert {site.file for site in SITES} == {"gpus.py", "software.py", "system.py", "topologies.py"}
+    shown = {name for facts in MACHINES.values() for name in rows(facts)}
+    unseen = {name for name in shown if not any(fnmatchcase(name, site.pattern) for site in SITES)}
+    assert not unseen

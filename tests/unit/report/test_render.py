@@ -269,4 +269,12 @@ def test_the_table_in_the_readme_has_the_columns_and_the_caption_of_the_real_one
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").splitlines()
     shown = [line.split() for line in readme if line.startswith("mode ")]
     assert shown == [header], f"README.md shows a table with {shown}; trtx bench ends with {header}: put it right there"
+    at = next(number for number, line in enumerate(readme) if line.startswith("mode "))
+    rows = [line.split() for line in readme[at + 1 : readme.index("```", at)] if line.startswith(("agg ", "disagg "))]
+    assert rows, "README.md shows a table without rows: put those of make demo into it"
+    odd = [row for row in rows if len(row) != len(header)]
+    assert not odd, (
+        f"README.md shows {len(odd[0])} values under {len(header)} headings in {' '.join(odd[0])!r}: measure with make "
+        "demo, and put a value under each heading"
+    )
     assert caption in readme, f"README.md lacks the caption of the table: {caption}"

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from trtx.torch_engine.llmapi.sampling import FIELDS, Use
+
+REFUSED = {name for name, known in FIELDS.items() if known.torch is Use.REFUSED}
 pytestmark = pytest.mark.slow
 
 PROMPT = "12 + 13 = "
@@ -114,7 +117,7 @@ def test_what_the_engine_refuses_is_a_request_error(api: SimpleNamespace, llm: A
     assert llm._check_health()
 
 
-@pytest.mark.parametrize("name", ["use_beam_search", "bad_token_ids", "logits_processor", "return_context_logits"])
+@pytest.mark.parametrize("name", sorted(REFUSED - {"best_of", "guided_decoding"}))  # which are checked by themselves
 def test_what_the_torch_engine_lacks_is_named(api: SimpleNamespace, llm: Any, name: str) -> None:
     with pytest.raises(NotImplementedError, match=f"SamplingParams.{name}"):
         answer(api, llm, **{name: [1]})

@@ -237,11 +237,8 @@ class EngineCore:
             if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
                 outside = next(token for token in tokens if not 0 <= token < vocab_size)
                 return f"{name} token id {outside}; expected 0 to {vocab_size - 1}, as the model has it"
-        if len(sequence.banned_ids) >= vocab_size:
-            return (
-                f"min_tokens is {sequence.min_tokens}, and end_id and stop_token_ids hold all {vocab_size} tokens of "
-                "the model, so that none could be first; expected at least one token that ends nothing"
-            )
+        if (problem := sequence.ban_problem(vocab_size)) is not None:
+            return problem
         asked = sequence.sampling.prompt_logprobs
         if asked is not None and length * (asked + 1) > MAX_PROMPT_LOGPROBS:
             return (

@@ -88,6 +88,15 @@ class Sequence:
             min_tokens=sampling.min_tokens,
         )
 
+    def ban_problem(self, vocab_size: int) -> str | None:
+        """Why no token could be first; None where one can. Beside what is banned, which it has to name."""
+        if len(self.banned_ids) < vocab_size:
+            return None
+        return (
+            f"min_tokens is {self.min_tokens}, and end_id and stop_token_ids hold all {vocab_size} tokens of the "
+            "model, so that none could be first; expected at least one token that ends nothing"
+        )
+
     @property
     def num_uncomputed(self) -> int:
         return self.num_tokens - self.num_computed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trtx.checkpoint.weight_index import INDEX, weight_files
 from trtx.errors import UsageError
 
 _WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_LAYER, _LAYERS = re.compile(r"\blayers\.\d+"), "layers.*"
 
 
 def tensors_of(
@@ -61,7 +63,9 @@ def _stored(
     missing = {name for name, stored in expected.items() if not stored.is_optional}
     described = config.quantization.source if config.quantization is not None else "its config.json"
     tied: list[Tensor] = []
+    seen: set[str] = set()
     for name, read in _read(files):
+        seen.add(name)
         if config.tied_head and name in (EMBEDDING, HEAD):
             tied.append(read())
         if name not in expected:
@@ -70,7 +74,7 @@ def _stored(
                 continue
             raise UsageError(
                 f"{model_dir} holds the tensor {name}, which {config.architecture} as {described} describes it has no "
-                "place for; expected a dense checkpoint, unquantized or as ModelOpt exports it"
+                f"place for; expected {_alternative(name)}"
             )
         value, wanted = read(), expected[name]
         if value.shape != wanted.shape and not (value.numel() == 1 and wanted.shape == ()):
@@ -92,8 +96,37 @@ def _stored(
     if missing:
         raise UsageError(
             f"{model_dir} lacks {len(missing)} tensors of {config.architecture}, first {min(missing)}; "
-            "download the checkpoint whole"
+            + _cure(missing, seen, described)
         )
+
+
+def _alternative(name: str) -> str:
+    """What would have a place for a tensor that has none."""
+    if said := _saying(name):
+        return f"another {said} in its config.json, as the model was trained with"
+    return "a dense checkpoint, unquantized or as ModelOpt exports it"
+
+
+def _cure(missing: set[str], seen: set[str], described: str) -> str:
+    """A download that was cut lacks all tensors of some layers, a wrong description one kind of all layers."""
+    kinds = {_kind(name) for name in missing}
+    of_layers = {kind for kind in map(_kind, seen) if _LAYERS in kind}
+    if not of_layers or kinds & of_layers or not all(_LAYERS in kind for kind in kinds):
+        return "download the checkpoint whole"
+    said = _saying(min(missing))
+    where = f"another {said} in its config.json" if said else f"another {described}"
+    return f"no layer has one, so this is the description of another model: expected {where}, that of these weights"
+
+
+def _kind(name: str) -> str:
+    return _LAYER.sub(_LAYERS, name)
+
+
+def _saying(name: str) -> str:
+    """The fields of config.json that say whether a model has such a tensor; "" where none does alone."""
+    if name.endswith(".bias"):
+        return "attention_bias or architectures"
+    return "architectures" if name.endswith(("q_norm.weight", "k_norm.weight")) else ""
 
 
 def _name(dtype: torch.dtype) -> str:

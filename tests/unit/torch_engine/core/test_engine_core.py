@@ -189,6 +189,15 @@ def test_stop_token_ids_end_a_sequence_and_stay_out_of_its_tokens() -> None:
     assert {u.sequence_id: u.stop_reason for u in h.updates if u.finish_reason} == {1: stop, 2: stop, 3: None, 4: None}
 
 
+def test_a_request_whose_every_token_would_end_it_too_soon_is_refused_and_one_that_leaves_a_token_runs() -> None:
+    h = Harness()
+    h.submit(1, prompt_of(6), 4, sampling={"stop_token_ids": list(range(VOCAB)), "min_tokens": 2})
+    h.submit(2, prompt_of(6), 4, sampling={"stop_token_ids": list(range(1, VOCAB)), "min_tokens": 2})
+    h.run()
+    assert "min_tokens is 2" in h.errors[1] and f"hold all {VOCAB} tokens" in h.errors[1]
+    assert 2 not in h.errors and 2 in h.finished
+
+
 def test_an_aborted_sequence_gives_everything_back_at_any_state() -> None:
     h = Harness(num_blocks=12, batch=2, tokens=4)
     for i in range(4):

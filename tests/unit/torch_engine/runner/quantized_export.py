@@ -29,6 +29,12 @@ def export(
     excluded: tuple[str, ...] = ("lm_head",),
 ) -> PreTrainedModel:
     """Scales come from the activations of a fixed prompt. Changes ``model``, and returns it."""
+    ways = {"_PACKED": _PACKED, "_WEIGHT": _WEIGHT, "_INPUT": _INPUT}
+    lacking = [name for name, way in ways.items() if algorithm not in way]
+    assert not lacking, (
+        f"{Path(__file__).name} has no plain way of {algorithm}: add it to {', '.join(lacking)} there, packed and "
+        "unpacked one element at a time"
+    )
     maxima = _input_maxima(model)
     tensors: dict[str, Tensor] = {}
     for name, module in list(model.named_modules()):

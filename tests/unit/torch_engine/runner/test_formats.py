@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from trtx.checkpoint.formats import FORMATS as STORED
 from trtx.checkpoint.formats import LOADED
 from trtx.torch_engine.runner.formats import FORMATS, Fp8, Int4Awq, Int8SmoothQuant, Nvfp4, shared_input_scale
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
@@ -22,10 +23,15 @@ def test_a_module_that_modelopt_exported_gives_what_modelopt_computed(algorithm:
         for name, tensor in GOLDEN.items()
         if name.startswith(f"{algorithm}/")
     }
+    assert part, (
+        f"golden/modelopt.safetensors has no module in {algorithm}: name ModelOpt's config for it in CONFIGS of "
+        "golden/make_modelopt.py, and run that"
+    )
+    assert algorithm in FORMATS, f"{algorithm}: add its class to FORMATS of trtx/torch_engine/runner/formats.py"
     x, y = part.pop("x"), part.pop("y")
     module = FORMATS[algorithm]()
     assert {name: tuple(tensor.shape) for name, tensor in part.items()} == {
-        name: stored.shape for name, stored in LOADED[algorithm].layout(32, 128, 128).items()
+        name: stored.shape for name, stored in STORED[algorithm].layout(32, 128, 128).items()
     }
     prepare = module.prepare([part])
     ours = (x if prepare is None else prepare(x)) @ module.dequantize(part).T

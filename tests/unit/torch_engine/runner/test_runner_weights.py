@@ -164,6 +164,24 @@ def test_a_tensor_that_the_checkpoint_lacks_is_named(directory: Path) -> None:
         create_runner(args(directory))
 
 
+def test_a_wrong_flag_is_told_from_a_download_that_was_cut(directory: Path) -> None:
+    edit_config(directory, attention_bias=True)
+    with pytest.raises(
+        UsageError, match=r"first .*\.bias; no layer has one.*expected another attention_bias"
+    ) as refused:
+        create_runner(args(directory))
+    assert "download" not in str(refused.value)
+    edit_config(directory, attention_bias=False)
+    tensors = load_file(directory / "model.safetensors")
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    save_file(tensors | {bias: torch.zeros(8)}, directory / "model.safetensors")
+    with pytest.raises(UsageError, match=rf"holds the tensor {bias}, .*no place for; expected another attention_bias"):
+        create_runner(args(directory))
+    save_file({name: one for name, one in tensors.items() if "layers.1" not in name}, directory / "model.safetensors")
+    with pytest.raises(UsageError, match=r"first model\.layers\.1.*; download the checkpoint whole"):
+        create_runner(args(directory))
+
+
 @pytest.mark.parametrize(
     ("changes", "blocks"),
     [({"num_blocks": 7}, 7), ({"max_tokens": 100}, 12), ({"max_tokens": None}, 8192), ({"num_blocks": 3}, 3)],

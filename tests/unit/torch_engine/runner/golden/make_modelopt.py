@@ -48,6 +48,7 @@ def nvfp4_blocks(inputs: torch.Tensor, block_size: int, amax: torch.Tensor, *_: 
 
 
 def golden(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
     calibration = [torch.randint(64, (1, 16)) for _ in range(4)]
 
     def run(quantized: torch.nn.Module) -> None:
