@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from trtx.bench.answers import words
-from trtx.bench.endpoint import ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
+from trtx.bench.endpoint import API_KEY_VARIABLE, ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.errors import UsageError
 
@@ -167,12 +167,20 @@ class Aiperf:
     """
 
     def __init__(
-        self, argv: Sequence[str], log_path: Path, on_start: Callable[[int, Path], None] = lambda pid, scratch: None
+        self,
+        argv: Sequence[str],
+        log_path: Path,
+        on_start: Callable[[int, Path], None] = lambda pid, scratch: None,
+        api_key: str | None = None,
     ) -> None:
-        """``on_start`` gets the session and the temporary directory, for whoever ends both if we are killed."""
+        """``on_start`` gets the session and the temporary directory, for whoever ends both if we are killed.
+
+        ``api_key`` reaches our endpoint by the environment: a command line is for everybody to see.
+        """
         self.argv = tuple(argv)
         self.log_path = log_path
         self._on_start = on_start
+        self._api_key = api_key
 
     def __enter__(self) -> Self:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +191,7 @@ class Aiperf:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(self._scratch),
+                env=_environment(self._scratch, self._api_key),
                 start_new_session=True,
             )
         self._on_start(self.pid, self._scratch)
@@ -254,13 +262,15 @@ def _group_lives(group: int) -> bool:
     return True
 
 
-def _environment(scratch: Path) -> dict[str, str]:
+def _environment(scratch: Path, api_key: str | None) -> dict[str, str]:
     # With HF_HUB_OFFLINE set, aiperf 0.13.0 looks for a tokenizer in Hugging Face's cache only and refuses a
     # directory (Tokenizer._resolve_local_snapshot). Without it the directory is read as it is; an endpoint that
     # nothing listens on keeps every other look-up on this machine. Drop both when a release takes a directory.
-    kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+    dropped = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", API_KEY_VARIABLE)
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {
         **kept,
+        **({} if api_key is None else {API_KEY_VARIABLE: api_key}),
         "HF_ENDPOINT": "http://127.0.0.1:9",
         "TMPDIR": str(scratch),
         "COLUMNS": "120",

@@ -67,7 +67,7 @@ def sweep(
     watch.journal.note(SweepStarted(mode=target.mode, model=target.model, cells=tuple(cells_ahead), argv=argv))
     exit_code = None
     try:
-        with Aiperf(argv, staging / "aiperf.log", on_start) as aiperf:
+        with Aiperf(argv, staging / "aiperf.log", on_start, target.api_key) as aiperf:
             while (exit_code := aiperf.poll()) is None:
                 watch.look()
                 watch.check_moves()

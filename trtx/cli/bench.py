@@ -99,7 +99,9 @@ def bench(
     ] = None,
     gpu_count: Annotated[
         int | None,
-        typer.Option("--gpu-count", help="With --url: GPUs behind it. Default: not known.", rich_help_panel="Attach"),
+        typer.Option(
+            "--gpu-count", help="With --url: GPUs behind it. Default: what it publishes.", rich_help_panel="Attach"
+        ),
     ] = None,
     model: options.ModelOptions,
     mode: Annotated[
