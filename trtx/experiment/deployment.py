@@ -31,6 +31,7 @@ _SERVERS = {
     "sglang": ("SGLang", ("/server_info", "/get_server_info")),  # the second: before it was renamed
 }
 _ROLES = {"aggregated": "agg"}  # what Dynamo calls a role, where it is not our word
+_ORDER = {"agg": 0, "prefill": 1, "decode": 2}  # as a request meets them; others after
 
 
 def ask_deployment(attach: Attach) -> Deployment:
@@ -156,7 +157,7 @@ def _dynamo_workers(client: httpx.Client, model: str) -> dict[str, int] | None:
             if not isinstance(count, int):
                 return None
             counts[_ROLES.get(str(kind), str(kind))] += count
-    return dict(sorted(counts.items())) or None
+    return dict(sorted(counts.items(), key=lambda item: (_ORDER.get(item[0], len(_ORDER)), item[0]))) or None
 
 
 def _published(client: httpx.Client, model: str, workers: dict[str, int]) -> tuple[WorkerFacts, ...]:
