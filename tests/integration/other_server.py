@@ -58,6 +58,7 @@ class OtherServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one write, or each answer waits 40 ms for the client's delayed acknowledgement
     server: _Server
 
     def do_GET(self) -> None:
