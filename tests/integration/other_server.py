@@ -1,6 +1,6 @@
 """A server of OpenAI's API that is of another make than ours: it may want a key, and tells of itself what it likes.
 
-``DYNAMO``, ``VLLM`` and ``SGLANG`` are what such servers answer at their own routes, cut to what is read of it.
+``dynamo``, ``VLLM`` and ``SGLANG`` are what such servers answer at their own routes, cut to what is read of it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def published_workers(directory: Path) -> tuple[PublishedWorker, ...]:
     """The workers of trtx that are registered now, by name. A card that is being written or removed is left out."""
     found = []
     for path in sorted((directory / "v1" / "mdc").glob("*")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             record = json.loads(path.read_text(encoding="utf-8"))
             card = record["card_json"]
             facts = WorkerFacts.of_runtime_data(card["runtime_config"].get("runtime_data"))

@@ -13,6 +13,7 @@ import pytest
 
 from trtx.bench import Load, LoadSpec, Target, sweep
 from trtx.bench.aiperf import Aiperf, check_endpoint, command, complaint
+from trtx.bench.endpoint import API_KEY_VARIABLE
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment import ExperimentSpec, run
 
@@ -72,6 +73,20 @@ def test_aiperf_sees_no_offline_switch_and_no_remote_hub(tmp_path: Path, monkeyp
             time.sleep(0.02)
     assert process.log_tail() == "None http://127.0.0.1:9"
     assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize("key", ["sk-1", None])
+def test_aiperf_gets_the_key_of_this_server_alone_and_not_by_its_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "sk-of-another-run")
+    program = f"import os; print('found', os.environ.get('{API_KEY_VARIABLE}'))"
+    log = tmp_path / "aiperf.log"
+    with Aiperf([sys.executable, "-c", program], log, api_key=key) as process:
+        _until(log, (f"found {key}",))
+    spec = LoadSpec(concurrency=(1, 2))
+    target = Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "attached", api_key="sk-1")
+    assert "sk-1" not in repr(target) + repr(process.argv) + repr(command(target, spec, spec.loads, tmp_path))
 
 
 def test_its_sockets_have_room_in_their_paths_however_long_the_temporary_directory_is(
