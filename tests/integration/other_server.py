@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class OtherServer:
     key: str | None = None
     shows_models: bool = False  # to those without a key too
     on_chat: Callable[[], None] = lambda: None
+    gives_back: int = 0  # which chat, from 1, gets an error with its key in it; 0: none
     seen: list[tuple[str, str | None]] = field(default_factory=list)
 
     def refuses(self, path: str, authorization: str | None) -> bool:
@@ -78,7 +80,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, b'{"error": {"message": "messages: Field required", "type": "BadRequestError"}}')
         else:
             self.server.described.on_chat()
-            self._send(200, _answer(asked), "text/event-stream; charset=utf-8")
+            if self.server.next_chat() == self.server.described.gives_back:
+                self._refuse()
+            else:
+                self._send(200, _answer(asked), "text/event-stream; charset=utf-8")
 
     def log_message(self, *arguments: object) -> None: ...
 
@@ -111,11 +116,18 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     described: OtherServer
 
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self._chats = itertools.count(1)
+
+    def next_chat(self) -> int:
+        return next(self._chats)
+
 
 @contextlib.contextmanager
 def other_server(documents: Mapping[str, Any], **said: Any) -> Iterator[OtherServer]:
     """One that answers on loopback, as described."""
-    server = _Server(("127.0.0.1", 0), _Handler)
+    server = _Server()
     server.described = OtherServer(f"http://127.0.0.1:{server.server_port}", documents, **said)
     thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

@@ -24,6 +24,7 @@ from typing import Self
 
 from trtx.bench.answers import words
 from trtx.bench.endpoint import API_KEY_VARIABLE, ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
+from trtx.bench.files import take_out
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.errors import UsageError
 
@@ -163,7 +164,8 @@ class Aiperf:
     """One running aiperf call, in a session of its own, writing its console to a log. A context manager.
 
     Leaving the context ends every process of that session and removes the call's temporary directory (sockets and
-    dataset files; aiperf talks to itself over Unix sockets there and listens on no port).
+    dataset files; aiperf talks to itself over Unix sockets there and listens on no port). Where a server has written
+    its key back into an error, it is taken out of all that lies beside the log, where aiperf writes.
     """
 
     def __init__(
@@ -202,6 +204,8 @@ class Aiperf:
     ) -> None:
         self._end_session()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._api_key is not None:  # aiperf keeps it out of what it writes, but not out of a server's own words
+            take_out(self._api_key, self.log_path.parent)
 
     @property
     def pid(self) -> int:

@@ -89,6 +89,16 @@ def test_aiperf_gets_the_key_of_this_server_alone_and_not_by_its_command_line(
     assert "sk-1" not in repr(target) + repr(process.argv) + repr(command(target, spec, spec.loads, tmp_path))
 
 
+def test_a_key_that_a_server_wrote_back_does_not_stay_in_what_aiperf_wrote(tmp_path: Path) -> None:
+    record = tmp_path / "staging" / "c1" / "profile_export.jsonl"
+    record.parent.mkdir(parents=True)
+    program = f"import pathlib; pathlib.Path({str(record)!r}).write_text('401 of sk-1, caf\\xe9'); print('wrote sk-1')"
+    with Aiperf([sys.executable, "-c", program], tmp_path / "staging" / "aiperf.log", api_key="sk-1") as process:
+        _until(process.log_path, ("wrote",))
+    assert record.read_text() == "401 of [redacted], caf\xe9"
+    assert process.log_tail() == "wrote [redacted]"
+
+
 def test_its_sockets_have_room_in_their_paths_however_long_the_temporary_directory_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
