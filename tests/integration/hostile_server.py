@@ -153,7 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, JSON, json.dumps({"object": "list", "data": [{"id": "hostile", "object": "model"}]}).encode())
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        if "messages" not in json.loads(self.rfile.read(int(self.headers["Content-Length"]))):
+            self._send(400, JSON, b'{"error": {"message": "messages is missing"}}')  # a probe takes no answer's turn
+            return
         answer = self.server.next_answer()
         if answer.status:
             self._send(answer.status, answer.kind, answer.body, missing=100 if answer.is_cut else 0)

@@ -16,6 +16,9 @@ import pytest
 from processes import Child, Topology, topology, until
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.engine.worker_facts import PATH, of_body
+from trtx.experiment import Attach
+from trtx.experiment.deployment import ask_deployment
 
 CONTEXT = 256
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -70,6 +73,18 @@ def metric(worker: Child, name: str) -> float:
     lines = [line for line in text.splitlines() if line.startswith(name + "{") and label in line]
     assert lines, f"{name} is not served"
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_what_workers_publish_is_what_an_attached_bench_knows_of_them(disagg: Topology) -> None:
+    found = ask_deployment(Attach(url=disagg.url))
+    assert (found.server, found.engine, found.workers) == ("NVIDIA Dynamo", "paced", {"prefill": 1, "decode": 1})
+    assert (found.gpu_names, found.gpu_count) == ((), 0)
+    assert found.versions is not None and found.versions["ai-dynamo"] == found.server_version
+    shown = of_body(httpx.get(f"{disagg.url}{PATH}", timeout=5).content) or ()
+    assert [worker.facts.name for worker in shown] == ["decode-0", "prefill-0"]
+    ids = {child.status()["worker_id"] for child in disagg.children if child.status_path}
+    assert {worker.worker_id for worker in shown} == ids
+    assert {worker.facts.context_length for worker in shown} == {CONTEXT}
 
 
 def test_a_unary_completion_has_text_usage_and_a_finish_reason(agg: Topology) -> None:

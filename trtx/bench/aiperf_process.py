@@ -17,6 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from trtx.bench.endpoint import API_KEY_VARIABLE
+from trtx.bench.files import take_out
+
 GRACE_S = 5.0
 SCRATCH_PREFIX = "trtx-aiperf-"
 _SOCKET_PATH_BYTES = 107  # Linux's sun_path, its closing NUL aside
@@ -54,11 +57,15 @@ class AiperfHost:
         self,
         log_path: Path,
         on_start: Callable[[int, Path], None] = lambda session, scratch: None,
+        *,
+        api_key: str | None = None,
         program: Sequence[str] = (_ENTRY, *_PRELOAD),
     ) -> None:
         """``on_start`` gets the session and the temporary directory, for whoever ends all if we are killed: each
-        process of it has ``TMPDIR`` set to that directory, in whatever session it is."""
+        process of it has ``TMPDIR`` set to that directory, in whatever session it is. ``api_key`` reaches our endpoint
+        by the environment: a command line is for everybody to see."""
         self.log_path = log_path
+        self.api_key = api_key
         self._on_start = on_start
         self._program = tuple(program)
         self._unread = b""
@@ -73,7 +80,7 @@ class AiperfHost:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(self.scratch),
+                env=_environment(self.scratch, self.api_key),
                 start_new_session=True,
             )
         self._on_start(self._process.pid, self.scratch)
@@ -128,7 +135,11 @@ class AiperfHost:
 
 class Aiperf:
     """One running aiperf call, in a session of its own, writing its console to a log. A context manager, which ends
-    every process of that session when it is left."""
+    every process of that session when it is left.
+
+    Where a server has written its key back into an error, it is taken out of all that lies beside the log, where aiperf
+    writes.
+    """
 
     def __init__(self, host: AiperfHost, argv: Sequence[str], log_path: Path) -> None:
         self.argv = tuple(argv)
@@ -152,6 +163,8 @@ class Aiperf:
                 break
         self._end_session()
         self._host.tidy()
+        if self._host.api_key is not None:  # aiperf keeps it out of what it writes, not out of a server's own words
+            take_out(self._host.api_key, self._log_path.parent)
 
     def poll(self, wait_s: float = 0) -> int | None:
         """Exit code, negative for a signal, or None while it runs; waits for its end for ``wait_s`` at most."""
@@ -195,13 +208,15 @@ def _group_lives(group: int) -> bool:
     return True
 
 
-def _environment(scratch: Path) -> dict[str, str]:
+def _environment(scratch: Path, api_key: str | None) -> dict[str, str]:
     # With HF_HUB_OFFLINE set, aiperf 0.13.0 looks for a tokenizer in Hugging Face's cache only and refuses a
     # directory (Tokenizer._resolve_local_snapshot). Without it the directory is read as it is; an endpoint that
     # nothing listens on keeps every other look-up on this machine. Drop both when a release takes a directory.
-    kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+    dropped = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", API_KEY_VARIABLE)
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {
         **kept,
+        **({} if api_key is None else {API_KEY_VARIABLE: api_key}),
         "HF_ENDPOINT": "http://127.0.0.1:9",
         "TMPDIR": str(scratch),
         "COLUMNS": "120",

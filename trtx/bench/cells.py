@@ -50,7 +50,7 @@ class Cell:
     mode: str
     concurrency: int
     device: DeviceKind  # what "per device" means
-    device_count: int
+    device_count: int | None  # None: not known, so there is no figure per device
     load: Load
     trials: tuple[Trial, ...]
     figures: Figures | None  # over all trials that gave any

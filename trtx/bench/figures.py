@@ -115,7 +115,7 @@ class Figure(ABC, Generic[T]):
         return self.name
 
     @abstractmethod
-    def read(self, figures: Figures, device_count: int) -> T:
+    def read(self, figures: Figures, device_count: int | None) -> T:
         """Its value among the figures of one cell."""
 
     def number(self, value: T, column: int | None) -> float | None:
@@ -135,7 +135,7 @@ class Measured(Figure[T]):
     window: Window = whole  # which of a trial's records it is computed from
     since: int = FIRST_SCHEMA  # schema of cell.json that it came with: an older cell lacks it, and it is None there
 
-    def read(self, figures: Figures, device_count: int) -> T:
+    def read(self, figures: Figures, device_count: int | None) -> T:
         return figures[self]
 
     @abstractmethod
@@ -232,7 +232,10 @@ class Extent(Measured[Range | None]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PerDevice(Figure[float | None]):
-    """Another figure over the GPUs of the topology, prefill's too, or over its workers where there is no GPU."""
+    """Another figure over the GPUs of the topology, prefill's too, or over its workers where no GPU is known of.
+
+    None where neither is known.
+    """
 
     _filled_in = frozenset({"device"})
 
@@ -241,9 +244,9 @@ class PerDevice(Figure[float | None]):
     def key(self, device: str) -> str:
         return f"{self.of.name}_per_{device.lower()}"
 
-    def read(self, figures: Figures, device_count: int) -> float | None:
+    def read(self, figures: Figures, device_count: int | None) -> float | None:
         total = figures[self.of]
-        return None if total is None or device_count == 0 else total / device_count
+        return None if total is None or not device_count else total / device_count
 
 
 _records: dict[str, Figure[Any]] = {}

@@ -9,10 +9,22 @@ from pathlib import Path
 
 def write_text(path: Path, text: str) -> None:
     """Replaces ``path`` at once: a reader sees the old text or the new, never a part. A failure leaves nothing new."""
+    _write(path, text.encode("utf-8"))
+
+
+def take_out(secret: str, directory: Path) -> None:
+    """Puts ``[redacted]`` in its place in every file under ``directory``, each at once."""
+    for path in [path for path in directory.rglob("*") if path.is_file()]:
+        found = path.read_bytes()
+        if secret.encode() in found:
+            _write(path, found.replace(secret.encode(), b"[redacted]"))
+
+
+def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
+        beside.write_bytes(content)
         beside.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

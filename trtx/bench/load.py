@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,8 +40,9 @@ class Target:
     model: str  # the name that requests carry
     tokenizer_path: Path  # directory with the tokenizer and chat template of that model
     mode: str  # agg, disagg, or the name given to an attached deployment
-    gpu_count: int = 0  # 0: no GPU, and no figure per GPU
-    worker_count: int = 1
+    gpu_count: int | None = None  # 0: none, so figures are per worker; None: not known
+    worker_count: int | None = None  # None: not known
+    api_key: str | None = field(default=None, repr=False)  # sent with each request, and written nowhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,11 @@ class LoadSpec(BaseModel):
     @field_validator("extra_inputs")
     @classmethod
     def _not_owned(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for field in value:
-            if field in _OWNED:
-                key = _OWNED[field]
+        for name in value:
+            if name in _OWNED:
+                key = _OWNED[name]
                 do = f"say it with load.{key}" if key else "leave it out"
-                raise ValueError(f"extra_inputs.{field} would change what is measured, which trtx sets itself; {do}")
+                raise ValueError(f"extra_inputs.{name} would change what is measured, which trtx sets itself; {do}")
         return value
 
     def request_count_at(self, concurrency: int) -> int:

@@ -108,7 +108,7 @@ output_token_throughput_per_device = per_device(
     output_token_throughput,
     title="tokens/s/{device}",
     unit="tokens/s/{device}",
-    meaning="tokens/s over all GPUs of the topology, prefill's too; over all its workers where there is no GPU in it",
+    meaning="tokens/s over all GPUs of the topology, prefill's too; over all its workers where no GPU of it is known",
     heading=Heading.TOKEN_THROUGHPUT,
     label="a {device}",
     table={None: "/{device}"},

@@ -87,7 +87,11 @@ def bench(
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option("--url", help="Measure what already answers there; serve nothing.", rich_help_panel="Attach"),
+        typer.Option(
+            "--url",
+            help="Measure what already answers there; serve nothing. Where it asks for an API key: OPENAI_API_KEY.",
+            rich_help_panel="Attach",
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -99,7 +103,9 @@ def bench(
     ] = None,
     gpu_count: Annotated[
         int | None,
-        typer.Option("--gpu-count", help="With --url: GPUs behind it. Default: not known.", rich_help_panel="Attach"),
+        typer.Option(
+            "--gpu-count", help="With --url: GPUs behind it. Default: what it publishes.", rich_help_panel="Attach"
+        ),
     ] = None,
     model: options.ModelOptions,
     mode: Annotated[

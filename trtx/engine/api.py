@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -150,6 +150,7 @@ class EngineApi:
     fault: Callable[[Exception], Fault]
     new_request_ids: Callable[[int], Callable[[], int | None]]
     """Worker id to a maker of ``disagg_request_id``s; None from it: this engine's requests go without one."""
+    versions: Mapping[str, str] = field(default_factory=dict)  # by package, of what it computes with; none: no package
     start_encoder: Start | None = None  # None: this engine has no vision encoder
     aborts_transfers: bool = True  # False: an abort during a KV transfer leaks blocks, so it waits for the first token
     dies_of_stalls: bool = False  # True: no step for a while with requests open is a death, whatever is_alive says

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +75,7 @@ def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
         Logprob=Logprob,
         fault=_fault,
         new_request_ids=lambda worker_id: RequestIds(worker_id).next,
+        versions={"torch": metadata.version("torch")} if kind == "torch" else {},
     )
 
 

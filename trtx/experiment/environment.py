@@ -16,13 +16,15 @@ from pathlib import Path
 import psutil
 
 import trtx
-from trtx.report.forms import Environment, Gpu
+from trtx.report.forms import Deployment, Environment, Gpu
 from trtx.topology import Machine
 
 PACKAGES = ("trtx", "ai-dynamo", "aiperf", "torch", "transformers", "nixl", "tensorrt_llm")
 
 
-def environment(argv: Sequence[str], machine: Machine, started_at: datetime) -> Environment:
+def environment(
+    argv: Sequence[str], machine: Machine, started_at: datetime, deployment: Deployment | None = None
+) -> Environment:
     """What a reader needs to judge the figures and make them again. No host, user or path but the command's own."""
     return Environment(
         started_at=started_at.astimezone(UTC).replace(microsecond=0),
@@ -38,6 +40,7 @@ def environment(argv: Sequence[str], machine: Machine, started_at: datetime) -> 
         load_average=round(os.getloadavg()[0], 2),
         gpus=tuple(Gpu(gpu.name, gpu.memory_bytes) for gpu in machine.gpus),
         gpu_driver=_driver() if machine.gpus else None,
+        deployment=deployment,
     )
 
 

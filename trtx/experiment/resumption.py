@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from trtx.bench import (
     trial_directory,
 )
 from trtx.bench.cells import CELL
-from trtx.bench.journal import LoadStarted, SweepStarted
+from trtx.bench.journal import LoadStarted
 from trtx.errors import UsageError
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
 from trtx.launch import members
-from trtx.report.forms import ENVIRONMENT, PLAN, Environment
+from trtx.report.forms import ENVIRONMENT, PLAN, Deployment, Environment
 from trtx.topology import Plan
 
 ATTEMPTS = "attempts"
@@ -52,16 +52,18 @@ class Recorded:
     environment: Environment
 
     @property
-    def model(self) -> str | None:
-        """The name under which an attached deployment served its model; None before the first sweep."""
-        swept = (event for event in read_journal(self.run_dir) if isinstance(event, SweepStarted))
-        return next((event.model for event in swept), None)
+    def deployment(self) -> Deployment:
+        """Of an attached run. Raises UsageError where it was not written down: nothing could be compared with it."""
+        if self.environment.deployment is None:
+            path = self.run_dir / ENVIRONMENT.file
+            raise UsageError(f"{path} has no deployment; expected the one that was measured; start a new run")
+        return self.environment.deployment
 
     def target(self, mode: str) -> Target:
         """What was measured, as far as its cells depend on it."""
         if mode == ATTACHED:
-            assert self.spec.attach is not None
-            return Target(self.spec.attach.url, self.model or "", Path(), ATTACHED, self.spec.attach.gpu_count)
+            before = self.deployment
+            return Target(before.url, before.model, Path(), ATTACHED, before.gpu_count, before.worker_count)
         return target_of(self.plans[mode])
 
 
@@ -127,10 +129,10 @@ def check_conditions(recorded: Recorded, now: Environment) -> None:
     _refuse(recorded.run_dir, [_difference(*both) for both in compared if both[1] != both[2]])
 
 
-def check_model(recorded: Recorded, model: str) -> None:
-    """Raises UsageError where an attached deployment serves another model than before."""
-    if recorded.model not in (None, model):
-        _refuse(recorded.run_dir, [_difference("model", recorded.model, model)])
+def check_deployment(recorded: Recorded, now: Deployment) -> None:
+    """Raises UsageError where an attached deployment tells something else of itself than before."""
+    compared = [(one.name, getattr(recorded.deployment, one.name), getattr(now, one.name)) for one in fields(now)]
+    _refuse(recorded.run_dir, [_difference(*both) for both in compared if both[1] != both[2]])
 
 
 def check_plan(recorded: Recorded, mode: str, plan: Plan) -> None:

@@ -37,6 +37,7 @@ from trtx.bench.journal import (
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import TrtxError, UsageError
 from trtx.experiment import directory, resumption
+from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, target_of
@@ -110,7 +111,8 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     started_at = datetime.now(UTC)
     check_endpoint()
     machine = probe()
-    target = None if spec.attach is None else attached_target(spec.attach)
+    deployment = None if spec.attach is None else ask_deployment(spec.attach)
+    target = attached_target(spec.attach, deployment) if spec.attach and deployment else None
     run_dir = directory.create(parent, spec, started_at)
     missing = dict.fromkeys(spec.measured_modes, planned_trials(spec.load))
     state = _Run(spec, run_dir, listener or Listener(), missing, target)
@@ -119,7 +121,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
             _plan(state)
             _write_plans(state, {}, {})
             directory.write_lock(run_dir, spec)
-            ENVIRONMENT.write(run_dir, environment(argv, machine, started_at))
+            ENVIRONMENT.write(run_dir, environment(argv, machine, started_at, deployment))
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
@@ -143,8 +145,9 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
         missing = resumption.missing_trials(recorded)
         state = _Run(spec, run_dir, listener or Listener(), missing, check_directory=check_directory)
         if missing and spec.attach is not None:
-            state.target = attached_target(spec.attach)
-            resumption.check_model(recorded, state.target.model)
+            deployment = ask_deployment(spec.attach)
+            resumption.check_deployment(recorded, deployment)
+            state.target = attached_target(spec.attach, deployment)
         _plan(state)
         for mode, plan in state.plans.items():
             resumption.check_plan(recorded, mode, plan)
@@ -175,7 +178,8 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedMode, ...]:
     """What :func:`run` would start, without starting or writing; paths say RUN in place of the directory's name."""
     run_dir = parent / "RUN"
     if spec.attach is not None:
-        return (PlannedMode(ATTACHED, None, _aiperf(spec, attached_target(spec.attach), run_dir)),)
+        target = attached_target(spec.attach, ask_deployment(spec.attach))
+        return (PlannedMode(ATTACHED, None, _aiperf(spec, target, run_dir)),)
     planned = []
     for mode in spec.modes:
         plan = prepare(spec.topology_of(mode), run_dir=run_dir / mode)
@@ -237,7 +241,8 @@ def _aiperf_host(state: _Run) -> Iterator[AiperfHost]:
             guardian.watch(session)
             state.journal.note(LoadStarted(session=session, scratch=str(scratch)))
 
-        with AiperfHost(state.run_dir / "aiperf" / "host.log", guard) as host:
+        key = None if state.target is None else state.target.api_key
+        with AiperfHost(state.run_dir / "aiperf" / "host.log", guard, api_key=key) as host:
             yield host
 
 

@@ -28,7 +28,7 @@ class Attach(BaseModel):
     url: str
     model: Name | None = None  # the name that it serves; None: the only one in its /v1/models
     tokenizer: Name | None = None  # directory or Hugging Face name; None: the model's name
-    gpu_count: int = Field(default=0, ge=0)  # 0: not known, so no figure per GPU
+    gpu_count: int | None = Field(default=None, ge=0)  # None: what the deployment publishes
 
     @field_validator("url")
     @classmethod

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
-
 from trtx.bench import Target
 from trtx.checkpoint import list_shapes, resolve_checkpoint
 from trtx.errors import UsageError
+from trtx.experiment.deployment import api_key
 from trtx.experiment.spec import ATTACHED, Attach
+from trtx.report.forms import Deployment
 from trtx.topology import Plan
 
 
@@ -18,21 +18,17 @@ def target_of(plan: Plan) -> Target:
     return Target(plan.url, plan.model, plan.model_path, plan.mode, plan.gpu_count, plan.worker_count)
 
 
-def attached_target(attach: Attach) -> Target:
-    """Asks the deployment which model it serves. Raises UsageError when it does not answer or serves several."""
-    url = attach.url.rstrip("/")
-    try:
-        answer = httpx.get(f"{url}/v1/models", timeout=10)
-        answer.raise_for_status()
-        served = [str(entry["id"]) for entry in answer.json()["data"]]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"{url}/v1/models did not answer as OpenAI's API does ({reason}); check --url") from error
-    model = attach.model or (served[0] if len(served) == 1 else None)
-    if model is None or model not in served:
-        asked = f"model {attach.model!r} is not served at {url}" if attach.model else f"--model is needed for {url}"
-        raise UsageError(f"{asked}, which serves {', '.join(served) or 'no model'}; name one of them with --model")
-    return Target(url, model, _tokenizer(attach, model), ATTACHED, attach.gpu_count)
+def attached_target(attach: Attach, deployment: Deployment) -> Target:
+    """What answers at ``attach.url``. Raises UsageError where there is no tokenizer for its model here."""
+    return Target(
+        url=attach.url,
+        model=deployment.model,
+        tokenizer_path=_tokenizer(attach, deployment.model),
+        mode=ATTACHED,
+        gpu_count=deployment.gpu_count,
+        worker_count=deployment.worker_count,
+        api_key=api_key(deployment),
+    )
 
 
 def _tokenizer(attach: Attach, model: str) -> Path:

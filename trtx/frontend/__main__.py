@@ -9,6 +9,8 @@ from trtx.errors import TrtxError, UsageError
 from trtx.frontend.broker import Broker
 from trtx.frontend.listener import NodelayListener
 
+WORKERS_ROUTE = "trtx.frontend.workers:routes"  # not imported here: dynamo's own import comes after the broker
+
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
@@ -35,7 +37,9 @@ def main(argv: list[str]) -> None:
     NodelayListener(args.http_port).start()
     from dynamo.frontend.main import main as dynamo_frontend  # after the broker: workers may connect already
 
-    sys.argv = [sys.argv[0], "--http-host", args.http_host, "--http-port", str(args.http_port), *rest]
+    own = ["--http-host", args.http_host, "--http-port", str(args.http_port)]
+    own += ["--frontend-route-extension", WORKERS_ROUTE]  # further ones in rest stand beside it
+    sys.argv = [sys.argv[0], *own, *rest]
     dynamo_frontend()
 
 

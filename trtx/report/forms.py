@@ -25,6 +25,26 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Deployment:
+    """What a deployment that something else serves told of itself. None: it publishes no such thing."""
+
+    url: str
+    model: str
+    server: str | None  # whose software answers
+    server_version: str | None
+    engine: str | None
+    versions: dict[str, str] | None  # by package, of what its workers run on
+    workers: dict[str, int] | None  # by role
+    gpu_names: tuple[str, ...] | None  # of all workers
+    gpu_count: int | None  # of all workers: published, or said with --gpu-count
+    api_key_from: str | None  # the variable whose value each request carried; None: it asks for no key
+
+    @property
+    def worker_count(self) -> int | None:
+        return None if self.workers is None else sum(self.workers.values())
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """``env.json``: what a reader needs to judge the figures and make them again."""
 
@@ -41,6 +61,7 @@ class Environment:
     load_average: float  # before anything of the run was started
     gpus: tuple[Gpu, ...]
     gpu_driver: str | None
+    deployment: Deployment | None = None  # of an attached run: the rest is of the machine that made the load
 
 
 @dataclass(frozen=True, slots=True)

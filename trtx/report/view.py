@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,17 @@ from trtx.bench.metrics import (
     request_count,
     uncounted_request_count,
 )
-from trtx.report.forms import ENVIRONMENT, LOCK, PLAN, AskedLoad, AskedRun, Environment, Planned, PlannedTopology
+from trtx.report.forms import (
+    ENVIRONMENT,
+    LOCK,
+    PLAN,
+    AskedLoad,
+    AskedRun,
+    Deployment,
+    Environment,
+    Planned,
+    PlannedTopology,
+)
 
 RowStatus = CellStatus | Literal["missing"]
 T = TypeVar("T")
@@ -162,7 +172,7 @@ def read_run(run_dir: Path) -> RunView:
         topologies=tuple((mode, _topology(entry)) for mode, entry in plans.items()),
         notes=_notes(journal),
         started_at=environment.started_at if environment else None,
-        subtitle=", ".join(part for part in (_engine(plan, asked), _machine(environment)) if part),
+        subtitle=", ".join(part for part in (_engine(plan, asked), _machine(environment, asked)) if part),
     )
 
 
@@ -184,15 +194,17 @@ def _conditions(
     measured: tuple[Cell, ...],
 ) -> tuple[Condition, ...]:
     load = asked and asked.load
+    of = "Client's " if asked and asked.attach else ""  # where the load was made, which is not where it was served
     found = [
         ("Command", machine and machine.command),
         ("Model", plan.model if plan else _swept_model(journal)),
         ("Engine", _engine(plan, asked)),
         ("GPUs", plan and (", ".join(_counted(plan.gpu_names)) or "none")),
-        ("GPU driver", machine and machine.gpu_driver),
-        ("CPU", machine and f"{machine.cpu}, {machine.cpu_cores} cores"),
-        ("Memory", machine and f"{machine.memory_bytes / 2**30:.0f} GiB"),
-        ("Load average before", machine and machine.load_average),
+        *(_of_deployment(machine.deployment) if machine else ()),
+        (f"{of}GPU driver", machine and machine.gpu_driver),
+        (f"{of}CPU", machine and f"{machine.cpu}, {machine.cpu_cores} cores"),
+        (f"{of}Memory", machine and f"{machine.memory_bytes / 2**30:.0f} GiB"),
+        (f"{of}Load average before", machine and machine.load_average),
         ("ISL / OSL", load and _lengths(load, measured)),
         ("Requests", load and ", ".join(f"{cell.request_count} at {cell.concurrency}" for cell in load.cells)),
         ("Warm-up", load and ", ".join(f"{cell.warmup_request_count} at {cell.concurrency}" for cell in load.cells)),
@@ -202,12 +214,36 @@ def _conditions(
         ("Started", machine and machine.started_at.isoformat(timespec="seconds")),
         ("Resumed", _resumptions(journal)),
         ("Commit", machine and machine.commit),
-        ("Versions", machine and ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
-        ("Python", machine and machine.python),
-        ("Platform", machine and machine.platform),
+        (f"{of}Versions", machine and _versions(machine.versions)),
+        (f"{of}Python", machine and machine.python),
+        (f"{of}Platform", machine and machine.platform),
         ("Time to load", ", ".join(f"{one.mode} {one.load_seconds:.1f} s" for one in _of(TopologyReady, journal))),
     ]
     return tuple(Condition(name, str(value)) for name, value in found if value not in (None, ""))
+
+
+def _of_deployment(told: Deployment | None) -> list[tuple[str, str]]:
+    """What an attached run knows of the other side, and that it does not know the rest."""
+    if told is None:
+        return []
+    workers, gpus = told.workers, told.gpu_names
+    named = gpus and ", ".join(_counted(gpus))
+    return [
+        ("Server", " ".join(part for part in (told.server, told.server_version) if part) or NOT_KNOWN),
+        ("Server's engine", told.engine or NOT_KNOWN),
+        ("Server's versions", _versions(told.versions) if told.versions else NOT_KNOWN),
+        ("Server's workers", " + ".join(f"{workers[role]} {role}" for role in workers) if workers else NOT_KNOWN),
+        ("Server's GPUs", named or _gpu_count(told.gpu_count)),
+        ("API key", "asked for and sent" if told.api_key_from else "none asked for"),
+    ]
+
+
+def _gpu_count(count: int | None) -> str:
+    return NOT_KNOWN if count is None else f"{count}, of a kind {NOT_KNOWN}" if count else "none"
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
@@ -239,9 +275,12 @@ def _engine(plan: PlannedTopology | None, asked: AskedRun | None) -> str:
     return f"attached to {asked.attach.url}" if asked and asked.attach else ""
 
 
-def _machine(environment: Environment | None) -> str:
+def _machine(environment: Environment | None, asked: AskedRun | None) -> str:
     if environment is None:
         return ""
+    if asked is not None and asked.attach is not None:  # this machine made the load alone
+        told = environment.deployment
+        return ", ".join(_counted(told.gpu_names or ())) if told is not None else ""
     gpus = _counted([gpu.name for gpu in environment.gpus])
     return ", ".join(gpus) or f"{environment.cpu}, {environment.cpu_cores} cores"
 

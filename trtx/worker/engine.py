@@ -123,6 +123,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         return EngineConfig(
             model=str(self.options.model),
             served_model_name=self.options.served_model_name,
+            runtime_data=loading.worker_facts(self.options, loaded.api, facts).to_runtime_data(),
             llm=LlmRegistration(
                 context_length=facts.context_length,
                 kv_cache_block_size=facts.block_size,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from trtx import engine
 from trtx.checkpoint.facts import read_config
-from trtx.engine import Engine, EngineApi
+from trtx.engine import Engine
+from trtx.engine.api import EngineApi, EngineFacts
+from trtx.engine.worker_facts import WorkerFacts
 from trtx.errors import UsageError
 from trtx.text import StopStrings, TextStream, Tokenizer, load_tokenizer
+from trtx.worker.devices import gpu_names
 from trtx.worker.options import WorkerOptions
 from trtx.worker.request import InvalidRequest, WorkerRequest
 
@@ -86,6 +91,31 @@ def load(options: WorkerOptions) -> LoadedEngine:
         load_seconds=seconds,
         shutdown_seconds=api.shutdown_seconds if options.shutdown_seconds is None else options.shutdown_seconds,
     )
+
+
+def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> WorkerFacts:
+    """What this worker publishes of itself and its engine."""
+    return WorkerFacts(
+        name=options.name,
+        role=options.role,
+        engine=options.engine,
+        versions={**_own_versions(), **api.versions},
+        gpu_names=gpu_names(),
+        tensor_parallel_size=options.llm_args.get("tensor_parallel_size") or 1,
+        context_length=facts.context_length,
+        max_batch_size=facts.max_batch_size,
+        max_num_tokens=facts.max_num_tokens,
+        kv_block_size=facts.block_size,
+        kv_blocks=facts.num_blocks,
+    )
+
+
+def _own_versions() -> dict[str, str]:
+    versions = {}
+    for package in ("trtx", "ai-dynamo"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def _tokenizer(model: Path) -> Tokenizer | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from trtx.bench import Load, LoadSpec, Target, sweep
 from trtx.bench.aiperf import check_endpoint, command, complaint
 from trtx.bench.aiperf_process import Aiperf, AiperfHost
+from trtx.bench.endpoint import API_KEY_VARIABLE
 from trtx.bench.warm_host import FAILED
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment import ExperimentSpec, run
@@ -46,15 +48,19 @@ def _until(path: Path, words: tuple[str, ...], look: Callable[[], object]) -> st
     raise AssertionError(f"{path} never said {words}: {text!r}")
 
 
+class Start(Protocol):
+    def __call__(self, body: str, api_key: str | None = None) -> AiperfHost: ...
+
+
 @pytest.fixture
-def host_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], AiperfHost]]:
+def host_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """A running host whose program is a function of this text."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with ExitStack() as cleanup:
 
-        def start(body: str) -> AiperfHost:
+        def start(body: str, api_key: str | None = None) -> AiperfHost:
             (tmp_path / "program.py").write_text(f"import os, sys\ndef main():\n{textwrap.indent(body, '    ')}\n")
-            host = AiperfHost(tmp_path / "host.log", program=("program:main",))
+            host = AiperfHost(tmp_path / "host.log", api_key=api_key, program=("program:main",))
             return cleanup.enter_context(host)
 
         yield start
@@ -69,7 +75,7 @@ def _exit_code(process: Aiperf) -> int:
 
 
 def test_leaving_the_context_ends_the_whole_session_even_if_it_ignores_sigterm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Callable[[str], AiperfHost]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Start
 ) -> None:
     monkeypatch.setattr("trtx.bench.aiperf_process.GRACE_S", 0.3)
     log = tmp_path / "aiperf.log"
@@ -82,7 +88,7 @@ def test_leaving_the_context_ends_the_whole_session_even_if_it_ignores_sigterm(
 
 
 def test_calls_of_one_host_follow_each_other_each_with_its_arguments_and_its_log(
-    tmp_path: Path, host_of: Callable[[str], AiperfHost]
+    tmp_path: Path, host_of: Start
 ) -> None:
     host = host_of("print(sys.argv[1:], os.getpid() == os.getsid(0)); sys.exit(int(sys.argv[1]))")
     for code in (0, 3):
@@ -91,15 +97,13 @@ def test_calls_of_one_host_follow_each_other_each_with_its_arguments_and_its_log
         assert (tmp_path / f"{code}.log").read_text() == f"['{code}'] True\n"
 
 
-def test_a_program_that_raises_has_its_traceback_in_its_log(
-    tmp_path: Path, host_of: Callable[[str], AiperfHost]
-) -> None:
+def test_a_program_that_raises_has_its_traceback_in_its_log(tmp_path: Path, host_of: Start) -> None:
     with Aiperf(host_of("raise OSError('boom')"), ("program",), tmp_path / "aiperf.log") as process:
         assert _exit_code(process) == FAILED
     assert (tmp_path / "aiperf.log").read_text().endswith("OSError: boom\n")
 
 
-def test_a_host_that_dies_is_an_end_of_the_call(tmp_path: Path, host_of: Callable[[str], AiperfHost]) -> None:
+def test_a_host_that_dies_is_an_end_of_the_call(tmp_path: Path, host_of: Start) -> None:
     program = "import signal; os.kill(os.getppid(), signal.SIGKILL); print('killed', flush=True); signal.pause()"
     with Aiperf(host_of(program), ("program",), tmp_path / "aiperf.log") as process:
         assert _exit_code(process) == -signal.SIGKILL
@@ -124,18 +128,17 @@ def test_a_host_whose_launcher_dies_ends_what_it_runs(tmp_path: Path) -> None:
 def test_a_host_without_a_call_ends_at_once_though_it_still_imports(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)")
     sessions: list[int] = []
-    program = ("slow:main",)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        host = AiperfHost(tmp_path / "host.log", lambda session, scratch: sessions.append(session), program)
+        host = AiperfHost(
+            tmp_path / "host.log", lambda session, scratch: sessions.append(session), program=("slow:main",)
+        )
         with host, Aiperf(host, ("slow",), tmp_path / "log") as call:
             assert call.poll(0.1) is None
     assert not psutil.pid_exists(sessions[0]) and not host.scratch.exists()
 
 
-def test_its_temporary_files_go_with_each_call_and_its_log_stays(
-    tmp_path: Path, host_of: Callable[[str], AiperfHost]
-) -> None:
+def test_its_temporary_files_go_with_each_call_and_its_log_stays(tmp_path: Path, host_of: Start) -> None:
     host = host_of("import tempfile; print(tempfile.mkdtemp(), tempfile.mkstemp()[1]); print(os.environ['TMPDIR'])")
     log = tmp_path / "logs" / "aiperf.log"
     with Aiperf(host, ("program",), log) as process:
@@ -146,7 +149,7 @@ def test_its_temporary_files_go_with_each_call_and_its_log_stays(
 
 
 def test_aiperf_sees_no_offline_switch_and_no_remote_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Callable[[str], AiperfHost]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Start
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     host = host_of("print(os.environ.get('HF_HUB_OFFLINE'), os.environ['HF_ENDPOINT'])")
@@ -156,8 +159,34 @@ def test_aiperf_sees_no_offline_switch_and_no_remote_hub(
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
+@pytest.mark.parametrize("key", ["sk-1", None])
+def test_aiperf_gets_the_key_of_this_server_alone_and_not_by_its_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Start, key: str | None
+) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "sk-of-another-run")
+    host = host_of(f"print({{'sk-1': 'this', None: 'none'}}.get(os.environ.get('{API_KEY_VARIABLE}'), 'another'))", key)
+    with Aiperf(host, ("program",), tmp_path / "aiperf.log") as process:
+        assert _exit_code(process) == 0
+    assert (tmp_path / "aiperf.log").read_text() == ("this\n" if key else "none\n")
+    target = Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "attached", api_key="sk-1")
+    spec = LoadSpec(concurrency=(1,))
+    argv = command(target, spec, spec.loads[0], 1, tmp_path)
+    assert "sk-1" not in repr(target) + repr(process.argv) + repr(argv)
+
+
+def test_a_key_that_a_server_wrote_back_does_not_stay_in_what_aiperf_wrote(tmp_path: Path, host_of: Start) -> None:
+    trial = tmp_path / "trial-01"
+    trial.mkdir()
+    record = trial / "profile_export.jsonl"
+    program = f"import pathlib; pathlib.Path({str(record)!r}).write_text('401 of sk-1, caf\\xe9'); print('wrote sk-1')"
+    with Aiperf(host_of(program, "sk-1"), ("program",), trial / "aiperf.log") as process:
+        assert _exit_code(process) == 0
+    assert record.read_text() == "401 of [redacted], caf\xe9"
+    assert (trial / "aiperf.log").read_text() == "wrote [redacted]\n"
+
+
 def test_its_sockets_have_room_in_their_paths_however_long_the_temporary_directory_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Callable[[str], AiperfHost]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Start
 ) -> None:
     long = tmp_path / ("long" * 20)
     long.mkdir()
@@ -245,7 +274,7 @@ def test_an_installation_without_the_endpoint_is_refused_before_anything_starts(
 
 
 def test_an_aiperf_that_waits_for_ever_is_ended_and_the_sentence_says_for_how_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Callable[[str], AiperfHost]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Start
 ) -> None:
     monkeypatch.setattr(sys.modules["trtx.bench.sweep"], "_BETWEEN_REQUESTS_S", 0.5)  # the function has its name
     host = host_of("import time; print(os.getpid(), flush=True); time.sleep(60)")

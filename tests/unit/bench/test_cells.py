@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,23 @@ def test_requests_that_all_failed_are_a_result_although_aiperf_gave_none(tmp_pat
     assert (cell.status, cell.failure, cell.errors) == ("errors", None, (("HTTP 500 boom", 4),))
     assert cell.value(error_request_count) == 4
     assert cell.value(output_token_throughput_per_device) is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "device", "count"),
+    [(8, 3, "gpu", 8), (8, None, "gpu", 8), (0, 3, "worker", 3), (None, 3, "worker", 3), (None, None, "worker", None)],
+)
+def test_figures_are_per_gpu_where_there_are_some_else_per_worker_and_of_none_where_nobody_said(
+    tmp_path: Path, gpus: int | None, workers: int | None, device: str, count: int | None
+) -> None:
+    (tmp_path / "trial-01").mkdir()
+    (tmp_path / "trial-01" / "profile_export.jsonl").write_text("".join(json.dumps(entry()) + "\n" for _ in range(4)))
+    target = replace(TARGET, gpu_count=gpus, worker_count=workers)
+    cell = measure_cell(tmp_path, target, LOAD, {}, [1])
+    assert (cell.device, cell.device_count) == (device, count)
+    assert cell.value(output_token_throughput_per_device) == (None if count is None else pytest.approx(32 / count))
+    write_cell(tmp_path / "cells" / "agg-c2", cell)
+    assert read_cells(tmp_path)[0].device_count == count
 
 
 def test_an_aiperf_that_ended_badly_over_good_requests_left_no_result(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from aiperf.plugin import plugins
 from aiperf.transports.sse_utils import AsyncSSEStreamReader
 from hostile_server import ANSWERS, OSL, SSE, Hostile, stream, words
 
-from trtx.bench.endpoint import ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
+from trtx.bench.endpoint import API_KEY_VARIABLE, ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
 from trtx.bench.failures import reason
 
 EXACT = {"ignore_eos": True, "min_tokens": OSL}
@@ -52,6 +52,20 @@ async def test_only_a_whole_answer_leaves_the_record_without_an_error(name: str)
     endpoint().extract_response_data(record)
     found = None if record.error is None else reason(record.error.model_dump())
     assert found == ANSWERS[name].reason
+
+
+@pytest.mark.parametrize("key", ["sk-1", None])
+def test_requests_carry_the_key_that_bench_handed_on_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another-server")
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    if key is not None:
+        monkeypatch.setenv(API_KEY_VARIABLE, key)
+    asks = endpoint()
+    asks.model_endpoint.endpoint.headers, asks.model_endpoint.endpoint.api_key = [("X-Team", "perf")], None
+    expected = {"X-Team": "perf"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+    assert asks.get_endpoint_headers(SimpleNamespace()) == expected
 
 
 async def test_text_and_usage_are_those_that_aiperfs_own_endpoint_reads() -> None:

@@ -66,6 +66,7 @@ def test_tokens_per_device_divides_by_the_topologys_own_devices() -> None:
     of_cell = Figures.over([[ok(0, 500), ok(0, 500)]])  # 400 tokens/s
     assert output_token_throughput_per_device.read(of_cell, 4) == 100
     assert output_token_throughput_per_device.read(of_cell, 0) is None
+    assert output_token_throughput_per_device.read(of_cell, None) is None, "nobody said how many there are"
     assert output_token_throughput_per_device.read(Figures.over([[failed(0, 500)]]), 4) is None
 
 

@@ -10,20 +10,23 @@ from typing import Any
 
 import pytest
 
-from trtx.bench import Journal, cell_directory, read_cells, trial_directory
-from trtx.bench.journal import SweepStarted
+from trtx.bench import cell_directory, read_cells, trial_directory
 from trtx.bench.records import RECORDS_FILE
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep, resumption
 from trtx.experiment.directory import create, hold, read_lock, write_lock
 from trtx.launch import prepare
-from trtx.report.forms import ENVIRONMENT, Environment, Gpu
+from trtx.report.forms import ENVIRONMENT, Deployment, Environment, Gpu
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
 CONDITIONS = Environment(
     started_at=NOON, command="trtx bench", commit=None, trtx_sources="abc", python="3.11.7",
     versions={"torch": "2.13.0", "aiperf": "0.13.0"}, platform="Linux-6.1", cpu="EPYC", cpu_cores=4,
     memory_bytes=2**34, load_average=0.1, gpus=(), gpu_driver=None,
+    deployment=Deployment(
+        url="http://127.0.0.1:9", model="tiny", server="NVIDIA Dynamo", server_version="1.4.2", engine=None,
+        versions=None, workers={"prefill": 1, "decode": 2}, gpu_names=None, gpu_count=None, api_key_from=None,
+    ),
 )  # fmt: skip
 ATTACH = {
     "attach": {"url": "http://127.0.0.1:9"},
@@ -133,13 +136,34 @@ def test_other_conditions_are_refused_by_name(tmp_path: Path, change: dict[str, 
     assert words in str(raised.value) and "start a new run" in str(raised.value)
 
 
-def test_another_model_of_an_attached_deployment_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "other"}, "model was tiny and is other"),
+        ({"server_version": "1.5.0"}, "server_version was 1.4.2 and is 1.5.0"),
+        ({"workers": {"prefill": 1, "decode": 3}}, "workers decode was 2 and is 3"),
+    ],
+)
+def test_another_deployment_is_refused_by_what_it_tells_of_itself(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     run = recorded(tmp_path)
-    resumption.check_model(run, "any")
-    Journal(run.run_dir).note(SweepStarted(mode="attached", model="tiny", cells=("attached-c1",)))
-    resumption.check_model(run, "tiny")
-    with pytest.raises(UsageError, match="model was tiny and is other"):
-        resumption.check_model(run, "other")
+    resumption.check_deployment(run, run.deployment)
+    with pytest.raises(UsageError) as raised:
+        resumption.check_deployment(run, replace(run.deployment, **change))
+    assert words in str(raised.value) and "start a new run" in str(raised.value)
+
+
+def test_a_killed_sweep_is_collected_per_worker_as_it_was_counted(tmp_path: Path) -> None:
+    target = recorded(tmp_path).target("attached")
+    assert (target.url, target.model, target.gpu_count, target.worker_count) == ("http://127.0.0.1:9", "tiny", None, 3)
+
+
+def test_an_attached_run_without_its_deployment_can_not_be_gone_on_with(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    ENVIRONMENT.write(run.run_dir, replace(CONDITIONS, deployment=None))
+    with pytest.raises(UsageError, match=r"env\.json has no deployment; .*start a new run"):
+        resumption.read_recorded(run.run_dir, run.spec).target("attached")
 
 
 def test_another_topology_is_refused_with_what_differs(tmp_path: Path) -> None:

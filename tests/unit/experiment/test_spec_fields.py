@@ -20,6 +20,7 @@ from trtx.bench.aiperf import command
 from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
+from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.directory import create
 from trtx.experiment.spec import _COUNTED
 from trtx.experiment.targets import attached_target, target_of
@@ -187,7 +188,8 @@ def test_a_field_of_an_attachment_changes_who_is_measured(field: str, urls: tupl
     base = {"url": urls[0], "model": "tiny", "tokenizer": str(tmp_path / "one")}
     own = {"url": urls[1], "tokenizer": str(tmp_path / "two")}
     value = OTHER[Attach][field] or own[field]
-    targets = [attached_target(Attach.model_validate(said)) for said in (base, base | {field: value})]
+    attachments = [Attach.model_validate(said) for said in (base, base | {field: value})]
+    targets = [attached_target(attach, ask_deployment(attach)) for attach in attachments]
     assert targets[0] != targets[1], (
         f"attach.{field} is taken and does nothing: use it in attached_target of trtx/experiment/targets.py"
     )

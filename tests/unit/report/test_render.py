@@ -5,9 +5,11 @@ import io
 import json
 import shutil
 import xml.etree.ElementTree as ElementTree
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from trtx.bench import Journal, read_cells
@@ -16,6 +18,7 @@ from trtx.bench.journal import ProcessRestart, RunFailed, TopologyStopping
 from trtx.errors import UsageError
 from trtx.report import RunView, console_table, read_run, render
 from trtx.report.charts import charts
+from trtx.report.forms import ENVIRONMENT, LOCK, PLAN, Deployment
 
 FILES = ("summary.json", "summary.csv", "summary.md", "junit.xml", "report.html")
 
@@ -186,6 +189,72 @@ def test_the_page_names_the_conditions_it_was_measured_under(golden_run: Path) -
     ):
         assert conditions[name], name
         assert f"<dt>{name}</dt>" in page, name
+
+
+def attached(run: Path, **told: object) -> dict[str, str]:
+    """The conditions of the golden run's first cells, had something else served them and told this of itself."""
+    lock = yaml.safe_load((run / LOCK.file).read_text())
+    LOCK.write(run, {**lock, "attach": {"url": "http://127.0.0.1:9", "model": None}})
+    (run / PLAN.file).unlink()
+    unknown = {one.name: None for one in fields(Deployment)} | {"url": "http://127.0.0.1:9", "model": "tiny"}
+    environment = ENVIRONMENT.load(run)
+    ENVIRONMENT.write(run, {**environment, "deployment": {**unknown, **told}})
+    return {condition.name: condition.value for condition in read_run(run).conditions}
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (
+            {},
+            {
+                "Server": "not known", "Server's engine": "not known", "Server's versions": "not known",
+                "Server's workers": "not known", "Server's GPUs": "not known", "API key": "none asked for",
+            },
+        ),
+        (
+            {
+                "server": "NVIDIA Dynamo", "server_version": "1.4.2", "engine": "torch", "versions": {"trtx": "0.1.0"},
+                "workers": {"prefill": 1, "decode": 2}, "gpu_names": ["H100", "H100", "A100"], "gpu_count": 3,
+                "api_key_from": "OPENAI_API_KEY",
+            },
+            {
+                "Server": "NVIDIA Dynamo 1.4.2", "Server's engine": "torch", "Server's versions": "trtx 0.1.0",
+                "Server's workers": "1 prefill + 2 decode", "Server's GPUs": "2× H100, A100",
+                "API key": "asked for and sent",
+            },
+        ),
+        ({"server": "vLLM", "gpu_count": 4}, {"Server": "vLLM", "Server's GPUs": "4, of a kind not known"}),
+        ({"gpu_names": [], "gpu_count": 0}, {"Server's GPUs": "none"}),
+        ({"gpu_count": 0}, {"Server's GPUs": "none"}),
+    ],
+)  # fmt: skip
+def test_an_attached_run_shows_what_the_other_side_told_and_that_the_rest_is_not_known(
+    golden_run: Path, told: dict[str, object], shown: dict[str, str]
+) -> None:
+    conditions = attached(golden_run, **told)
+    assert {name: conditions.get(name) for name in shown} == shown
+
+
+def test_the_machine_that_made_the_load_is_not_taken_for_the_one_that_served_it(golden_run: Path) -> None:
+    served = {condition.name for condition in read_run(golden_run).conditions}
+    conditions = attached(golden_run, gpu_names=["H100", "H100"], gpu_count=2)
+    for name in ("CPU", "Memory", "Versions", "Python", "Platform"):
+        assert name in served and name not in conditions and f"Client's {name}" in conditions, name
+    assert read_run(golden_run).subtitle == "attached to http://127.0.0.1:9, 2× H100"
+
+
+def test_an_unknown_number_of_workers_is_a_dash_in_every_table(golden_run: Path) -> None:
+    for path in golden_run.glob(f"cells/*/{CELL.file}"):
+        document = json.loads(path.read_text()) | {"device_count": None}
+        path.write_text(json.dumps(document))
+    view = render(golden_run)
+    rows = json.loads((golden_run / "summary.json").read_text())["rows"]
+    assert {row["output_token_throughput_per_worker"] for row in rows} == {None}
+    assert all(row["output_token_throughput"] for row in rows)
+    assert "–" in _console_text(view)
+    (line, *_) = [line for line in (golden_run / "summary.md").read_text().splitlines() if line.startswith("| agg")]
+    assert line.count("–") == 1
 
 
 def test_an_empty_run_directory_renders(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from trtx.engine import ENGINE_KINDS
 
 ROOT = Path(trtx.__file__).parent
 # What of the engine's room is no one engine's.
-SHARED = {"trtx.engine.api", "trtx.engine.ranks", "trtx.engine.worker_status"}
+SHARED = {"trtx.engine.api", "trtx.engine.ranks", "trtx.engine.worker_facts", "trtx.engine.worker_status"}
 CURE = (
     "say what differs as a member of Engine or EngineApi in trtx/engine/api.py, with what its absence means, and let "
     "engine/embedded.py, engine/paced.py and engine/tensorrt_llm/adapter.py answer"

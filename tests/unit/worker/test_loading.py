@@ -12,7 +12,7 @@ import pytest
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
-from trtx.worker.loading import LoadedEngine, engine_arguments, load, probe_token_id
+from trtx.worker.loading import LoadedEngine, engine_arguments, load, probe_token_id, worker_facts
 from trtx.worker.options import WorkerOptions, parse
 from trtx.worker.request import InvalidRequest
 from trtx.worker.request import parse as parse_request
@@ -45,6 +45,23 @@ def test_a_worker_knows_of_its_engine_what_it_registers(tmp_path: Path) -> None:
         assert found.shutdown_seconds == found.api.shutdown_seconds
     with loaded(options(tmp_path, "--shutdown-seconds", "3")) as found:
         assert found.shutdown_seconds == 3
+
+
+def test_a_worker_publishes_what_its_engine_resolved_and_the_gpus_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = options(tmp_path, "--name", "decode-1", role="decode", max_batch_size=3, max_num_tokens=99)
+    given: dict[str | None, tuple[str, ...] | None] = {"": (), " , ": (), None: None, "GPU-of-another-machine": None}
+    with loaded(asked) as found:
+        for visible, names in given.items():
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+            if visible is None:
+                monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+            facts = worker_facts(asked, found.api, found.engine.facts)
+            assert facts.gpu_names == names, f"CUDA_VISIBLE_DEVICES is {visible!r}"
+    assert (facts.name, facts.role, facts.engine) == ("decode-1", "decode", "paced")
+    assert (facts.max_batch_size, facts.max_num_tokens, facts.kv_block_size) == (3, 99, 32)
+    assert facts.versions.keys() == {"trtx", "ai-dynamo"}, "the paced engine computes with nothing else"
 
 
 @pytest.mark.parametrize(

@@ -9,5 +9,6 @@ Always holds: an aiperf that does not know the endpoint refuses the command line
 ENDPOINT_TYPE = "trtx_chat"
 ENTRY_POINT_GROUP = "aiperf.plugins"
 ENTRY_POINT = "trtx"
+API_KEY_VARIABLE = "TRTX_BENCH_API_KEY"  # how bench hands the endpoint a key, which aiperf itself never has
 
-__all__ = ["ENDPOINT_TYPE", "ENTRY_POINT", "ENTRY_POINT_GROUP"]
+__all__ = ["API_KEY_VARIABLE", "ENDPOINT_TYPE", "ENTRY_POINT", "ENTRY_POINT_GROUP"]

@@ -8,17 +8,26 @@ aiperf demands a finish reason itself.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from aiperf.common.models import ErrorDetails, ParsedResponse, RequestRecord
+from aiperf.common.models import ErrorDetails, ParsedResponse, RequestInfo, RequestRecord
 from aiperf.endpoints.openai_chat import ChatEndpoint
 
 from trtx.bench.answers import Answer, Asked, not_a_count
+from trtx.bench.endpoint import API_KEY_VARIABLE
 from trtx.bench.failures import INCOMPLETE
 
 
 class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped here
     """``/v1/chat/completions``, each answer judged by :meth:`Answer.fault` as it is read."""
+
+    def get_endpoint_headers(self, request_info: RequestInfo) -> dict[str, str]:
+        """With the key that ``bench`` was given for this server. aiperf 0.13.0 takes one for its own use from a command
+        line or a file alone, where others could read it; it keeps no header unredacted in what it writes."""
+        headers: dict[str, str] = super().get_endpoint_headers(request_info)
+        key = os.environ.get(API_KEY_VARIABLE)
+        return headers if key is None else {**headers, "Authorization": f"Bearer {key}"}
 
     def extract_response_data(self, record: RequestRecord) -> list[ParsedResponse]:
         """What aiperf's own does, in one pass with the judgement: no event is decoded twice."""

@@ -45,6 +45,7 @@ def load_api() -> EngineApi:
         # state that nobody knows, whatever its health call says (Dynamo's own backend ends its process too).
         fault=lambda error: "refused" if isinstance(error, RequestError) else "fatal",
         new_request_ids=versions.new_request_ids,
+        versions={} if (version := installed_version()) is None else {"tensorrt_llm": version},
         start_encoder=start_encoder,
         aborts_transfers=False,  # ai-dynamo/dynamo #7489
         dies_of_stalls=True,  # TensorRT-LLM #17665, #14414

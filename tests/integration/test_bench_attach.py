@@ -1,0 +1,78 @@
+"""``trtx bench --url`` against another make's server that wants a key: it is measured, and the key stays unwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from other_server import CHAT, VLLM, other_server
+
+KEY = "sk-trtx-5d0c6f1e9a"
+LOAD = ["--concurrency", "2", "--isl", "32", "--osl", "8", "--request-count", "6", "--warmup-request-count", "2"]
+TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
+
+
+def bench(url: str, parent: Path, key: str | None) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
+    return subprocess.run(
+        [*TRTX, "bench", "--url", url, "--tokenizer", "synthetic:tiny", *LOAD, "-o", str(parent)],
+        env=kept if key is None else {**kept, "OPENAI_API_KEY": key},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def command_lines() -> list[bytes]:
+    """Of every process that runs now."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes())
+        except OSError:  # ended since the listing
+            continue
+    return found
+
+
+@pytest.mark.parametrize("key", [None, "sk-wrong"])
+def test_a_server_that_wants_another_key_costs_one_sentence_and_no_run(key: str | None, tmp_path: Path) -> None:
+    with other_server(VLLM, key=KEY) as server:
+        done = bench(server.url, tmp_path / "runs", key)
+    (said,) = done.stderr.splitlines()
+    assert done.returncode == 2 and "API key" in said and "OPENAI_API_KEY" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_another_makers_server_is_measured_and_its_key_is_written_nowhere(tmp_path: Path) -> None:
+    """Not where one answer has the key in it either: the last of 2 for warm-up and 6 that are measured."""
+    seen: list[bytes] = []
+    with other_server(VLLM, key=KEY, on_chat=lambda: seen.extend(command_lines()), gives_back=8) as server:
+        done = bench(server.url, tmp_path / "runs", KEY)
+    assert done.returncode == 1, done.stderr
+    assert "1 of 6 failed: HTTP 401 Incorrect API key provided: Bearer [redacted]" in done.stderr
+    assert KEY not in done.stdout + done.stderr
+    chats = [authorization for path, authorization in server.seen if path == CHAT and authorization is not None]
+    assert len(chats) >= 8 and set(chats) == {f"Bearer {KEY}"}
+    assert any(b"aiperf" in line for line in seen), "looked at while the load was made"
+    assert not [line for line in seen if KEY.encode() in line]
+
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    files = [path for path in run_dir.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    (row,) = summary["rows"]
+    assert (row["request_count"], row["error_request_count"]) == (5, 1) and row["output_token_throughput"] > 0
+    assert row["output_token_throughput_per_worker"] is None, "nobody said how many workers there are"
+    told = {name: summary["conditions"][name] for name in ("Server", "Server's workers", "Server's GPUs", "API key")}
+    assert told == {
+        "Server": "vLLM 0.19.1", "Server's workers": "not known", "Server's GPUs": "not known",
+        "API key": "asked for and sent",
+    }  # fmt: skip
+    deployment = json.loads((run_dir / "env.json").read_text())["deployment"]
+    assert (deployment["url"], deployment["workers"], deployment["gpu_count"]) == (server.url, None, None)
+    assert deployment["api_key_from"] == "OPENAI_API_KEY"

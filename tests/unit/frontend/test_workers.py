@@ -1,0 +1,65 @@
+"""Which registered workers the frontend's route shows, from the model cards that Dynamo's file discovery holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtx.engine.worker_facts import PublishedWorker, WorkerFacts
+from trtx.frontend.workers import published_workers, routes
+
+
+def facts(name: str) -> WorkerFacts:
+    return WorkerFacts(name, "decode", "paced", {"trtx": "0.1.0"}, (), 1, 8192, 64, 2048, 32, None)
+
+
+def card(directory: Path, worker_id: int, runtime_config: Any, model: str = "tiny") -> None:
+    """As Dynamo 1.4.2 writes it, cut to what is read of it."""
+    bucket = directory / "v1" / "mdc"
+    bucket.mkdir(parents=True, exist_ok=True)
+    record = {"type": "Model", "instance_id": worker_id, "card_json": {"display_name": model}}
+    record["card_json"]["runtime_config"] = runtime_config  # type: ignore[index]
+    (bucket / f"ns%2Fbackend%2Fgenerate%2F{worker_id:x}").write_text(json.dumps(record))
+
+
+def test_each_worker_of_trtx_is_shown_with_its_model_by_name(tmp_path: Path) -> None:
+    for worker_id, name in ((2**63 + 1, "decode-1"), (7, "decode-0")):
+        card(tmp_path, worker_id, {"total_kv_blocks": None, "runtime_data": facts(name).to_runtime_data()})
+    first, second = published_workers(tmp_path)
+    assert first == PublishedWorker(7, "tiny", facts("decode-0"))
+    assert (second.worker_id, second.facts.name) == (2**63 + 1, "decode-1")
+
+
+def test_others_workers_and_halves_of_cards_are_left_out(tmp_path: Path) -> None:
+    assert published_workers(tmp_path) == ()
+    card(tmp_path, 1, {"runtime_data": {"spec_decode": {"nextn": 1}}})
+    card(tmp_path, 2, {"total_kv_blocks": 5})
+    card(tmp_path, 3, None)
+    bucket = tmp_path / "v1" / "mdc"
+    (bucket / "half").write_text('{"type": "Model", "instance_id": 4, "card_j')
+    (bucket / "list").write_text("[]")
+    (bucket / "directory").mkdir()
+    card(tmp_path, 5, {"runtime_data": facts("decode-0").to_runtime_data()})
+    assert [worker.worker_id for worker in published_workers(tmp_path)] == [5]
+
+
+@pytest.mark.parametrize(
+    ("environment", "count"),
+    [
+        ({"DYN_FILE_KV": "/kv", "DYN_DISCOVERY_BACKEND": "file"}, 1),
+        ({"DYN_FILE_KV": "/kv", "DYN_DISCOVERY_BACKEND": "etcd"}, 0),
+        ({"DYN_DISCOVERY_BACKEND": "file"}, 0),
+        ({}, 0),
+    ],
+)
+def test_there_is_a_route_where_the_cards_are_files(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], count: int
+) -> None:
+    for name in ("DYN_FILE_KV", "DYN_DISCOVERY_BACKEND"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert [(route.method, route.path) for route in routes()] == [("GET", "/trtx/workers")] * count

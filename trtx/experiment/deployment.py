@@ -1,0 +1,201 @@
+"""What stands behind ``--url``: asked of the deployment itself, never assumed. What it does not publish is None.
+
+Seen with Dynamo 1.4.2; of vLLM, SGLang and trtllm-serve, their documented routes. One HTTP server tells nothing of how
+many engines stand behind it (a router may, a data-parallel rank does not show), so only Dynamo's workers are counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from trtx.engine import worker_facts
+from trtx.engine.worker_facts import WorkerFacts
+from trtx.errors import UsageError
+from trtx.experiment.spec import Attach
+from trtx.report.forms import Deployment
+
+API_KEY_VARIABLE = "OPENAI_API_KEY"  # as for OpenAI's own clients, and for ``aiperf chat``
+_TIMEOUT_S = 10.0
+_REFUSALS = (401, 403)
+_CHAT = "/v1/chat/completions"
+_DYNAMO, _DYNAMO_TITLE = "NVIDIA Dynamo", "NVIDIA Dynamo OpenAI Frontend"  # the title in its /openapi.json
+# By ``owned_by`` in /v1/models: whose server it is, and where that tells its version.
+_SERVERS = {
+    "vllm": ("vLLM", ("/version",)),
+    "tensorrt_llm": ("TensorRT-LLM", ("/version",)),
+    "sglang": ("SGLang", ("/server_info", "/get_server_info")),  # the second: before it was renamed
+}
+_ROLES = {"aggregated": "agg"}  # what Dynamo calls a role, where it is not our word
+_ORDER = {"agg": 0, "prefill": 1, "decode": 2}  # as a request meets them; others after
+
+
+def ask_deployment(attach: Attach) -> Deployment:
+    """Raises UsageError where it does not answer, asks for a key that is not there, or serves several models."""
+    with httpx.Client(base_url=attach.url, timeout=_TIMEOUT_S) as client:
+        uses_key = _asks_for_key(client)
+        if uses_key:
+            client.headers["Authorization"] = f"Bearer {_needed_key(attach.url)}"
+            if _asks_for_key(client):
+                raise UsageError(
+                    f"{attach.url} refuses the API key in {API_KEY_VARIABLE}; set it to one that is valid there"
+                )
+        model, owner = _served_model(client, attach)
+        server, version = _server(client, owner)
+        workers = _dynamo_workers(client, model) if server == _DYNAMO else None
+        published = _published(client, model, workers) if workers is not None else ()
+        gpu_names = _gpu_names(client, published) if workers is not None else None
+    return Deployment(
+        url=attach.url,
+        model=model,
+        server=server,
+        server_version=version,
+        engine=", ".join(sorted({facts.engine for facts in published})) or None,
+        versions=_versions(published),
+        workers=workers,
+        gpu_names=gpu_names,
+        gpu_count=_gpu_count(attach, gpu_names),
+        api_key_from=API_KEY_VARIABLE if uses_key else None,
+    )
+
+
+def api_key(deployment: Deployment) -> str | None:
+    """What requests to it carry: no server gets a key that did not ask for one."""
+    return None if deployment.api_key_from is None else _needed_key(deployment.url)
+
+
+def _needed_key(url: str) -> str:
+    key = os.environ.get(API_KEY_VARIABLE)
+    if not key:
+        raise UsageError(f"{url} asks for an API key; set {API_KEY_VARIABLE} to one that is valid there")
+    if not (key.isascii() and key.isprintable()) or " " in key:  # not shown
+        raise UsageError(
+            f"{API_KEY_VARIABLE} holds what no HTTP header carries, such as a line's end; set the key alone"
+        )
+    return key
+
+
+def _asks_for_key(client: httpx.Client) -> bool:
+    """An empty request for a chat too: there are servers that show their models to everybody."""
+    if _models(client).status_code in _REFUSALS:
+        return True
+    try:
+        return client.post(_CHAT, json={}).status_code in _REFUSALS
+    except httpx.HTTPError:
+        return False  # what is wrong with it, the load will tell
+
+
+def _models(client: httpx.Client) -> httpx.Response:
+    try:
+        return client.get("/v1/models")
+    except httpx.HTTPError as error:
+        raise _no_openai(client, error) from error
+
+
+def _served_model(client: httpx.Client, attach: Attach) -> tuple[str, str | None]:
+    """The model to ask for, and who owns it."""
+    try:
+        answer = _models(client).raise_for_status()
+        owners = {str(entry["id"]): entry.get("owned_by") for entry in answer.json()["data"]}
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _no_openai(client, error) from error
+    served = list(owners)
+    model = attach.model or (served[0] if len(served) == 1 else None)
+    if model is None or model not in served:
+        url = attach.url
+        asked = f"model {attach.model!r} is not served at {url}" if attach.model else f"--model is needed for {url}"
+        raise UsageError(f"{asked}, which serves {', '.join(served) or 'no model'}; name one of them with --model")
+    return model, owners[model]
+
+
+def _no_openai(client: httpx.Client, error: Exception) -> UsageError:
+    url = f"{str(client.base_url).rstrip('/')}/v1/models"
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return UsageError(f"{url} did not answer as OpenAI's API does ({reason}); check --url")
+
+
+def _document(client: httpx.Client, path: str) -> Any:
+    """What a route answers, None where there is no such route: each of them is one server's own."""
+    try:
+        return client.get(path).raise_for_status().json()
+    except (httpx.HTTPError, ValueError):
+        return None
+
+
+def _at(document: Any, *path: str) -> Any:
+    """What stands at a path of keys, else None."""
+    for key in path:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
+def _server(client: httpx.Client, owner: str | None) -> tuple[str | None, str | None]:
+    """Whose software answers, and its version."""
+    if owner is not None and owner in _SERVERS:
+        name, paths = _SERVERS[owner]
+        found = (_at(_document(client, path), "version") for path in paths)
+        return name, next((version for version in found if isinstance(version, str)), None)
+    about = _at(_document(client, "/openapi.json"), "info")
+    if _at(about, "title") != _DYNAMO_TITLE:
+        return None, None
+    version = _at(about, "version")
+    return _DYNAMO, version if isinstance(version, str) else None
+
+
+def _dynamo_workers(client: httpx.Client, model: str) -> dict[str, int] | None:
+    """Workers by role. None where the frontend does not say, as those before this route."""
+    namespaces = _at(_document(client, f"/v1/models/{quote(model, safe='')}/ready"), "namespaces")
+    counts: Counter[str] = Counter()
+    for namespace in namespaces.values() if isinstance(namespaces, dict) else ():
+        types = _at(namespace, "worker_types")
+        for kind in types if isinstance(types, dict) else ():
+            count = _at(types, kind, "workers")
+            if not isinstance(count, int):
+                return None
+            counts[_ROLES.get(str(kind), str(kind))] += count
+    return dict(sorted(counts.items(), key=lambda item: (_ORDER.get(item[0], len(_ORDER)), item[0]))) or None
+
+
+def _published(client: httpx.Client, model: str, workers: dict[str, int]) -> tuple[WorkerFacts, ...]:
+    """What trtx's workers publish of themselves. Nothing where that is not all workers of the model."""
+    try:
+        found = worker_facts.of_body(client.get(worker_facts.PATH).raise_for_status().content) or ()
+    except httpx.HTTPError:
+        return ()
+    facts = tuple(worker.facts for worker in found if worker.model == model)
+    return facts if Counter(one.role for one in facts) == workers else ()
+
+
+def _versions(published: tuple[WorkerFacts, ...]) -> dict[str, str] | None:
+    """By package; all of them where workers differ."""
+    found: dict[str, set[str]] = {}
+    for facts in published:
+        for package, version in facts.versions.items():
+            found.setdefault(package, set()).add(version)
+    return {package: " and ".join(sorted(found[package])) for package in sorted(found)} or None
+
+
+def _gpu_names(client: httpx.Client, published: tuple[WorkerFacts, ...]) -> tuple[str, ...] | None:
+    """Of all workers. A worker that may see no GPU says so to Dynamo (``device_type``), and none says how many it has:
+    what is not published by trtx is none, or not known."""
+    if published:
+        of_each = [facts.gpu_names for facts in published]
+        return None if None in of_each else tuple(name for names in of_each for name in names or ())
+    instances = _at(_document(client, "/health"), "instances")
+    devices = {_at(one, "device_type") for one in (instances if isinstance(instances, list) else ())}
+    return () if devices == {"cpu"} else None
+
+
+def _gpu_count(attach: Attach, names: tuple[str, ...] | None) -> int | None:
+    if names is None:
+        return attach.gpu_count
+    if attach.gpu_count not in (None, len(names)):
+        raise UsageError(
+            f"--gpu-count is {attach.gpu_count}, and the workers at {attach.url} say that they have {len(names)}; "
+            "leave it out"
+        )
+    return len(names)

@@ -1,0 +1,34 @@
+"""Which GPUs this worker was given, asked of NVML: nothing here starts CUDA."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pynvml
+
+
+def gpu_names() -> tuple[str, ...] | None:
+    """One for each entry of ``CUDA_VISIBLE_DEVICES``, none where it is empty.
+
+    None: it is not set, so nobody said, or it names what NVML does not know.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return None
+    entries = [entry for part in visible.split(",") if (entry := part.strip())]
+    if not entries:
+        return ()
+    try:
+        pynvml.nvmlInit()
+        try:
+            return tuple(str(pynvml.nvmlDeviceGetName(_handle(entry))) for entry in entries)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+
+
+def _handle(entry: str) -> Any:
+    """Of an index or a UUID; the launcher gives whole UUIDs. Raises NVMLError."""
+    return pynvml.nvmlDeviceGetHandleByIndex(int(entry)) if entry.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(entry)
