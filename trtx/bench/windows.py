@@ -61,6 +61,8 @@ class NoSteadyPart:
     """Why a trial has none, in one clause."""
 
     reason: str
+    remedy: str = ""  # what to do, where a longer trial would have one
+    mean_in_flight: float | None = None  # where the load's times were found, but it was not held between them
 
 
 def closed_loop_phases(records: Sequence[RequestRecord], concurrency: int) -> Phases | NoSteadyPart:
@@ -81,12 +83,15 @@ def closed_loop_phases(records: Sequence[RequestRecord], concurrency: int) -> Ph
         sent = sum(ends[concurrency - 1] <= record.start_ns < last_sent_ns for record in records)
     if sent < concurrency:
         return NoSteadyPart(
-            f"{sent} requests were sent after the first round of {concurrency} and before the last request, at least "
-            f"{concurrency} must be; measure {4 * concurrency} requests or more"
+            f"{sent} requests were sent between the end of the first round and the last request, {concurrency} must be",
+            f"measure {4 * concurrency} requests or more",
         )
     phases = _cut(records, ends[concurrency - 1], last_sent_ns)
     if phases.mean_in_flight < HELD_SHARE * concurrency:
-        return NoSteadyPart(f"on average {phases.mean_in_flight:.1f} of {concurrency} requests were in flight")
+        return NoSteadyPart(
+            f"on average {phases.mean_in_flight:.3g} of {concurrency} requests were in flight",
+            mean_in_flight=phases.mean_in_flight,
+        )
     return phases
 
 
@@ -104,8 +109,8 @@ def open_loop_phases(records: Sequence[RequestRecord]) -> Phases | NoSteadyPart:
     sending_ns = last_sent_ns - first_ns
     if sending_ns <= 2 * ramp_ns:
         return NoSteadyPart(
-            f"requests were sent for {sending_ns / 1e9:.3g} s, and nine of ten took up to {ramp_ns / 1e9:.3g} s; "
-            f"send them for more than twice as long as that"
+            f"requests were sent for {sending_ns / 1e9:.3g} s, and nine of ten took up to {ramp_ns / 1e9:.3g} s",
+            "send them for more than twice as long as nine of ten take",
         )
     return _cut(records, first_ns + ramp_ns, last_sent_ns)
 
@@ -160,9 +165,7 @@ def _filled(records: Sequence[RequestRecord], concurrency: int) -> tuple[int | N
 
 def _cut(records: Sequence[RequestRecord], start_ns: int, end_ns: int) -> Phases:
     steady = Span(start_ns, end_ns)
-    in_flight_ns = sum(
-        max(0, min(record.end_ns, end_ns) - max(record.start_ns, start_ns)) for record in records
-    )  # fmt: skip
+    in_flight_ns = sum(max(0, min(record.end_ns, end_ns) - max(record.start_ns, start_ns)) for record in records)
     return Phases(
         ramp=Span(min(record.start_ns for record in records), start_ns),
         steady=steady,
