@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from trtx.bench.failures import Reasons, count_reasons
 from trtx.bench.figures import Extent, Heading, Number, Records, Spread, figure, per_device
 from trtx.bench.statistics import percentile
-from trtx.bench.windows import Span, output_tokens_in, requests_in
+from trtx.bench.windows import Span, is_in_flight_within, output_tokens_in, requests_in
 
 
 @figure(Number[int], title="requests", unit="requests", meaning="requests that succeeded")
@@ -70,8 +70,8 @@ def benchmark_duration(records: Records) -> float | None:
 
 
 def _request_throughput_within(records: Records, span: Span) -> float | None:
-    shares = [requests_in(record, span) for record in records if record.succeeded]
-    return sum(shares) / span.duration_s if any(shares) else None
+    served = [record for record in records if record.succeeded and is_in_flight_within(record, span)]
+    return sum(requests_in(record, span) for record in served) / span.duration_s if served else None
 
 
 @figure(
@@ -89,7 +89,7 @@ def request_throughput(records: Records) -> float | None:
 
 
 def _output_token_throughput_within(records: Records, span: Span) -> float | None:
-    served = [record for record in records if record.succeeded and requests_in(record, span)]
+    served = [record for record in records if record.succeeded and is_in_flight_within(record, span)]
     if not served or not _all_counted(served):
         return None
     return sum(output_tokens_in(record, span) for record in served) / span.duration_s

@@ -140,7 +140,7 @@ def _prefix_hits(evidence: Evidence) -> Found | NotObserved | None:
     if share <= _HIT_SHARE:
         return None
     level = Level.INVALID if share > _WRONG_SHARE else Level.SUSPECT
-    return Found(level, f"{percent(share)} of the input tokens came from the prefix cache, although prompts are unique")
+    return Found(level, f"{percent(share)} of the tokens of unique prompts came from the prefix cache")
 
 
 def _length(

@@ -123,6 +123,11 @@ def sent_in(records: Sequence[RequestRecord], span: Span) -> list[RequestRecord]
     return [record for record in records if span.has(record.start_ns)]
 
 
+def is_in_flight_within(record: RequestRecord, span: Span) -> bool:
+    """At some moment of the span, the one of its end too."""
+    return record.start_ns < span.end_ns and record.end_ns >= span.start_ns
+
+
 def requests_in(record: RequestRecord, span: Span) -> float:
     """How much of one request was served in the span: its share of the request's time.
 
