@@ -93,6 +93,14 @@ def test_few_or_noisy_requests_tell_nothing() -> None:
     assert judge_trend([]).steadiness is Steadiness.UNKNOWN
 
 
+@pytest.mark.parametrize("level", [70, 140])
+def test_a_level_that_seems_to_differ_but_may_not_is_not_told(level: float) -> None:
+    rng = random.Random(6)
+    found = judge_trend(_records([*_noisy(rng, 20, 100, 0.4), *_noisy(rng, 20, level, 0.4)]))
+    assert found.steadiness is Steadiness.UNKNOWN
+    assert "TTFT was" in found.reason
+
+
 def test_what_was_not_streamed_is_judged_by_its_whole_latency() -> None:
     whole = [replace(record, time_to_first_token=None, inter_token_latency=None) for record in _records([100.0] * 40)]
     found = judge_trend(whole)

@@ -292,6 +292,12 @@ def test_why_a_closed_loop_has_no_steady_part(requests: list[Request], slots: in
     assert found.reason == reason
 
 
+def test_requests_that_fail_at_once_are_no_round() -> None:
+    simulated = closed_loop([ONE, *[replace(FAILS, fails_after_ms=1)] * 30, *[ONE] * 20], 2)
+    answered = sorted(record.end_ns for record in simulated.records if record.succeeded)
+    assert _phases(simulated, 2).steady.start_ns == answered[1]
+
+
 def test_a_client_that_leaves_slots_empty_has_no_steady_part_and_says_how_many_were_used() -> None:
     found = closed_loop_phases(closed_loop([ONE] * 40, 4, gap_ms=145, stagger_ms=10).records, 4)
     assert isinstance(found, NoSteadyPart)
