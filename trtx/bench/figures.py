@@ -18,6 +18,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from trtx.bench.records import RequestRecord
 from trtx.bench.statistics import percentile, samples_needed
+from trtx.bench.windows import Span, sent_in
 
 Records = Sequence[RequestRecord]
 Window = Callable[[Records], Records]
@@ -142,6 +143,10 @@ class Measured(Figure[T]):
     def over(self, trials: Sequence[Records]) -> Any:
         """As it is kept, over the trials of a cell, each already cut to the window."""
 
+    def over_spans(self, trials: Sequence[Records], spans: Sequence[Span]) -> Any:
+        """As it is kept, over one part of each trial: of the requests that were sent in it."""
+        return self.over([sent_in(trial, span) for trial, span in zip(trials, spans, strict=True)])
+
     def restored(self, kept: Any) -> T:
         """What :meth:`over` gave, or a file had."""
         return kept  # type: ignore[no-any-return]  # checked when the file was read
@@ -160,13 +165,21 @@ class Number(Measured[N]):
     """One number: from the requests of all trials, or the mean of each trial's own."""
 
     mean_over_trials: bool = False
+    within: Callable[[Records, Span], N] | None = None  # over a part of a trial, where time enters; a mean over trials
 
     def over(self, trials: Sequence[Records]) -> Any:
         if not self.mean_over_trials:
             return self.formula([record for trial in trials for record in trial])
-        values = [self.formula(trial) for trial in trials]
+        return self._mean([self.formula(trial) for trial in trials])
+
+    def over_spans(self, trials: Sequence[Records], spans: Sequence[Span]) -> Any:
+        if self.within is None:
+            return Measured.over_spans(self, trials, spans)
+        return self._mean([self.within(trial, span) for trial, span in zip(trials, spans, strict=True)])
+
+    def _mean(self, values: Sequence[Any]) -> Any:
         # None where one trial has none: the others alone would be the better half.
-        return None if None in values else sum(values) / len(values)
+        return None if None in values or not values else sum(values) / len(values)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -293,10 +306,16 @@ class Figures:
         return figure.restored(self.stored.get(figure.name))
 
     @classmethod
-    def over(cls, trials: Sequence[Records]) -> Figures:
-        """All figures of a cell."""
+    def over(cls, trials: Sequence[Records], spans: Sequence[Span] | None = None) -> Figures:
+        """All figures of a cell: over its whole trials, or over one span of each, such as its steady part.
+
+        The two answer different questions, so a comparison has the same one on both sides.
+        """
         measured = [figure for figure in all_figures() if isinstance(figure, Measured)]
-        return cls({figure.name: figure.over([figure.window(trial) for trial in trials]) for figure in measured})
+        cut = {figure: [figure.window(trial) for trial in trials] for figure in measured}
+        if spans is None:
+            return cls({figure.name: figure.over(cut[figure]) for figure in measured})
+        return cls({figure.name: figure.over_spans(cut[figure], spans) for figure in measured})
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -3,6 +3,9 @@
 Every formula leaves out warm-up. Latencies, lengths and tokens come from requests that succeeded; the time that
 throughput is divided by runs from the first measured request's start to the last one's end, failed ones included.
 A figure is None, never 0, where it can't be computed: no request succeeded, or one that did lacks what it takes.
+
+Over a span of a trial (``windows.py``), rates count what came in it and divide by its length; all else is of the
+requests that were sent in it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Sequence
 from trtx.bench.failures import Reasons, count_reasons
 from trtx.bench.figures import Extent, Heading, Number, Records, Spread, figure, per_device
 from trtx.bench.statistics import percentile
+from trtx.bench.windows import Span, is_in_flight_within, output_tokens_in, requests_in
 
 
 @figure(Number[int], title="requests", unit="requests", meaning="requests that succeeded")
@@ -45,6 +49,10 @@ def request_error_rate(records: Records) -> float:
     return 100 * error_request_count(records) / len(records) if records else 0.0
 
 
+def _duration_within(records: Records, span: Span) -> float | None:
+    return span.duration_s
+
+
 @figure(
     Number[float | None],
     title="duration",
@@ -53,11 +61,17 @@ def request_error_rate(records: Records) -> float:
     heading=Heading.TIME,
     label="s",
     mean_over_trials=True,
+    within=_duration_within,
 )
 def benchmark_duration(records: Records) -> float | None:
     if not records:
         return None
     return (max(record.end_ns for record in records) - min(record.start_ns for record in records)) / 1e9
+
+
+def _request_throughput_within(records: Records, span: Span) -> float | None:
+    served = [record for record in records if record.succeeded and is_in_flight_within(record, span)]
+    return sum(requests_in(record, span) for record in served) / span.duration_s if served else None
 
 
 @figure(
@@ -68,9 +82,17 @@ def benchmark_duration(records: Records) -> float | None:
     heading=Heading.REQUEST_THROUGHPUT,
     label="all",
     mean_over_trials=True,
+    within=_request_throughput_within,
 )
 def request_throughput(records: Records) -> float | None:
     return _rate(request_count(records), records)
+
+
+def _output_token_throughput_within(records: Records, span: Span) -> float | None:
+    served = [record for record in records if record.succeeded and is_in_flight_within(record, span)]
+    if not served or not _all_counted(served):
+        return None
+    return sum(output_tokens_in(record, span) for record in served) / span.duration_s
 
 
 @figure(
@@ -83,6 +105,7 @@ def request_throughput(records: Records) -> float | None:
     table={None: "tok/s"},
     markdown=[None],
     mean_over_trials=True,
+    within=_output_token_throughput_within,
 )
 def output_token_throughput(records: Records) -> float | None:
     return _rate(sum(_values(records, "output_sequence_length")), records) if _all_counted(records) else None

@@ -1,21 +1,23 @@
-"""aiperf's record of one request, reduced to what the figures need."""
+"""aiperf's record of one request, reduced to what the figures and the checks of a cell need."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trtx.bench.failures import reason
 
 RECORDS_FILE = "profile_export.jsonl"  # aiperf 0.13.0, --export-level records
 
 
+_Phase = Literal["warmup", "profiling"]  # aiperf's CreditPhase
+
+
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One measured request. A metric is None where it can't be computed: all of them, when the request failed."""
+    """One request. A metric is None where it can't be computed: all of them, when the request failed."""
 
     start_ns: int
     end_ns: int
@@ -25,6 +27,8 @@ class RequestRecord:
     request_latency: float | None  # ms
     input_sequence_length: float | None  # tokens
     output_sequence_length: float | None  # tokens
+    credit_issued_ns: int | None = None  # when it was due; aiperf has none where it replays a schedule
+    cached_input_tokens: float | None = None  # of the input, found in the prefix cache; None: the usage does not say
 
     @property
     def succeeded(self) -> bool:
@@ -37,17 +41,29 @@ class RequestRecord:
         return self.output_sequence_length is not None
 
 
+@dataclass(frozen=True, slots=True)
+class TrialRecords:
+    """The requests of one aiperf run, failures too."""
+
+    warm_up: tuple[RequestRecord, ...]
+    measured: tuple[RequestRecord, ...]
+
+
 def read_records(path: Path) -> tuple[RequestRecord, ...]:
     """The measured requests of one aiperf run: warm-up is left out, failures are kept."""
+    return read_trial(path).measured
+
+
+def read_trial(path: Path) -> TrialRecords:
+    """All requests of one aiperf run, by phase. ValueError where the file breaks off within a line."""
+    phases: dict[_Phase, list[RequestRecord]] = {"warmup": [], "profiling": []}
     with path.open(encoding="utf-8") as lines:
-        return tuple(_measured(json.loads(line) for line in lines if line.strip()))
-
-
-def _measured(entries: Iterable[dict[str, Any]]) -> Iterable[RequestRecord]:
-    for entry in entries:
-        metadata = entry["metadata"]
-        if metadata["benchmark_phase"] == "profiling":
-            yield _record(metadata, entry.get("metrics") or {}, entry.get("error"))
+        for line in lines:
+            if line.strip():
+                entry = json.loads(line)
+                record = _record(entry["metadata"], entry.get("metrics") or {}, entry.get("error"))
+                phases[entry["metadata"]["benchmark_phase"]].append(record)
+    return TrialRecords(tuple(phases["warmup"]), tuple(phases["profiling"]))
 
 
 def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, Any] | None) -> RequestRecord:
@@ -66,4 +82,6 @@ def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, 
         request_latency=value("request_latency"),
         input_sequence_length=value("input_sequence_length"),
         output_sequence_length=value("output_sequence_length"),
+        credit_issued_ns=metadata.get("credit_issued_ns"),
+        cached_input_tokens=value("usage_prompt_cache_read_tokens"),
     )

@@ -21,7 +21,7 @@ from trtx.bench.metrics import (
     request_throughput,
     time_to_first_token,
 )
-from trtx.bench.records import read_records
+from trtx.bench.records import read_records, read_trial
 
 TRIAL = Path(__file__).parents[1] / "report" / "golden" / "run" / "cells" / "agg-c2" / "trial-01"
 
@@ -30,6 +30,15 @@ def test_warm_up_requests_are_left_out() -> None:
     path = TRIAL / "profile_export.jsonl"
     assert len(path.read_text().splitlines()) == 14
     assert len(read_records(path)) == 12
+
+
+def test_warm_up_requests_are_read_beside_the_measured_ones() -> None:
+    trial = read_trial(TRIAL / "profile_export.jsonl")
+    assert (len(trial.warm_up), len(trial.measured)) == (2, 12)
+    assert max(record.end_ns for record in trial.warm_up) < min(record.start_ns for record in trial.measured)
+    for record in (*trial.warm_up, *trial.measured):
+        assert record.credit_issued_ns is not None and 0 < record.start_ns - record.credit_issued_ns < 100e6
+        assert record.cached_input_tokens == 0
 
 
 def test_our_figures_are_aiperfs_own() -> None:

@@ -1,0 +1,254 @@
+"""Each check of a cell, on evidence that speaks against it, that does not, and none; and its row in the document."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.bench.simulated_load import MS, Request, closed_loop, drawn, open_loop
+from trtx.bench.checks import Level, all_checks, check
+from trtx.bench.evidence import AskedLength, Evidence, ForeignProcess, GpuReading, event_loop_delays_ms
+from trtx.bench.records import RequestRecord, TrialRecords, read_trial
+from trtx.bench.validity import Unchecked, judge
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "validity.md"
+KEPT = Path(__file__).parents[1] / "report" / "golden" / "run" / "cells" / "agg-c2" / "trial-01"
+SLOTS = 4
+GPU = GpuReading("GPU 0", 1980, 1980, ("SwPowerCap",), ())
+
+Change = Callable[[RequestRecord], dict[str, Any]]
+
+
+def _loop(count: int = 200, **how: Any) -> tuple[RequestRecord, ...]:
+    requests = [replace(request, tokens=40) for request in drawn(random.Random(1), count)]
+    records = closed_loop(requests, SLOTS, **how).records
+    return tuple(replace(record, credit_issued_ns=record.start_ns - MS, cached_input_tokens=0.0) for record in records)
+
+
+GOOD = Evidence(
+    trials=(TrialRecords(_loop(80), _loop()),),
+    concurrency=SLOTS,
+    input_length=AskedLength(64),
+    output_length=AskedLength(40),
+    percentiles=(50, 90),
+    prompts="unique",
+    restarted=(),
+    requests_by_worker={"decode-0": 105, "decode-1": 95},
+    event_loop_delays_ms={},
+    gpus_before=(GPU,),
+    gpus_after=(GPU,),
+)
+
+
+def _with(change: Change, every: int = 1) -> Evidence:
+    (trial,) = GOOD.trials
+    changed = [
+        replace(record, **change(record)) if i % every == 0 else record for i, record in enumerate(trial.measured)
+    ]
+    return replace(GOOD, trials=(TrialRecords(trial.warm_up, tuple(changed)),))
+
+
+def _measured(records: tuple[RequestRecord, ...], **said: Any) -> Evidence:
+    return replace(GOOD, trials=(TrialRecords(GOOD.trials[0].warm_up, records),), **said)
+
+
+def _failed(record: RequestRecord) -> dict[str, Any]:
+    return {"error": "HTTP 500", "output_sequence_length": None, "input_sequence_length": None}
+
+
+def _slower(factor: float) -> tuple[RequestRecord, ...]:
+    requests = [Request(50 if i < 100 else factor * 50, 5 + i % 3 / 10, 40) for i in range(200)]
+    return tuple(
+        replace(r, credit_issued_ns=r.start_ns, cached_input_tokens=0.0) for r in closed_loop(requests, 4).records
+    )
+
+
+def _foreign(percent: float | None) -> tuple[GpuReading, ...]:
+    return (replace(GPU, foreign=(ForeignProcess(77, "Xorg", 0.0), ForeignProcess(78, "train.py", percent))),)
+
+
+SHOWN: list[tuple[str, Level, Evidence, str]] = [
+    ("samples", Level.INVALID, _with(_failed), "no request succeeded"),
+    ("samples", Level.SUSPECT, _measured(_loop(50)), "42 requests succeeded in the steady part, p90 takes 64"),
+    ("samples", Level.SUSPECT, _measured(_loop(10)), "10 requests succeeded, p50 takes 11, p90 takes 64"),
+    ("output length", Level.SUSPECT, _with(lambda r: {"output_sequence_length": 39}),
+     "output was 39 tokens on average, 40 were asked"),
+    ("output length", Level.INVALID, _with(lambda r: {"output_sequence_length": 400}, every=10),
+     "output was 76 tokens on average, 40 were asked"),
+    ("input length", Level.SUSPECT, _with(lambda r: {"input_sequence_length": 67}),
+     "input was 67 tokens on average, 64 were asked"),
+    ("input length", Level.INVALID, _with(lambda r: {"input_sequence_length": 3}),
+     "input was 3 tokens on average, 64 were asked"),
+    ("late client", Level.SUSPECT, _measured(_loop(gap_ms=40, stagger_ms=5)),
+     "3.44 of 4 requests were in flight on average, so the client took 14 % of the time"),
+    ("late client", Level.INVALID, _measured(_loop(gap_ms=150, stagger_ms=5)),
+     "2.48 of 4 requests were in flight on average, so the client took 38 % of the time"),
+    ("late client", Level.SUSPECT,
+     replace(_with(lambda r: {"credit_issued_ns": r.start_ns - 50 * MS}), concurrency=None),
+     "requests were sent 50 ms late on average, so the client took 16.9 % of the time"),
+    ("client's event loops", Level.SUSPECT,
+     replace(GOOD, event_loop_delays_ms={"worker_1": (900.0, 1500.0), "records_manager_2": (9e6,)}),
+     "aiperf's worker_1 was blocked for 19.3 % of the measured time"),
+    ("client's event loops", Level.INVALID, replace(GOOD, event_loop_delays_ms={"timing_manager_3": (9000.0,)}),
+     "aiperf's timing_manager_3 was blocked for 72.4 % of the measured time"),
+    ("steady", Level.SUSPECT, _measured(_slower(3)), "TTFT was 2.9"),
+    ("steady", Level.SUSPECT, _measured(_loop(10)),
+     "no steady part: 2 requests were sent between the end of the first round and the last request, 4 must be; measure "
+     "16 requests or more"),
+    ("steady", Level.SUSPECT, replace(GOOD, trials=(*GOOD.trials, TrialRecords((), _slower(3)))),
+     "trial 2: TTFT was 2.9"),
+    ("warm-up", Level.SUSPECT,
+     replace(GOOD, trials=(TrialRecords(
+         tuple(replace(r, time_to_first_token=500.0) for r in GOOD.trials[0].warm_up), GOOD.trials[0].measured),)),
+     "TTFT was 0.0996 times as long in the measured part as late in the warm-up"),
+    ("restarts", Level.INVALID, replace(GOOD, restarted=("decode-0", "decode-0")),
+     "started again while it was measured: decode-0, decode-0"),
+    ("uneven workers", Level.SUSPECT, replace(GOOD, requests_by_worker={"decode-0": 150, "decode-1": 50}),
+     "decode-0 got 150 requests, an equal share is 100"),
+    ("prefix hits", Level.SUSPECT, _with(lambda r: {"cached_input_tokens": 32}, every=10),
+     "5 % of the tokens of unique prompts came from the prefix cache"),
+    ("prefix hits", Level.INVALID, _with(lambda r: {"cached_input_tokens": 48}),
+     "75 % of the tokens of unique prompts came from the prefix cache"),
+    ("throttled GPU", Level.SUSPECT,
+     replace(GOOD, gpus_after=(replace(GPU, sm_clock_mhz=1200, throttle_reasons=("SwPowerCap", "HwThermalSlowdown")),)),
+     "GPU 0 was throttled (HwThermalSlowdown) at 1200 of 1980 MHz"),
+    ("foreign GPU use", Level.SUSPECT, replace(GOOD, gpus_before=_foreign(None)), "was on GPU 0, 0 % of its time"),
+    ("foreign GPU use", Level.INVALID, replace(GOOD, gpus_before=_foreign(40.0)),
+     "train.py (pid 78) was on GPU 0, 40 % of its time"),
+]  # fmt: skip
+
+BARE = Evidence(trials=GOOD.trials, concurrency=SLOTS)
+
+
+def test_a_cell_with_nothing_against_it_is_valid_and_all_of_it_was_checked() -> None:
+    found = judge(GOOD)
+    assert (found.level, found.reasons, found.unchecked) == (Level.VALID, (), ())
+
+
+@pytest.mark.parametrize(("name", "level", "evidence", "sentence"), SHOWN)
+def test_a_check_gives_its_reason(name: str, level: Level, evidence: Evidence, sentence: str) -> None:
+    found = judge(evidence)
+    (reason,) = [reason for reason in found.reasons if reason.name == name]
+    assert sentence in reason.sentence
+    assert reason.level is level
+    assert found.level is (Level.INVALID if Level.INVALID in {r.level for r in found.reasons} else Level.SUSPECT)
+    assert found.reasons[0].level is found.level
+
+
+def test_every_level_of_every_check_is_shown() -> None:
+    said = {(made.name, Level.SUSPECT) for made in all_checks() if made.suspect}
+    said |= {(made.name, Level.INVALID) for made in all_checks() if made.invalid}
+    shown = {(name, level) for name, level, _, _ in SHOWN}
+    assert shown == said, f"show it in SHOWN of {Path(__file__).name}, or say it in the check's record: {shown ^ said}"
+
+
+def test_what_nobody_observed_is_not_passed_in_silence() -> None:
+    found = judge(BARE)
+    assert found.level is Level.VALID
+    assert {unchecked.name for unchecked in found.unchecked} == {made.name for made in all_checks()} - {
+        "samples", "late client", "steady", "warm-up",  # which records alone can answer
+    }  # fmt: skip
+    assert "not checked: restarts (nobody watched the server's processes)" in map(str, found.unchecked)
+
+
+@pytest.mark.parametrize(
+    ("name", "evidence", "why"),
+    [
+        ("output length", _with(lambda r: {"output_sequence_length": None}, every=50), "not every answer has a usage"),
+        ("late client", replace(_with(lambda r: {"credit_issued_ns": None}), concurrency=None),
+         "when its request was due"),
+        ("prefix hits", _with(lambda r: {"cached_input_tokens": None}, every=50), "not every answer's usage"),
+        ("prefix hits", replace(GOOD, prompts="shared"), "prompts share beginnings"),
+        ("warm-up", replace(GOOD, trials=(TrialRecords((), GOOD.trials[0].measured),)), "no warm-up request was"),
+        ("warm-up", replace(GOOD, trials=(TrialRecords(_loop(4), GOOD.trials[0].measured),)),
+         "it takes 25 warm-up requests to tell"),
+        ("warm-up", _measured(_loop(10)), "the measured part is not steady itself"),
+        ("steady", _measured(_loop(20)), "6 requests have a TTFT to compare by, 8 a side are needed"),
+        ("throttled GPU", replace(GOOD, gpus_after=None), "GPUs were not read at both ends"),
+        ("throttled GPU", replace(GOOD, gpus_after=(GpuReading("GPU 0", foreign=()),)), "GPUs were not read at both"),
+        ("foreign GPU use", replace(GOOD, gpus_before=(GpuReading("GPU 0"),)), "GPUs were not read at both ends"),
+    ],
+)  # fmt: skip
+def test_evidence_that_is_too_little_leaves_a_check_open(name: str, evidence: Evidence, why: str) -> None:
+    found = judge(evidence)
+    assert name not in {reason.name for reason in found.reasons}
+    (unchecked,) = [unchecked for unchecked in found.unchecked if unchecked.name == name]
+    assert why in unchecked.why
+    assert str(unchecked) == f"not checked: {name} ({unchecked.why})"
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        _with(lambda r: {"input_sequence_length": 66}),  # a template's tokens
+        _with(_failed, every=40),  # failures have their own status
+        replace(GOOD, requests_by_worker={"decode-0": 6, "decode-1": 2}),  # chance
+        replace(GOOD, requests_by_worker={"agg-0": 200}),
+        replace(GOOD, gpus_before=(), gpus_after=()),  # no GPU in it
+        replace(GOOD, event_loop_delays_ms={"worker_1": (30.0,)}),
+    ],
+)
+def test_what_is_within_bounds_speaks_against_nothing(evidence: Evidence) -> None:
+    found = judge(evidence)
+    assert (found.level, found.reasons, found.unchecked) == (Level.VALID, (), ())
+
+
+def test_lengths_that_were_drawn_may_miss_their_mean_by_chance() -> None:
+    drawn_lengths = _with(lambda r: {"output_sequence_length": 42})
+    assert judge(drawn_lengths).level is Level.SUSPECT
+    assert judge(replace(drawn_lengths, output_length=AskedLength(40, stddev=10))).level is Level.VALID
+
+
+def test_a_server_that_falls_behind_its_rate_is_not_steady() -> None:
+    for apart_ms in (20, 35, 42):  # of 50 ms that one prompt takes
+        arrivals = [apart_ms * i for i in range(300)]
+        records = open_loop(drawn(random.Random(5), 300), arrivals, serial_prefill=True).records
+        found = judge(Evidence(trials=(TrialRecords((), tuple(records)),), concurrency=None))
+        assert "steady" in {reason.name for reason in found.reasons}, apart_ms
+
+
+def test_a_real_cell_is_judged_by_its_records_alone() -> None:
+    trial = read_trial(KEPT / "profile_export.jsonl")
+    evidence = Evidence(
+        trials=(trial,), concurrency=2, input_length=AskedLength(64), output_length=AskedLength(16), prompts="unique"
+    )
+    found = judge(evidence)
+    assert [(reason.name, reason.sentence) for reason in found.reasons] == [
+        ("samples", "8 requests succeeded in the steady part, p50 takes 11")
+    ]
+    assert {"steady", "warm-up"} < {unchecked.name for unchecked in found.unchecked}  # 12 requests tell neither
+
+
+def test_event_loop_delays_are_read_from_aiperfs_log() -> None:
+    log = (
+        "10:47:01 WARNING  Event loop for worker_0dfdb4af is taking too long to run. Overhead: 35.20ms\n"
+        "10:47:02 WARNING  something else\n"
+        "10:47:03 WARNING  Event loop for worker_0dfdb4af is taking too long to run. Overhead: 1,035.00ms\n"
+    )
+    assert event_loop_delays_ms(log) == {"worker_0dfdb4af": (35.2, 1035.0)}
+    assert event_loop_delays_ms("") == {}
+
+
+def test_two_checks_of_one_name_are_an_error_when_the_program_is_read() -> None:
+    with pytest.raises(ValueError, match="two checks are called samples"):
+        check(name="samples", why="x")(lambda evidence: None)
+
+
+def test_the_document_has_a_row_for_every_check_and_no_other() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8").partition("## Checks")[2]
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    expected = [
+        f"| {made.name} | {made.suspect or '–'} | {made.invalid or '–'} | {made.why} |" for made in all_checks()
+    ]
+    for row in expected:
+        assert row in rows, f"docs/validity.md lacks a row, or has another; put this in:\n{row}"
+    assert rows == expected, "docs/validity.md has rows of no check, or in another order"
+
+
+def test_an_unchecked_reason_says_so() -> None:
+    assert str(Unchecked("restarts", "x")) == "not checked: restarts (x)"
