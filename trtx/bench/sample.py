@@ -26,19 +26,26 @@ class Metric:
     @property
     def name(self) -> str:
         """``time_to_first_token:p99``, as it is typed."""
-        return f"{self.figure.name}:{statistic(self.figure, self.column)}"
+        return f"{self.figure.name}:{self.statistic}"
+
+    @property
+    def statistic(self) -> str:
+        """aiperf's word for it: avg, p99."""
+        return _statistic(self.figure, self.column)
 
     @property
     def samples_needed(self) -> int:
-        """Requests that it takes before it may be stated."""
-        return 1 if self.column is None else samples_needed(self.column)
+        """Requests that it takes before it may be stated; 0 for what is no percentile."""
+        return samples_needed(float(self.statistic[1:])) if self.statistic.startswith("p") else 0
 
     def of(self, figures: Figures | None, device_count: int) -> float | None:
         """Its value among the figures of a cell or a trial; None where it can't be computed."""
         return None if figures is None else self.figure.number(self.figure.read(figures, device_count), self.column)
 
-    def count(self, figures: Figures, device_count: int) -> int:
+    def count(self, figures: Figures | None, device_count: int) -> int:
         """How many requests its value is of; 0 where there is none."""
+        if figures is None:
+            return 0
         value = self.figure.read(figures, device_count)
         if isinstance(value, Distribution):
             return value.count
@@ -82,22 +89,24 @@ class Sample:
         """Numbers, from 1, of those without a result: the others alone would be the better half."""
         return [number for number, trial in enumerate(self.trials, 1) if trial is None]
 
+    def count(self, metric: Metric) -> int:
+        """Requests behind its value over all trials."""
+        return metric.count(self.figures, self.device_count)
+
     def supports(self, metric: Metric) -> bool:
-        """Whether there are enough requests in all trials together to state it."""
-        return self.figures is not None and metric.count(self.figures, self.device_count) >= metric.samples_needed
+        """Whether those are enough to state it."""
+        return self.count(metric) >= metric.samples_needed
 
     def fewest_samples(self, metric: Metric) -> int:
         """Requests behind its value in the trial that has the fewest."""
-        counts = (metric.count(trial, self.device_count) for trial in self.trials if trial is not None)
-        return min(counts, default=0)
+        return min((metric.count(trial, self.device_count) for trial in self.trials), default=0)
 
     def requests(self) -> tuple[int, int]:
         """How many succeeded, and how many failed."""
         return (0, 0) if self.figures is None else (self.figures[request_count], self.figures[error_request_count])
 
 
-def statistic(figure: Figure[Any], column: int | None) -> str:
-    """aiperf's word for a column: avg, p99."""
+def _statistic(figure: Figure[Any], column: int | None) -> str:
     return figure.statistic if column is None else f"p{column}"
 
 
@@ -110,7 +119,7 @@ def parse_metric(text: str) -> Metric:
     figure = _figure(name, text)
     if not colon and len(figure.columns) == 1:
         return Metric(figure, None)
-    columns = {statistic(figure, column): column for column in figure.columns}
+    columns = {_statistic(figure, column): column for column in figure.columns}
     if wanted not in columns:
         raise UsageError(
             f"{text}: {name} has no statistic {wanted!r}; expected one of {', '.join(columns)}"
