@@ -65,7 +65,7 @@ def block_length(samples: Sequence[float]) -> float:
 
     count = len(samples)
     centred = np.asarray(samples, dtype=float) - np.mean(samples)
-    if count < 2 or not centred.any():
+    if count < 2 or not centred @ centred:
         return 1.0
     # How far back to look: the first lag after which as many in a row as matter are no larger than chance.
     in_a_row = 5

@@ -1,8 +1,8 @@
 """The gate of a baseline: is a candidate worse than it by more than a limit, beyond what chance explains?
 
 For each cell and metric the ratio candidate / baseline and its interval over trials. Worse by more than the limit with
-the whole interval: REGRESSED. With none of it: PASS. The limit within it: NO_VERDICT, which is no pass. The intervals of
-one gate hold all at once with its confidence (Bonferroni), so that ten cells are no ten chances of a false alarm.
+the whole interval: REGRESSED. With none of it: PASS. The limit within it: NO_VERDICT, which is no pass. The intervals
+of one gate hold all at once with its confidence (Bonferroni), so that ten cells are no ten chances of a false alarm.
 docs/verdicts.md has the rules and their sources.
 """
 
@@ -78,10 +78,7 @@ def parse_metrics(texts: Sequence[str]) -> tuple[Metric, ...]:
 
 
 def _compared(text: str) -> Metric:
-    try:
-        metric = parse_metric(text)
-    except UsageError as error:
-        raise UsageError(f"--metrics {error}") from None
+    metric = parse_metric(text, f"--metrics {text}")
     if metric.figure.better is None:
         raise UsageError(f"--metrics {text}: it is neither better high nor low, so it can't regress; expected another")
     if metric.figure.unit in ("%", "requests"):

@@ -110,38 +110,33 @@ def _statistic(figure: Figure[Any], column: int | None) -> str:
     return figure.statistic if column is None else f"p{column}"
 
 
-def parse_metric(text: str) -> Metric:
-    """``time_to_first_token:p99``, or the name alone of a figure that is one number. Or UsageError.
+def parse_metric(text: str, typed: str) -> Metric:
+    """``time_to_first_token:p99``, or the name alone of a figure that is one number.
 
-    A figure per device is known by its name in the summaries too, ``output_token_throughput_per_gpu``.
+    Or UsageError, which begins with ``typed``, the option and its value. A figure per device is known by its name in
+    the summaries too, ``output_token_throughput_per_gpu``.
     """
-    name, colon, wanted = text.partition(":")
-    figure = _figure(name, text)
-    if not colon and len(figure.columns) == 1:
-        return Metric(figure, None)
+    name, colon, statistic = text.partition(":")
+    figure = _figure(name, typed)
     columns = {_statistic(figure, column): column for column in figure.columns}
-    if wanted not in columns:
-        raise UsageError(
-            f"{text}: {name} has no statistic {wanted!r}; expected one of {', '.join(columns)}"
-            if colon
-            else f"{text}: {name} is a distribution; say which number of it, as {name}:p50, of {', '.join(columns)}"
-        )
-    return Metric(figure, columns[wanted])
+    if not colon and len(columns) == 1:
+        return Metric(figure, None)
+    if not colon:
+        raise UsageError(f"{typed}: {name} is a distribution; expected which number of it, as {name}:p50")
+    if statistic not in columns:
+        raise UsageError(f"{typed}: {name} has no statistic {statistic!r}; expected one of {', '.join(columns)}")
+    return Metric(figure, columns[statistic])
 
 
-def _figure(name: str, text: str) -> Figure[Any]:
+def _figure(name: str, typed: str) -> Figure[Any]:
     judged = [figure for figure in all_figures() if figure.columns]
     known = {key: figure for figure in judged for key in (figure.name, figure.key("gpu"), figure.key("worker"))}
     if name in known:
         return known[name]
     titles = {figure.title.lower(): figure.name for figure in judged}
     near = [titles[name.lower()]] if name.lower() in titles else get_close_matches(name, known, n=3, cutoff=0.5)
-    said = "the nearest are" if len(near) > 1 else "did you mean"
-    raise UsageError(
-        f"{text}: no metric is called {name!r}; {said} {', '.join(near)}"
-        if near
-        else f"{text}: no metric is called {name!r}; expected one of {', '.join(figure.name for figure in judged)}"
-    )
+    expected = f"did you mean {' or '.join(near)}" if near else f"expected one of {', '.join(known)}"
+    raise UsageError(f"{typed}: no metric is called {name!r}; {expected}")
 
 
 def parse_percent(option: str, text: str) -> float:

@@ -65,10 +65,7 @@ def parse_objective(text: str) -> Objective:
             "time_to_first_token:p99:le:500"
         )
     name, statistic, operator, value = parts
-    try:
-        metric = parse_metric(f"{name}:{statistic}")
-    except UsageError as error:
-        raise UsageError(f"--slo {error}") from None
+    metric = parse_metric(f"{name}:{statistic}", f"--slo {text}")
     threshold = _number(value)
     if threshold is None:
         raise UsageError(f"--slo {text}: {value!r} is no number; expected one in {metric.figure.unit}, as 500")
@@ -116,7 +113,7 @@ def judge_bound(
         cell=sample.cell,
         criterion=criterion,
         verdict=Verdict.PASS if holds else Verdict.MISSED,
-        reason=f"{value:.4g} {bound.unit}, "
+        reason=f"{value:.6g} {bound.unit}, "
         + (f"{bound}" if holds else f"expected {bound}")
         + ("; the bound lies within the spread of the trials" if is_near else ""),
         doubts=doubts(sample),
@@ -144,21 +141,22 @@ def _why_not_known(sample: Sample, objective: Objective) -> Refusal | None:
         return Refusal(Verdict.MISSED, missed)
     return Refusal(
         Verdict.NO_VERDICT,
-        f"{metric.statistic} takes {metric.samples_needed} requests, and there are {sample.count(metric)}; measure more, "
-        "or judge a smaller percentile",
+        f"{metric.statistic} takes {metric.samples_needed} requests, and there are {sample.count(metric)}; "
+        "measure more, or judge a smaller percentile",
     )
 
 
 def _missed_already(sample: Sample, objective: Objective) -> str | None:
     """By a smaller percentile that there are enough requests for: the one that was asked can't be below it."""
-    for column in objective.metric.figure.columns:
-        smaller = Metric(objective.metric.figure, column)
-        if column is None or objective.metric.column is None or column >= objective.metric.column:
-            continue
+    asked, bound = objective.metric, objective.bound
+    if asked.column is None or _ASKS_FOR[bound.operator] != "lower":
+        return None
+    for column in asked.figure.columns:
+        smaller = Metric(asked.figure, column)
         value = sample.value(smaller)
-        asks_for_low = _ASKS_FOR[objective.bound.operator] == "lower"
-        if asks_for_low and sample.supports(smaller) and value is not None and not objective.bound.holds(value):
-            return f"p{column} is {value:.4g} {objective.bound.unit} already; expected {objective.bound}"
+        is_known = column is not None and column < asked.column and sample.supports(smaller)
+        if is_known and value is not None and not bound.holds(value):
+            return f"{smaller.statistic} is {value:.6g} {bound.unit} already; expected {bound}"
     return None
 
 
