@@ -37,7 +37,7 @@ def bootstrap_interval(
 ) -> Interval | None:
     """Of ``statistic`` over ``samples``, one a request in the order in which they were sent.
 
-    The percentile interval of Efron (1979). None for fewer than 30 samples, and where blocks would be so long that a
+    The percentile interval (Efron and Tibshirani 1993). None for fewer than 30 samples, and where blocks would be so long that a
     tenth of the samples is in each: the trial is too short for what its requests have in common. Equal seeds give
     equal intervals.
     """

@@ -115,8 +115,10 @@ def test_aiperf_takes_the_same_rates_for_better_high() -> None:
     from aiperf.common.enums import MetricFlags
     from aiperf.metrics.metric_registry import MetricRegistry
 
+    shared = BETTER.keys() & set(MetricRegistry.all_tags())
+    assert len(shared) > 6, "aiperf calls them otherwise now"
     for name, better in BETTER.items():
-        if name in MetricRegistry.all_tags():
+        if name in shared:
             flags = MetricRegistry.get_class(name).flags
             assert flags.has_flags(MetricFlags.LARGER_IS_BETTER) == (better == "higher"), name
 

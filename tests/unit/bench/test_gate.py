@@ -4,6 +4,7 @@ import math
 import random
 import statistics
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from judged_samples import of_requests, of_trials, request
 from trtx.bench import Cell, Load, Trial
 from trtx.bench.figures import Figures, all_figures
 from trtx.bench.gate import DEFAULT_METRICS, Limit, compare, parse_limit, parse_metrics
-from trtx.bench.intervals import Interval
+from trtx.bench.intervals import Interval, per_interval, trials_needed
 from trtx.bench.judgement import Judgement, Verdict, outcome
 from trtx.bench.resolution import check_resolvable
 from trtx.bench.sample import Metric, Sample
@@ -321,6 +322,19 @@ def test_a_baseline_that_nothing_can_be_held_against_is_refused_beforehand(
 ) -> None:
     with pytest.raises(UsageError, match=says):
         check_resolvable([baseline], ["agg-c8"], trials, FIVE, [TTFT_P50])
+
+
+def test_the_document_says_how_many_trials_it_takes() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "verdicts.md").read_text(encoding="utf-8")
+    for spread in (0.5, 1, 2, 5):
+        needed = [
+            trials_needed(
+                spread / 100, Limit(percent).margin(TTFT_P50), per_interval(0.95, cells * len(DEFAULT_METRICS))
+            )
+            for cells, percent in ((1, 2), (1, 5), (1, 10), (10, 5))
+        ]
+        row = f"| {spread} % | {' | '.join(map(str, needed))} |"
+        assert row in text, f"docs/verdicts.md lacks {row}"
 
 
 def test_more_cells_and_metrics_ask_for_more() -> None:
