@@ -79,7 +79,7 @@ def block_length(samples: Sequence[float]) -> float:
     weighted = np.minimum(1, 2 * (1 - lags / lags[-1])) * covariances[lags]
     spectrum = covariances[0] + 2 * weighted.sum()
     slope = 2 * (lags * weighted).sum()
-    if spectrum <= 0:
+    if spectrum == 0:
         return 1.0
     best: float = (abs(float(slope / spectrum)) * math.sqrt(count)) ** (2 / 3)
     return max(1.0, min(best, 3 * math.sqrt(count), count / 3))

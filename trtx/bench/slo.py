@@ -149,13 +149,11 @@ def _why_not_known(sample: Sample, objective: Objective) -> Refusal | None:
 def _missed_already(sample: Sample, objective: Objective) -> str | None:
     """By a smaller percentile that there are enough requests for: the one that was asked can't be below it."""
     asked, bound = objective.metric, objective.bound
-    if asked.column is None or _ASKS_FOR[bound.operator] != "lower":
+    if _ASKS_FOR[bound.operator] != "lower":
         return None
-    for column in asked.figure.columns:
-        smaller = Metric(asked.figure, column)
-        value = sample.value(smaller)
-        is_known = column is not None and column < asked.column and sample.supports(smaller)
-        if is_known and value is not None and not bound.holds(value):
+    for smaller in (Metric(asked.figure, column) for column in asked.figure.columns if column is not None):
+        value = sample.value(smaller)  # a larger percentile takes more requests still
+        if sample.supports(smaller) and value is not None and not bound.holds(value):
             return f"{smaller.statistic} is {value:.6g} {bound.unit} already; expected {bound}"
     return None
 

@@ -56,6 +56,12 @@ def test_blocks_are_within_their_bounds(samples: list[float]) -> None:
     assert 1 <= block_length(samples) <= max(1, 3 * math.sqrt(len(samples)), len(samples) / 3)
 
 
+@pytest.mark.parametrize("samples", [[5.0], [5.0] * 40, [0.0, 2.0, 1.0]])
+def test_blocks_of_what_does_not_vary_or_has_no_spectrum_are_single_samples(samples: list[float]) -> None:
+    with np.errstate(all="raise"):
+        assert block_length(samples) == 1
+
+
 def test_any_statistic_has_its_interval_and_equal_seeds_give_equal_ones() -> None:
     samples = [200 + sample for sample in _alike(3, 800, 0.3)]
     found = [
@@ -73,5 +79,7 @@ def test_more_confidence_is_wider() -> None:
 
 
 def test_too_few_requests_or_too_much_in_common_have_no_interval() -> None:
-    assert bootstrap_interval([1.0, 2.0] * 14, _mean, seed=1) is None
+    enough = _alike(1, 30, 0)
+    assert bootstrap_interval(enough, _mean, seed=1) is not None
+    assert bootstrap_interval(enough[:29], _mean, seed=1) is None
     assert bootstrap_interval([float(number) for number in range(200)], _mean, seed=1) is None  # it grows all the time
