@@ -37,9 +37,9 @@ def bootstrap_interval(
 ) -> Interval | None:
     """Of ``statistic`` over ``samples``, one a request in the order in which they were sent.
 
-    The percentile interval (Efron and Tibshirani 1993). None for fewer than 30 samples, and where blocks would be so long that a
-    tenth of the samples is in each: the trial is too short for what its requests have in common. Equal seeds give
-    equal intervals.
+    The percentile interval (Efron and Tibshirani 1993). None for fewer than 30 samples, and where blocks would be so
+    long that a tenth of the samples is in each: the trial is too short for what its requests have in common. Equal
+    seeds give equal intervals.
     """
     import numpy as np
 
@@ -65,7 +65,7 @@ def block_length(samples: Sequence[float]) -> float:
 
     count = len(samples)
     centred = np.asarray(samples, dtype=float) - np.mean(samples)
-    if count < 2 or not centred @ centred:
+    if not centred @ centred:
         return 1.0
     # How far back to look: the first lag after which as many in a row as matter are no larger than chance.
     in_a_row = 5
