@@ -65,6 +65,6 @@ def _check(
     )
     raise UsageError(
         f"{option} can't be resolved: {metric.name} of {sample.cell} varies by {100 * spread:.2g} % between the "
-        f"baseline's trials, so {len(values)} of them and {trials} new ones leave a factor of {margin:.3g} to chance; "
-        f"{advice}, or raise the limit"
+        f"baseline's trials, so {len(values)} of them and {trials} new ones tell no factor below {margin:.3g} from "
+        f"chance; {advice}, or raise the limit"
     )

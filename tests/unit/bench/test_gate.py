@@ -166,6 +166,12 @@ def test_what_cannot_be_compared_never_passes() -> None:
         assert judged.interval is None and outcome([judged]) is not None
 
 
+def test_the_trial_with_the_fewest_requests_says_whether_a_percentile_is_one() -> None:
+    trials = [[request(number, 100) for number in range(count)] for count in (30, 10)]
+    (judged,) = compare([of_requests(*trials)], [of_requests(*trials)], FIVE, [TTFT_P50])
+    assert judged.verdict is Verdict.NO_VERDICT and "takes 11 requests in each trial, and one has 10" in judged.reason
+
+
 def test_failed_requests_within_what_there_may_be_are_compared() -> None:
     trial = [request(number, None if number == 0 else 100) for number in range(100)]
     sample = of_requests(trial, trial)
@@ -340,5 +346,7 @@ def test_the_document_says_how_many_trials_it_takes() -> None:
 def test_more_cells_and_metrics_ask_for_more() -> None:
     cells = [of_trials("time_to_first_token", [100, 103, 97, 101, 99], cell=f"c{number}") for number in range(10)]
     check_resolvable(cells, ["c0"], 5, FIVE, [TTFT_P50])
-    with pytest.raises(UsageError, match="can't be resolved"):
+    with pytest.raises(UsageError, match="can't be resolved.* below 1.06 .* take 8 trials"):
         check_resolvable(cells, [sample.cell for sample in cells], 5, FIVE, [TTFT_P50])
+    with pytest.raises(UsageError, match="can't be resolved.* below 1.09 .* take 5 trials"):
+        check_resolvable(cells, ["c0"], 2, FIVE, [TTFT_P50])

@@ -132,6 +132,13 @@ def test_the_requests_of_all_trials_count_together() -> None:
     assert judge_objective(of_requests(trial, trial), TTFT_P99).verdict is Verdict.PASS
 
 
+def test_a_figure_that_is_a_median_takes_as_many_requests_as_one() -> None:
+    objective = parse_objective("output_token_throughput_per_user:p50:ge:50")
+    for count, verdict in ((10, Verdict.NO_VERDICT), (11, Verdict.PASS)):
+        judged = judge_objective(of_requests([request(number, 100) for number in range(count)]), objective)
+        assert judged.verdict is verdict
+
+
 def test_a_bound_within_the_spread_of_the_trials_is_marked() -> None:
     near = judge_objective(of_trials("time_to_first_token", [480, 495, 510]), TTFT_P99)
     far = judge_objective(of_trials("time_to_first_token", [280, 295, 310]), TTFT_P99)
@@ -171,6 +178,7 @@ def test_a_suspect_cell_is_judged_and_marked() -> None:
     judged = judge_objective(of_requests(trial, validity="SUSPECT", doubts=("not steady",)), TTFT_P99)
     assert (judged.verdict, judged.doubts) == (Verdict.PASS, ("not steady",))
     assert judge_objective(of_requests(trial, validity="SUSPECT"), TTFT_P99).doubts == ("the cell is SUSPECT",)
+    assert judge_objective(of_requests(trial), TTFT_P99).doubts == ()
 
 
 @pytest.mark.parametrize(
@@ -199,12 +207,12 @@ def test_goodput_is_of_requests_that_meet_every_latency() -> None:
         request(2, 100, itl=21),
         request(3, None),
         request(4, 100, itl=None),  # one token: aiperf has no ITL of it, and takes it for no good one
-        request(5, 100),
+        request(7, 100),  # after a second in which nothing ran
     ]
-    assert goodput(trial, bounds) == pytest.approx(2 / 6)
+    assert goodput(trial, bounds) == pytest.approx(2 / 8)
     assert goodput([request(0, None)], bounds) == 0
     assert goodput([], bounds) is None
-    assert goodput(trial, request_bounds(objectives[:1])) == pytest.approx(4 / 6)
+    assert goodput(trial, request_bounds(objectives[:1])) == pytest.approx(4 / 8)
 
 
 def test_the_widest_bound_of_a_latency_is_that_of_a_request() -> None:
