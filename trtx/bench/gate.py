@@ -168,18 +168,17 @@ def _ratio(
 
 
 def _judgement(sample: Sample, metric: Metric, ratio: Interval, limit: Limit, marks: tuple[str, ...]) -> Judgement:
-    verdict = limit.verdict(metric, ratio)
+    verdict, bound = limit.verdict(metric, ratio), f"the limit {limit.ratio(metric):.4g}"
     meaning = {
-        Verdict.PASS: "within the limit",
-        Verdict.REGRESSED: "wholly beyond the limit",
-        Verdict.NO_VERDICT: "which has the limit in it: take more trials, or longer ones; limit",
+        Verdict.PASS: f"within {bound}",
+        Verdict.REGRESSED: f"all of it beyond {bound}",
+        Verdict.NO_VERDICT: f"and {bound} lies between; take more trials, or longer ones",
     }[verdict]
     return Judgement(
         cell=sample.cell,
         criterion=metric.name,
         verdict=verdict,
-        reason=f"{ratio.estimate:.4f} of the baseline, {ratio.low:.4f} to {ratio.high:.4f}, {meaning} "
-        f"{limit.ratio(metric):.4g}",
+        reason=f"{ratio.estimate:.4f} of the baseline, {ratio.low:.4f} to {ratio.high:.4f}, {meaning}",
         doubts=marks,
         value=ratio.estimate,
         interval=ratio,
