@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from string import Formatter
-from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -27,6 +27,7 @@ N = TypeVar("N", int, float, int | None, float | None)
 F = TypeVar("F", bound="Figure[Any]")
 M = TypeVar("M", bound="Measured[Any]")
 
+Better = Literal["higher", "lower"]
 PERCENTILES = (50, 90, 99)
 FIRST_SCHEMA = 2  # of cell.json that is still read; a figure that came with a later one says so
 
@@ -86,6 +87,8 @@ class Figure(ABC, Generic[T]):
     title: str
     unit: str
     meaning: str  # formula in words: for the page and docs/figures.md
+    better: Better | None = None  # which way a server is better; None: it says what was done, not how well
+    statistic: str = "avg"  # aiperf's word for what column None is of its metric
     heading: Heading | None = None  # None: not on the page
     label: str = ""  # under the heading, where the column is no percentile
     table: Mapping[int | None, str] = field(default_factory=dict)  # columns for a terminal, their headers there

@@ -29,6 +29,7 @@ def request_count(records: Records) -> int:
     unit="requests",
     meaning="requests whose answer is not whole: HTTP errors, timeouts, cancelled ones, no finish reason or [DONE], or "
     "not the tokens that were asked; no other figure has them",
+    better="lower",
 )
 def error_request_count(records: Records) -> int:
     return len(records) - request_count(records)
@@ -39,12 +40,19 @@ def error_request_count(records: Records) -> int:
     title="uncounted",
     unit="requests",
     meaning="requests that succeeded, but whose answer has no usage; what takes tokens can't be computed then",
+    better="lower",
 )
 def uncounted_request_count(records: Records) -> int:
     return sum(record.succeeded and not record.is_counted for record in records)
 
 
-@figure(Number[float], title="error rate", unit="%", meaning="failed requests / all requests × 100; 0 when none was")
+@figure(
+    Number[float],
+    title="error rate",
+    unit="%",
+    meaning="failed requests / all requests × 100; 0 when none was",
+    better="lower",
+)
 def request_error_rate(records: Records) -> float:
     return 100 * error_request_count(records) / len(records) if records else 0.0
 
@@ -79,6 +87,7 @@ def _request_throughput_within(records: Records, span: Span) -> float | None:
     title="requests/s",
     unit="requests/s",
     meaning="requests that succeeded / duration; mean over trials",
+    better="higher",
     heading=Heading.REQUEST_THROUGHPUT,
     label="all",
     mean_over_trials=True,
@@ -100,6 +109,7 @@ def _output_token_throughput_within(records: Records, span: Span) -> float | Non
     title="tokens/s",
     unit="tokens/s",
     meaning="output tokens of requests that succeeded / duration, all users together; mean over trials",
+    better="higher",
     heading=Heading.TOKEN_THROUGHPUT,
     label="all",
     table={None: "tok/s"},
@@ -116,8 +126,10 @@ def output_token_throughput(records: Records) -> float | None:
     title="tokens/s/user",
     unit="tokens/s/user",
     meaning="median over requests of 1 / ITL: how fast one user sees tokens arrive",
+    better="higher",
     heading=Heading.TOKEN_THROUGHPUT,
     label="a user",
+    statistic="p50",
     table={None: "/user"},
     markdown=[None],
 )
@@ -132,6 +144,7 @@ output_token_throughput_per_device = per_device(
     title="tokens/s/{device}",
     unit="tokens/s/{device}",
     meaning="tokens/s over all GPUs of the topology, prefill's too; over all its workers where no GPU of it is known",
+    better="higher",
     heading=Heading.TOKEN_THROUGHPUT,
     label="a {device}",
     table={None: "/{device}"},
@@ -144,6 +157,7 @@ output_token_throughput_per_device = per_device(
     title="TTFT",
     unit="ms",
     meaning="request sent to first content received",
+    better="lower",
     heading=Heading.TTFT,
     table={50: "TTFT", 90: "p90", 99: "p99"},
     markdown=[50, 99],
@@ -158,6 +172,7 @@ def time_to_first_token(records: Records) -> list[float]:
     unit="ms",
     meaning="(latency − TTFT) / (output tokens − 1), one sample a request; an answer of one token, or that came in one "
     "piece, gives none",
+    better="lower",
     heading=Heading.ITL,
     table={50: "ITL"},
     markdown=[50, 99],
@@ -166,7 +181,9 @@ def inter_token_latency(records: Records) -> list[float]:
     return _values(records, "inter_token_latency") if _all_counted(records) else []
 
 
-@figure(Spread, title="E2E", unit="ms", meaning="request sent to last content received", heading=Heading.E2E)
+@figure(
+    Spread, title="E2E", unit="ms", meaning="request sent to last content received", heading=Heading.E2E, better="lower"
+)
 def request_latency(records: Records) -> list[float]:
     return _values(records, "request_latency")
 

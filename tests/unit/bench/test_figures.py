@@ -93,6 +93,37 @@ def test_a_figure_is_what_it_is_by_hand(record: Figure[Any]) -> None:
     )
 
 
+BETTER = {  # the others say what was done, not how well
+    "error_request_count": "lower", "uncounted_request_count": "lower", "request_error_rate": "lower",
+    "request_throughput": "higher", "output_token_throughput": "higher", "output_token_throughput_per_user": "higher",
+    "output_token_throughput_per_device": "higher",
+    "time_to_first_token": "lower", "inter_token_latency": "lower", "request_latency": "lower",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("record", all_figures(), ids=lambda record: record.name)
+def test_a_figure_says_which_way_a_server_is_better(record: Figure[Any]) -> None:
+    assert record.better == BETTER.get(record.name), (
+        f"{record.name} says better={record.better!r} in {METRICS}: put it right there, or in BETTER of "
+        f"{Path(__file__).name}; a gate takes it for the way in which the figure regresses"
+    )
+    if isinstance(record, PerDevice):
+        assert record.better == record.of.better
+
+
+@pytest.mark.slow
+def test_aiperf_takes_the_same_rates_for_better_high() -> None:
+    from aiperf.common.enums import MetricFlags
+    from aiperf.metrics.metric_registry import MetricRegistry
+
+    shared = BETTER.keys() & set(MetricRegistry.all_tags())
+    assert len(shared) > 6, "aiperf calls them otherwise now"
+    for name, better in BETTER.items():
+        if name in shared:
+            flags = MetricRegistry.get_class(name).flags
+            assert flags.has_flags(MetricFlags.LARGER_IS_BETTER) == (better == "higher"), name
+
+
 def test_every_formula_is_a_figure() -> None:
     loose = {
         name

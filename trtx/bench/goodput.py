@@ -1,0 +1,61 @@
+"""Goodput: requests per second that each met the objectives of all latencies.
+
+aiperf's definition, and that of DistServe (Zhong et al., OSDI 2024): good requests / duration of the trial. A request
+that lacks one of the latencies, as an answer of one token has no ITL, is not good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from trtx.bench.figures import Records, Spread
+from trtx.bench.judgement import Judgement, doubts, why_not_judged
+from trtx.bench.metrics import benchmark_duration
+from trtx.bench.records import RequestRecord
+from trtx.bench.sample import Sample
+from trtx.bench.slo import Bound, Objective, judge_bound
+from trtx.errors import UsageError
+
+Bounds = Mapping[Spread, Bound]
+
+
+def request_bounds(objectives: Sequence[Objective]) -> Bounds:
+    """What each request has to keep to be good. Or UsageError, where no objective is about a latency.
+
+    Where a latency has several objectives it is the widest: one of its p50 lets half of the requests be slower.
+    """
+    bounds: dict[Spread, Bound] = {}
+    for objective in objectives:
+        figure, bound = objective.metric.figure, objective.bound
+        if isinstance(figure, Spread) and (figure not in bounds or bound.threshold > bounds[figure].threshold):
+            bounds[figure] = bound
+    if not bounds:
+        raise UsageError(
+            "--min-goodput: a request is good if it meets the --slo of each latency, and there is none; expected one, "
+            "as --slo time_to_first_token:p99:le:500"
+        )
+    return bounds
+
+
+def goodput(records: Records, bounds: Bounds) -> float | None:
+    """Of one trial, in requests/s; None where no time passed, as no request was measured."""
+    duration = benchmark_duration(records)
+    return sum(_is_good(record, bounds) for record in records) / duration if duration else None
+
+
+def judge_goodput(sample: Sample, goodputs: Sequence[float | None], minimum: float) -> Judgement:
+    """Of one cell: the mean over trials of their :func:`goodput` against the least that there has to be."""
+    bound = Bound("ge", minimum, "requests/s")
+    criterion = f"goodput:avg:ge:{minimum:.10g}"
+    if refusal := why_not_judged(sample):
+        return refusal.of(sample, criterion, doubts(sample))
+    known = [value for value in goodputs if value is not None]
+    is_whole = len(known) == len(sample.trials) > 0
+    return judge_bound(sample, criterion, bound, math.fsum(known) / len(known) if is_whole else None, goodputs)
+
+
+def _is_good(record: RequestRecord, bounds: Bounds) -> bool:
+    # By the figure's own formula, which gives no sample of a request that failed.
+    samples = [(figure.formula([record]), bound) for figure, bound in bounds.items()]
+    return all(values and bound.holds(values[0]) for values, bound in samples)

@@ -1,0 +1,151 @@
+"""What a judgement takes of a run: one metric by its name, and the sample that one cell is of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from trtx.bench.cells import Cell
+from trtx.bench.figures import Distribution, Figure, Figures, all_figures
+from trtx.bench.metrics import error_request_count, request_count
+from trtx.bench.statistics import samples_needed
+from trtx.errors import UsageError
+
+Validity = Literal["VALID", "SUSPECT", "INVALID"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of a cell: a figure, and which column of it."""
+
+    figure: Figure[Any]
+    column: int | None  # as in the figure's own columns
+
+    @property
+    def name(self) -> str:
+        """``time_to_first_token:p99``, as it is typed."""
+        return f"{self.figure.name}:{self.statistic}"
+
+    @property
+    def statistic(self) -> str:
+        """aiperf's word for it: avg, p99."""
+        return _statistic(self.figure, self.column)
+
+    @property
+    def samples_needed(self) -> int:
+        """Requests that it takes before it may be stated; 0 for what is no percentile."""
+        return samples_needed(float(self.statistic[1:])) if self.statistic.startswith("p") else 0
+
+    def of(self, figures: Figures | None, device_count: int | None) -> float | None:
+        """Its value among the figures of a cell or a trial; None where it can't be computed."""
+        return None if figures is None else self.figure.number(self.figure.read(figures, device_count), self.column)
+
+    def count(self, figures: Figures | None, device_count: int | None) -> int:
+        """How many requests its value is of; 0 where there is none."""
+        if figures is None:
+            return 0
+        value = self.figure.read(figures, device_count)
+        if isinstance(value, Distribution):
+            return value.count
+        return 0 if value is None else figures[request_count]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One cell, as far as it is judged."""
+
+    cell: str
+    device_count: int | None  # None: not known
+    figures: Figures | None  # over all trials; None: there is no result
+    trials: tuple[Figures | None, ...]  # of each trial; in an A/B run, of each round
+    validity: Validity = "VALID"
+    doubts: tuple[str, ...] = ()  # why it is not VALID
+    failure: str | None = None  # why there is no result
+
+    @classmethod
+    def of(cls, cell: Cell, validity: Validity = "VALID", doubts: Sequence[str] = ()) -> Sample:
+        """Of a cell as it was measured."""
+        return cls(
+            cell=cell.name,
+            device_count=cell.device_count,
+            figures=cell.figures,
+            trials=tuple(trial.figures for trial in cell.trials),
+            validity=validity,
+            doubts=tuple(doubts),
+            failure=cell.failure,
+        )
+
+    def value(self, metric: Metric) -> float | None:
+        """Over all trials."""
+        return metric.of(self.figures, self.device_count)
+
+    def values(self, metric: Metric) -> tuple[float | None, ...]:
+        """Of each trial."""
+        return tuple(metric.of(trial, self.device_count) for trial in self.trials)
+
+    def missing_trials(self) -> list[int]:
+        """Numbers, from 1, of those without a result: the others alone would be the better half."""
+        return [number for number, trial in enumerate(self.trials, 1) if trial is None]
+
+    def count(self, metric: Metric) -> int:
+        """Requests behind its value over all trials."""
+        return metric.count(self.figures, self.device_count)
+
+    def supports(self, metric: Metric) -> bool:
+        """Whether those are enough to state it."""
+        return self.count(metric) >= metric.samples_needed
+
+    def fewest_samples(self, metric: Metric) -> int:
+        """Requests behind its value in the trial that has the fewest."""
+        return min((metric.count(trial, self.device_count) for trial in self.trials), default=0)
+
+    def requests(self) -> tuple[int, int]:
+        """How many succeeded, and how many failed."""
+        return (0, 0) if self.figures is None else (self.figures[request_count], self.figures[error_request_count])
+
+
+def _statistic(figure: Figure[Any], column: int | None) -> str:
+    return figure.statistic if column is None else f"p{column}"
+
+
+def parse_metric(text: str, typed: str) -> Metric:
+    """``time_to_first_token:p99``, or the name alone of a figure that is one number.
+
+    Or UsageError, which begins with ``typed``, the option and its value. A figure per device is known by its name in
+    the summaries too, ``output_token_throughput_per_gpu``.
+    """
+    name, colon, statistic = text.partition(":")
+    figure = _figure(name, typed)
+    columns = {_statistic(figure, column): column for column in figure.columns}
+    if not colon and len(columns) == 1:
+        return Metric(figure, None)
+    if not colon:
+        raise UsageError(f"{typed}: {name} is a distribution; expected which number of it, as {name}:p50")
+    if statistic not in columns:
+        raise UsageError(f"{typed}: {name} has no statistic {statistic!r}; expected one of {', '.join(columns)}")
+    return Metric(figure, columns[statistic])
+
+
+def _figure(name: str, typed: str) -> Figure[Any]:
+    judged = [figure for figure in all_figures() if figure.columns]
+    known = {key: figure for figure in judged for key in (figure.name, figure.key("gpu"), figure.key("worker"))}
+    if name in known:
+        return known[name]
+    titles = {figure.title.lower(): figure.name for figure in judged}
+    near = [titles[name.lower()]] if name.lower() in titles else get_close_matches(name, known, n=3, cutoff=0.5)
+    expected = f"did you mean {' or '.join(near)}" if near else f"expected one of {', '.join(known)}"
+    raise UsageError(f"{typed}: no metric is called {name!r}; {expected}")
+
+
+def parse_percent(option: str, text: str) -> float:
+    """``5%`` as 5.0. Or UsageError, for a number alone too: 0.05 may mean either."""
+    number = text.removesuffix("%").strip()
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not text.endswith("%") or not 0 <= value <= 100:
+        raise UsageError(f"{option} {text}: expected a percentage from 0% to 100%, with its sign, as {option} 5%")
+    return value
