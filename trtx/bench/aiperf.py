@@ -28,7 +28,8 @@ _READY_FILE = ".aiperf_results_ready.json"  # the last file that aiperf writes f
 #   run. With a rate of 1,000/s it asks every ms, so the next request is sent at most 1 ms late.
 # The rate can go with a release of aiperf that waits for a request's end in place of asking.
 _FEW_CORES = 4
-_SAVING = ("--workers-max", "1", "--request-rate", "1000", "--arrival-pattern", "constant")
+_ONE_WORKER = ("--workers-max", "1")
+_NO_POLLING = ("--request-rate", "1000", "--arrival-pattern", "constant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ def command(target: Target, spec: LoadSpec, load: Load, trial: int, directory: P
         "--tokenizer", str(target.tokenizer_path),
         "--url", target.url,
         "--endpoint-type", ENDPOINT_TYPE,
-        "--isl", str(spec.isl),
-        "--osl", str(spec.osl),
+        "--isl", str(load.isl),
+        "--osl", str(load.osl),
         # Lengths as the server sees them: prompts are made shorter by the chat template's own tokens, and counts come
         # from the answers' usage, because tokens sampled past a model's own ending do not survive being re-encoded.
         "--apply-chat-template",
@@ -80,19 +81,30 @@ def command(target: Target, spec: LoadSpec, load: Load, trial: int, directory: P
         # One prompt a request, warm-up included, or later ones would be found in the prefix cache.
         "--num-dataset-entries", str(load.warmup_request_count + load.request_count),
         "--request-timeout-seconds", str(spec.request_timeout_s),
-        "--extra-inputs", json.dumps(spec.request_body),
+        "--extra-inputs", json.dumps(spec.request_body(load)),
         "--ui", "none",
         "--no-gpu-telemetry",
         "--no-server-metrics",
-        "--concurrency", str(load.concurrency),
         "--request-count", str(load.request_count),
     ]  # fmt: skip
     if load.warmup_request_count:
         argv += ["--warmup-request-count", str(load.warmup_request_count)]
+    if spec.isl_stddev:
+        argv += ["--isl-stddev", f"{spec.isl_stddev:g}"]
+    if spec.osl_stddev:
+        argv += ["--osl-stddev", f"{spec.osl_stddev:g}"]
     if spec.streaming:
         argv += ["--streaming"]
+    if load.request_rate is not None:
+        argv += ["--request-rate", f"{load.request_rate:g}"]
+        if spec.burstiness is None:
+            argv += ["--arrival-pattern", spec.arrival]
+        else:
+            argv += ["--arrival-pattern", "gamma", "--arrival-smoothness", f"{spec.burstiness:g}"]
+    else:
+        argv += ["--concurrency", str(load.concurrency)]
     if len(os.sched_getaffinity(0)) <= _FEW_CORES:
-        argv += _SAVING
+        argv += _ONE_WORKER if load.request_rate is not None else (*_ONE_WORKER, *_NO_POLLING)
     return (*argv, "--artifact-dir", str(directory))
 
 

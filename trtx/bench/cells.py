@@ -1,4 +1,4 @@
-"""A cell is one (mode, concurrency) of a sweep: its trials, its figures, and its file."""
+"""A cell is one load on one topology of a sweep: its trials, its figures, what they are worth, and its file."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from trtx.bench.documents import Document
+from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.figures import FIRST_SCHEMA, Figure, Figures, PerDevice, all_figures, latest_schema
-from trtx.bench.load import Load, Target
+from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import error_request_count, most_common_errors, uncounted_request_count
-from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
+from trtx.bench.records import RECORDS_FILE, RequestRecord, TrialRecords, read_trial
+from trtx.bench.validity import Validity, judge
+from trtx.bench.windows import Phases, phases_of
 
 CELL = Document(
     "cell.json",
-    version=latest_schema(),  # 3: the range of the lengths
+    version=latest_schema(),
     oldest=FIRST_SCHEMA,
-    since="its requests were judged by other rules",  # in 1 any answer succeeded that aiperf took
+    since="a cell was a mode at a concurrency, without a steady part and a validity",
 )
 
 # ok: every request succeeded. uncounted: so they did, but answers lack usage, so figures do. errors: requests failed.
-# failed: aiperf left no usable records. Of a cell's trials, the worst counts.
-CellStatus = Literal["ok", "uncounted", "errors", "failed"]
-_FROM_BAD: tuple[CellStatus, ...] = ("failed", "errors", "uncounted")
+# failed: aiperf left no usable records. Of a cell's trials, the worst counts. incomplete: fewer trials than asked.
+TrialStatus = Literal["ok", "uncounted", "errors", "failed"]
+CellStatus = TrialStatus | Literal["incomplete"]
+_FROM_BAD: tuple[TrialStatus, ...] = ("failed", "errors", "uncounted")
 DeviceKind = Literal["gpu", "worker"]
 T = TypeVar("T")
 
@@ -36,33 +40,37 @@ class Trial:
     """One aiperf run of a cell. ``directory`` is relative to the cell's own."""
 
     number: int  # from 1
-    status: CellStatus
+    status: TrialStatus
     directory: str
-    figures: Figures | None
+    figures: Figures | None  # over all measured requests
+    steady: Figures | None  # over the steady part alone; None where it has none
     errors: Reasons
     failure: str | None  # why there are no figures
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What was measured at one concurrency of one mode."""
+    """What was measured of one load on one topology."""
 
-    mode: str
-    concurrency: int
+    topology: str  # its label
+    load: Load
     device: DeviceKind  # what "per device" means
     device_count: int | None  # None: not known, so there is no figure per device
-    load: Load
+    trials_asked: int
     trials: tuple[Trial, ...]
     figures: Figures | None  # over all trials that gave any
+    steady: Figures | None  # over their steady parts; None where one of them has none
+    validity: Validity | None  # None where there are no figures
 
     @property
     def name(self) -> str:
-        return cell_name(self.mode, self.concurrency)
+        return cell_name(self.topology, self.load)
 
     @property
     def status(self) -> CellStatus:
         statuses = {trial.status for trial in self.trials}
-        return next((bad for bad in _FROM_BAD if bad in statuses), "ok" if statuses else "failed")
+        worst: CellStatus = next((bad for bad in _FROM_BAD if bad in statuses), "ok" if statuses else "failed")
+        return "incomplete" if worst in ("ok", "uncounted") and len(self.trials) < self.trials_asked else worst
 
     @property
     def failure(self) -> str | None:
@@ -87,12 +95,12 @@ class Cell:
         }
 
 
-def cell_name(mode: str, concurrency: int) -> str:
-    return f"{mode}-c{concurrency}"
+def cell_name(topology: str, load: Load) -> str:
+    return f"{topology}-{load.label}"
 
 
-def cell_directory(run_dir: Path, mode: str, concurrency: int) -> Path:
-    return run_dir / "cells" / cell_name(mode, concurrency)
+def cell_directory(run_dir: Path, name: str) -> Path:
+    return run_dir / "cells" / name
 
 
 def trial_directory(cell: Path, number: int) -> Path:
@@ -100,39 +108,81 @@ def trial_directory(cell: Path, number: int) -> Path:
 
 
 def measure_cell(
-    directory: Path, target: Target, load: Load, trial_failures: Mapping[int, str], trials: Sequence[int]
+    directory: Path,
+    target: Target,
+    spec: LoadSpec,
+    load: Load,
+    trials: Sequence[int],
+    *,
+    failures: Mapping[int, str] | None = None,
+    restarted: tuple[str, ...] | None = None,
 ) -> Cell:
     """Reads what aiperf left under ``directory``/trial-NN, of each of the ``trials``, and computes the figures.
 
-    ``trial_failures`` says, by trial number, why aiperf ended a trial without a result.
+    ``failures`` says, by trial number, why aiperf ended a trial without a result; ``restarted`` which processes of the
+    topology were started again meanwhile (None: nobody watched).
     """
     measured: list[Trial] = []
-    usable: list[tuple[RequestRecord, ...]] = []
+    usable: list[TrialRecords] = []
     for number in trials:
-        name = trial_directory(directory, number).name
-        path = directory / name / RECORDS_FILE
-        of_trial: tuple[RequestRecord, ...] = ()
-        failure = None
-        try:
-            of_trial = read_records(path) if path.exists() else ()
-        except ValueError:  # as a disk leaves it that filled while aiperf wrote: what there is of it is no trial
-            failure = trial_failures.get(number, f"aiperf's records break off within a line of {path}")
-        failure = failure or _why_unusable(of_trial, load, trial_failures.get(number))
-        if failure is None:
-            of_this = Figures.over([of_trial])
-            measured.append(Trial(number, _status(of_this), name, of_this, most_common_errors(of_trial), None))
-            usable.append(of_trial)
-        else:
-            measured.append(Trial(number, "failed", name, None, most_common_errors(of_trial), failure))
+        found, records = _measure_trial(trial_directory(directory, number), number, load, (failures or {}).get(number))
+        measured.append(found)
+        usable += [] if records is None else [records]
+    evidence = _evidence(directory, measured, usable, spec, load, restarted)
+    spans = [phases.steady for phases in evidence.phases if isinstance(phases, Phases)]
+    has_steady = bool(usable) and len(spans) == len(usable)
     device: DeviceKind = "gpu" if target.gpu_count else "worker"
     return Cell(
-        mode=target.mode,
-        concurrency=load.concurrency,
+        topology=target.topology,
+        load=load,
         device=device,
         device_count=target.gpu_count or target.worker_count,
-        load=load,
+        trials_asked=spec.trials,
         trials=tuple(measured),
-        figures=Figures.over(usable) if usable else None,
+        figures=Figures.over([trial.measured for trial in usable]) if usable else None,
+        steady=Figures.over([trial.measured for trial in usable], spans) if has_steady else None,
+        validity=judge(evidence) if usable else None,
+    )
+
+
+def _measure_trial(directory: Path, number: int, load: Load, failure: str | None) -> tuple[Trial, TrialRecords | None]:
+    path = directory / RECORDS_FILE
+    records = TrialRecords((), ())
+    try:
+        records = read_trial(path) if path.exists() else records
+    except ValueError:  # as a disk leaves it that filled while aiperf wrote: what there is of it is no trial
+        failure = failure or f"aiperf's records break off within a line of {path}"
+    failure = _why_unusable(records.measured, load, failure)
+    errors = most_common_errors(records.measured)
+    if failure is not None:
+        return Trial(number, "failed", directory.name, None, None, errors, failure), None
+    figures = Figures.over([records.measured])
+    phases = phases_of(records.measured, load.concurrency)
+    steady = Figures.over([records.measured], [phases.steady]) if isinstance(phases, Phases) else None
+    return Trial(number, _status(figures), directory.name, figures, steady, errors, None), records
+
+
+def _evidence(
+    directory: Path,
+    measured: Sequence[Trial],
+    usable: Sequence[TrialRecords],
+    spec: LoadSpec,
+    load: Load,
+    restarted: tuple[str, ...] | None,
+) -> Evidence:
+    logs = [directory / trial.directory / "logs" / "aiperf.log" for trial in measured if trial.figures]
+    delays: dict[str, tuple[float, ...]] = {}
+    for log in logs:
+        for service, found in event_loop_delays_ms(log.read_text(encoding="utf-8") if log.exists() else "").items():
+            delays[service] = (*delays.get(service, ()), *found)
+    return Evidence(
+        trials=tuple(usable),
+        concurrency=load.concurrency,
+        input_length=AskedLength(load.isl, spec.isl_stddev),
+        output_length=AskedLength(load.osl, spec.osl_stddev) if spec.ignore_eos else None,
+        prompts="unique",
+        restarted=restarted,
+        event_loop_delays_ms=delays if all(log.exists() for log in logs) else None,
     )
 
 
@@ -146,7 +196,7 @@ def _why_unusable(records: Sequence[RequestRecord], load: Load, failure: str | N
     return failure or f"aiperf left records of {len(records)} of {load.request_count} measured requests"
 
 
-def _status(measured: Figures) -> CellStatus:
+def _status(measured: Figures) -> TrialStatus:
     return "errors" if measured[error_request_count] else "uncounted" if measured[uncounted_request_count] else "ok"
 
 
@@ -160,6 +210,11 @@ def write_cell(directory: Path, cell: Cell) -> None:
 
 
 def read_cells(run_dir: Path) -> tuple[Cell, ...]:
-    """The finished cells of a run: agg before disagg, each by rising concurrency. Or UsageError: file and field."""
+    """The finished cells of a run, by topology and rising load. Or UsageError: file and field."""
     cells = (CELL.read(path.parent, Cell) for path in (run_dir / "cells").glob(f"*/{CELL.file}"))
-    return tuple(sorted(cells, key=lambda cell: (cell.mode, cell.concurrency)))
+    return tuple(sorted(cells, key=lambda cell: in_order(cell.topology, cell.load)))
+
+
+def in_order(topology: str, load: Load) -> tuple[Any, ...]:
+    """What cells are sorted by wherever they are listed."""
+    return (topology, load.isl, load.osl, load.concurrency is None, load.intensity)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from trtx.bench.records import RequestRecord, TrialRecords
-from trtx.bench.windows import NoSteadyPart, Phases, closed_loop_phases, open_loop_phases, sent_in
+from trtx.bench.windows import NoSteadyPart, Phases, phases_of, sent_in
 
 # aiperf 0.13.0, EventLoopMonitor, in the log of a run. It looks every 250 ms and tells of delays above 25 ms.
 _EVENT_LOOP = re.compile(r"Event loop for (\S+) is taking too long to run\. Overhead: ([\d,.]+)ms")
@@ -85,9 +85,7 @@ class Evidence:
         return [record for trial in self.trials for record in trial.measured if record.succeeded]
 
     def _phases(self, records: tuple[RequestRecord, ...]) -> Phases | NoSteadyPart:
-        if self.concurrency is None:
-            return open_loop_phases(records)
-        return closed_loop_phases(records, self.concurrency)
+        return phases_of(records, self.concurrency)
 
 
 def event_loop_delays_ms(log: str) -> dict[str, tuple[float, ...]]:

@@ -15,7 +15,9 @@ from trtx.bench.documents import RESTORE, Document, parsed
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
-JOURNAL = Document("journal.jsonl", version=2, oldest=2, since="a sweep was one call of aiperf")
+JOURNAL = Document(
+    "journal.jsonl", version=2, oldest=2, since="a sweep was one call of aiperf, and a topology was called by its mode"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class TopologyReady(Event):
-    mode: str
+    topology: str
     load_seconds: float
     warm_up_seconds: float
 
@@ -47,13 +49,13 @@ class ProcessRestart:
 
 @dataclass(frozen=True, kw_only=True)
 class TopologyStopping(Event):
-    mode: str
+    topology: str
     restarts: tuple[ProcessRestart, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStarted(Event):
-    mode: str
+    topology: str
     model: str
     cells: tuple[str, ...]
 
@@ -72,10 +74,21 @@ class TrialStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrialLengthened(Event):
+    """Its warm-up was not steady when it ended: it is made again with a longer one."""
+
+    cell: str
+    trial: int
+    warmup_request_count: int  # of the next
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialEnded(Event):
     cell: str
     trial: int
     aiperf_exit_code: int | None  # None: it was ended
+    restarted: tuple[str, ...] | None  # processes of the topology, meanwhile; None: nobody watched them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +100,7 @@ class CellEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepEnded(Event):
-    mode: str
+    topology: str
 
 
 @dataclass(frozen=True, kw_only=True)

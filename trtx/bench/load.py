@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trtx.bench.statistics import samples_needed
+from trtx.bench.steadiness import warm_up_needed
 
 # aiperf 0.13.0 takes 1 to 10 profile runs.
 MAX_TRIALS = 10
@@ -30,6 +31,7 @@ _OWNED = {
 }
 
 Concurrency = Annotated[int, Field(ge=1)]
+Arrival = Literal["poisson", "constant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Target:
     url: str
     model: str  # the name that requests carry
     tokenizer_path: Path  # directory with the tokenizer and chat template of that model
-    mode: str  # agg, disagg, or the name given to an attached deployment
+    topology: str  # its label: agg, disagg-1p2d, or the name given to an attached deployment
     gpu_count: int | None = None  # 0: none, so figures are per worker; None: not known
     worker_count: int | None = None  # None: not known
     api_key: str | None = field(default=None, repr=False)  # sent with each request, and written nowhere
@@ -47,16 +49,33 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of one cell."""
+    """The load of one cell: either so many requests in flight, or so many sent a second."""
 
-    concurrency: int  # requests in flight
+    label: str  # names the cell within its topology, and is its prompts' seed: the same in every topology
+    concurrency: int | None  # requests in flight; None: as many as come of the rate
+    request_rate: float | None  # requests/s, sent whether or not others have ended; None: each follows another's end
+    isl: int  # mean input tokens of a request, the chat template's included
+    osl: int  # mean output tokens of a request
     request_count: int  # measured requests
-    warmup_request_count: int  # requests sent before, at the same concurrency and lengths, and not measured
+    warmup_request_count: int  # requests sent before, in the same way, and not measured
 
     @property
-    def label(self) -> str:
-        """Names the cell to aiperf, and its seed with it: the same in every mode, which then see the same prompts."""
-        return f"c{self.concurrency}"
+    def asked(self) -> str:
+        """As a person says it: ``concurrency 8`` or ``2.5 requests/s``."""
+        return f"concurrency {self.concurrency}" if self.concurrency else f"{self.request_rate:g} requests/s"
+
+    @property
+    def intensity(self) -> float:
+        """What loads are put in order by, among those of a kind."""
+        return self.concurrency or self.request_rate or 0.0
+
+
+def _listed(value: Any) -> Any:
+    """One value for a list of one."""
+    return value if isinstance(value, (list, tuple)) else (value,)
+
+
+Lengths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
 
 
 class LoadSpec(BaseModel):
@@ -64,11 +83,18 @@ class LoadSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    concurrency: tuple[Concurrency, ...] = Field(default=(1, 8, 64), min_length=1)
-    isl: int = Field(default=512, ge=1)  # input tokens of a request, the chat template's included
-    osl: int = Field(default=128, ge=1)  # output tokens of a request, exactly, when ignore_eos holds
-    request_count: int | None = Field(default=None, ge=1)  # None: see request_count_at
-    warmup_request_count: int | None = Field(default=None, ge=0)  # None: see warmup_request_count_at
+    concurrency: tuple[Concurrency, ...] = Field(default=(1, 8, 64))  # an axis, unless there are request rates
+    request_rate: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()  # requests/s, the other axis
+    arrival: Arrival = "poisson"  # how requests of a rate are spaced
+    burstiness: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False
+    )  # gamma: 1 is poisson, below it come bursts
+    isl: Lengths = (512,)  # input tokens of a request, the chat template's included; several: pairs with osl's
+    osl: Lengths = (128,)  # output tokens of a request, exactly, when ignore_eos holds
+    isl_stddev: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # 0: each prompt is isl long
+    osl_stddev: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    request_count: int | None = Field(default=None, ge=1)  # None: by the concurrency
+    warmup_request_count: int | None = Field(default=None, ge=0)  # None: as many as it takes to judge it
     trials: int = Field(default=1, ge=1, le=MAX_TRIALS)
     seed: int = Field(default=7, ge=0)
     streaming: bool = True
@@ -76,12 +102,35 @@ class LoadSpec(BaseModel):
     request_timeout_s: float = Field(default=600.0, gt=0)
     extra_inputs: dict[str, Any] = Field(default_factory=dict)  # further fields of every request body
 
-    @field_validator("concurrency")
+    @field_validator("concurrency", "request_rate")
     @classmethod
-    def _distinct(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+    def _distinct(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         if len(set(value)) != len(value):
-            raise ValueError(f"concurrency {','.join(map(str, value))} names a value twice; expected each once")
+            said = ",".join(f"{one:g}" for one in value)
+            raise ValueError(f"{info.field_name} {said} names a value twice; expected each once")
         return value
+
+    @model_validator(mode="after")
+    def _one_axis(self) -> LoadSpec:
+        if not self.concurrency and not self.request_rate:
+            raise ValueError("concurrency is an empty list; expected at least one value, or a request_rate")
+        if self.request_rate and "concurrency" in self.model_fields_set and self.concurrency:
+            raise ValueError(
+                "concurrency and request_rate are two ways to say when a request is sent; leave one of them out"
+            )
+        for name in ("arrival", "burstiness"):
+            if name in self.model_fields_set and not self.request_rate:
+                raise ValueError(f"{name} spaces requests of a request_rate, and there is none; leave it out")
+        if "arrival" in self.model_fields_set and self.burstiness is not None:
+            raise ValueError("arrival and burstiness are two ways to space requests; leave one of them out")
+        if len(self.isl) != len(self.osl) and 1 not in (len(self.isl), len(self.osl)):
+            raise ValueError(
+                f"isl has {len(self.isl)} lengths and osl {len(self.osl)}; expected as many, as they make pairs, "
+                "or one of either"
+            )
+        if len(set(self.pairs)) != len(self.pairs):
+            raise ValueError("isl and osl name a pair of lengths twice; expected each once")
+        return self
 
     @field_validator("extra_inputs")
     @classmethod
@@ -93,28 +142,70 @@ class LoadSpec(BaseModel):
                 raise ValueError(f"extra_inputs.{name} would change what is measured, which trtx sets itself; {do}")
         return value
 
-    def request_count_at(self, concurrency: int) -> int:
-        """Measured requests at one concurrency.
-
-        Without a number given: at least as many as p90 needs, and four rounds of the concurrency, so that
-        filling up and running dry are the smaller part of the measured time (aiperf's own default is two).
-        """
-        return self.request_count or max(samples_needed(90), 4 * concurrency)
-
-    def warmup_request_count_at(self, concurrency: int) -> int:
-        """Unmeasured requests before them. Without a number given: one full round, and at least four."""
-        return max(4, concurrency) if self.warmup_request_count is None else self.warmup_request_count
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Input and output tokens of each load; one length of either goes with every one of the other."""
+        count = max(len(self.isl), len(self.osl))
+        return tuple(
+            zip(self.isl * count if len(self.isl) == 1 else self.isl,
+                self.osl * count if len(self.osl) == 1 else self.osl, strict=False)
+        )  # fmt: skip
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        return tuple(Load(c, self.request_count_at(c), self.warmup_request_count_at(c)) for c in self.concurrency)
+        """Every pair of lengths at every concurrency or rate."""
+        return tuple(
+            self._load(isl, osl, concurrency, rate)
+            for isl, osl in self.pairs
+            for concurrency, rate in self._intensities
+        )
 
     @property
-    def request_body(self) -> dict[str, Any]:
+    def _intensities(self) -> tuple[tuple[int | None, float | None], ...]:
+        if self.request_rate:
+            return tuple((None, rate) for rate in self.request_rate)
+        return tuple((value, None) for value in self.concurrency)
+
+    def _load(self, isl: int, osl: int, concurrency: int | None, rate: float | None) -> Load:
+        label = f"c{concurrency}" if rate is None else f"r{rate:g}"
+        return Load(
+            label=label if len(self.pairs) == 1 else f"{label}-i{isl}-o{osl}",
+            concurrency=concurrency,
+            request_rate=rate,
+            isl=isl,
+            osl=osl,
+            request_count=self.request_count or _request_count(concurrency or 1),
+            warmup_request_count=(
+                _warmup_request_count(concurrency or 1)
+                if self.warmup_request_count is None
+                else self.warmup_request_count
+            ),
+        )
+
+    @property
+    def outputs_are_exact(self) -> bool:
+        """Every answer has as many tokens as its request asked for."""
+        return self.ignore_eos and not self.osl_stddev
+
+    def request_body(self, load: Load) -> dict[str, Any]:
         """Fields that every request carries beside those that aiperf writes.
 
         ``ignore_eos`` and ``min_tokens`` at the top level make the output length exact. Dynamo 1.4.2 takes them
-        there, and answers HTTP 400 to the older ``nvext.ignore_eos``.
+        there, and answers HTTP 400 to the older ``nvext.ignore_eos``. Where lengths are drawn, each request has its own
+        ``max_tokens``, which ``ignore_eos`` alone makes exact.
         """
-        exact = {"ignore_eos": True, "min_tokens": self.osl} if self.ignore_eos else {}
+        exact: dict[str, Any] = {"ignore_eos": True} if self.ignore_eos else {}
+        if self.outputs_are_exact:
+            exact["min_tokens"] = load.osl
         return {**exact, **self.extra_inputs}
+
+
+def _request_count(concurrency: int) -> int:
+    """Measured requests without a number given: at least as many as p90 needs beside three rounds of the concurrency,
+    which fill up, empty the start's queue and run dry, and four rounds in all (aiperf's own default is two)."""
+    return max(samples_needed(90) + 3 * concurrency, 4 * concurrency)
+
+
+def _warmup_request_count(concurrency: int) -> int:
+    """Unmeasured requests before them, without a number given: as many as it takes to tell that it was enough."""
+    return warm_up_needed(concurrency)

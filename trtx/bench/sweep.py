@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from trtx.bench.aiperf import TrialFiles, command, complaint, tail
 from trtx.bench.aiperf_process import Aiperf, AiperfHost
 from trtx.bench.cells import Cell, cell_directory, cell_name, measure_cell, read_cell, trial_directory, write_cell
-from trtx.bench.journal import CellEnded, Journal, SweepEnded, SweepStarted, TrialEnded, TrialStarted
+from trtx.bench.journal import (
+    CellEnded,
+    Journal,
+    SweepEnded,
+    SweepStarted,
+    TrialEnded,
+    TrialLengthened,
+    TrialStarted,
+    read_journal,
+)
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import request_count
-from trtx.bench.records import RECORDS_FILE
+from trtx.bench.records import RECORDS_FILE, read_trial
+from trtx.bench.steadiness import Steadiness, judge_warm_up
+from trtx.bench.windows import Phases, phases_of, sent_in
 from trtx.errors import LoadGeneratorError
 
 POLL_S = 0.25
 # aiperf 0.13.0 waits for ever for a request that one of its workers lost. Each request ends within its timeout, in the
 # phase before it and in its own; the rest is for what aiperf does between: prompts are made, results are written.
 _REQUESTS_IN_A_ROW, _BETWEEN_REQUESTS_S = 2, 600.0
+_LENGTHENED = 3  # times as many requests as in a warm-up that had not come to rest
 _ERROR_LINE = re.compile(r"\bERROR\b\W*(.*)")
 
 
@@ -60,31 +73,33 @@ def sweep(
     trials: Sequence[PlannedTrial] | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     still_serving: Callable[[], None] = lambda: None,
+    restarts: Callable[[], Sequence[str]] | None = None,
 ) -> tuple[Cell, ...]:
     """Measures ``trials`` of ``spec`` (None: all) against ``target``, in their order, and returns their cells.
 
-    Under ``run_dir`` it writes ``cells/<mode>-c<concurrency>/{cell.json, trial-NN/<aiperf's files>}`` as each trial
-    ends, and lines of ``journal.jsonl``. ``still_serving`` is called between looks and ends the sweep by raising.
-    Whatever ends it early (that, or an interrupt), the cell that was measured until then is written first. Raises
-    LoadGeneratorError when aiperf's first call measured nothing, or when no request ends for much longer than the
-    request timeout. A later call that measures nothing is its cell's failure.
+    Under ``run_dir`` it writes ``cells/<topology>-<load>/{cell.json, trial-NN/<aiperf's files>}`` as each trial ends,
+    and lines of ``journal.jsonl``. ``still_serving`` is called between looks and ends the sweep by raising;
+    ``restarts`` says which processes of the topology were started again so far (None: nobody watches). Whatever ends it
+    early (an interrupt too), the cell that was measured until then is written first. Raises LoadGeneratorError when
+    aiperf's first call measured nothing, or when no request ends for much longer than the request timeout. A later call
+    that measures nothing is its cell's failure.
     """
     trials = planned_trials(spec) if trials is None else trials
     journal = Journal(run_dir)
-    names = dict.fromkeys(cell_name(target.mode, trial.load.concurrency) for trial in trials)
-    journal.note(SweepStarted(mode=target.mode, model=target.model, cells=tuple(names)))
+    names = dict.fromkeys(cell_name(target.topology, trial.load) for trial in trials)
+    journal.note(SweepStarted(topology=target.topology, model=target.model, cells=tuple(names)))
     has_measured = False
     for trial in trials:
-        measured = _Measured(host, target, spec, run_dir, trial, journal)
+        measured = _Measured(host, target, spec, run_dir, trial, restarts)
         measured.run(on_progress, still_serving)
         if measured.is_empty and not has_measured:
             raise LoadGeneratorError(
-                f"aiperf exited {measured.exit_code} and measured nothing in mode {target.mode}: "
+                f"aiperf exited {measured.exit_code} and measured nothing of {target.topology}: "
                 f"{complaint(measured.files.console)}; expected records of {len(names)} cells; "
                 f"its log is {measured.files.console}"
             )
         has_measured = True
-    journal.note(SweepEnded(mode=target.mode))
+    journal.note(SweepEnded(topology=target.topology))
     return tuple(read_cell(run_dir, name) for name in names)
 
 
@@ -98,40 +113,82 @@ def rewrite_cells(run_dir: Path, target: Target, spec: LoadSpec) -> None:
     """Writes each cell that has trials with a result anew, from those alone."""
     for load in spec.loads:
         if numbers := [trial.number for trial in _held(run_dir, target, spec, load)]:
-            directory = cell_directory(run_dir, target.mode, load.concurrency)
-            write_cell(directory, measure_cell(directory, target, load, {}, numbers))
+            name = cell_name(target.topology, load)
+            directory = cell_directory(run_dir, name)
+            restarted = _restarted(run_dir, name, numbers)
+            write_cell(directory, measure_cell(directory, target, spec, load, numbers, restarted=restarted))
 
 
 def _held(run_dir: Path, target: Target, spec: LoadSpec, load: Load) -> list[PlannedTrial]:
-    directory = cell_directory(run_dir, target.mode, load.concurrency)
+    directory = cell_directory(run_dir, cell_name(target.topology, load))
     started = [number for number in range(1, spec.trials + 1) if trial_directory(directory, number).exists()]
     return [
         PlannedTrial(load, trial.number)
-        for trial in measure_cell(directory, target, load, {}, started).trials
+        for trial in measure_cell(directory, target, spec, load, started).trials
         # Without its last file aiperf was killed as it wrote, but for where all failed: it writes no result then.
         if trial.figures is not None
         and (TrialFiles(directory / trial.directory).ended or not trial.figures[request_count])
     ]
 
 
+def _restarted(run_dir: Path, cell: str, trials: Sequence[int]) -> tuple[str, ...] | None:
+    """Processes that were started again during these trials; None where nobody watched one of them."""
+    ended = {
+        event.trial: event.restarted
+        for event in read_journal(run_dir)
+        if isinstance(event, TrialEnded) and event.cell == cell
+    }
+    found = [ended.get(number) for number in trials]
+    known = [names for names in found if names is not None]
+    return None if len(known) < len(found) else tuple(name for names in known for name in names)
+
+
 class _Measured:
     """One trial while aiperf makes it, followed by its files."""
 
     def __init__(
-        self, host: AiperfHost, target: Target, spec: LoadSpec, run_dir: Path, trial: PlannedTrial, journal: Journal
+        self,
+        host: AiperfHost,
+        target: Target,
+        spec: LoadSpec,
+        run_dir: Path,
+        trial: PlannedTrial,
+        restarts: Callable[[], Sequence[str]] | None,
     ) -> None:
-        self.host, self.target, self.spec, self.trial, self.journal = host, target, spec, trial, journal
-        self.cell_directory = cell_directory(run_dir, target.mode, trial.load.concurrency)
+        self.host, self.target, self.spec, self.trial, self.run_dir = host, target, spec, trial, run_dir
+        self.journal = Journal(run_dir)
+        self.name = cell_name(target.topology, trial.load)
+        self.cell_directory = cell_directory(run_dir, self.name)
         self.files = TrialFiles(trial_directory(self.cell_directory, trial.number))
         self.exit_code: int | None = None
-        self._name = cell_name(target.mode, trial.load.concurrency)
+        self._warmup_request_count = trial.load.warmup_request_count
+        self._restarts = restarts
         self._moved_at = time.monotonic()
         self._last_seen: tuple[object, ...] = ()
 
     def run(self, on_progress: Callable[[Progress], None], still_serving: Callable[[], None]) -> None:
-        argv = command(self.target, self.spec, self.trial.load, self.trial.number, self.files.directory)
-        self.journal.note(TrialStarted(cell=self._name, trial=self.trial.number, argv=argv))
+        """The trial; once more, with a longer warm-up, where the first had not come to rest."""
+        self._run_once(on_progress, still_serving)
+        if (why := self._why_not_warm()) is not None:
+            self._warmup_request_count *= _LENGTHENED
+            self.journal.note(
+                TrialLengthened(
+                    cell=self.name, trial=self.trial.number, warmup_request_count=self._warmup_request_count, why=why
+                )
+            )
+            aside = self.files.directory.with_name(f"{self.files.directory.name}-short-warm-up")
+            shutil.rmtree(aside, ignore_errors=True)
+            self.files.directory.rename(aside)
+            self._run_once(on_progress, still_serving)
+        on_progress(self._progress("ended"))
+
+    def _run_once(self, on_progress: Callable[[Progress], None], still_serving: Callable[[], None]) -> None:
+        load = replace(self.trial.load, warmup_request_count=self._warmup_request_count)
+        argv = command(self.target, self.spec, load, self.trial.number, self.files.directory)
+        self.journal.note(TrialStarted(cell=self.name, trial=self.trial.number, argv=argv))
         on_progress(self._progress("starting"))
+        before = None if self._restarts is None else len(self._restarts())
+        self.exit_code = None
         try:
             with Aiperf(self.host, argv, self.files.console) as aiperf:
                 while (code := aiperf.poll(POLL_S)) is None:
@@ -141,11 +198,27 @@ class _Measured:
                     still_serving()
                 self.exit_code = code
         finally:
+            restarted = None if self._restarts is None else tuple(self._restarts()[before:])
+            self.journal.note(
+                TrialEnded(
+                    cell=self.name, trial=self.trial.number, aiperf_exit_code=self.exit_code, restarted=restarted
+                )
+            )
             cell = self._write()
-            self.journal.note(TrialEnded(cell=self._name, trial=self.trial.number, aiperf_exit_code=self.exit_code))
             if len(cell.trials) == self.spec.trials:
                 self.journal.note(CellEnded(cell=cell.name, status=cell.status, failure=cell.failure))
-        on_progress(self._progress("ended"))
+
+    def _why_not_warm(self) -> str | None:
+        """None where the warm-up was steady when it ended, or nobody can tell."""
+        if not self.files.ended or not self._warmup_request_count:
+            return None
+        trial, concurrency = read_trial(self.files.directory / RECORDS_FILE), self.trial.load.concurrency
+        measured = phases_of(trial.measured, concurrency)
+        if not isinstance(measured, Phases):
+            return None
+        steady = sent_in(trial.measured, measured.steady)
+        judged = judge_warm_up(phases_of(trial.warm_up, concurrency), trial.warm_up, steady)
+        return judged.reason if judged.steadiness is Steadiness.NOT_STEADY else None
 
     @property
     def is_empty(self) -> bool:
@@ -157,7 +230,10 @@ class _Measured:
         failures = {} if self.files.ended else {self.trial.number: self._failure()}
         numbers = range(1, self.spec.trials + 1)
         started = [number for number in numbers if trial_directory(self.cell_directory, number).exists()]
-        cell = measure_cell(self.cell_directory, self.target, self.trial.load, failures, started)
+        cell = measure_cell(
+            self.cell_directory, self.target, self.spec, self.trial.load, started,
+            failures=failures, restarted=_restarted(self.run_dir, self.name, started),
+        )  # fmt: skip
         write_cell(self.cell_directory, cell)
         return cell
 
@@ -178,7 +254,7 @@ class _Measured:
         patience = _REQUESTS_IN_A_ROW * self.spec.request_timeout_s + _BETWEEN_REQUESTS_S
         if now - self._moved_at > patience:
             raise LoadGeneratorError(
-                f"aiperf told of no request for {patience:.0f} s in mode {self.target.mode}, although each ends within "
+                f"aiperf told of no request for {patience:.0f} s of {self.target.topology}, although each ends within "
                 f"{self.spec.request_timeout_s:g} s (request_timeout_s), so it was ended; "
                 f"its log is {self.files.console}"
             )
@@ -186,12 +262,12 @@ class _Measured:
     def _progress(self, phase: Literal["starting", "running", "ended"]) -> Progress:
         load = self.trial.load
         return Progress(
-            cell=self._name,
+            cell=self.name,
             trial=self.trial.number,
             trials=self.spec.trials,
             phase=phase,
             requests=_lines(self.files.directory / RECORDS_FILE),
-            requests_total=load.warmup_request_count + load.request_count,
+            requests_total=self._warmup_request_count + load.request_count,
         )
 
 

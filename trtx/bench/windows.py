@@ -65,6 +65,11 @@ class NoSteadyPart:
     mean_in_flight: float | None = None  # where the load's times were found, but it was not held between them
 
 
+def phases_of(records: Sequence[RequestRecord], concurrency: int | None) -> Phases | NoSteadyPart:
+    """Of a trial's requests; ``concurrency`` None: they came at a rate."""
+    return open_loop_phases(records) if concurrency is None else closed_loop_phases(records, concurrency)
+
+
 def closed_loop_phases(records: Sequence[RequestRecord], concurrency: int) -> Phases | NoSteadyPart:
     """Of a load that keeps ``concurrency`` requests in flight.
 

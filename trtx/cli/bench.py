@@ -14,6 +14,7 @@ import typer
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb, typed
+from trtx.cli.load_options import AxisOptions, LoadOptions, load_fields, sweep_fields
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
 from trtx.config.wording import quoted
@@ -42,49 +43,7 @@ def bench(
         Path | None,
         typer.Option("--sweep", help="Sweep file (YAML) to start from; flags win over it.", rich_help_panel=_LOAD),
     ] = None,
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            "--concurrency",
-            metavar="1,8,64",
-            help="Requests in flight, one cell each. Default: 1,8,64.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    isl: Annotated[
-        int | None,
-        typer.Option("--isl", help="Input tokens a request. Default: 512.", rich_help_panel=_LOAD),
-    ] = None,
-    osl: Annotated[
-        int | None,
-        typer.Option("--osl", help="Output tokens a request, exactly. Default: 128.", rich_help_panel=_LOAD),
-    ] = None,
-    request_count: Annotated[
-        int | None,
-        typer.Option(
-            "--request-count",
-            help="Measured requests a cell. Default: 64, or 4 times the concurrency where that is more.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    warmup_request_count: Annotated[
-        int | None,
-        typer.Option(
-            "--warmup-request-count",
-            help="Requests before them, not measured. Default: as many as the concurrency, at least 4.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    trials: Annotated[
-        int | None,
-        typer.Option(
-            "--trials", help="Times every cell is measured, with prompts of its own. Default: 1.", rich_help_panel=_LOAD
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", help="Seed of the prompts, the same in every mode. Default: 7.", rich_help_panel=_LOAD),
-    ] = None,
+    load: LoadOptions,
     url: Annotated[
         str | None,
         typer.Option(
@@ -118,6 +77,7 @@ def bench(
         ),
     ] = None,
     topology: options.TopologyOptions,
+    axes: AxisOptions,
     output: options.OutputOption = Path("runs"),
     resume: Annotated[
         Path | None,
@@ -215,11 +175,11 @@ def _show_plans(spec: ExperimentSpec, output: Path) -> None:
         if planned.plan is not None:
             typer.echo(describe_plan(planned.plan))
             typer.echo("")
-        typer.echo(f"Load on {planned.mode}:")
+        typer.echo(f"Load on {planned.label}:")
         for load in spec.load.loads:
             typer.echo(
-                f"  concurrency {load.concurrency}: {load.request_count} requests after {load.warmup_request_count} "
-                f"for warm-up, {spec.load.isl} tokens in, {spec.load.osl} out, {spec.load.trials} trial(s)"
+                f"  {load.asked}: {load.request_count} requests after {load.warmup_request_count} for warm-up, "
+                f"{load.isl} tokens in, {load.osl} out, {spec.load.trials} trial(s)"
             )
         for call in planned.aiperf[: len(spec.load.loads)]:
             typer.echo(f"  $ {shlex.join(call)}")
@@ -230,17 +190,14 @@ def _show_plans(spec: ExperimentSpec, output: Path) -> None:
 
 def _overlay(given: dict[str, Any]) -> dict[str, Any]:
     """What was typed, as a sweep file would say it. A load or an attachment has its options under its fields' names."""
-    from trtx.bench import LoadSpec
     from trtx.experiment import Attach
 
     overlay: dict[str, Any] = {}
     if "mode" in given:
         overlay["modes"] = _modes(given["mode"])
-    load = {name: given[name] for name in LoadSpec.model_fields if name in given}
-    if "concurrency" in load:
-        load["concurrency"] = _integers("--concurrency", load["concurrency"])
-    if load:
+    if load := load_fields(given):
         overlay["load"] = load
+    overlay |= sweep_fields(given)
     attach = {name: given[name] for name in Attach.model_fields if name in given}
     if attach.keys() - {"model"}:  # a sweep may have the url
         return overlay | {"attach": attach}
@@ -273,10 +230,3 @@ def _modes(text: str) -> list[str]:
                 f"--mode {quoted(mode)} is not a mode; expected {' or '.join(get_args(Mode))}, or agg,disagg"
             )
     return modes
-
-
-def _integers(option: str, text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(options.WHOLE_NUMBER.fullmatch(part) for part in parts):
-        raise UsageError(f"{option} {quoted(text)} is not a list of whole numbers; expected such as 8 or 1,8,64")
-    return [int(part) for part in parts]

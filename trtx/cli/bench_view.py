@@ -36,7 +36,7 @@ class BenchView(BarsView):
     def listener(self) -> Listener:
         from trtx.experiment import Listener
 
-        return Listener(self._on_start, self._on_cells, self._on_mode, self._on_event, self._on_progress)
+        return Listener(self._on_start, self._on_cells, self._on_topology, self._on_event, self._on_progress)
 
     def print_table(self, table: RenderableType, *, to_stderr: bool) -> None:
         console = self._console if to_stderr else Console(highlight=False)
@@ -58,12 +58,12 @@ class BenchView(BarsView):
         self._trials_total = trials
         self._bars.update(self._run_bar, total=self._trials_total)
 
-    def _on_mode(self, mode: str) -> None:
-        self._say(f"{mode}: measuring" if mode == "attached" else f"{mode}: starting the topology")
+    def _on_topology(self, label: str) -> None:
+        self._say(f"{label}: measuring" if label == "attached" else f"{label}: starting the topology")
 
-    def _on_event(self, mode: str, event: Event) -> None:
+    def _on_event(self, label: str, event: Event) -> None:
         if event.kind in _SHOWN:
-            self._say(f"{mode}: {event.message}")
+            self._say(f"{label}: {event.message}")
 
     def _on_progress(self, now: Measured) -> None:
         name = now.cell if now.trials == 1 else f"{now.cell} trial {now.trial}/{now.trials}"

@@ -77,10 +77,11 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **{option: ("resume", "attach", *uses) for option, uses in _TOPOLOGY.items()},
         **_placed(
             ((), "--resume"),
-            (("resume",), "--sweep --concurrency --isl --osl --request-count --warmup-request-count --trials --seed"),
+            (("resume",), "--sweep --concurrency --request-rate --arrival --burstiness --isl --osl --isl-stddev"),
+            (("resume",), "--osl-stddev --request-count --warmup-request-count --trials --seed --max-cells"),
             (("resume",), "--url --model --output --dry-run"),
             (("resume", "serve"), "--tokenizer --gpu-count"),
-            (("resume", "attach"), "--mode"),
+            (("resume", "attach"), "--mode --axis"),
             (("dry run",), "--json"),
         ),
     },

@@ -18,6 +18,7 @@ from trtx.bench import (
     PlannedTrial,
     Target,
     cell_directory,
+    cell_name,
     held_trials,
     planned_trials,
     read_journal,
@@ -47,8 +48,8 @@ class Recorded:
 
     run_dir: Path
     spec: ExperimentSpec
-    plans: dict[str, Plan]  # by mode; none where the run attached
-    checkpoints: dict[str, str]  # by mode, see :func:`fingerprint`
+    plans: dict[str, Plan]  # by topology; none where the run attached
+    checkpoints: dict[str, str]  # by topology, see :func:`fingerprint`
     environment: Environment
 
     @property
@@ -59,27 +60,27 @@ class Recorded:
             raise UsageError(f"{path} has no deployment; expected the one that was measured; start a new run")
         return self.environment.deployment
 
-    def target(self, mode: str) -> Target:
+    def target(self, label: str) -> Target:
         """What was measured, as far as its cells depend on it."""
-        if mode == ATTACHED:
+        if label == ATTACHED:
             before = self.deployment
             return Target(before.url, before.model, Path(), ATTACHED, before.gpu_count, before.worker_count)
-        return target_of(self.plans[mode])
+        return target_of(label, self.plans[label])
 
 
 @dataclass(frozen=True, slots=True)
 class PlanDocument:
     """``plan.json``, whole."""
 
-    modes: dict[str, Plan]
-    checkpoints: dict[str, str]  # by mode, see :func:`fingerprint`
+    topologies: dict[str, Plan]
+    checkpoints: dict[str, str]  # by topology, see :func:`fingerprint`
 
 
 def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded:
     """Reads ``plan.json`` and ``env.json``. Raises UsageError where a run ended before it wrote them."""
     environment = ENVIRONMENT.read(run_dir, Environment)
     planned = PlanDocument({}, {}) if spec.attach is not None else PLAN.read(run_dir, PlanDocument)
-    return Recorded(run_dir, spec, planned.modes, planned.checkpoints, environment)
+    return Recorded(run_dir, spec, planned.topologies, planned.checkpoints, environment)
 
 
 def wait_for_the_end(recorded: Recorded) -> None:
@@ -97,12 +98,12 @@ def wait_for_the_end(recorded: Recorded) -> None:
 
 
 def missing_trials(recorded: Recorded) -> dict[str, tuple[PlannedTrial, ...]]:
-    """By mode, what is to be measured. A mode of which everything holds is left out. Writes nothing."""
+    """By topology, what is to be measured. One of which everything holds is left out. Writes nothing."""
     missing = {}
-    for mode in recorded.spec.measured_modes:
-        held = held_trials(recorded.run_dir, recorded.target(mode), recorded.spec.load)
+    for label in recorded.spec.labels:
+        held = held_trials(recorded.run_dir, recorded.target(label), recorded.spec.load)
         if trials := tuple(trial for trial in planned_trials(recorded.spec.load) if trial not in held):
-            missing[mode] = trials
+            missing[label] = trials
     return missing
 
 
@@ -110,16 +111,16 @@ def clear_the_way(recorded: Recorded, missing: Mapping[str, Sequence[PlannedTria
     """Moves what an earlier attempt left of missing trials out of the way, and writes cells of those that hold."""
     run_dir = recorded.run_dir
     attempt = run_dir / ATTEMPTS / str(1 + len(list((run_dir / ATTEMPTS).glob("*"))))
-    for mode, trials in missing.items():
+    for label, trials in missing.items():
         for trial in trials:
-            cell = cell_directory(run_dir, mode, trial.load.concurrency)
+            cell = cell_directory(run_dir, cell_name(label, trial.load))
             for path in (trial_directory(cell, trial.number), cell / CELL.file):
                 if path.exists():
                     aside = attempt / path.relative_to(run_dir)
                     aside.parent.mkdir(parents=True, exist_ok=True)
                     path.rename(aside)
-    for mode in recorded.spec.measured_modes:
-        rewrite_cells(run_dir, recorded.target(mode), recorded.spec.load)
+    for label in recorded.spec.labels:
+        rewrite_cells(run_dir, recorded.target(label), recorded.spec.load)
 
 
 def check_conditions(recorded: Recorded, now: Environment) -> None:
@@ -135,16 +136,16 @@ def check_deployment(recorded: Recorded, now: Deployment) -> None:
     _refuse(recorded.run_dir, [_difference(*both) for both in compared if both[1] != both[2]])
 
 
-def check_plan(recorded: Recorded, mode: str, plan: Plan) -> None:
+def check_plan(recorded: Recorded, label: str, plan: Plan) -> None:
     """Raises UsageError where the topology would be another: engine, model and its files, GPUs, configs, workers."""
     before, now = (
         {name: one.to_json()[name] for name in _PLANNED} | {"workers": one.expected_workers()}
-        for one in (recorded.plans[mode], plan)
+        for one in (recorded.plans[label], plan)
     )
     differences = [
-        _difference(f"{name} of {mode}", before[name], now[name]) for name in before if before[name] != now[name]
+        _difference(f"{name} of {label}", before[name], now[name]) for name in before if before[name] != now[name]
     ]
-    if not differences and recorded.checkpoints[mode] != fingerprint(plan.model_path):
+    if not differences and recorded.checkpoints[label] != fingerprint(plan.model_path):
         differences.append(f"the files under {plan.model_path} have changed")
     _refuse(recorded.run_dir, differences)
 

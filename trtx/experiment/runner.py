@@ -1,4 +1,4 @@
-"""The run itself: directory, modes one after the other, and what is written whatever happens."""
+"""The run itself: directory, topologies one after the other, and what is written whatever happens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from trtx.bench import (
@@ -42,7 +43,7 @@ from trtx.experiment.environment import environment
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, target_of
 from trtx.experiment.verdict import verdict
-from trtx.launch import Event, Guardian, Interruption, catch_signals, prepare, probe, serve
+from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, prepare, probe, serve
 from trtx.report import REPORT_FILE, render
 from trtx.report.forms import ENVIRONMENT, LOCK, PLAN
 from trtx.topology import Plan
@@ -55,8 +56,8 @@ class Listener:
     on_start: Callable[[Path], None] = lambda run_dir: None
     on_cells: Callable[[tuple[str, ...], tuple[str, ...], int], None] = lambda kept, ahead, trials: None
     # names of the cells that hold and of those to measure, and in how many trials
-    on_mode: Callable[[str], None] = lambda mode: None
-    on_event: Callable[[str, Event], None] = lambda mode, event: None
+    on_topology: Callable[[str], None] = lambda label: None
+    on_event: Callable[[str, Event], None] = lambda label, event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
 
 
@@ -70,10 +71,10 @@ class FinishedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedMode:
-    """One mode of a dry run: the topology (None when attached) and aiperf's calls, first each cell's first trial."""
+class PlannedTopology:
+    """One topology of a dry run: its plan (None when attached) and aiperf's calls, first each cell's first trial."""
 
-    mode: str
+    label: str
     plan: Plan | None
     aiperf: tuple[tuple[str, ...], ...]
 
@@ -85,11 +86,11 @@ class _Run:
     spec: ExperimentSpec
     run_dir: Path
     listener: Listener
-    missing: dict[str, tuple[PlannedTrial, ...]]  # by mode, what is to be measured
+    missing: dict[str, tuple[PlannedTrial, ...]]  # by topology, what is to be measured
     target: Target | None = None  # of an attached run
     check_directory: Callable[[], None] = lambda: None  # raises UsageError once it was removed
     interruption: Interruption = field(default_factory=Interruption)
-    plans: dict[str, Plan] = field(default_factory=dict)  # of the modes in ``missing``
+    plans: dict[str, Plan] = field(default_factory=dict)  # by topology, of those in ``missing``
 
     @property
     def journal(self) -> Journal:
@@ -98,12 +99,12 @@ class _Run:
     @property
     def ahead(self) -> tuple[str, ...]:
         """Names of the cells to measure."""
-        trials = [(mode, trial) for mode, trials in self.missing.items() for trial in trials]
-        return tuple(dict.fromkeys(cell_name(mode, trial.load.concurrency) for mode, trial in trials))
+        trials = [(label, trial) for label, trials in self.missing.items() for trial in trials]
+        return tuple(dict.fromkeys(cell_name(label, trial.load) for label, trial in trials))
 
 
 def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Listener | None = None) -> FinishedRun:
-    """Serves and sweeps every mode in turn, or sweeps what ``spec.attach`` names, and renders the report.
+    """Serves and sweeps every topology in turn, or sweeps what ``spec.attach`` names, and renders the report.
 
     Every topology is planned before the first is started, so a mistake in the second costs nothing. When it ends
     early (a launch that failed, an interrupt), the error passes on, after what was measured has been rendered.
@@ -114,7 +115,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     deployment = None if spec.attach is None else ask_deployment(spec.attach)
     target = attached_target(spec.attach, deployment) if spec.attach and deployment else None
     run_dir = directory.create(parent, spec, started_at)
-    missing = dict.fromkeys(spec.measured_modes, planned_trials(spec.load))
+    missing = dict.fromkeys(spec.labels, planned_trials(spec.load))
     state = _Run(spec, run_dir, listener or Listener(), missing, target)
     try:
         with directory.told_if_unwritable(run_dir):
@@ -164,34 +165,35 @@ def _measure_missing(state: _Run) -> FinishedRun:
     kept = tuple(cell.name for cell in read_cells(state.run_dir))
     state.listener.on_cells(kept, state.ahead, sum(len(trials) for trials in state.missing.values()))
     with catch_signals(state.interruption), _rendered_whatever_happens(state), _aiperf_host(state) as host:
-        for mode in state.missing:
-            state.listener.on_mode(mode)
+        for label in state.missing:
+            state.listener.on_topology(label)
             if state.target is not None:
-                _sweep(state, host, state.target, state.interruption.check)
+                _sweep(state, host, state.target, state.interruption.check, None)
             else:
-                _measure(state, host, mode, state.plans[mode])
+                _measure(state, host, label, state.plans[label])
     cells = read_cells(state.run_dir)
     return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, verdict(cells, state.spec.cell_count))
 
 
-def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedMode, ...]:
+def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedTopology, ...]:
     """What :func:`run` would start, without starting or writing; paths say RUN in place of the directory's name."""
     run_dir = parent / "RUN"
     if spec.attach is not None:
         target = attached_target(spec.attach, ask_deployment(spec.attach))
-        return (PlannedMode(ATTACHED, None, _aiperf(spec, target, run_dir)),)
+        return (PlannedTopology(ATTACHED, None, _aiperf(spec, target, run_dir)),)
     planned = []
-    for mode in spec.modes:
-        plan = prepare(spec.topology_of(mode), run_dir=run_dir / mode)
+    for topology in spec.topologies:
+        plan = prepare(topology.spec, run_dir=run_dir / topology.label)
         _check_fits(plan, spec.load)
-        planned.append(PlannedMode(mode, plan, _aiperf(spec, target_of(plan), run_dir)))
+        calls = _aiperf(spec, target_of(topology.label, plan), run_dir)
+        planned.append(PlannedTopology(topology.label, plan, calls))
     return tuple(planned)
 
 
 def _aiperf(spec: ExperimentSpec, target: Target, run_dir: Path) -> tuple[tuple[str, ...], ...]:
     calls = []
     for trial in planned_trials(spec.load):
-        cell = cell_directory(run_dir, target.mode, trial.load.concurrency)
+        cell = cell_directory(run_dir, cell_name(target.topology, trial.load))
         calls.append(command(target, spec.load, trial.load, trial.number, trial_directory(cell, trial.number)))
     return tuple(calls)
 
@@ -199,25 +201,26 @@ def _aiperf(spec: ExperimentSpec, target: Target, run_dir: Path) -> tuple[tuple[
 def _plan(state: _Run) -> None:
     if state.spec.attach is not None:
         return
-    for mode in state.spec.modes:
-        if mode in state.missing:
-            plan = prepare(state.spec.topology_of(mode), run_dir=state.run_dir / mode)
+    for topology in state.spec.topologies:
+        if topology.label in state.missing:
+            plan = prepare(topology.spec, run_dir=state.run_dir / topology.label)
             _check_fits(plan, state.spec.load)
-            state.plans[mode] = plan
+            state.plans[topology.label] = plan
 
 
 def _write_plans(state: _Run, plans: Mapping[str, Plan], checkpoints: Mapping[str, str]) -> None:
     """``plan.json``: the plans of this attempt over those of earlier ones."""
     if state.spec.attach is not None:
         return
-    prints = {mode: resumption.fingerprint(plan.model_path) for mode, plan in state.plans.items()}
-    modes = {mode: plan.to_json() for mode, plan in {**plans, **state.plans}.items()}
-    PLAN.write(state.run_dir, {"modes": modes, "checkpoints": {**checkpoints, **prints}})
+    prints = {label: resumption.fingerprint(plan.model_path) for label, plan in state.plans.items()}
+    topologies = {label: plan.to_json() for label, plan in {**plans, **state.plans}.items()}
+    PLAN.write(state.run_dir, {"topologies": topologies, "checkpoints": {**checkpoints, **prints}})
 
 
 def _check_fits(plan: Plan, load: LoadSpec) -> None:
-    asked = load.isl + load.osl
-    what = f"isl {load.isl} and osl {load.osl} make {asked} tokens"
+    isl, osl = max(load.pairs, key=sum)
+    asked = isl + osl
+    what = f"isl {isl} and osl {osl} make {asked} tokens"
     context = resolve_checkpoint(str(plan.model_path)).context_length
     if context is not None and asked > context:
         raise UsageError(f"{what}, and the context of {plan.model} is {context}; ask for less")
@@ -246,20 +249,31 @@ def _aiperf_host(state: _Run) -> Iterator[AiperfHost]:
             yield host
 
 
-def _measure(state: _Run, host: AiperfHost, mode: str, plan: Plan) -> None:
+def _measure(state: _Run, host: AiperfHost, label: str, plan: Plan) -> None:
     with serve(
-        plan, on_event=lambda event: state.listener.on_event(mode, event), interruption=state.interruption
+        plan, on_event=lambda event: state.listener.on_event(label, event), interruption=state.interruption
     ) as served:
         loaded, warmed_up = round(served.load_seconds, 3), round(served.warm_up_seconds, 3)
-        state.journal.note(TopologyReady(mode=mode, load_seconds=loaded, warm_up_seconds=warmed_up))
+        state.journal.note(TopologyReady(topology=label, load_seconds=loaded, warm_up_seconds=warmed_up))
         try:
-            _sweep(state, host, target_of(plan), served.check)
+            names = partial(_restarted, served)
+            _sweep(state, host, target_of(label, plan), served.check, names)
         finally:
             restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
-            state.journal.note(TopologyStopping(mode=mode, restarts=restarts))
+            state.journal.note(TopologyStopping(topology=label, restarts=restarts))
 
 
-def _sweep(state: _Run, host: AiperfHost, target: Target, still_serving: Callable[[], None]) -> None:
+def _restarted(served: ServedTopology) -> tuple[str, ...]:
+    return tuple(restart.name for restart in served.restarts)
+
+
+def _sweep(
+    state: _Run,
+    host: AiperfHost,
+    target: Target,
+    still_serving: Callable[[], None],
+    restarts: Callable[[], Sequence[str]] | None,
+) -> None:
     def still_there() -> None:
         still_serving()
         state.check_directory()
@@ -269,9 +283,10 @@ def _sweep(state: _Run, host: AiperfHost, target: Target, still_serving: Callabl
         target,
         state.spec.load,
         state.run_dir,
-        trials=state.missing[target.mode],
+        trials=state.missing[target.topology],
         on_progress=state.listener.on_progress,
         still_serving=still_there,
+        restarts=restarts,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +18,7 @@ from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Name
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
+from trtx.experiment.axes import Axes, NamedTopology, expand
 
 ATTACHED = "attached"  # the mode of a deployment that something else serves
 
@@ -62,6 +65,8 @@ class ExperimentSpec(BaseModel):
     topology: TopologySpec = Field(
         default_factory=lambda: TopologySpec.model_validate({"port": 0})
     )  # its mode is set from modes, one after the other
+    axes: Axes = Field(default_factory=dict)  # further fields of the topology that take several values
+    max_cells: int = Field(default=64, ge=1)
     load: LoadSpec = Field(default_factory=LoadSpec)
     attach: Attach | None = None
 
@@ -73,37 +78,45 @@ class ExperimentSpec(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _one_port(self) -> ExperimentSpec:
-        if self.topology.port and len(self.modes) > 1 and self.attach is None:
+    def _sound(self) -> ExperimentSpec:
+        if self.attach is not None:
+            if self.axes:
+                raise ValueError(
+                    "axes shape what trtx serves, and attach measures what is served already; leave them out"
+                )
+        elif self.topology.port and len(self.topologies) > 1:
             raise ValueError(
-                f"port {self.topology.port} can't serve {' and '.join(self.modes)} of one run; "
-                "leave the port out, and each topology takes a free one"
+                f"port {self.topology.port} can't serve {' and '.join(one.label for one in self.topologies)} of one "
+                "run; leave the port out, and each topology takes a free one"
+            )
+        if self.cell_count > self.max_cells:
+            raise ValueError(
+                f"{len(self.labels)} topologies at {len(self.load.loads)} loads make {self.cell_count} cells, and "
+                f"max_cells is {self.max_cells}; take values out of an axis, or allow more with max_cells"
             )
         return self
 
+    @cached_property
+    def topologies(self) -> tuple[NamedTopology, ...]:
+        """What trtx serves and measures, one after the other; none where the run is attached."""
+        if self.attach is not None:
+            return ()
+        return expand(self.modes, self.topology, self.axes)
+
     @property
-    def measured_modes(self) -> tuple[str, ...]:
+    def labels(self) -> tuple[str, ...]:
         """What is measured one after the other, as the report names it."""
-        return self.modes if self.attach is None else (ATTACHED,)
+        return (ATTACHED,) if self.attach is not None else tuple(one.label for one in self.topologies)
 
     @property
     def cell_count(self) -> int:
-        return len(self.measured_modes) * len(self.load.concurrency)
-
-    def topology_of(self, mode: Mode) -> TopologySpec:
-        return self.topology.model_copy(update={"mode": mode})
+        return len(self.labels) * len(self.load.loads)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the loads that defaults led to."""
         document = self.model_dump(mode="json")
-        document["load"]["cells"] = [
-            {
-                "concurrency": load.concurrency,
-                "request_count": load.request_count,
-                "warmup_request_count": load.warmup_request_count,
-            }
-            for load in self.load.loads
-        ]
+        document["load"]["cells"] = [asdict(load) for load in self.load.loads]
+        document["topologies"] = list(self.labels)
         return document
 
 

@@ -13,9 +13,9 @@ from trtx.report.forms import Deployment
 from trtx.topology import Plan
 
 
-def target_of(plan: Plan) -> Target:
+def target_of(label: str, plan: Plan) -> Target:
     """The topology of ``plan``, as a load sees it."""
-    return Target(plan.url, plan.model, plan.model_path, plan.mode, plan.gpu_count, plan.worker_count)
+    return Target(plan.url, plan.model, plan.model_path, label, plan.gpu_count, plan.worker_count)
 
 
 def attached_target(attach: Attach, deployment: Deployment) -> Target:
@@ -24,7 +24,7 @@ def attached_target(attach: Attach, deployment: Deployment) -> Target:
         url=attach.url,
         model=deployment.model,
         tokenizer_path=_tokenizer(attach, deployment.model),
-        mode=ATTACHED,
+        topology=ATTACHED,
         gpu_count=deployment.gpu_count,
         worker_count=deployment.worker_count,
         api_key=api_key(deployment),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from trtx.bench.figures import Spread
@@ -17,17 +18,26 @@ from trtx.report.view import Row, RunView
 
 Chart = dict[str, Any]
 
-# Okabe and Ito's colours, told apart by people who see red and green alike.
-COLORS = {"agg": "#0072B2", "disagg": "#D55E00"}
-OTHER_COLOR = "#009E73"
-SYMBOLS = {"agg": "circle", "disagg": "diamond"}
+# Okabe and Ito's colours, told apart by people who see red and green alike. The two modes always have theirs.
+_OF_MODES = {"agg": ("#0072B2", "circle"), "disagg": ("#D55E00", "diamond")}
+_OTHERS = (
+    ("#009E73", "square"), ("#CC79A7", "triangle-up"), ("#8A6D00", "triangle-down"), ("#56B4E9", "star"),
+    ("#7B4FA3", "pentagon"), ("#5b6b7c", "hexagon"), ("#0072B2", "circle-dot"), ("#D55E00", "diamond-dot"),
+)  # fmt: skip
 
 _INK, _GRID, _SOFT = "#1d2733", "#e6eaef", "#5b6b7c"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
-def color(mode: str) -> str:
-    return COLORS.get(mode, OTHER_COLOR)
+def _marks(view: RunView) -> dict[str, tuple[str, str]]:
+    """Colour and symbol of each series, in the order of the table; past the tenth they come again."""
+    others = itertools.cycle(_OTHERS)
+    return {series: _OF_MODES.get(series) or next(others) for series in view.all_series}
+
+
+def colors(view: RunView) -> dict[str, str]:
+    """Of each series."""
+    return {series: color for series, (color, _) in _marks(view).items()}
 
 
 def charts(view: RunView) -> dict[str, Chart]:
@@ -55,11 +65,11 @@ def _pareto(view: RunView) -> Chart:
     per_user, per_device = output_token_throughput_per_user, output_token_throughput_per_device
     x_unit, y_unit = (figure.unit.format(device=view.device) for figure in (per_user, per_device))
     most = max((rate for row in view.rows if (rate := row.value(per_user))), default=0.0)
-    for mode in view.modes:
+    for series, (color, symbol) in _marks(view).items():
         points = [
             (x, y, row)
             for row in view.rows
-            if row.mode == mode and (x := row.value(per_user)) and (y := row.value(per_device))
+            if view.series(row) == series and (x := row.value(per_user)) and (y := row.value(per_device))
         ]
         if not points:
             continue
@@ -67,27 +77,27 @@ def _pareto(view: RunView) -> Chart:
         front = pareto_front([(x, y) for x, y, row in points if row.status == "ok"])
         data.append(
             {
-                "type": "scatter", "mode": "lines", "name": f"{mode} front", "showlegend": False, "hoverinfo": "skip",
+                "type": "scatter", "mode": "lines", "name": f"{series} front", "showlegend": False, "hoverinfo": "skip",
                 "x": [x for x, _ in front], "y": [y for _, y in front],
-                "line": {"color": color(mode), "width": 2, "shape": "linear"},
+                "line": {"color": color, "width": 2, "shape": "linear"},
             }
         )  # fmt: skip
         on_front = [row.status == "ok" and (x, y) in front for x, y, row in points]
         data.append(
             {
-                "type": "scatter", "mode": "markers+text", "name": mode,
+                "type": "scatter", "mode": "markers+text", "name": series,
                 "x": [x for x, _, _ in points], "y": [y for _, y, _ in points],
                 "text": [_label(row) for _, _, row in points],
                 "texttemplate": "\u2002%{text}\u2002",
-                "textposition": [_label_side(mode, x / most) for x, _, _ in points],
-                "textfont": {"color": color(mode), "size": 12, "shadow": "0 0 3px white, 0 0 3px white, 0 0 3px white"},
+                "textposition": [_label_side(series, x / most) for x, _, _ in points],
+                "textfont": {"color": color, "size": 12, "shadow": "0 0 3px white, 0 0 3px white, 0 0 3px white"},
                 "marker": {
-                    "size": 11, "symbol": SYMBOLS.get(mode, "square"),
-                    "color": [color(mode) if best else "#ffffff" for best in on_front],
-                    "line": {"color": color(mode), "width": 2},
+                    "size": 11, "symbol": symbol,
+                    "color": [color if best else "#ffffff" for best in on_front],
+                    "line": {"color": color, "width": 2},
                 },
                 "cliponaxis": False,
-                "hovertemplate": f"{mode}, %{{text}}<br>%{{x:.4g}} {x_unit}<br>%{{y:.4g}} {y_unit}<extra></extra>",
+                "hovertemplate": f"{series}, %{{text}}<br>%{{x:.4g}} {x_unit}<br>%{{y:.4g}} {y_unit}<extra></extra>",
             }
         )  # fmt: skip
     layout = _layout(x_unit, y_unit)
@@ -95,30 +105,30 @@ def _pareto(view: RunView) -> Chart:
     return {"data": data, "layout": layout}
 
 
-def _label_side(mode: str, x: float) -> str:
+def _label_side(series: str, x: float) -> str:
     """Away from an edge that would cut the label; between, agg's left and the others' right. x: 0 to 1."""
-    side = "right" if x < 0.2 else "left" if x > 0.8 else "left" if mode == "agg" else "right"
+    side = "right" if x < 0.2 else "left" if x > 0.8 else "left" if series == "agg" else "right"
     return f"middle {side}"
 
 
 def _label(row: Row) -> str:
-    return f"c{row.concurrency}" + (f", {row.failed_text}" if row.failed_text else "")
+    return row.load.label.partition("-")[0] + (f", {row.failed_text}" if row.failed_text else "")
 
 
 def _throughput(view: RunView) -> Chart:
     data, figure = [], output_token_throughput
-    for mode in view.modes:
-        points = [(row, found) for row in view.rows if row.mode == mode and (found := row.value(figure))]
+    for series, marks in _marks(view).items():
+        points = [(row, found) for row in view.rows if view.series(row) == series and (found := row.value(figure))]
         if points:
-            data.append(_line(mode, mode, points, figure.unit))
-    return {"data": data, "layout": _concurrency_layout(view, figure.unit, data)}
+            data.append(_line(marks, series, points, figure.unit))
+    return {"data": data, "layout": _load_layout(view, figure.unit, data)}
 
 
 def _latency(view: RunView, figure: Spread) -> Chart:
-    """p50 as a line, and dotted the highest percentile that every cell of the mode has the samples for."""
+    """p50 as a line, and dotted the highest percentile that every cell of the series has the samples for."""
     data = []
-    for mode in view.modes:
-        found = [(row, spread) for row in view.rows if row.mode == mode and (spread := row.value(figure))]
+    for series, marks in _marks(view).items():
+        found = [(row, spread) for row in view.rows if view.series(row) == series and (spread := row.value(figure))]
         if not found:
             continue
         stated = [
@@ -126,36 +136,39 @@ def _latency(view: RunView, figure: Spread) -> Chart:
         ]
         for q in dict.fromkeys((50, max(stated, default=50))):
             line = _line(
-                mode, f"{mode} p{q}", [(row, at) for row, spread in found if (at := spread[q]) is not None], figure.unit
+                marks,
+                f"{series} p{q}",
+                [(row, at) for row, spread in found if (at := spread[q]) is not None],
+                figure.unit,
             )
             if q != 50:
                 line["line"] |= {"dash": "dot", "width": 1.5}
                 line["marker"] |= {"size": 6}
             data.append(line)
-    return {"data": data, "layout": _concurrency_layout(view, f"{figure.title}, {figure.unit}", data)}
+    return {"data": data, "layout": _load_layout(view, f"{figure.title}, {figure.unit}", data)}
 
 
-def _line(mode: str, name: str, points: list[tuple[Row, float]], unit: str) -> dict[str, Any]:
+def _line(marks: tuple[str, str], name: str, points: list[tuple[Row, float]], unit: str) -> dict[str, Any]:
     """A cell with failed requests is a cross."""
-    symbol = SYMBOLS.get(mode, "square")
+    color, symbol = marks
     return {
         "type": "scatter", "mode": "lines+markers", "name": name,
-        "x": [row.concurrency for row, _ in points], "y": [y for _, y in points],
+        "x": [row.load.intensity for row, _ in points], "y": [y for _, y in points],
         "text": [number(y) for _, y in points],
         "customdata": [f"<br>{row.failed_text}" if row.failed_text else "" for row, _ in points],
-        "line": {"color": color(mode), "width": 2},
+        "line": {"color": color, "width": 2},
         "marker": {
-            "size": 8, "symbol": ["x" if row.failed_text else symbol for row, _ in points], "color": color(mode),
+            "size": 8, "symbol": ["x" if row.failed_text else symbol for row, _ in points], "color": color,
         },
         "cliponaxis": False,
-        "hovertemplate": f"{name}, concurrency %{{x}}<br>%{{text}} {unit}%{{customdata}}<extra></extra>",
+        "hovertemplate": f"{name}, %{{x}}<br>%{{text}} {unit}%{{customdata}}<extra></extra>",
     }  # fmt: skip
 
 
-def _concurrency_layout(view: RunView, title: str, data: list[dict[str, Any]]) -> dict[str, Any]:
-    layout = _layout("concurrency", title)
-    ticks = sorted({row.concurrency for row in view.rows})
-    layout["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [str(tick) for tick in ticks]}
+def _load_layout(view: RunView, title: str, data: list[dict[str, Any]]) -> dict[str, Any]:
+    layout = _layout(view.intensity, title)
+    ticks = sorted({row.load.intensity for row in view.rows})
+    layout["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
     values = [y for line in data for y in line["y"] if y > 0]
     if values and max(values) / min(values) > 30:  # one line would lie flat on the axis
         layout["yaxis"] |= {"type": "log", "dtick": 1}

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from trtx.bench.documents import Document
+from trtx.bench.load import Load
 
 LOCK = Document("run.lock.yaml", version=1, oldest=1, since="")
 PLAN = Document("plan.json", version=1, oldest=1, since="")
@@ -71,28 +72,21 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedCell:
-    concurrency: int
-    request_count: int
-    warmup_request_count: int
-
-
-@dataclass(frozen=True, slots=True)
 class AskedLoad:
-    isl: int
-    osl: int
+    isl_stddev: float
+    osl_stddev: float
     trials: int
     seed: int
     streaming: bool
     ignore_eos: bool
-    cells: tuple[AskedCell, ...]
+    cells: tuple[Load, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AskedRun:
     """What a report takes from ``run.lock.yaml``."""
 
-    modes: tuple[str, ...]
+    topologies: tuple[str, ...]  # their labels
     load: AskedLoad
     attach: Attached | None
 
@@ -115,4 +109,4 @@ class PlannedTopology:
 class Planned:
     """What a report takes from ``plan.json``."""
 
-    modes: dict[str, PlannedTopology]
+    topologies: dict[str, PlannedTopology]  # by label

@@ -11,25 +11,25 @@ from markupsafe import Markup
 
 from trtx.bench.figures import all_figures
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
-from trtx.report.charts import charts, color
+from trtx.report.charts import charts, colors
 from trtx.report.columns import UNSURE, needed, number, page_columns, requests_text
-from trtx.report.view import RunView
+from trtx.report.view import Row, RunView
 
 _CHARTS = {
     "pareto": (
         "Pareto front",
-        "Up and to the right is better; c is concurrency. Hollow: not on the front, or requests failed.",
+        "Up and to the right is better; c is concurrency, r requests/s. Hollow: not on the front, or requests failed.",
     ),
     "throughput": (
-        "Throughput against concurrency",
+        "Throughput against load",
         "Output tokens of all users together. A cross: requests failed.",
     ),
     "ttft": (
-        "Time to first token against concurrency",
+        "Time to first token against load",
         "Median, and dotted the highest percentile with enough samples.",
     ),
     "itl": (
-        "Inter-token latency against concurrency",
+        "Inter-token latency against load",
         "Median, and dotted the highest percentile with enough samples.",
     ),
 }
@@ -69,26 +69,30 @@ def _headline(view: RunView) -> str:
 
 
 def _best(view: RunView) -> list[dict[str, str]]:
-    """For each mode, what it did best where nothing failed: failed requests leave the others more room."""
+    """For each series, what it did best where nothing failed: failed requests leave the others more room."""
     cards = []
-    for mode in view.modes:
-        rows = [row for row in view.rows if row.mode == mode and row.status == "ok"]
-        rates = [(rate, row.concurrency) for row in rows if (rate := row.value(output_token_throughput_per_device))]
-        waits = [(at, row.concurrency) for row in rows if (ttft := row.value(time_to_first_token)) and (at := ttft[50])]
+    for series in view.all_series:
+        rows = [row for row in view.rows if view.series(row) == series and row.status == "ok"]
+        rates = [(rate, row) for row in rows if (rate := row.value(output_token_throughput_per_device))]
+        waits = [(at, row) for row in rows if (ttft := row.value(time_to_first_token)) and (at := ttft[50])]
         if not rates or not waits:
             continue
-        (throughput, throughput_at), (wait, wait_at) = max(rates), min(waits)
+        (throughput, most), (wait, least) = max(rates, key=_first), min(waits, key=_first)
         cards.append(
             {
-                "mode": mode,
-                "color": color(mode),
+                "series": series,
+                "color": colors(view)[series],
                 "throughput": number(throughput),
-                "throughput_at": str(throughput_at),
+                "throughput_at": most.load.asked,
                 "ttft": number(wait),
-                "ttft_at": str(wait_at),
+                "ttft_at": least.load.asked,
             }
         )
     return cards
+
+
+def _first(pair: tuple[float, Row]) -> float:
+    return pair[0]
 
 
 @cache
@@ -101,5 +105,5 @@ def _plotly() -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals |= {"color": color, "requests_text": requests_text, "UNSURE": UNSURE}
+    environment.globals |= {"colors": colors, "requests_text": requests_text, "UNSURE": UNSURE}
     return environment.from_string((resources.files("trtx.report") / "page.html.j2").read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict
 from typing import Any
 
 from trtx.bench.figures import all_figures
@@ -53,22 +54,22 @@ def summary_csv(view: RunView) -> str:
 def summary_markdown(view: RunView) -> str:
     columns = markdown_columns(view)
     lines = [
-        f"# {view.model}: {' and '.join(view.modes)}",
+        f"# {view.model}: {' and '.join(view.labels)}",
         "",
         f"{view.subtitle}. Latencies in ms; {UNSURE} marks a percentile with fewer samples than it needs.",
         "",
-        f"| mode | concurrency | requests | {' | '.join(column.title for column in columns)} |",
-        f"|---|--:|--:|{'--:|' * len(columns)}",
+        f"| topology | load | requests | {' | '.join(column.title for column in columns)} |",
+        f"|---|---|--:|{'--:|' * len(columns)}",
     ]
     for row in view.rows:
         figures = " | ".join(column.text(row) for column in columns)
-        lines.append(f"| {row.mode} | {row.concurrency} | {requests_text(row)} | {figures} |")
+        lines.append(f"| {row.topology} | {row.load.label} | {requests_text(row)} | {figures} |")
     problems = [*view.notes, *(f"{row.name}: {row.problem}" for row in view.rows if row.problem)]
     if problems:
         lines += ["", "## What went wrong", "", *(f"- {_one_line(problem)}" for problem in problems)]
     lines += ["", "## Conditions", "", "| | |", "|---|---|"]
     lines += [f"| {c.name} | {_one_line(c.value).replace('|', chr(92) + '|')} |" for c in view.conditions]
-    lines += [f"| {mode} | {served} |" for mode, served in view.topologies]
+    lines += [f"| {label} | {served} |" for label, served in view.topologies]
     return "\n".join(lines) + "\n"
 
 
@@ -83,7 +84,7 @@ def junit_xml(view: RunView) -> str:
     for row in view.rows:
         seconds = row.value(benchmark_duration) or 0.0
         case = ElementTree.SubElement(
-            suite, "testcase", classname=f"trtx.bench.{row.mode}", name=row.name, time=f"{seconds:.3f}"
+            suite, "testcase", classname=f"trtx.bench.{row.topology}", name=row.name, time=f"{seconds:.3f}"
         )
         if row in broken or row in failing:
             kind = "error" if row in broken else "failure"
@@ -93,7 +94,8 @@ def junit_xml(view: RunView) -> str:
 
 
 def _flat(view: RunView, row: Row) -> dict[str, Any]:
-    flat: dict[str, Any] = {"mode": row.mode, "concurrency": row.concurrency, "status": row.status}
+    flat: dict[str, Any] = {"topology": row.topology, **asdict(row.load), "load": row.load.label, "status": row.status}
+    del flat["label"]
     for figure in all_figures():
         flat |= figure.flat(row.value(figure), figure.key(view.device))
     return {**flat, "trials": len(row.cell.trials) if row.cell else 0, "problem": row.problem}

@@ -25,17 +25,17 @@ def console_table(view: RunView) -> RenderableType:
         padding=(0, 1, 0, 0),
         header_style="bold",
     )
-    table.add_column("mode", no_wrap=True)
-    table.add_column("conc", justify="right", no_wrap=True)
+    table.add_column("topology", no_wrap=True)
+    table.add_column("load", justify="right", no_wrap=True)
     table.add_column("ok", justify="right", no_wrap=True)
     table.add_column("failed", justify="right", no_wrap=True)
     for column in shown:
         table.add_column(column.short, justify="right", no_wrap=True)
     for index, row in enumerate(view.rows):
-        if index and view.rows[index - 1].mode != row.mode:
+        if index and view.rows[index - 1].topology != row.topology:
             table.add_section()
         table.add_row(
-            row.mode, str(row.concurrency), *_requests(row), *(_cell(column, row) for column in shown),
+            row.topology, row.load.label, *_requests(row), *(_cell(column, row) for column in shown),
             style=_STYLE[row.status],
         )  # fmt: skip
     return Group(table, *_problems(view))

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from trtx.bench import Cell, Figure, Figures, Range, Reasons, cell_name, describe, read_cells, read_journal
-from trtx.bench.cells import CellStatus
+from trtx.bench import Cell, Figure, Figures, Load, Range, Reasons, cell_name, describe, read_cells, read_journal
+from trtx.bench.cells import CellStatus, in_order
 from trtx.bench.journal import Event, RunFailed, RunResumed, SweepStarted, TopologyReady, TopologyStopping
 from trtx.bench.metrics import (
     error_request_count,
@@ -43,14 +43,14 @@ _ISL_TOLERANCE, _ISL_TOLERANCE_SHARE = 2, 0.1  # tokens, of what was asked
 class Row:
     """One line of the table: a cell, or the place of one that was never measured."""
 
-    mode: str
-    concurrency: int
+    topology: str  # its label
+    load: Load
     cell: Cell | None
-    asked_isl: int | None = None  # tokens; None: not known
+    isl_is_fixed: bool = False  # every prompt was asked to be as long
 
     @property
     def name(self) -> str:
-        return cell_name(self.mode, self.concurrency)
+        return cell_name(self.topology, self.load)
 
     @property
     def status(self) -> RowStatus:
@@ -98,12 +98,13 @@ class Row:
     def isl_text(self) -> str | None:
         """How long prompts were, when one was not about as long as asked: truncated, or mostly a chat template."""
         counted = self.value(input_sequence_lengths)
-        if counted is None or self.asked_isl is None:
+        asked = self.load.isl
+        if counted is None or not self.isl_is_fixed:
             return None
-        tolerated = max(_ISL_TOLERANCE, _ISL_TOLERANCE_SHARE * self.asked_isl)
-        if max(self.asked_isl - counted.min, counted.max - self.asked_isl) <= tolerated:
+        tolerated = max(_ISL_TOLERANCE, _ISL_TOLERANCE_SHARE * asked)
+        if max(asked - counted.min, counted.max - asked) <= tolerated:
             return None
-        return f"the server counted prompts of {_counted_tokens(counted)} tokens, {self.asked_isl:,} were asked"
+        return f"the server counted prompts of {_counted_tokens(counted)} tokens, {asked:,} were asked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +124,32 @@ class RunView:
     rows: tuple[Row, ...]
     device: Literal["GPU", "worker"]  # what tokens/s is divided by
     conditions: tuple[Condition, ...]
-    topologies: tuple[tuple[str, str], ...]  # mode, what served it
+    topologies: tuple[tuple[str, str], ...]  # label, what served it
     notes: tuple[str, ...]  # restarts, an early end: whatever a reader must know beside the figures
     started_at: datetime | None
     subtitle: str  # engine and machine, short
 
     @property
-    def modes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(row.mode for row in self.rows))
+    def labels(self) -> tuple[str, ...]:
+        """Of the topologies."""
+        return tuple(dict.fromkeys(row.topology for row in self.rows))
+
+    @property
+    def has_several_lengths(self) -> bool:
+        return len({(row.load.isl, row.load.osl) for row in self.rows}) > 1
+
+    def series(self, row: Row) -> str:
+        """What a row is a point of: its topology, and its lengths where there are several."""
+        return f"{row.topology} {row.load.isl}/{row.load.osl}" if self.has_several_lengths else row.topology
+
+    @property
+    def all_series(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(self.series, self.rows)))
+
+    @property
+    def intensity(self) -> str:
+        """What loads differ by beside their lengths."""
+        return "request rate" if any(row.load.request_rate for row in self.rows) else "concurrency"
 
     @property
     def requests_sent(self) -> int:
@@ -159,7 +178,7 @@ def read_run(run_dir: Path) -> RunView:
     environment = ENVIRONMENT.find(run_dir, Environment)
     journal = read_journal(run_dir)
     cells = read_cells(run_dir)
-    plans = planned.modes if planned else {}
+    plans = planned.topologies if planned else {}
     plan = next(iter(plans.values()), None)
     attach = asked.attach if asked else None
     model = plan.model if plan else (attach.model if attach else None) or _swept_model(journal)
@@ -169,7 +188,7 @@ def read_run(run_dir: Path) -> RunView:
         rows=_rows(asked, cells),
         device="GPU" if any(cell.device == "gpu" for cell in cells) else "worker",
         conditions=_conditions(asked, plan, environment, journal, cells),
-        topologies=tuple((mode, _topology(entry)) for mode, entry in plans.items()),
+        topologies=tuple((label, _topology(entry)) for label, entry in plans.items()),
         notes=_notes(journal),
         started_at=environment.started_at if environment else None,
         subtitle=", ".join(part for part in (_engine(plan, asked), _machine(environment, asked)) if part),
@@ -177,13 +196,12 @@ def read_run(run_dir: Path) -> RunView:
 
 
 def _rows(asked: AskedRun | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:
-    measured = {(cell.mode, cell.concurrency): cell for cell in cells}
-    keys, isl = set(measured), None
+    measured = {(cell.topology, cell.load): cell for cell in cells}
+    keys, is_fixed = set(measured), False
     if asked is not None:
-        modes = ["attached"] if asked.attach else asked.modes
-        keys |= {(mode, cell.concurrency) for mode in modes for cell in asked.load.cells}
-        isl = asked.load.isl
-    return tuple(Row(mode, concurrency, measured.get((mode, concurrency)), isl) for mode, concurrency in sorted(keys))
+        keys |= {(topology, load) for topology in asked.topologies for load in asked.load.cells}
+        is_fixed = not asked.load.isl_stddev
+    return tuple(Row(*key, measured.get(key), is_fixed) for key in sorted(keys, key=lambda key: in_order(*key)))
 
 
 def _conditions(
@@ -206,8 +224,8 @@ def _conditions(
         (f"{of}Memory", machine and f"{machine.memory_bytes / 2**30:.0f} GiB"),
         (f"{of}Load average before", machine and machine.load_average),
         ("ISL / OSL", load and _lengths(load, measured)),
-        ("Requests", load and ", ".join(f"{cell.request_count} at {cell.concurrency}" for cell in load.cells)),
-        ("Warm-up", load and ", ".join(f"{cell.warmup_request_count} at {cell.concurrency}" for cell in load.cells)),
+        ("Requests", load and ", ".join(f"{cell.request_count} at {cell.asked}" for cell in load.cells)),
+        ("Warm-up", load and ", ".join(f"{cell.warmup_request_count} at {cell.asked}" for cell in load.cells)),
         ("Trials", load and load.trials),
         ("Seed", load and load.seed),
         ("Streaming", load and ("yes" if load.streaming else "no")),
@@ -217,7 +235,7 @@ def _conditions(
         (f"{of}Versions", machine and _versions(machine.versions)),
         (f"{of}Python", machine and machine.python),
         (f"{of}Platform", machine and machine.platform),
-        ("Time to load", ", ".join(f"{one.mode} {one.load_seconds:.1f} s" for one in _of(TopologyReady, journal))),
+        ("Time to load", ", ".join(f"{one.topology} {one.load_seconds:.1f} s" for one in _of(TopologyReady, journal))),
     ]
     return tuple(Condition(name, str(value)) for name, value in found if value not in (None, ""))
 
@@ -248,20 +266,28 @@ def _versions(versions: Mapping[str, str]) -> str:
 
 def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
     """Both lengths that were asked, each with what the server counted of it."""
-    isl = _length(load.isl, [cell.value(input_sequence_lengths) for cell in cells])
-    osl = _length(load.osl, [cell.value(output_sequence_lengths) for cell in cells])
-    return f"{isl} / {osl if load.ignore_eos else f'at most {osl}'} tokens"
+    said = []
+    for isl, osl in dict.fromkeys((one.isl, one.osl) for one in load.cells):
+        of_pair = [cell for cell in cells if (cell.load.isl, cell.load.osl) == (isl, osl)]
+        before = _length(isl, load.isl_stddev, [cell.value(input_sequence_lengths) for cell in of_pair])
+        after = _length(osl, load.osl_stddev, [cell.value(output_sequence_lengths) for cell in of_pair])
+        said.append(f"{before} / {after if load.ignore_eos else f'at most {after}'} tokens")
+    return "; ".join(said)
 
 
-def _length(asked: int, counted: list[Range | None]) -> str:
+def _length(asked: int, stddev: float, counted: list[Range | None]) -> str:
     """A number asked, "exact" only where every answer of every cell was counted and is so long."""
+    if stddev:
+        asked_text = f"{asked} ± {stddev:g}"
+    else:
+        asked_text = str(asked)
     known = [found for found in counted if found is not None]
     if not known or len(known) < len(counted):
-        return f"{asked} asked"
+        return f"{asked_text} asked"
     over_all = Range(min(found.min for found in known), max(found.max for found in known))
     if over_all == Range(asked, asked):
         return f"{asked} exact"
-    return f"{asked} asked ({_counted_tokens(over_all)} counted)"
+    return f"{asked_text} asked ({_counted_tokens(over_all)} counted)"
 
 
 def _counted_tokens(counted: Range) -> str:
@@ -303,7 +329,7 @@ def _notes(journal: tuple[Event, ...]) -> tuple[str, ...]:
             deaths = ", ".join(f"{restart.name} ({restart.exit})" for restart in event.restarts)
             count = len(event.restarts)
             notes.append(
-                f"{event.mode}: {count} restart{'s' if count > 1 else ''} while it was measured: {deaths}. "
+                f"{event.topology}: {count} restart{'s' if count > 1 else ''} while it was measured: {deaths}. "
                 "Its figures include them."
             )
         if isinstance(event, RunResumed):

@@ -1,0 +1,109 @@
+"""Axes of a sweep: fields of a topology that take several values, and the topologies that they make."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from trtx.config import Mode, TopologySpec, recipe_files
+from trtx.config.wording import quoted
+from trtx.errors import UsageError
+
+_SET = "overrides."  # before the path of an engine config's field
+_OWN_MODE = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that has it
+_NO_AXIS = {
+    "mode": "modes is the list of them",
+    "overrides": "name the field, as overrides.max_batch_size",
+    "engine_configs": "recipe names the configs of every role",
+    "port": "each topology takes a free one",
+    "host": "it changes nothing that is measured",
+    "model": "figures of two models do not compare; make a run of each",
+    "served_model_name": "it changes nothing that is measured",
+}
+_FIELDS = (*(name for name in TopologySpec.model_fields if name not in _NO_AXIS), "recipe")
+
+
+def _known(axes: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    for name, values in axes.items():
+        if name not in _FIELDS and not (name.startswith(_SET) and name != _SET):
+            why = _NO_AXIS.get(name, f"expected one of {', '.join(_FIELDS)}, or overrides.FIELD of an engine config")
+            raise ValueError(f"axes.{name} is no axis: {why}")
+        if len(set(map(repr, values))) != len(values):
+            raise ValueError(f"axes.{name} names a value twice; expected each once")
+    return axes
+
+
+Axes = Annotated[dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]], AfterValidator(_known)]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTopology:
+    """One topology of a sweep, under the label that its directory, its cells and the report have."""
+
+    label: str
+    spec: TopologySpec
+
+
+def expand(modes: Sequence[Mode], base: TopologySpec, axes: Mapping[str, Sequence[Any]]) -> tuple[NamedTopology, ...]:
+    """Every mode with every combination of those axes that it has. Raises ValueError naming the value that is wrong."""
+    found: dict[str, NamedTopology] = {}
+    for mode in modes:
+        own = {name: values for name, values in axes.items() if _OWN_MODE.get(name, mode) == mode}
+        for values in itertools.product(*own.values()):
+            chosen = dict(zip(own, values, strict=True))
+            label = "-".join((mode, *_parts(mode, base, chosen)))
+            if label in found:
+                raise ValueError(f"axes make two topologies that are both called {label}; use values that differ more")
+            found[label] = NamedTopology(label, _with(mode, base, chosen))
+    for name in axes:
+        if (mode_of := _OWN_MODE.get(name)) and mode_of not in modes:
+            raise ValueError(f"axes.{name} belongs to mode {mode_of}, and modes are {', '.join(modes)}; leave it out")
+    return tuple(found.values())
+
+
+def _with(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> TopologySpec:
+    fields = base.model_dump(exclude_unset=True) | {"mode": mode}
+    overrides = [*base.overrides]
+    for name, value in chosen.items():
+        if name.startswith(_SET):
+            overrides.append(f"{name.removeprefix(_SET)}={_yaml(value)}")
+        elif name == "recipe":
+            fields["engine_configs"] = _recipe(mode, value)
+        else:
+            fields[name] = value
+    try:
+        return TopologySpec.model_validate(fields | {"overrides": tuple(overrides)})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise ValueError(f"axes.{name} has {quoted(str(chosen.get(name)))}: {first['msg']}") from error
+
+
+def _recipe(mode: Mode, value: Any) -> dict[str, Path]:
+    roles = ("agg",) if mode == "agg" else ("prefill", "decode")
+    try:
+        return {role: path for role, path in recipe_files(str(value)).items() if role in roles}
+    except UsageError as error:
+        raise ValueError(f"axes.recipe: {error}") from error
+
+
+def _yaml(value: Any) -> str:
+    return str(TypeAdapter(Any).dump_json(value).decode()) if not isinstance(value, str) else value
+
+
+def _parts(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Iterator[str]:
+    """What tells the topologies of a sweep apart: worker counts as people say them, the rest by name and value."""
+    if "workers" in chosen:
+        yield f"{chosen['workers']}w"
+    if chosen.keys() & {"prefill", "decode"}:
+        yield f"{chosen.get('prefill', base.prefill)}p{chosen.get('decode', base.decode)}d"
+    for name, value in chosen.items():
+        if name not in _OWN_MODE:
+            said = Path(str(value)).stem if name == "recipe" else str(value)
+            yield re.sub(r"[^A-Za-z0-9._]+", "_", f"{name.rpartition('.')[2]}_{said}").strip("_")
