@@ -29,7 +29,7 @@ class LoadOptions:
             rich_help_panel=_LOAD,
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
     request_rate: Annotated[
         str | None,
         typer.Option(
@@ -39,7 +39,7 @@ class LoadOptions:
             rich_help_panel=_LOAD,
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
     arrival: Annotated[
         str | None,
         typer.Option(
@@ -49,7 +49,7 @@ class LoadOptions:
             rich_help_panel=_LOAD,
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
     burstiness: Annotated[
         float | None,
         typer.Option(
@@ -58,7 +58,7 @@ class LoadOptions:
             rich_help_panel=_LOAD,
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
     isl: Annotated[
         str | None,
         typer.Option(
@@ -68,7 +68,7 @@ class LoadOptions:
             rich_help_panel=_LOAD,
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
     osl: Annotated[
         str | None,
         typer.Option(
@@ -78,7 +78,7 @@ class LoadOptions:
             rich_help_panel=_LOAD,
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
     isl_stddev: Annotated[
         float | None,
         typer.Option(
@@ -87,13 +87,13 @@ class LoadOptions:
             rich_help_panel=_LOAD,
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
     osl_stddev: Annotated[
         float | None,
         typer.Option(
             "--osl-stddev", help="The same for output lengths. Default: 0.", rich_help_panel=_LOAD, show_default=False
         ),
-    ] = (None,)
+    ] = None
     request_count: Annotated[
         int | None,
         typer.Option(
@@ -102,7 +102,7 @@ class LoadOptions:
             rich_help_panel=_LOAD,
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
     warmup_request_count: Annotated[
         int | None,
         typer.Option(
@@ -111,7 +111,7 @@ class LoadOptions:
             rich_help_panel=_LOAD,
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
     trials: Annotated[
         int | None,
         typer.Option(
@@ -120,7 +120,7 @@ class LoadOptions:
             rich_help_panel=_LOAD,
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
     seed: Annotated[
         int | None,
         typer.Option(
@@ -129,7 +129,7 @@ class LoadOptions:
             rich_help_panel=_LOAD,
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,13 +146,13 @@ class AxisOptions:
             rich_help_panel="Topology",
             show_default=False,
         ),
-    ] = (None,)
+    ] = None
     max_cells: Annotated[
         int | None,
         typer.Option(
             "--max-cells", help="Refuse a sweep of more cells. Default: 64.", rich_help_panel=_LOAD, show_default=False
         ),
-    ] = (None,)
+    ] = None
 
 
 _INTEGERS, _NUMBERS = ("concurrency", "isl", "osl"), ("request_rate",)
