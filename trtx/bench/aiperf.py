@@ -98,7 +98,7 @@ def command(target: Target, spec: LoadSpec, load: Load, trial: int, directory: P
     if load.request_rate is not None:
         argv += ["--request-rate", f"{load.request_rate:g}"]
         if spec.burstiness is None:
-            argv += ["--arrival-pattern", spec.arrival]
+            argv += ["--arrival-pattern", spec.arrival or "poisson"]
         else:
             argv += ["--arrival-pattern", "gamma", "--arrival-smoothness", f"{spec.burstiness:g}"]
     else:

@@ -72,7 +72,7 @@ class Load:
 
 def _listed(value: Any) -> Any:
     """One value for a list of one."""
-    return value if isinstance(value, (list, tuple)) else (value,)
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 Lengths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
@@ -83,9 +83,9 @@ class LoadSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    concurrency: tuple[Concurrency, ...] = Field(default=(1, 8, 64))  # an axis, unless there are request rates
+    concurrency: tuple[Concurrency, ...] = (1, 8, 64)  # an axis; none where there are request rates
     request_rate: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()  # requests/s, the other axis
-    arrival: Arrival = "poisson"  # how requests of a rate are spaced
+    arrival: Arrival | None = None  # how requests of a rate are spaced; None: poisson
     burstiness: float | None = Field(
         default=None, gt=0, allow_inf_nan=False
     )  # gamma: 1 is poisson, below it come bursts
@@ -112,16 +112,18 @@ class LoadSpec(BaseModel):
 
     @model_validator(mode="after")
     def _one_axis(self) -> LoadSpec:
+        if self.request_rate and "concurrency" not in self.model_fields_set:
+            self.__dict__["concurrency"] = ()  # the default gives way
         if not self.concurrency and not self.request_rate:
             raise ValueError("concurrency is an empty list; expected at least one value, or a request_rate")
-        if self.request_rate and "concurrency" in self.model_fields_set and self.concurrency:
+        if self.request_rate and self.concurrency:
             raise ValueError(
                 "concurrency and request_rate are two ways to say when a request is sent; leave one of them out"
             )
         for name in ("arrival", "burstiness"):
-            if name in self.model_fields_set and not self.request_rate:
+            if getattr(self, name) is not None and not self.request_rate:
                 raise ValueError(f"{name} spaces requests of a request_rate, and there is none; leave it out")
-        if "arrival" in self.model_fields_set and self.burstiness is not None:
+        if self.arrival is not None and self.burstiness is not None:
             raise ValueError("arrival and burstiness are two ways to space requests; leave one of them out")
         if len(self.isl) != len(self.osl) and 1 not in (len(self.isl), len(self.osl)):
             raise ValueError(

@@ -53,7 +53,7 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
     What a sweep may leave out must stand here: a default in place of a lost field would be another measurement.
     """
     fields = LOCK.load(run_dir)
-    asked = {name: value for name, value in fields.items() if name != "schema_version"}
+    asked = {name: value for name, value in fields.items() if name not in ("schema_version", "topologies")}
     if isinstance(load := asked.get("load"), dict):
         asked["load"] = {name: value for name, value in load.items() if name != "cells"}  # which follow from the rest
     source = str(run_dir / LOCK.file)

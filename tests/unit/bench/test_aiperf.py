@@ -18,7 +18,7 @@ from typing import Protocol
 import psutil
 import pytest
 
-from trtx.bench import Load, LoadSpec, Target, sweep
+from trtx.bench import LoadSpec, Target, sweep
 from trtx.bench.aiperf import check_endpoint, command, complaint
 from trtx.bench.aiperf_process import Aiperf, AiperfHost
 from trtx.bench.endpoint import API_KEY_VARIABLE
@@ -207,7 +207,7 @@ def test_aiperf_is_imported_by_its_host_with_all_that_a_call_takes(tmp_path: Pat
 
 
 def _call(spec: LoadSpec, concurrency: int, trial: int = 1) -> tuple[str, ...]:
-    load = Load(concurrency, spec.request_count_at(concurrency), spec.warmup_request_count_at(concurrency))
+    (load,) = (load for load in spec.loads if load.concurrency == concurrency)
     return command(Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg"), spec, load, trial, Path("trial"))
 
 

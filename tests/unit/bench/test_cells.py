@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trtx.bench import Cell, Load, Target, read_cells
+from trtx.bench import Cell, LoadSpec, Target, read_cells
 from trtx.bench.cells import CELL, measure_cell, write_cell
 from trtx.bench.metrics import (
     error_request_count,
@@ -21,7 +21,8 @@ from trtx.errors import UsageError
 
 GONE = "aiperf exited 1 without a result: All 4 inference request(s) failed"
 TARGET = Target("http://127.0.0.1:1", "m", Path("m"), "agg")
-LOAD = Load(concurrency=2, request_count=4, warmup_request_count=1)
+SPEC = LoadSpec(concurrency=(2,), isl=64, osl=8, request_count=4, warmup_request_count=1)
+(LOAD,) = SPEC.loads
 
 
 def entry(*, phase: str = "profiling", error: str | None = None, tokens: int | None = 8) -> dict[str, Any]:
@@ -40,7 +41,8 @@ def measured(directory: Path, *trials: list[dict[str, Any]], gone: dict[int, str
         trial.mkdir(parents=True)
         lines = [json.dumps(one) + "\n" for one in (entry(phase="warmup", error="cold"), *entries)]
         (trial / "profile_export.jsonl").write_text("".join(lines))
-    return measure_cell(directory, TARGET, LOAD, gone or {}, range(1, len(trials) + 1))
+    spec = SPEC.model_copy(update={"trials": len(trials)})
+    return measure_cell(directory, TARGET, spec, LOAD, range(1, len(trials) + 1), failures=gone)
 
 
 def test_requests_that_all_failed_are_a_result_although_aiperf_gave_none(tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ def test_figures_are_per_gpu_where_there_are_some_else_per_worker_and_of_none_wh
     (tmp_path / "trial-01").mkdir()
     (tmp_path / "trial-01" / "profile_export.jsonl").write_text("".join(json.dumps(entry()) + "\n" for _ in range(4)))
     target = replace(TARGET, gpu_count=gpus, worker_count=workers)
-    cell = measure_cell(tmp_path, target, LOAD, {}, [1])
+    cell = measure_cell(tmp_path, target, SPEC, LOAD, [1])
     assert (cell.device, cell.device_count) == (device, count)
     assert cell.value(output_token_throughput_per_device) == (None if count is None else pytest.approx(32 / count))
     write_cell(tmp_path / "cells" / "agg-c2", cell)

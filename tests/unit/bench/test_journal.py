@@ -9,7 +9,7 @@ from trtx.bench import Journal, read_journal
 from trtx.bench.files import write_text
 from trtx.bench.journal import CellEnded, RunEnded, SweepStarted, TrialEnded
 
-STARTED = SweepStarted(mode="agg", model="tiny", cells=("agg-c8",))
+STARTED = SweepStarted(topology="agg", model="tiny", cells=("agg-c8",))
 
 
 def test_events_come_back_in_order(tmp_path: Path) -> None:
@@ -51,11 +51,11 @@ def test_a_line_for_which_there_is_no_room_leaves_no_part_of_it(tmp_path: Path) 
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, before[1]))  # as a disk that fills in mid line
     try:
         with pytest.raises(OSError, match="No space left"):
-            journal.note(TrialEnded(cell="agg-c1", trial=1, aiperf_exit_code=0))
+            journal.note(TrialEnded(cell="agg-c1", trial=1, aiperf_exit_code=0, restarted=None))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert journal.path.read_bytes() == whole
-    journal.note(TrialEnded(cell="agg-c1", trial=1, aiperf_exit_code=0))
+    journal.note(TrialEnded(cell="agg-c1", trial=1, aiperf_exit_code=0, restarted=None))
     assert [event.name() for event in read_journal(tmp_path)] == ["sweep_started", "trial_ended"]
 
 

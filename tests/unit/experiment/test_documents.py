@@ -18,7 +18,7 @@ from trtx.errors import UsageError
 from trtx.experiment.directory import read_lock
 from trtx.experiment.resumption import PlanDocument, read_recorded
 from trtx.report import forms, read_run
-from trtx.report.forms import AskedCell, AskedLoad, AskedRun, Environment, PlannedProcess, PlannedTopology
+from trtx.report.forms import AskedLoad, AskedRun, Environment, PlannedProcess, PlannedTopology
 from trtx.topology import Plan
 
 TESTS = Path(__file__).parents[1]
@@ -61,12 +61,12 @@ FORMS: list[tuple[Any, str, Where]] = [
     *((event, "journal.jsonl", (_line(event),)) for event in IN_GOLDEN),
     (AskedRun, "run.lock.yaml", ()),
     (AskedLoad, "run.lock.yaml", ("load",)),
-    (AskedCell, "run.lock.yaml", ("load", "cells", 0)),
+    (Load, "run.lock.yaml", ("load", "cells", 0)),
     (Environment, "env.json", ()),
     (PlanDocument, "plan.json", ()),
-    (Plan, "plan.json", ("modes", "agg")),
-    (PlannedTopology, "plan.json", ("modes", "agg")),
-    (PlannedProcess, "plan.json", ("modes", "agg", "processes", 0)),
+    (Plan, "plan.json", ("topologies", "agg")),
+    (PlannedTopology, "plan.json", ("topologies", "agg")),
+    (PlannedProcess, "plan.json", ("topologies", "agg", "processes", 0)),
 ]
 FIELDS = [
     pytest.param(file, where, field.name, id=f"{form.__name__}.{field.name}")

@@ -47,7 +47,7 @@ def measured(
     run_dir: Path, concurrency: int, trial: int = 1, *, failed: int = 0, requests: int = 5, ended: bool = True
 ) -> Path:
     """A trial as aiperf leaves it. ``ended``: with the file that it writes last."""
-    directory = trial_directory(cell_directory(run_dir, "attached", concurrency), trial)
+    directory = trial_directory(cell_directory(run_dir, f"attached-c{concurrency}"), trial)
     directory.mkdir(parents=True)
     lines = [
         {
@@ -102,7 +102,7 @@ def test_trials_that_hold_become_cells_and_what_is_left_of_others_is_set_aside_b
         resumption.clear_the_way(run, resumption.missing_trials(run))
         (cell,) = read_cells(run.run_dir)
         assert (cell.name, [trial.number for trial in cell.trials]) == ("attached-c1", [1])
-        assert (run.run_dir / cell_directory(run.run_dir, "attached", 1) / "trial-01" / RECORDS_FILE).exists()
+        assert (run.run_dir / cell_directory(run.run_dir, "attached-c1") / "trial-01" / RECORDS_FILE).exists()
         assert not (run.run_dir / begun).exists()
         assert (run.run_dir / "attempts" / attempt / begun / RECORDS_FILE).exists()
         assert missing(run) == [(2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
@@ -168,7 +168,7 @@ def test_an_attached_run_without_its_deployment_can_not_be_gone_on_with(tmp_path
 
 def test_another_topology_is_refused_with_what_differs(tmp_path: Path) -> None:
     spec = load_sweep(None, {"topology": {"engine": "paced", "model": "synthetic:tiny"}})
-    plan = prepare(spec.topology_of("agg"), run_dir=tmp_path / "agg")
+    plan = prepare(spec.topologies[0].spec, run_dir=tmp_path / "agg")
     prints = {"agg": resumption.fingerprint(plan.model_path)}
     run = resumption.Recorded(tmp_path, spec, {"agg": plan}, prints, CONDITIONS)
     resumption.check_plan(run, "agg", plan)

@@ -77,7 +77,7 @@ def _asked(sweep: dict[str, Any], tmp_path: Path) -> str:
     file.write_text(json.dumps(sweep))
     spec = load_sweep(file, {})
     planned = plan_only(spec, parent=tmp_path)
-    documents = [(one.mode, one.plan and one.plan.to_json(), one.aiperf) for one in planned]
+    documents = [(one.label, one.plan and one.plan.to_json(), one.aiperf) for one in planned]
     kept_port = str(spec.topology.port)
     return _OWN.sub(lambda found: found.group() if found.group() == kept_port else "own", json.dumps(documents))
 
@@ -125,7 +125,7 @@ def test_a_target_has_the_gpus_of_all_roles(tmp_path: Path, monkeypatch: pytest.
     spec = TopologySpec(mode="disagg", prefill=2, decode=1, engine="torch", model="synthetic:tiny-trained", port=0)
     planned = preparation.prepare(spec, run_dir=tmp_path / "run")
     preparation.HOLDER.release((planned.port, *planned.internal_ports))
-    target = target_of(planned)
+    target = target_of("disagg", planned)
     assert (target.gpu_count, target.worker_count) == (3, 3), "rates per GPU divide by what target_of() counts"
 
 

@@ -16,7 +16,7 @@ from statistics import fmean, median
 
 import pytest
 
-from trtx.bench import Cell, cell_directory
+from trtx.bench import Cell, cell_directory, cell_name
 from trtx.bench.cells import CELL, measure_cell, write_cell
 from trtx.experiment.directory import read_lock, write_lock
 from trtx.experiment.resumption import read_recorded
@@ -25,6 +25,7 @@ from trtx.report import render
 from trtx.report.forms import LOCK
 
 GOLDEN = Path(__file__).parent / "golden"
+LED_TO = ("schema_version", "topologies")  # which follow from the rest
 RENDERED = ("summary.csv", "summary.md", "summary.json", "junit.xml")
 CELLS = ("agg-c1", "agg-c2", "disagg-c1", "disagg-c2")
 
@@ -33,12 +34,11 @@ def _measured(run: Path) -> dict[str, Cell]:
     """The cells as their records give them."""
     spec = read_lock(run)
     recorded = read_recorded(run, spec)
+    names = {cell_name(label, load): (label, load) for label in spec.labels for load in spec.load.loads}
+    trials = range(1, spec.load.trials + 1)
     return {
-        f"{mode}-{load.label}": measure_cell(
-            cell_directory(run, mode, load.concurrency), recorded.target(mode), load, {}, range(1, spec.load.trials + 1)
-        )
-        for mode in spec.measured_modes
-        for load in spec.load.loads
+        name: measure_cell(cell_directory(run, name), recorded.target(label), spec.load, load, trials, restarted=())
+        for name, (label, load) in names.items()
     }
 
 
@@ -98,7 +98,7 @@ def test_the_figures_of_a_real_run_are_those_computed_apart() -> None:
 
 def _write_lock(directory: Path) -> None:
     """What the kept run was asked, as it would be written now: a field that is new has its default."""
-    asked = {name: value for name, value in LOCK.load(GOLDEN / "run").items() if name != "schema_version"}
+    asked = {name: value for name, value in LOCK.load(GOLDEN / "run").items() if name not in LED_TO}
     load = {name: value for name, value in asked["load"].items() if name != "cells"}
     write_lock(directory, ExperimentSpec.model_validate({**asked, "load": load}))
 
@@ -109,7 +109,7 @@ def _write_run(run: Path, computed: Callable[[Path], dict[str, float]] = _comput
     if differing := _differing(run, computed):
         pytest.fail(f"no cell is written while {'; '.join(differing)}: {REASON_FIRST}")
     for cell in _measured(run).values():
-        write_cell(cell_directory(run, cell.mode, cell.concurrency), cell)
+        write_cell(cell_directory(run, cell.name), cell)
 
 
 def _check(kept: Path, found: str) -> None:
