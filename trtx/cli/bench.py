@@ -118,6 +118,10 @@ def bench(
     uses = [*options.engine_uses(model.engine), *(["dry run"] if dry_run else [])]
     if url is not None or sweep is None:
         uses.append("serve" if url is None else "attach")
+    if load.request_rate is not None:
+        uses.append("open loop")
+    elif sweep is None:  # which may have rates
+        uses.append("closed loop")
     refuse_ignored(context, uses)
     from trtx.experiment import load_sweep
     from trtx.experiment import run as measure

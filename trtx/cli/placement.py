@@ -39,6 +39,8 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "resume": Use("beside --resume", "which goes on with what its run was asked", "leave it out"),
         "attach": Use("beside --url", "which measures what is served already"),
         "serve": Use("without --url", "whose deployment it describes", "add --url, or leave it out"),
+        "closed loop": Use("without --request-rate", "whose requests it spaces", "add --request-rate, or leave it out"),
+        "open loop": Use("beside --request-rate", "which says when requests are sent already"),
         "dry run": Use("beside --dry-run", "which measures nothing"),
     },
     "build": {
@@ -77,7 +79,9 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **{option: ("resume", "attach", *uses) for option, uses in _TOPOLOGY.items()},
         **_placed(
             ((), "--resume"),
-            (("resume",), "--sweep --concurrency --request-rate --arrival --burstiness --isl --osl --isl-stddev"),
+            (("resume",), "--sweep --request-rate --isl --osl --isl-stddev"),
+            (("resume", "open loop"), "--concurrency"),
+            (("resume", "closed loop"), "--arrival --burstiness"),
             (("resume",), "--osl-stddev --request-count --warmup-request-count --trials --seed --max-cells"),
             (("resume",), "--url --model --output --dry-run"),
             (("resume", "serve"), "--tokenizer --gpu-count"),

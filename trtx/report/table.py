@@ -25,7 +25,7 @@ def console_table(view: RunView) -> RenderableType:
         padding=(0, 1, 0, 0),
         header_style="bold",
     )
-    table.add_column("topology", no_wrap=True)
+    table.add_column("topology", max_width=13, overflow="fold")
     table.add_column("load", justify="right", no_wrap=True)
     table.add_column("ok", justify="right", no_wrap=True)
     table.add_column("failed", justify="right", no_wrap=True)

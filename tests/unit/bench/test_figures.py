@@ -11,8 +11,9 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from trtx.bench import Cell, Load, Trial, metrics, read_cells
+from trtx.bench import Cell, LoadSpec, Trial, metrics, read_cells
 from trtx.bench.cells import CELL
+from trtx.bench.checks import Level
 from trtx.bench.figures import (
     FIRST_SCHEMA,
     Distribution,
@@ -29,6 +30,7 @@ from trtx.bench.figures import (
     per_device,
 )
 from trtx.bench.records import RequestRecord
+from trtx.bench.validity import Reason, Unchecked, Validity
 from trtx.errors import UsageError
 
 METRICS = "trtx/bench/metrics.py"
@@ -66,9 +68,9 @@ BY_HAND: dict[str, Any] = {
     "output_token_throughput": 47.5,  # 150 tokens in 2 s, 30 in 1.5 s: 75 and 20 tokens/s
     "output_token_throughput_per_user": 50,  # of 100, 50, 25
     "output_token_throughput_per_device": 23.75,
-    "time_to_first_token": {None: 200, 50: 200, 90: 280, 99: 298},
-    "inter_token_latency": {None: 70 / 3, 50: 20, 90: 36, 99: 39.6},
-    "request_latency": {None: 3500 / 3, 50: 1000, 90: 1400, 99: 1490},
+    "time_to_first_token": {None: 200, 50: 200, 90: 280, 95: 290, 99: 298},
+    "inter_token_latency": {None: 70 / 3, 50: 20, 90: 36, 95: 38, 99: 39.6},
+    "request_latency": {None: 3500 / 3, 50: 1000, 90: 1400, 95: 1450, 99: 1490},
     "input_sequence_length": 64,
     "output_sequence_length": 60,
     "input_sequence_lengths": Range(60, 68),
@@ -164,10 +166,12 @@ def test_the_document_has_a_row_for_every_figure_and_no_other() -> None:
 
 def test_a_column_that_a_figure_does_not_have_is_an_error_when_the_program_is_read() -> None:
     said = {"title": "x", "unit": "ms", "meaning": "x"}
-    with pytest.raises(ValueError, match=r"figure nothing: its table has \{95\}, its columns are \(None, 50, 90, 99\)"):
-        figure(Spread, table={95: "p95"}, **said)(nothing)
+    with pytest.raises(
+        ValueError, match=r"figure nothing: its table has \{98\}, its columns are \(None, 50, 90, 95, 99\)"
+    ):
+        figure(Spread, table={98: "p98"}, **said)(nothing)
     with pytest.raises(ValueError, match="its markdown has"):
-        figure(Spread, markdown=[95], **said)(nothing)
+        figure(Spread, markdown=[98], **said)(nothing)
     with pytest.raises(ValueError, match="two figures are called request_count"):
         figure(Number[int], **said)(request_count)
     assert "nothing" not in {record.name for record in all_figures()}
@@ -194,14 +198,17 @@ def test_a_percentile_that_a_figure_does_not_have_is_no_figure_that_is_missing()
     found = Figures.over(TRIALS)[metrics.time_to_first_token]
     assert found is not None
     with pytest.raises(KeyError):
-        found[95]
+        found[98]
 
 
 def test_a_latency_states_the_percentiles_that_its_own_samples_support() -> None:
     whole = [_record(0, 1000, 100, 10, 60, 100)] * 100
     at_once = [RequestRecord(0, 10**9, None, 100, None, 1000, 60, 100)] * 600
     found = Figures.over([whole + at_once])
-    for record, supported in ((metrics.time_to_first_token, "p50 p90 p99"), (metrics.inter_token_latency, "p50 p90")):
+    for record, supported in (
+        (metrics.time_to_first_token, "p50 p90 p95 p99"),
+        (metrics.inter_token_latency, "p50 p90"),
+    ):
         assert record.flat(found[record], "x")["x_percentiles_supported"] == supported
     assert metrics.inter_token_latency.flat(None, "x")["x_percentiles_supported"] == ""
 
@@ -230,7 +237,7 @@ def test_a_cell_of_every_schema_that_is_read_can_be_read(version: int, tmp_path:
         later = latest_schema() + 1
         pytest.fail(
             f"a cell of schema {version} can't be read any more: {error}. A figure that is new says since={later} in "
-            f"its record ({METRICS}), a percentile percentiles_since={{95: {later}}}"
+            f"its record ({METRICS}), a percentile percentiles_since={{98: {later}}}"
         )
     for record in all_figures():
         if isinstance(record, Measured):
@@ -238,8 +245,12 @@ def test_a_cell_of_every_schema_that_is_read_can_be_read(version: int, tmp_path:
 
 
 def test_what_a_cell_holds_survives_its_file_with_every_figure(tmp_path: Path) -> None:
-    trial = Trial(1, "errors", "trial-01", Figures.over(TRIALS), (("HTTP 500", 1),), None)
-    cell = Cell("agg", 8, "gpu", DEVICES, Load(8, 4, 2), (trial,), Figures.over(TRIALS))
+    trial = Trial(1, "errors", "trial-01", Figures.over(TRIALS), Figures.over(TRIALS), (("HTTP 500", 1),), None)
+    (load,) = LoadSpec(concurrency=(8,)).loads
+    validity = Validity(
+        Level.SUSPECT, (Reason("samples", Level.SUSPECT, "too few"),), (Unchecked("GPUs", "nobody looked"),)
+    )
+    cell = Cell("agg", load, "gpu", DEVICES, 1, (trial,), Figures.over(TRIALS), Figures.over(TRIALS), validity)
     CELL.write(tmp_path / "cells" / "agg-c8", cell.to_json())
     assert read_cells(tmp_path) == (cell,)
     kept = json.loads((tmp_path / "cells" / "agg-c8" / CELL.file).read_text())

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_samples import of_requests, of_trials, request
 
-from trtx.bench import Cell, Load, Trial
+from trtx.bench import Cell, LoadSpec, Trial
 from trtx.bench.figures import Figures, all_figures
 from trtx.bench.gate import DEFAULT_METRICS, Limit, compare, parse_limit, parse_metrics
 from trtx.bench.intervals import Interval, per_interval, trials_needed
@@ -264,10 +264,11 @@ def test_the_metrics_that_can_be_compared_are_all_but_counts_and_lengths() -> No
 def test_a_cell_as_it_was_measured_is_a_sample() -> None:
     trials = [[request(number, 100 * trial) for number in range(12)] for trial in (1, 2)]
     measured = tuple(
-        Trial(number, "ok", f"trial-{number:02d}", Figures.over([trial]), (), None)
+        Trial(number, "ok", f"trial-{number:02d}", Figures.over([trial]), None, (), None)
         for number, trial in enumerate(trials, 1)
     )
-    cell = Cell("agg", 8, "gpu", 2, Load(8, 12, 0), measured, Figures.over(trials))
+    (load,) = LoadSpec(concurrency=(8,)).loads
+    cell = Cell("agg", load, "gpu", 2, 2, measured, Figures.over(trials), None, None)
     sample = Sample.of(cell, "SUSPECT", ["not steady"])
     assert (sample.cell, sample.validity, sample.doubts) == ("agg-c8", "SUSPECT", ("not steady",))
     assert sample.values(TTFT_P50) == (100, 200)

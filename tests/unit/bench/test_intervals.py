@@ -50,7 +50,8 @@ def test_a_ratio_is_scipys_welch_on_logarithms(sides: tuple[list[float], list[fl
     candidate, baseline = sides
     expected = scipy.stats.ttest_ind(np.log(candidate), np.log(baseline), equal_var=False)
     found = ratio_interval(candidate, baseline, confidence)
-    assert _logs(found) == pytest.approx(list(expected.confidence_interval(confidence)), rel=1e-6, abs=1e-9)
+    low, high = expected.confidence_interval(confidence)
+    assert _logs(found) == pytest.approx([low, high if high < 700 else math.inf], rel=1e-6, abs=1e-9)
 
 
 @given(st.lists(st.tuples(positive, positive), min_size=2, max_size=12))
@@ -167,8 +168,8 @@ def test_the_number_of_trials_suffices_and_one_less_does_not(spread: float, marg
     if needed is None:
         assert math.log(margin) < 0.05 * spread
     else:
-        assert power(needed) > 0.77
-        assert needed == 2 or power(needed - 1) < 0.82
+        assert not power(needed) < 0.8  # no number far off
+        assert needed == 2 or power(needed - 1) < 0.8
 
 
 @given(st.floats(0.001, 0.3), st.floats(1.01, 1.3), st.floats(0.0, 0.3))

@@ -7,17 +7,19 @@ from pydantic import ValidationError
 
 from trtx.bench import LoadSpec, Target, planned_trials
 from trtx.bench.aiperf import command
+from trtx.bench.steadiness import warm_up_needed
 
 TARGET = Target("http://127.0.0.1:8000", "tiny", Path("/models/tiny"), "agg")
 
 
-def test_request_counts_support_p90_and_four_rounds_of_the_concurrency() -> None:
+def test_requests_are_four_rounds_and_enough_for_p90_beside_the_three_that_are_no_steady_part() -> None:
     counts = {load.concurrency: load.request_count for load in LoadSpec(concurrency=(1, 8, 64)).loads}
-    assert counts == {1: 64, 8: 64, 64: 256}
+    assert counts == {1: 67, 8: 88, 64: 256}
 
 
-def test_warm_up_is_one_round_of_the_concurrency_unless_told_otherwise() -> None:
-    assert [load.warmup_request_count for load in LoadSpec(concurrency=(1, 64)).loads] == [4, 64]
+def test_a_warm_up_is_long_enough_to_be_judged_unless_told_otherwise() -> None:
+    for load in LoadSpec(concurrency=(1, 64)).loads:
+        assert load.concurrency and load.warmup_request_count == warm_up_needed(load.concurrency)
     assert [load.warmup_request_count for load in LoadSpec(concurrency=(1, 64), warmup_request_count=0).loads] == [0, 0]
 
 
@@ -28,18 +30,22 @@ def test_concurrencies_that_make_no_sweep_are_refused(concurrency: tuple[int, ..
 
 
 def test_requests_ask_for_exactly_the_output_length() -> None:
-    assert LoadSpec(osl=100).request_body == {"ignore_eos": True, "min_tokens": 100}
-    assert LoadSpec(ignore_eos=False, extra_inputs={"temperature": 0}).request_body == {"temperature": 0}
+    for spec, body in (
+        (LoadSpec(concurrency=(1,), osl=100), {"ignore_eos": True, "min_tokens": 100}),
+        (LoadSpec(concurrency=(1,), osl=100, osl_stddev=9), {"ignore_eos": True}),  # max_tokens is each request's own
+        (LoadSpec(concurrency=(1,), ignore_eos=False, extra_inputs={"temperature": 0}), {"temperature": 0}),
+    ):
+        assert spec.request_body(spec.loads[0]) == body
 
 
 def test_each_load_has_a_warm_up_of_its_own() -> None:
-    spec = LoadSpec(concurrency=(1, 8), request_count=20)
+    spec = LoadSpec(concurrency=(1, 8), request_count=20, warmup_request_count=5)
     calls = [command(TARGET, spec, load, 1, Path("/run")) for load in spec.loads]
     options = ("--concurrency", "--request-count", "--warmup-request-count", "--num-dataset-entries")
     # No prompt comes twice: what warms up must not fill the prefix cache for what is measured.
     assert [[argv[argv.index(option) + 1] for option in options] for argv in calls] == [
-        ["1", "20", "4", "24"],
-        ["8", "20", "8", "28"],
+        ["1", "20", "5", "25"],
+        ["8", "20", "5", "25"],
     ]
 
 
@@ -74,6 +80,6 @@ def test_a_body_field_that_says_what_is_measured_is_no_extra_input(field: str, d
 
 
 def test_every_field_that_we_send_is_refused_as_an_extra_one() -> None:
-    for field in LoadSpec().request_body:
+    for field in LoadSpec().request_body(LoadSpec().loads[0]):
         with pytest.raises(ValidationError, match=field):
             LoadSpec(extra_inputs={field: 1})

@@ -23,7 +23,7 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
         "Load on agg:",
         "Load on disagg:",
         "--role prefill",
-        "concurrency 8: 64 requests after 8",
+        "concurrency 8: 88 requests after 33",
         "aiperf profile",
     ):
         assert words in shown

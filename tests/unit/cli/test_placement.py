@@ -31,6 +31,8 @@ CALLS = {
         "resume": ["bench", "--resume", "no-such-run"],
         "attach": ["bench", "--url", "http://127.0.0.1:9"],
         "serve": ["bench"],
+        "closed loop": ["bench"],
+        "open loop": ["bench", "--request-rate", "5"],
         "dry run": ["bench", "--dry-run"],
     },
     "build": {
@@ -49,10 +51,11 @@ VALUES = {
     "--router-mode": "kv", "--router-args": "--router-temperature 0.5", "--host": "localhost", "--output": "elsewhere",
     "--sweep": "sweep.yaml", "--url": "http://127.0.0.1:8", "--tokenizer": "here", "--resume": "other-run",
     "--quant": "int8_sq", "--kv-dtype": "fp8", "--calib": "text.jsonl", "--backend": "tensorrt", "--role": "decode",
-    "--gpu": "H100", "--trtllm-version": "1.2.1",
+    "--gpu": "H100", "--trtllm-version": "1.2.1", "--arrival": "constant", "--axis": "overrides.max_batch_size=1,2",
+    "--max-cells": "99",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
-VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run")} | {("--backend", "tensorrt"): "pytorch"}
+VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run", "closed loop", "open loop")} | {("--backend", "tensorrt"): "pytorch"}
 # What changes nothing that the engine room is asked for, and the file of the test that sees what it does.
 SEEN_ELSEWHERE = {
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",

@@ -39,7 +39,7 @@ def test_the_lock_holds_what_defaults_led_to(tmp_path: Path) -> None:
     write_lock(tmp_path, load_sweep(None, {"load": {"concurrency": [1, 64]}}))
     lock = yaml.safe_load((tmp_path / "run.lock.yaml").read_text())
     assert lock["schema_version"] == 1
-    assert [cell["request_count"] for cell in lock["load"]["cells"]] == [64, 256]
+    assert [cell["request_count"] for cell in lock["load"]["cells"]] == [67, 256]
 
 
 def test_a_run_directory_that_was_removed_is_missed_even_where_its_parts_came_back(tmp_path: Path) -> None:

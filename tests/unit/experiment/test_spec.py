@@ -25,16 +25,16 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text("modes: [agg, disagg]\nload: {concurrency: [1, 8], isl: 100, osl: 50}\ntopology: {decode: 2}\n")
     spec = load_sweep(file, {"load": {"isl": 300}, "topology": {"engine": "paced"}})
-    assert (spec.load.isl, spec.load.osl, spec.load.concurrency) == (300, 50, (1, 8))
+    assert (spec.load.isl, spec.load.osl, spec.load.concurrency) == ((300,), (50,), (1, 8))
     assert (spec.topology.engine, spec.topology.decode) == ("paced", 2)
-    assert spec.topology_of("disagg").mode == "disagg"
+    assert [one.spec.mode for one in spec.topologies] == ["agg", "disagg"]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("load: {concurency: [1]}", ["load.concurency", "did you mean concurrency?"]),
-        ("load: {isl: -5}", ["load.isl is -5"]),
+        ("load: {isl: -5}", ["load.isl.0 is -5"]),
         ("load: {concurrency: [8, 8]}", ["concurrency 8,8", "once"]),
         ("modes: [agg, split]", ["modes.1", "split"]),
         ("modes: [agg, agg]", ["modes agg,agg", "once"]),

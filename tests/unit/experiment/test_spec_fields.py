@@ -31,8 +31,13 @@ from trtx.topology import Gpu, Machine
 OTHER: dict[type, dict[str, Any]] = {
     LoadSpec: {
         "concurrency": [2],
+        "request_rate": [2.5],
+        "arrival": "constant",
+        "burstiness": 0.5,
         "isl": 100,
         "osl": 100,
+        "isl_stddev": 9.0,
+        "osl_stddev": 3.0,
         "request_count": 9,
         "warmup_request_count": 9,
         "trials": 2,
@@ -60,8 +65,17 @@ OTHER: dict[type, dict[str, Any]] = {
         "overrides": ["max_batch_size=3"],
     },
     Attach: {"url": None, "model": "second", "tokenizer": None, "gpu_count": 4},  # None: a value of its own below
-    ExperimentSpec: {"name": "other", "modes": ["disagg"], "topology": None, "load": None, "attach": None},
+    ExperimentSpec: {
+        "name": "other",
+        "modes": ["disagg"],
+        "topology": None,
+        "load": None,
+        "attach": None,
+        "axes": {"workers": [2, 3]},
+        "max_cells": 99,
+    },
 }
+OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
 BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
     "mode": "topology.mode is not a field of a sweep; modes at the top is",
@@ -98,7 +112,9 @@ def test_every_field_is_tried(model: Any) -> None:
 
 @pytest.mark.parametrize("field", OTHER[LoadSpec])
 def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Path) -> None:
-    base = {"topology": {"engine": "paced"}, "load": {"concurrency": [1], "isl": 64, "osl": 16}}
+    base: dict[str, Any] = {"topology": {"engine": "paced"}, "load": {"concurrency": [1], "isl": 64, "osl": 16}}
+    if field in OF_A_RATE:
+        base["load"] = {"request_rate": [1.0], "isl": 64, "osl": 16}
     changed = base | {"load": base["load"] | {field: OTHER[LoadSpec][field]}}
     assert _asked(changed, tmp_path) != _asked(base, tmp_path), (
         f"load.{field} is taken and does nothing: hand it to aiperf in trtx/bench/aiperf.py, or refuse it in "
@@ -110,7 +126,8 @@ def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Pa
 def test_aiperf_takes_what_a_field_of_a_load_makes_of_its_command_line(field: str) -> None:
     from aiperf.cli import app
 
-    spec = LoadSpec.model_validate({field: OTHER[LoadSpec][field]})
+    rate = {"request_rate": [1.0]} if field in OF_A_RATE else {}
+    spec = LoadSpec.model_validate({**rate, field: OTHER[LoadSpec][field]})
     target = Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg")
     asked = command(target, spec, spec.loads[0], spec.trials, Path("trial"))
     try:
@@ -205,4 +222,4 @@ def test_what_shapes_a_topology_is_refused_beside_an_attachment(field: str, tmp_
 def test_a_name_and_modes_are_the_runs(tmp_path: Path) -> None:
     spec = load_sweep(None, {"name": "other", "modes": ["disagg"]})
     assert "-other-" in create(tmp_path, spec, datetime.now(UTC)).name
-    assert spec.measured_modes == ("disagg",)
+    assert spec.labels == ("disagg",)

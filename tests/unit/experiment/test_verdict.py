@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trtx.bench import Cell, Figures, Load, Trial
+from trtx.bench import Cell, Figures, LoadSpec, Trial
 from trtx.bench.records import RequestRecord
 from trtx.errors import GateError, LoadGeneratorError, NoVerdictError
 from trtx.experiment import verdict
@@ -12,8 +12,10 @@ def cell(concurrency: int, *, ok: int = 10, failed: int = 0, uncounted: int = 0,
     records += [RequestRecord(0, 10**9, "HTTP 500 boom", None, None, None, None, None)] * failed
     found = None if failure else Figures.over([records])
     status = "failed" if failure else "errors" if failed else "uncounted" if uncounted else "ok"
-    trial = Trial(1, status, "trial-01", found, (("HTTP 500 boom", failed),) if failed else (), failure)  # type: ignore[arg-type]
-    return Cell("agg", concurrency, "worker", 1, Load(concurrency, ok, 0), (trial,), found)
+    errors = (("HTTP 500 boom", failed),) if failed else ()
+    trial = Trial(1, status, "trial-01", found, None, errors, failure)  # type: ignore[arg-type]
+    (load,) = LoadSpec(concurrency=(concurrency,), request_count=ok or 1).loads
+    return Cell("agg", load, "worker", 1, 1, (trial,), found, None, None)
 
 
 def test_a_run_without_a_failure_passes() -> None:

@@ -42,7 +42,7 @@ def test_csv_and_json_hold_the_same_rows(golden_run: Path) -> None:
     rows = json.loads((golden_run / "summary.json").read_text())["rows"]
     with (golden_run / "summary.csv").open() as file:
         table = list(csv.DictReader(file))
-    assert [row["mode"] + row["concurrency"] for row in table] == ["agg1", "agg2", "disagg1", "disagg2"]
+    assert [f"{row['topology']} {row['load']}" for row in table] == ["agg c1", "agg c2", "disagg c1", "disagg c2"]
     for of_json, of_csv in zip(rows, table, strict=True):
         assert list(of_json) == list(of_csv)
         assert float(of_csv["time_to_first_token_p50"]) == of_json["time_to_first_token_p50"]
@@ -51,7 +51,7 @@ def test_csv_and_json_hold_the_same_rows(golden_run: Path) -> None:
 def test_two_workers_halve_the_figure_per_worker(golden_run: Path) -> None:
     render(golden_run)
     rows = json.loads((golden_run / "summary.json").read_text())["rows"]
-    disagg = next(row for row in rows if row["mode"] == "disagg")
+    disagg = next(row for row in rows if row["topology"] == "disagg")
     assert disagg["output_token_throughput_per_worker"] == pytest.approx(disagg["output_token_throughput"] / 2)
     assert "output_token_throughput_per_gpu" not in disagg
 
@@ -67,7 +67,7 @@ def test_the_console_table_fits_80_columns_and_marks_what_lacks_samples(golden_r
 def test_the_console_table_fits_80_columns_with_large_figures_and_failures(golden_run: Path) -> None:
     for file in golden_run.glob("cells/disagg-*/cell.json"):
         document = json.loads(file.read_text())
-        document["concurrency"] *= 128
+        document["load"] |= {"concurrency": 1024, "label": "c1024"}
         document["figures"] |= {"request_count": 1024, "error_request_count": 12, "output_token_throughput": 54321.0}
         document["figures"]["output_token_throughput_per_user"] = 1234.5
         document["figures"]["time_to_first_token"] |= {"p50": 12345.6, "p90": 23456.7, "p99": 34567.8}
@@ -141,7 +141,7 @@ def test_a_cell_with_failed_requests_is_nowhere_the_best(golden_run: Path) -> No
     assert not next(line for line in drawn["pareto"]["data"] if line["name"] == "agg front")["x"]
     assert drawn["throughput"]["data"][0]["marker"]["symbol"] == ["x", "x"]
     page = (golden_run / "report.html").read_text(encoding="utf-8")
-    best = page[page.index('aria-label="Best of each mode"') : page.index('aria-label="Charts"')]
+    best = page[page.index('aria-label="Best of each topology"') : page.index('aria-label="Charts"')]
     assert "<h2>disagg</h2>" in best and "<h2>agg</h2>" not in best
 
 
@@ -151,7 +151,7 @@ def test_answers_without_usage_are_a_dash_and_a_note_in_every_form(golden_run: P
     )
     spoil(golden_run, "agg-c2", {**unknown, "uncounted_request_count": 12}, status="uncounted")
     view = render(golden_run)
-    line = next(line for line in _console_text(view).splitlines() if line.startswith("agg") and " 2 12 " in line)
+    line = next(line for line in _console_text(view).splitlines() if line.startswith("agg") and " c2 12 " in line)
     assert line.split()[4] == "–" and "0" not in line.split()[4:7]
     assert not view.is_clean
     suite = ElementTree.parse(golden_run / "junit.xml").getroot()
@@ -164,7 +164,7 @@ def test_answers_without_usage_are_a_dash_and_a_note_in_every_form(golden_run: P
 
 def test_a_restart_while_measuring_is_said_beside_the_figures(golden_run: Path) -> None:
     restarts = (ProcessRestart(name="agg-0", at=1.0, exit="exited 137 (SIGKILL)"),)
-    Journal(golden_run).note(TopologyStopping(mode="agg", restarts=restarts))
+    Journal(golden_run).note(TopologyStopping(topology="agg", restarts=restarts))
     view = render(golden_run)
     assert not view.is_clean
     assert any("1 restart" in note and "agg-0" in note for note in view.notes)
@@ -276,10 +276,10 @@ def test_cells_survive_their_file(golden_run: Path) -> None:
     ("name", "content", "says"),
     [
         ("run.lock.yaml", "load:\n  isl: 32\n  os", "line 3: this is not YAML (while scanning a simple key"),
-        ("run.lock.yaml", "schema_version: 1\nmodes: [agg]\nload:\n  isl: 32\n", "load.osl is missing"),
+        ("run.lock.yaml", "schema_version: 1\ntopologies: [agg]\nload:\n  seed: 7\n", "load.isl_stddev is missing"),
         ("run.lock.yaml", "- another's list\n", "holds a list"),
         ("run.lock.yaml", "", "holds nothing"),
-        ("run.lock.yaml", "schema_version: 1\nattach: {}\nmodes: [agg]\nload: 5\n", "load is 5; expected a map"),
+        ("run.lock.yaml", "schema_version: 1\nattach: {}\ntopologies: [agg]\nload: 5\n", "load is 5; expected a map"),
         ("run.lock.yaml", "\0", "a character that no YAML may hold"),
         ("plan.json", '{"modes": {"agg": ', "is not JSON, it was cut short or is another's (Expecting value"),
         ("env.json", "[]", "holds a list"),
@@ -333,7 +333,7 @@ def test_prompts_that_are_not_as_long_as_asked_are_told_in_every_form(golden_run
 
 def test_the_table_in_the_readme_has_the_columns_and_the_caption_of_the_real_one(golden_run: Path) -> None:
     lines = [line.rstrip() for line in _console_text(read_run(golden_run)).splitlines()]
-    header = next(line for line in lines if line.startswith("mode")).split()
+    header = next(line for line in lines if line.startswith("topology")).split()
     caption = " ".join(line for line in lines[lines.index(next(x for x in lines if x.startswith("TTFT"))) :] if line)
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").splitlines()
     shown = [line.split() for line in readme if line.startswith("mode ")]
