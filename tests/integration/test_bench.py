@@ -59,7 +59,12 @@ def test_the_last_line_is_the_path_of_the_report(paced_run: tuple[Path, subproce
 
 
 def test_both_modes_and_loads_are_measured_without_a_failure(rows: list[dict[str, Any]]) -> None:
-    assert [(row["mode"], row["concurrency"]) for row in rows] == [("agg", 1), ("agg", 4), ("disagg", 1), ("disagg", 4)]
+    assert [(row["topology"], row["concurrency"]) for row in rows] == [
+        ("agg", 1),
+        ("agg", 4),
+        ("disagg", 1),
+        ("disagg", 4),
+    ]
     assert {row["status"] for row in rows} == {"ok"}
     assert all((row["request_count"], row["error_request_count"]) == (12, 0) for row in rows)
 
@@ -79,7 +84,7 @@ def test_measured_latencies_are_never_shorter_than_the_engine_allows(rows: list[
 
 
 def test_four_users_get_more_tokens_a_second_than_one(rows: list[dict[str, Any]]) -> None:
-    throughput = {(row["mode"], row["concurrency"]): row["output_token_throughput"] for row in rows}
+    throughput = {(row["topology"], row["concurrency"]): row["output_token_throughput"] for row in rows}
     for mode in ("agg", "disagg"):
         assert throughput[mode, 4] > 1.5 * throughput[mode, 1]
 

@@ -104,6 +104,9 @@ def _parts(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Iterato
     if chosen.keys() & {"prefill", "decode"}:
         yield f"{chosen.get('prefill', base.prefill)}p{chosen.get('decode', base.decode)}d"
     for name, value in chosen.items():
-        if name not in _OWN_MODE:
-            said = Path(str(value)).stem if name == "recipe" else str(value)
-            yield re.sub(r"[^A-Za-z0-9._]+", "_", f"{name.rpartition('.')[2]}_{said}").strip("_")
+        if name in _OWN_MODE:
+            continue
+        said = Path(value).stem if name == "recipe" else str(value)
+        if not isinstance(value, str):
+            said = f"{name.rpartition('.')[2]}_{said}"
+        yield re.sub(r"[^A-Za-z0-9._-]+", "_", said).strip("_")

@@ -55,7 +55,9 @@ VALUES = {
     "--max-cells": "99",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
-VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run", "closed loop", "open loop")} | {("--backend", "tensorrt"): "pytorch"}
+VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run", "closed loop", "open loop")} | {
+    ("--backend", "tensorrt"): "pytorch"
+}
 # What changes nothing that the engine room is asked for, and the file of the test that sees what it does.
 SEEN_ELSEWHERE = {
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trtx.errors import UsageError
-from trtx.experiment import load_sweep
+from trtx.experiment import load_sweep, plan_only
 from trtx.experiment.spec import Attach
 
 SWEEPS = sorted((Path(__file__).parents[3] / "sweeps").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)
-def test_every_shipped_sweep_is_valid(path: Path) -> None:
-    assert load_sweep(path, {}).name == path.stem
 
 
 def test_the_demo_measures_both_modes_at_three_loads() -> None:
@@ -120,3 +116,50 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(UsageError, match="user name or password") as refused:
         load_sweep(None, {"attach": {"url": url}})
     assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda path: path.stem)
+def test_every_shipped_sweep_can_be_planned(sweep: Path, tmp_path: Path) -> None:
+    spec = load_sweep(sweep, {"topology": {"engine": "paced"}})
+    assert spec.name == sweep.stem
+    planned = plan_only(spec, parent=tmp_path)
+    assert [one.label for one in planned] == list(spec.labels)
+    assert sum(len(one.aiperf) for one in planned) == spec.cell_count * spec.load.trials
+
+
+def test_axes_make_topologies_under_labels_of_what_they_differ_by() -> None:
+    axes = {"prefill": [1, 2], "workers": [2, 4], "router_mode": ["kv"], "overrides.max_batch_size": [8, 16]}
+    spec = load_sweep(None, {"modes": ["agg", "disagg"], "axes": axes, "topology": {"engine": "paced", "decode": 3}})
+    assert spec.labels == tuple(
+        f"{counts}-kv-max_batch_size_{size}" for counts in ("agg-2w", "agg-4w", "disagg-1p3d", "disagg-2p3d")
+        for size in (8, 16)
+    )  # fmt: skip
+    last = spec.topologies[-1].spec
+    assert (last.prefill, last.decode, last.router_mode, last.overrides) == (2, 3, "kv", ("max_batch_size=16",))
+
+
+@pytest.mark.parametrize(
+    ("sweep", "says"),
+    [
+        ({"axes": {"prefil": [1]}}, "axes.prefil is no axis: expected one of workers"),
+        ({"axes": {"mode": ["agg"]}}, "axes.mode is no axis: modes is the list of them"),
+        ({"axes": {"prefill": [1, 2]}}, "axes.prefill belongs to mode disagg, and modes are agg"),
+        ({"axes": {"workers": [0]}}, "axes.workers has '0'"),
+        ({"axes": {"workers": []}}, "axes.workers"),
+        ({"axes": {"workers": [1, 1]}}, "axes.workers names a value twice"),
+        ({"axes": {"recipe": ["no-such"]}}, "axes.recipe: "),
+        ({"axes": {"workers": [1, 2]}, "topology": {"port": 8000}}, "port 8000 can't serve agg-1w and agg-2w"),
+        ({"axes": {"workers": [1, 2]}, "max_cells": 5}, "2 topologies at 3 loads make 6 cells, and max_cells is 5"),
+        ({"axes": {"workers": [1]}, "attach": {"url": "http://127.0.0.1:9"}}, "axes shape what trtx serves"),
+        ({"load": {"request_rate": [1], "concurrency": [1]}}, "two ways to say when a request is sent"),
+        ({"load": {"concurrency": []}}, "concurrency is an empty list"),
+        ({"load": {"burstiness": 0.5}}, "burstiness spaces requests of a request_rate"),
+        ({"load": {"request_rate": [1], "burstiness": 0.5, "arrival": "constant"}}, "two ways to space requests"),
+        ({"load": {"isl": [1, 2, 3], "osl": [1, 2]}}, "isl has 3 lengths and osl 2"),
+        ({"load": {"isl": [8, 8]}}, "a pair of lengths twice"),
+    ],
+)
+def test_axes_and_loads_that_make_no_sweep_are_one_sentence(sweep: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        load_sweep(None, sweep)
+    assert says in str(raised.value) and "\n" not in str(raised.value)

@@ -98,7 +98,7 @@ def test_an_empty_value_of_any_option_is_refused(verb: str, odd_directory: Path)
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_an_option_that_takes_one_value_is_refused_twice(verb: str) -> None:
-    for option in sorted(options_of(verb) - _FLAGS - {"--set", "--config", "--role"}):
+    for option in sorted(options_of(verb) - _FLAGS - {"--set", "--config", "--role", "--axis"}):
         if option.startswith("--"):
             answer = ask([verb, option, "1", option, "1"])
             assert answer.code == 2 and f"{option} is given twice" in answer.err
