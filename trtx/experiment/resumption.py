@@ -9,18 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from trtx.bench import (
-    PlannedTrial,
     Target,
     cell_directory,
     cell_name,
     held_trials,
-    planned_trials,
     read_journal,
     rewrite_cells,
     trial_directory,
@@ -28,6 +26,7 @@ from trtx.bench import (
 from trtx.bench.cells import CELL
 from trtx.bench.journal import LoadStarted
 from trtx.errors import UsageError
+from trtx.experiment.schedule import Step, schedule, without
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
 from trtx.launch import members
@@ -97,23 +96,22 @@ def wait_for_the_end(recorded: Recorded) -> None:
         time.sleep(0.1)
 
 
-def missing_trials(recorded: Recorded) -> dict[str, tuple[PlannedTrial, ...]]:
-    """By topology, what is to be measured. One of which everything holds is left out. Writes nothing."""
-    missing = {}
-    for label in recorded.spec.labels:
-        held = held_trials(recorded.run_dir, recorded.target(label), recorded.spec.load)
-        if trials := tuple(trial for trial in planned_trials(recorded.spec.load) if trial not in held):
-            missing[label] = trials
-    return missing
+def missing_steps(recorded: Recorded) -> tuple[Step, ...]:
+    """What is to be measured, in the order that it would have had. Writes nothing."""
+    held = {
+        label: held_trials(recorded.run_dir, recorded.target(label), recorded.spec.load)
+        for label in recorded.spec.labels
+    }
+    return without(schedule(recorded.spec), held)
 
 
-def clear_the_way(recorded: Recorded, missing: Mapping[str, Sequence[PlannedTrial]]) -> None:
+def clear_the_way(recorded: Recorded, missing: Sequence[Step]) -> None:
     """Moves what an earlier attempt left of missing trials out of the way, and writes cells of those that hold."""
     run_dir = recorded.run_dir
     attempt = run_dir / ATTEMPTS / str(1 + len(list((run_dir / ATTEMPTS).glob("*"))))
-    for label, trials in missing.items():
-        for trial in trials:
-            cell = cell_directory(run_dir, cell_name(label, trial.load))
+    for step in missing:
+        for trial in step.trials:
+            cell = cell_directory(run_dir, cell_name(step.label, trial.load))
             for path in (trial_directory(cell, trial.number), cell / CELL.file):
                 if path.exists():
                     aside = attempt / path.relative_to(run_dir)

@@ -14,7 +14,6 @@ from trtx.bench import (
     AiperfHost,
     Journal,
     LoadSpec,
-    PlannedTrial,
     Progress,
     Target,
     cell_directory,
@@ -40,6 +39,7 @@ from trtx.errors import TrtxError, UsageError
 from trtx.experiment import directory, resumption
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.environment import environment
+from trtx.experiment.schedule import Step, schedule
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, target_of
 from trtx.experiment.verdict import verdict
@@ -86,7 +86,7 @@ class _Run:
     spec: ExperimentSpec
     run_dir: Path
     listener: Listener
-    missing: dict[str, tuple[PlannedTrial, ...]]  # by topology, what is to be measured
+    missing: tuple[Step, ...]  # what is to be measured
     target: Target | None = None  # of an attached run
     check_directory: Callable[[], None] = lambda: None  # raises UsageError once it was removed
     interruption: Interruption = field(default_factory=Interruption)
@@ -99,8 +99,8 @@ class _Run:
     @property
     def ahead(self) -> tuple[str, ...]:
         """Names of the cells to measure."""
-        trials = [(label, trial) for label, trials in self.missing.items() for trial in trials]
-        return tuple(dict.fromkeys(cell_name(label, trial.load) for label, trial in trials))
+        names = (cell_name(step.label, trial.load) for step in self.missing for trial in step.trials)
+        return tuple(dict.fromkeys(names))
 
 
 def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Listener | None = None) -> FinishedRun:
@@ -115,7 +115,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     deployment = None if spec.attach is None else ask_deployment(spec.attach)
     target = attached_target(spec.attach, deployment) if spec.attach and deployment else None
     run_dir = directory.create(parent, spec, started_at)
-    missing = dict.fromkeys(spec.labels, planned_trials(spec.load))
+    missing = schedule(spec)
     state = _Run(spec, run_dir, listener or Listener(), missing, target)
     try:
         with directory.told_if_unwritable(run_dir):
@@ -143,7 +143,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
         recorded = resumption.read_recorded(run_dir, spec)
         resumption.check_conditions(recorded, environment(argv, probe(), datetime.now(UTC)))
         resumption.wait_for_the_end(recorded)
-        missing = resumption.missing_trials(recorded)
+        missing = resumption.missing_steps(recorded)
         state = _Run(spec, run_dir, listener or Listener(), missing, check_directory=check_directory)
         if missing and spec.attach is not None:
             deployment = ask_deployment(spec.attach)
@@ -163,14 +163,14 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
 def _measure_missing(state: _Run) -> FinishedRun:
     state.listener.on_start(state.run_dir)
     kept = tuple(cell.name for cell in read_cells(state.run_dir))
-    state.listener.on_cells(kept, state.ahead, sum(len(trials) for trials in state.missing.values()))
+    state.listener.on_cells(kept, state.ahead, sum(len(step.trials) for step in state.missing))
     with catch_signals(state.interruption), _rendered_whatever_happens(state), _aiperf_host(state) as host:
-        for label in state.missing:
-            state.listener.on_topology(label)
+        for step in state.missing:
+            state.listener.on_topology(step.label)
             if state.target is not None:
-                _sweep(state, host, state.target, state.interruption.check, None)
+                _sweep(state, host, state.target, step, state.interruption.check, None)
             else:
-                _measure(state, host, label, state.plans[label])
+                _measure(state, host, step)
     cells = read_cells(state.run_dir)
     return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, verdict(cells, state.spec.cell_count))
 
@@ -201,8 +201,9 @@ def _aiperf(spec: ExperimentSpec, target: Target, run_dir: Path) -> tuple[tuple[
 def _plan(state: _Run) -> None:
     if state.spec.attach is not None:
         return
+    ahead = {step.label for step in state.missing}
     for topology in state.spec.topologies:
-        if topology.label in state.missing:
+        if topology.label in ahead:
             plan = prepare(topology.spec, run_dir=state.run_dir / topology.label)
             _check_fits(plan, state.spec.load)
             state.plans[topology.label] = plan
@@ -249,7 +250,8 @@ def _aiperf_host(state: _Run) -> Iterator[AiperfHost]:
             yield host
 
 
-def _measure(state: _Run, host: AiperfHost, label: str, plan: Plan) -> None:
+def _measure(state: _Run, host: AiperfHost, step: Step) -> None:
+    plan, label = _plan_of(state, step), step.label
     with serve(
         plan, on_event=lambda event: state.listener.on_event(label, event), interruption=state.interruption
     ) as served:
@@ -257,7 +259,7 @@ def _measure(state: _Run, host: AiperfHost, label: str, plan: Plan) -> None:
         state.journal.note(TopologyReady(topology=label, load_seconds=loaded, warm_up_seconds=warmed_up))
         try:
             names = partial(_restarted, served)
-            _sweep(state, host, target_of(label, plan), served.check, names)
+            _sweep(state, host, target_of(label, plan), step, served.check, names)
         finally:
             restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
             state.journal.note(TopologyStopping(topology=label, restarts=restarts))
@@ -267,10 +269,22 @@ def _restarted(served: ServedTopology) -> tuple[str, ...]:
     return tuple(restart.name for restart in served.restarts)
 
 
+def _plan_of(state: _Run, step: Step) -> Plan:
+    """The plan that a topology was checked by; made anew, with a directory of its own, each further time that it is
+    started: ports, and what a process writes, belong to one start."""
+    directory = state.run_dir / step.label
+    if not directory.exists():
+        return state.plans[step.label]
+    (spec,) = (topology.spec for topology in state.spec.topologies if topology.label == step.label)
+    starts = len(list(directory.glob("start-*")))
+    return prepare(spec, run_dir=directory / f"start-{starts + 2:02d}")
+
+
 def _sweep(
     state: _Run,
     host: AiperfHost,
     target: Target,
+    step: Step,
     still_serving: Callable[[], None],
     restarts: Callable[[], Sequence[str]] | None,
 ) -> None:
@@ -283,7 +297,7 @@ def _sweep(
         target,
         state.spec.load,
         state.run_dir,
-        trials=state.missing[target.topology],
+        trials=step.trials,
         on_progress=state.listener.on_progress,
         still_serving=still_there,
         restarts=restarts,

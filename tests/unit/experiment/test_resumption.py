@@ -64,7 +64,7 @@ def measured(
 
 
 def missing(run: resumption.Recorded) -> list[tuple[int, int]]:
-    trials = [trial for trials in resumption.missing_trials(run).values() for trial in trials]
+    trials = [trial for step in resumption.missing_steps(run) for trial in step.trials]
     return [(trial.load.concurrency, trial.number) for trial in trials]
 
 
@@ -99,7 +99,7 @@ def test_trials_that_hold_become_cells_and_what_is_left_of_others_is_set_aside_b
     measured(run.run_dir, 1)
     for attempt in ("1", "2"):
         begun = measured(run.run_dir, 1, 2, ended=False).relative_to(run.run_dir)
-        resumption.clear_the_way(run, resumption.missing_trials(run))
+        resumption.clear_the_way(run, resumption.missing_steps(run))
         (cell,) = read_cells(run.run_dir)
         assert (cell.name, [trial.number for trial in cell.trials]) == ("attached-c1", [1])
         assert (run.run_dir / cell_directory(run.run_dir, "attached-c1") / "trial-01" / RECORDS_FILE).exists()
@@ -112,10 +112,10 @@ def test_nothing_missing_leaves_every_file_where_it_is(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     for concurrency in (1, 2, 4):
         measured(run.run_dir, concurrency)
-    resumption.clear_the_way(run, {})  # which writes the cells
+    resumption.clear_the_way(run, ())  # which writes the cells
     before = {path: path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file()}
-    assert resumption.missing_trials(run) == {}
-    resumption.clear_the_way(run, {})
+    assert resumption.missing_steps(run) == ()
+    resumption.clear_the_way(run, ())
     assert {path: path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file()} == before
 
 

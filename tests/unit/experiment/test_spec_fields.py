@@ -73,6 +73,8 @@ OTHER: dict[type, dict[str, Any]] = {
         "attach": None,
         "axes": {"workers": [2, 3]},
         "max_cells": 99,
+        "arms": {"a": {}, "b": {"workers": 2}},
+        "order": "abba",
     },
 }
 OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
