@@ -78,7 +78,9 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **_placed(
             ((), "--resume"),
             (("resume",), "--sweep --concurrency --isl --osl --request-count --warmup-request-count --trials --seed"),
-            (("resume",), "--url --model --output --dry-run"),
+            (("resume",), "SWEEP_FILE --url --model --output --dry-run"),
+            (("resume",), "--slo --min-goodput --max-error-rate --baseline --max-regression --metrics"),
+            (("resume",), "--allow-different --baseline-dir --save-baseline"),
             (("resume", "serve"), "--tokenizer --gpu-count"),
             (("resume", "attach"), "--mode"),
             (("dry run",), "--json"),

@@ -6,7 +6,7 @@ import inspect
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args, get_type_hints
 
@@ -147,15 +147,15 @@ OPTION_NAMES = tuple(field.name for group in (ModelOptions, TopologyOptions) for
 
 
 def spread(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes of a verb's parameters ``model: ModelOptions`` and ``topology: TopologyOptions`` the options in them, or
-    Typer would want each option written down in each verb. ``defaults``: those that the verb has otherwise."""
+    """Makes of each parameter of a verb that is a group, such as ``model: ModelOptions``, the options in it, or Typer
+    would want each option written down in each verb. ``defaults``: those that the verb has otherwise."""
 
     def spread_over(verb: Callable[..., None]) -> Callable[..., None]:
-        groups: dict[str, type[ModelOptions | TopologyOptions]] = {}
+        groups: dict[str, type[Any]] = {}
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(verb, eval_str=True).parameters.values():
             group = parameter.annotation
-            if group not in (ModelOptions, TopologyOptions):
+            if not is_dataclass(group):
                 parameters.append(parameter)
                 continue
             groups[parameter.name] = group

@@ -1,4 +1,4 @@
-"""What one run is asked to do: modes, topology and load, from a sweep file and flags."""
+"""What one run is asked to do: modes, topology, load and gate, from a sweep file and flags."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Name
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
+from trtx.experiment.gate_spec import GateSpec
 
 ATTACHED = "attached"  # the mode of a deployment that something else serves
 
@@ -64,6 +65,7 @@ class ExperimentSpec(BaseModel):
     )  # its mode is set from modes, one after the other
     load: LoadSpec = Field(default_factory=LoadSpec)
     attach: Attach | None = None
+    gate: GateSpec = Field(default_factory=GateSpec)
 
     @field_validator("modes")
     @classmethod
@@ -199,5 +201,5 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
 
 
 def _field_names() -> list[str]:
-    models: tuple[type[BaseModel], ...] = (ExperimentSpec, TopologySpec, LoadSpec, Attach)
+    models: tuple[type[BaseModel], ...] = (ExperimentSpec, TopologySpec, LoadSpec, Attach, GateSpec)
     return [name for model in models for name in model.model_fields]
