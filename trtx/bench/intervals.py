@@ -17,6 +17,7 @@ from dataclasses import dataclass
 CONFIDENCE = 0.95
 POWER = 0.8  # the convention of Cohen (1988): four of five gates of an equal build get their verdict
 _MOST_TRIALS = 10_000
+_LARGEST = 700.0  # e^710 is no float any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def ratio_interval(
     variances = [statistics.variance(logs) / len(logs) for logs in (candidate_logs, baseline_logs)]
     difference = statistics.fmean(candidate_logs) - statistics.fmean(baseline_logs)
     half = _welch_half_width(variances, [len(candidate_logs), len(baseline_logs)], confidence)
-    return Interval(math.exp(difference), math.exp(difference - half), math.exp(difference + half), confidence)
+    return _ratios(Interval(difference, difference - half, difference + half, confidence))
 
 
 def paired_ratio_interval(
@@ -75,9 +76,7 @@ def paired_ratio_interval(
     """
     pairs = zip(_logs(candidate), _logs(baseline), strict=True)
     found = mean_interval([of_candidate - of_baseline for of_candidate, of_baseline in pairs], confidence)
-    if found is None:
-        return None
-    return Interval(math.exp(found.estimate), math.exp(found.low), math.exp(found.high), confidence)
+    return None if found is None else _ratios(found)
 
 
 def relative_spread(values: Sequence[float]) -> float | None:
@@ -93,7 +92,7 @@ def expected_margin(spread: float, trials: tuple[int, int], confidence: float = 
     if min(trials) < 2:
         return math.inf
     half = _welch_half_width([spread**2 / count for count in trials], list(trials), confidence)
-    return math.exp(half) if half < 700 else math.inf  # e^710 is no float any more
+    return math.exp(half) if half < _LARGEST else math.inf
 
 
 def trials_needed(spread: float, margin: float, confidence: float = CONFIDENCE, power: float = POWER) -> int | None:
@@ -128,6 +127,12 @@ def _welch_half_width(variances: Sequence[float], counts: Sequence[int], confide
     shares = [variance / total for variance in variances]
     freedom = 1 / sum(share**2 / (count - 1) for share, count in zip(shares, counts, strict=True))
     return _student(freedom, confidence) * math.sqrt(total)
+
+
+def _ratios(logs: Interval) -> Interval:
+    """Of two trials that have nothing in common the interval is wider than floats are: its end is their last."""
+    estimate, low, high = (math.exp(min(end, _LARGEST)) for end in (logs.estimate, logs.low, logs.high))
+    return Interval(estimate, low, high, logs.confidence)
 
 
 def _logs(values: Sequence[float]) -> list[float]:

@@ -189,6 +189,7 @@ def _argv() -> list[str]:
 def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
     from trtx.cli.bench_view import BenchView
+    from trtx.cli.step_summary import add_step_summary
     from trtx.report import console_table, read_run
     from trtx.report.forms import LOCK
     from trtx.report.summary import summary_json
@@ -204,10 +205,13 @@ def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
             if (view.run_dir / LOCK.file).exists():
                 typer.echo(f"go on with it: trtx bench --resume {shlex.quote(str(view.run_dir))}", err=True)
         raise
+    add_step_summary(outcome.run_dir)
     summary = read_run(outcome.run_dir)
     view.print_table(console_table(summary), to_stderr=as_json)
     if outcome.error is not None:
         typer.echo(f"trtx: {outcome.error}", err=True)
+    if outcome.baseline is not None:
+        typer.echo(f"candidate for a baseline: {outcome.baseline}", err=True)
     if as_json:
         typer.echo(f"report: {outcome.report}", err=True)
         typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **summary_json(summary)}))

@@ -155,7 +155,7 @@ def spread(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., Non
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(verb, eval_str=True).parameters.values():
             group = parameter.annotation
-            if not is_dataclass(group):
+            if not (isinstance(group, type) and is_dataclass(group)):
                 parameters.append(parameter)
                 continue
             groups[parameter.name] = group

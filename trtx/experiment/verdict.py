@@ -1,48 +1,72 @@
-"""What a set of cells says about a run: nothing wrong, or the error whose exit code it ends with."""
+"""What the judgements of a run say of it: nothing wrong, or the error whose exit code it ends with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from trtx.bench import Cell, describe
 from trtx.bench.failures import merge_reasons
-from trtx.bench.metrics import error_request_count, request_count, uncounted_request_count
+from trtx.bench.judgement import Judgement, Verdict, outcome
+from trtx.bench.metrics import error_request_count, request_count, request_error_rate
 from trtx.errors import GateError, LoadGeneratorError, NoVerdictError, TrtxError
+from trtx.report.forms import ComparedWith, RunVerdict
 
 _REASONS = 3  # told in one sentence; the report has all
 
 
-def verdict(cells: Sequence[Cell], expected: int) -> TrtxError | None:
-    """None when every expected cell was measured, no request failed, and every answer was counted.
+def run_verdict(cells: Sequence[Cell], judgements: Sequence[Judgement], baseline: ComparedWith | None) -> RunVerdict:
+    """Of a run whose ``cells`` were measured and judged, those that were not measured too."""
+    error = ending(cells, judgements)
+    worst = next((verdict for verdict in Verdict if any(one.verdict is verdict for one in judgements)), None)
+    return RunVerdict(
+        verdict=worst or Verdict.NO_VERDICT,
+        exit_code=0 if error is None else error.exit_code,
+        sentence=None if error is None else str(error),
+        baseline=baseline,
+        judgements=tuple(judgements),
+    )
 
-    A cell without a result is the load generator's failure (exit 5) and outweighs failed requests, which are the
-    server's: the gate that every benchmark has (exit 1). Fewer cells than expected, or answers without usage, whose
-    tokens nobody counted, give no verdict (exit 3).
+
+def ending(cells: Sequence[Cell], judgements: Sequence[Judgement]) -> TrtxError | None:
+    """None where every judgement passed.
+
+    A cell without a result is the load generator's failure (exit 5) and outweighs all else; then what was found bad
+    (exit 1), requests that failed first; then what could not be judged (exit 3).
     """
     without = [cell for cell in cells if cell.status == "failed"]
     if without:
         return LoadGeneratorError(
-            f"{len(without)} of {expected} cells have no result ({_names(without)}; "
+            f"{len(without)} of {len({one.cell for one in judgements})} cells have no result ({_names(without)}; "
             f"{without[0].name}: {without[0].failure}); expected one each; see the logs under their trial directories"
         )
-    measured = [cell.figures for cell in cells if cell.figures]
-    succeeded = sum(figures[request_count] for figures in measured)
-    failed = sum(figures[error_request_count] for figures in measured)
-    if failed:
-        reasons = merge_reasons(cell.errors for cell in cells)
-        failing = [cell for cell in cells if cell.errors]
-        return GateError(
-            f"{failed} of {succeeded + failed} failed: {describe(reasons, _REASONS)} ({_names(failing)}); expected none"
-        )
-    if len(cells) < expected:
-        return NoVerdictError(f"{len(cells)} of {expected} cells were measured; expected all; run it again")
-    if uncounted := sum(figures[uncounted_request_count] for figures in measured):
-        lacking = [cell for cell in cells if cell.status == "uncounted"]
-        return NoVerdictError(
-            f"{uncounted} of {succeeded} answers carry no usage ({_names(lacking)}), so nobody counted their tokens; "
-            "expected one each; switch usage on at the server"
-        )
-    return None
+    missed = {one.cell for one in judgements if one.verdict is Verdict.MISSED and _is_of_failures(one)}
+    if not missed:
+        return outcome(judgements)
+    others = outcome([one for one in judgements if not (_is_of_failures(one) and one.cell in missed)])
+    beside = f"; {others}" if isinstance(others, GateError) and len(judgements) > len(missed) else ""
+    return GateError(f"{_failed_requests(cells, missed, judgements)}{beside}")
+
+
+def error_of(verdict: RunVerdict) -> TrtxError | None:
+    """What a run ends with, of its kept verdict."""
+    if verdict.sentence is None:
+        return None
+    kinds: tuple[type[TrtxError], ...] = (GateError, NoVerdictError, LoadGeneratorError)
+    return next(kind for kind in kinds if kind.exit_code == verdict.exit_code)(verdict.sentence)
+
+
+def _is_of_failures(judgement: Judgement) -> bool:
+    return judgement.criterion.startswith(f"{request_error_rate.name}:")
+
+
+def _failed_requests(cells: Sequence[Cell], missed: Collection[str], judgements: Sequence[Judgement]) -> str:
+    failing = [cell for cell in cells if cell.name in missed]
+    failed = sum(cell.figures[error_request_count] for cell in failing if cell.figures)
+    succeeded = sum(cell.figures[request_count] for cell in cells if cell.figures)
+    reasons = describe(merge_reasons(cell.errors for cell in failing), _REASONS)
+    limit = next(one.limit for one in judgements if _is_of_failures(one) and one.limit is not None)
+    expected = f"at most {limit:g} % of a cell" if limit else "none"
+    return f"{failed} of {failed + succeeded} failed: {reasons} ({_names(failing)}); expected {expected}"
 
 
 def _names(cells: Sequence[Cell]) -> str:
