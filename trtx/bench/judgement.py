@@ -82,10 +82,10 @@ def outcome(judgements: Sequence[Judgement]) -> TrtxError | None:
     """None where every judgement passed: GateError (exit 1) for bad news, else NoVerdictError (3), also for none."""
     if not judgements:
         return NoVerdictError("nothing was judged: no cell, or no metric; expected at least one of each")
-    for verdicts, error in ((_BAD, GateError), ((Verdict.NO_VERDICT,), NoVerdictError)):
-        found = [judgement for verdict in verdicts for judgement in judgements if judgement.verdict is verdict]
-        if found:
-            told = "; ".join(f"{one.cell} {one.criterion} {one.verdict.value}: {one.reason}" for one in found[:_TOLD])
-            more = f"; and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
-            return error(f"{len(found)} of {len(judgements)} judgements did not pass: {told}{more}")
-    return None
+    found = [one for verdict in Verdict for one in judgements if one.verdict is verdict is not Verdict.PASS]
+    if not found:
+        return None
+    told = "; ".join(f"{one.cell} {one.criterion} {one.verdict.value}: {one.reason}" for one in found[:_TOLD])
+    more = f"; and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
+    error = GateError if found[0].verdict in _BAD else NoVerdictError
+    return error(f"{len(found)} of {len(judgements)} judgements did not pass: {told}{more}")

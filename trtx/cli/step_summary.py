@@ -17,7 +17,7 @@ def add_step_summary(run_dir: Path) -> None:
         return
     try:
         text = (run_dir / "summary.md").read_text(encoding="utf-8")
-        with open(path, "a", encoding="utf-8") as file:
+        with Path(path).open("a", encoding="utf-8") as file:
             file.write(text + "\n")
     except OSError as error:
         typer.echo(f"{VARIABLE} {path!r} can't be written ({error.strerror}); the summary is in {run_dir}", err=True)

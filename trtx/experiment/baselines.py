@@ -48,7 +48,9 @@ class Baselines:
             return _named(path)
         known = sorted(path.stem for path in self.directory.glob("*.json"))
         near = get_close_matches(name, known, n=3, cutoff=0.5)
-        has = f"it has {', '.join(known[:8])}" if known else "it has none; save one with --save-baseline"
+        has = (
+            f"it has {', '.join(known[:8])}" if known else "it has none; save one with trtx bench --save-baseline NAME"
+        )
         raise UsageError(
             f"no baseline is called {quoted(name)} in {str(self.directory)!r}; "
             + (f"did you mean {' or '.join(near)}" if near else f"expected one of it, and {has}")

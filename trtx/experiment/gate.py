@@ -6,19 +6,13 @@ same one, whatever became of the file meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trtx.bench import Cell, Load, cell_name, describe, read_cells
-from trtx.bench.gate import compare
-from trtx.bench.goodput import goodput, judge_goodput, request_bounds
-from trtx.bench.judgement import Judgement, Verdict
-from trtx.bench.metrics import error_request_count, request_count, uncounted_request_count
+from trtx.bench import Cell, Load, cell_name, read_cells
+from trtx.bench.goodput import goodput, request_bounds
 from trtx.bench.records import RECORDS_FILE, read_records
 from trtx.bench.resolution import check_resolvable
-from trtx.bench.sample import Sample
-from trtx.bench.slo import judge_error_rate, judge_objective
 from trtx.experiment.baseline import Baseline, read_baseline, write_baseline
 from trtx.experiment.baselines import Baselines, open_baseline
 from trtx.experiment.conditions import (
@@ -29,8 +23,9 @@ from trtx.experiment.conditions import (
     refuse_others,
     unchecked,
 )
+from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.spec import ExperimentSpec
-from trtx.experiment.verdict import run_verdict
+from trtx.experiment.verdict import judge_cells, run_verdict
 from trtx.report.forms import BASELINE, CONDITIONS, VERDICT, ComparedWith, Environment, RunVerdict
 from trtx.topology import Plan
 
@@ -66,31 +61,16 @@ def prepare(run_dir: Path, spec: ExperimentSpec, plans: Mapping[str, Plan], envi
 
 def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
     """Judges every cell that was to be measured, writes ``verdict.json``, and returns it."""
-    gate = spec.gate
     loads = planned_loads(spec)
     cells = {cell.name: cell for cell in read_cells(run_dir)}
-    samples = [Sample.of(cells[name]) if name in cells else _unmeasured(name) for name in loads]
-    found: list[Judgement] = []
-    for sample in samples:
-        cell = cells.get(sample.cell)
-        found.append(_judge_failures(sample, cell, gate.error_rate_limit))
-        if cell is not None and found[-1].verdict is Verdict.PASS and (lacking := _judge_usage(sample)):
-            found.append(lacking)
-        found += [judge_objective(sample, objective) for objective in gate.objectives]
-        if gate.min_goodput is not None:
-            bounds = request_bounds(gate.objectives)
-            trials = () if cell is None else (run_dir / "cells" / cell.name / one.directory for one in cell.trials)
-            goodputs = [goodput(read_records(trial / RECORDS_FILE), bounds) for trial in trials if _has_records(trial)]
-            found.append(judge_goodput(sample, goodputs, gate.min_goodput))
-    compared = None
-    if gate.limit is not None:
-        baseline = read_baseline(run_dir / BASELINE.file)
-        found += compare(
-            baseline.samples, samples, gate.limit, gate.compared, max_error_rate=gate.error_rate_limit
-        )  # fmt: skip
-    order = list(loads)
-    found.sort(key=lambda judgement: order.index(judgement.cell))
-    verdict = run_verdict(tuple(cells.values()), found, compared)
+    baseline = read_baseline(run_dir / BASELINE.file) if spec.gate.limit is not None else None
+    judgements = judge_cells(
+        spec.gate, tuple(loads), cells,
+        goodputs=_goodputs(run_dir, spec.gate, cells.values()),
+        baseline=() if baseline is None else baseline.samples,
+    )  # fmt: skip
+    compared = None if baseline is None else _compared(run_dir, baseline, loads)
+    verdict = run_verdict(tuple(cells.values()), judgements, compared)
     VERDICT.write(run_dir, verdict)
     return verdict
 
@@ -112,43 +92,19 @@ def _compared(run_dir: Path, baseline: Baseline, loads: Mapping[str, Load]) -> C
     )
 
 
-def _judge_failures(sample: Sample, cell: Cell | None, limit: float) -> Judgement:
-    judged = judge_error_rate(sample, limit)
-    if judged.verdict is not Verdict.MISSED or cell is None or cell.figures is None:
-        return judged
-    failed, succeeded = cell.figures[error_request_count], cell.figures[request_count]
-    reason = f"{failed:,} of {failed + succeeded:,} failed: {describe(cell.errors)}; expected {_at_most(limit)}"
-    return replace(judged, reason=reason)
-
-
-def _judge_usage(sample: Sample) -> Judgement | None:
-    """Answers without usage, whose tokens nobody counted: what the cell did is not known."""
-    uncounted = 0 if sample.figures is None else sample.figures[uncounted_request_count]
-    if not uncounted:
-        return None
-    answers = sample.requests()[0]
-    return Judgement(
-        cell=sample.cell,
-        criterion="uncounted_request_count:avg:le:0",
-        verdict=Verdict.NO_VERDICT,
-        reason=f"{uncounted:,} of {answers:,} answers carry no usage, so nobody counted their tokens; expected one "
-        "each; switch usage on at the server",
-        value=uncounted,
-        limit=0,
-        unit="requests",
-    )
-
-
-def _unmeasured(name: str) -> Sample:
-    return Sample(cell=name, device_count=None, figures=None, trials=(), failure="it was not measured")
-
-
-def _has_records(trial: Path) -> bool:
-    return (trial / RECORDS_FILE).exists()
-
-
-def _at_most(limit: float) -> str:
-    return f"at most {limit:g} %" if limit else "none"
+def _goodputs(run_dir: Path, gate: GateSpec, cells: Iterable[Cell]) -> dict[str, list[float | None]]:
+    """By cell, of each trial that has records; nothing where no goodput is asked for."""
+    if gate.min_goodput is None:
+        return {}
+    bounds = request_bounds(gate.objectives)
+    paths = {
+        cell.name: [run_dir / "cells" / cell.name / trial.directory / RECORDS_FILE for trial in cell.trials]
+        for cell in cells
+    }
+    return {
+        name: [goodput(read_records(path), bounds) for path in of_cell if path.exists()]
+        for name, of_cell in paths.items()
+    }
 
 
 def saved(run_dir: Path, spec: ExperimentSpec) -> Path | None:

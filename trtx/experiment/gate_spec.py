@@ -19,7 +19,9 @@ BASELINE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 def _listed(value: Any) -> Any:
     """One text for a list of one, with commas for one of several: none of what is listed has a comma in it."""
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return tuple(value) if isinstance(value, list) else value
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
@@ -51,7 +53,7 @@ class GateSpec(BaseModel):
             given, lacking = ("--max-regression", "--baseline") if self.baseline is None else (
                 "--baseline", "--max-regression",
             )  # fmt: skip
-            raise UsageError(f"{given} judges nothing without {lacking}; expected both, or neither")
+            raise UsageError(f"{given} means nothing without {lacking}; expected both, or neither")
         for option, value in (("--metrics", self.metrics), ("--allow-different", self.allow_different)):
             if value and self.baseline is None:
                 raise UsageError(f"{option} means nothing without --baseline; leave it out, or name a baseline")

@@ -1,17 +1,49 @@
-"""What the judgements of a run say of it: nothing wrong, or the error whose exit code it ends with."""
+"""What a run's cells are judged to be, and what that says of the run: nothing wrong, or the error that it ends with."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from trtx.bench import Cell, describe
 from trtx.bench.failures import merge_reasons
+from trtx.bench.gate import compare
+from trtx.bench.goodput import judge_goodput
 from trtx.bench.judgement import Judgement, Verdict, outcome
-from trtx.bench.metrics import error_request_count, request_count, request_error_rate
+from trtx.bench.metrics import error_request_count, request_count, request_error_rate, uncounted_request_count
+from trtx.bench.sample import Sample
+from trtx.bench.slo import judge_error_rate, judge_objective
 from trtx.errors import GateError, LoadGeneratorError, NoVerdictError, TrtxError
+from trtx.experiment.gate_spec import GateSpec
 from trtx.report.forms import ComparedWith, RunVerdict
 
 _REASONS = 3  # told in one sentence; the report has all
+
+
+def judge_cells(
+    gate: GateSpec,
+    names: Sequence[str],
+    cells: Mapping[str, Cell],
+    *,
+    goodputs: Mapping[str, Sequence[float | None]] | None = None,
+    baseline: Sequence[Sample] = (),
+) -> tuple[Judgement, ...]:
+    """Every criterion in every cell of ``names``, cell by cell; one that is not among ``cells`` was not measured.
+
+    ``goodputs``: of each trial, by cell, where a least one is asked for. Failed requests are always judged.
+    """
+    samples = [Sample.of(cells[name]) if name in cells else _unmeasured(name) for name in names]
+    found: list[Judgement] = []
+    for sample in samples:
+        failures = _judge_failures(sample, cells.get(sample.cell), gate.error_rate_limit)
+        lacking = _judge_usage(sample) if failures.verdict is Verdict.PASS else None
+        found += [failures] if lacking is None else [failures, lacking]
+        found += [judge_objective(sample, objective) for objective in gate.objectives]
+        if gate.min_goodput is not None:
+            found.append(judge_goodput(sample, (goodputs or {}).get(sample.cell, ()), gate.min_goodput))
+    if gate.limit is not None:
+        found += compare(baseline, samples, gate.limit, gate.compared, max_error_rate=gate.error_rate_limit)
+    return tuple(sorted(found, key=lambda judgement: names.index(judgement.cell)))
 
 
 def run_verdict(cells: Sequence[Cell], judgements: Sequence[Judgement], baseline: ComparedWith | None) -> RunVerdict:
@@ -71,3 +103,38 @@ def _failed_requests(cells: Sequence[Cell], missed: Collection[str], judgements:
 
 def _names(cells: Sequence[Cell]) -> str:
     return ", ".join(cell.name for cell in cells)
+
+
+def _judge_failures(sample: Sample, cell: Cell | None, limit: float) -> Judgement:
+    judged = judge_error_rate(sample, limit)
+    if judged.verdict is not Verdict.MISSED or cell is None or cell.figures is None:
+        return judged
+    failed, succeeded = cell.figures[error_request_count], cell.figures[request_count]
+    reason = f"{failed:,} of {failed + succeeded:,} failed: {describe(cell.errors)}; expected {_at_most(limit)}"
+    return replace(judged, reason=reason)
+
+
+def _judge_usage(sample: Sample) -> Judgement | None:
+    """Answers without usage, whose tokens nobody counted: what the cell did is not known."""
+    uncounted = 0 if sample.figures is None else sample.figures[uncounted_request_count]
+    if not uncounted:
+        return None
+    answers = sample.requests()[0]
+    return Judgement(
+        cell=sample.cell,
+        criterion="uncounted_request_count:avg:le:0",
+        verdict=Verdict.NO_VERDICT,
+        reason=f"{uncounted:,} of {answers:,} answers carry no usage, so nobody counted their tokens; expected one "
+        "each; switch usage on at the server",
+        value=uncounted,
+        limit=0,
+        unit="requests",
+    )
+
+
+def _unmeasured(name: str) -> Sample:
+    return Sample(cell=name, device_count=None, figures=None, trials=(), failure="it was not measured")
+
+
+def _at_most(limit: float) -> str:
+    return f"at most {limit:g} %" if limit else "none"

@@ -219,7 +219,7 @@ def test_bad_news_outweighs_no_news_which_outweighs_good_news(verdicts: list[Ver
 def test_the_error_tells_the_worst_first_and_not_all() -> None:
     error = outcome(_judged(Verdict.PASS, *[Verdict.REGRESSED] * 4, Verdict.NO_VERDICT, Verdict.FAILED))
     assert str(error) == (
-        "5 of 7 judgements did not pass: c6 x failed: why; c1 x regressed: why; c2 x regressed: why; and 2 more"
+        "6 of 7 judgements did not pass: c6 x failed: why; c1 x regressed: why; c2 x regressed: why; and 3 more"
     )
 
 

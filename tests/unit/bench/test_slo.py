@@ -223,7 +223,9 @@ def test_the_widest_bound_of_a_latency_is_that_of_a_request() -> None:
 
 @pytest.mark.parametrize("typed", [[], ["output_token_throughput:avg:ge:5"]])
 def test_goodput_without_an_objective_of_a_latency_is_refused(typed: list[str]) -> None:
-    with pytest.raises(UsageError, match="--min-goodput: .* there is none; expected one, as --slo"):
+    with pytest.raises(
+        UsageError, match="--min-goodput means nothing without the --slo of a latency.*; expected one, as --slo"
+    ):
         request_bounds([parse_objective(text) for text in typed])
 
 
