@@ -93,18 +93,17 @@ def _compared(run_dir: Path, baseline: Baseline, loads: Mapping[str, Load]) -> C
 
 
 def _goodputs(run_dir: Path, gate: GateSpec, cells: Iterable[Cell]) -> dict[str, list[float | None]]:
-    """By cell, of each trial that has records; nothing where no goodput is asked for."""
+    """By cell, of each trial that has a result; nothing where no goodput is asked for."""
     if gate.min_goodput is None:
         return {}
     bounds = request_bounds(gate.objectives)
     paths = {
-        cell.name: [run_dir / "cells" / cell.name / trial.directory / RECORDS_FILE for trial in cell.trials]
+        cell.name: [
+            run_dir / "cells" / cell.name / trial.directory / RECORDS_FILE for trial in cell.trials if trial.figures
+        ]
         for cell in cells
     }
-    return {
-        name: [goodput(read_records(path), bounds) for path in of_cell if path.exists()]
-        for name, of_cell in paths.items()
-    }
+    return {name: [goodput(read_records(path), bounds) for path in of_cell] for name, of_cell in paths.items()}
 
 
 def saved(run_dir: Path, spec: ExperimentSpec) -> Path | None:

@@ -88,10 +88,6 @@ class ExperimentSpec(BaseModel):
         """What is measured one after the other, as the report names it."""
         return self.modes if self.attach is None else (ATTACHED,)
 
-    @property
-    def cell_count(self) -> int:
-        return len(self.measured_modes) * len(self.load.concurrency)
-
     def topology_of(self, mode: Mode) -> TopologySpec:
         return self.topology.model_copy(update={"mode": mode})
 
