@@ -5,7 +5,6 @@ Made for git or the cache of a CI job: nothing in it depends on where it lies.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,7 @@ from trtx.config.wording import quoted
 from trtx.errors import UsageError
 from trtx.experiment.baseline import Baseline, of_run, read_baseline, write_baseline
 from trtx.experiment.conditions import COMPARED_BY, Conditions, Difference, differences, load_differences
-from trtx.experiment.gate_spec import BASELINE_NAME
+from trtx.experiment.gate_spec import check_baseline_name
 from trtx.report.forms import LOCK
 
 
@@ -30,10 +29,7 @@ class Baselines:
 
     def path(self, name: str) -> Path:
         """Raises UsageError for what can't be a name."""
-        if not re.match(BASELINE_NAME, name):
-            raise UsageError(
-                f"{quoted(name)} is no name of a baseline; expected letters, digits, '.', '_' and '-', as main-h100"
-            )
+        check_baseline_name(name)
         return self.directory / f"{name}.json"
 
     def all(self) -> tuple[Baseline, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -12,9 +13,18 @@ from trtx.bench.goodput import request_bounds
 from trtx.bench.sample import Metric, parse_percent
 from trtx.bench.slo import Objective, parse_objective
 from trtx.config.topology import Name
+from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
-BASELINE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+_BASELINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_baseline_name(name: str) -> None:
+    """Raises UsageError for what can't be the name of a baseline, which is a file's."""
+    if not _BASELINE_NAME.fullmatch(name):
+        raise UsageError(
+            f"{quoted(name)} is no name of a baseline; expected letters, digits, '.', '_' and '-', such as main-h100"
+        )
 
 
 def _listed(value: Any) -> Any:
@@ -40,12 +50,14 @@ class GateSpec(BaseModel):
     metrics: Texts = ()  # compared; none: DEFAULT_METRICS
     allow_different: Texts = ()  # conditions in which the baseline may be another
     baseline_dir: Name = "baselines"
-    save_baseline: str | None = Field(default=None, pattern=BASELINE_NAME)
+    save_baseline: str | None = None  # name of the candidate that is made of the run
 
     @model_validator(mode="after")
     def _can_be_judged(self) -> GateSpec:
         """Raises UsageError, which names the option, for what nothing can be judged by."""
         _ = self.limit, self.error_rate_limit, self.compared
+        if self.save_baseline is not None:
+            check_baseline_name(self.save_baseline)
         if self.min_goodput is not None:
             request_bounds(self.objectives)
         _refuse_twice("--slo", [objective.name for objective in self.objectives])

@@ -275,7 +275,7 @@ def test_a_run_is_saved_under_the_name_that_it_asked_for(tmp_path: Path) -> None
         ({"metrics": "request_latency:p50"}, "--metrics means nothing without --baseline"),
         ({"baseline": "main", "max_regression": "5%", "metrics": "itl"}, "--metrics itl: no metric is called 'itl'"),
         ({"allow_different": "machine"}, "--allow-different means nothing without --baseline"),
-        ({"save_baseline": "../x"}, "gate.save_baseline is"),
+        ({"save_baseline": "../x"}, "'../x' is no name of a baseline; expected letters"),
         ({"max_regresion": "5%"}, "gate.max_regresion is not a field of a sweep; did you mean max_regression"),
     ],
 )
