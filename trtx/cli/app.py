@@ -21,6 +21,9 @@ VERBS = {
     "serve": ("trtx.cli.serve", "Serve a model: a frontend and the workers of a topology."),
     "build": ("trtx.cli.build", "Build a model: quantize it, resolve and check its engine configs, prove it."),
     "bench": ("trtx.cli.bench", "Sweep a served topology with aiperf and render a report."),
+    "compare": ("trtx.cli.compare", "Compare runs or baselines: ratios, intervals, which conditions differ."),
+    "baseline": ("trtx.cli.baseline", "List, show, save, promote and expire baselines."),
+    "report": ("trtx.cli.report", "Render a run directory again."),
     "doctor": ("trtx.cli.doctor", "Check this machine: driver, GPUs, packages, limits, leftovers."),
 }
 

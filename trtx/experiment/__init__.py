@@ -9,6 +9,5 @@ Always holds: a run directory is new or resumed, and however a run ends, what wa
 
 from trtx.experiment.runner import FinishedRun, Listener, plan_only, resume, run
 from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
-from trtx.experiment.verdict import verdict
 
-__all__ = ["Attach", "ExperimentSpec", "FinishedRun", "Listener", "load_sweep", "plan_only", "resume", "run", "verdict"]
+__all__ = ["Attach", "ExperimentSpec", "FinishedRun", "Listener", "load_sweep", "plan_only", "resume", "run"]

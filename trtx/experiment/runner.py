@@ -35,17 +35,17 @@ from trtx.bench.journal import (
     TopologyStopping,
 )
 from trtx.checkpoint import resolve_checkpoint
-from trtx.errors import TrtxError, UsageError
-from trtx.experiment import directory, resumption
+from trtx.errors import LoadGeneratorError, TrtxError, UsageError
+from trtx.experiment import directory, gate, resumption
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.schedule import Step, schedule
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, target_of
-from trtx.experiment.verdict import verdict
+from trtx.experiment.verdict import error_of
 from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, prepare, probe, serve
 from trtx.report import REPORT_FILE, render
-from trtx.report.forms import ENVIRONMENT, LOCK, PLAN
+from trtx.report.forms import BASELINE, CONDITIONS, ENVIRONMENT, LOCK, PLAN, VERDICT, RunVerdict
 from trtx.topology import Plan
 
 
@@ -68,6 +68,7 @@ class FinishedRun:
     run_dir: Path
     report: Path
     error: TrtxError | None
+    baseline: Path | None = None  # that was made of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,9 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
             _plan(state)
             _write_plans(state, {}, {})
             directory.write_lock(run_dir, spec)
-            ENVIRONMENT.write(run_dir, environment(argv, machine, started_at, deployment))
+            told = environment(argv, machine, started_at, deployment)
+            ENVIRONMENT.write(run_dir, told)
+            gate.prepare(run_dir, spec, state.plans, told)
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
@@ -161,6 +164,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
 
 
 def _measure_missing(state: _Run) -> FinishedRun:
+    gate.forget(state.run_dir)
     state.listener.on_start(state.run_dir)
     kept = tuple(cell.name for cell in read_cells(state.run_dir))
     state.listener.on_cells(kept, state.ahead, sum(len(step.trials) for step in state.missing))
@@ -171,8 +175,10 @@ def _measure_missing(state: _Run) -> FinishedRun:
                 _sweep(state, host, state.target, step, state.interruption.check, None)
             else:
                 _measure(state, host, step)
-    cells = read_cells(state.run_dir)
-    return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, verdict(cells, state.spec.cell_count))
+    error = error_of(VERDICT.read(state.run_dir, RunVerdict))
+    has_results = not isinstance(error, LoadGeneratorError)
+    saved = gate.saved(state.run_dir, state.spec) if has_results else None
+    return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, error, saved)
 
 
 def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedTopology, ...]:
@@ -314,13 +320,14 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
             state.journal.note(RunFailed(error=str(error) or type(error).__name__))
             render(state.run_dir)
         raise
+    gate.judge(state.run_dir, state.spec)
     state.journal.note(RunEnded())
     render(state.run_dir)
 
 
 def _remove_if_untouched(run_dir: Path) -> None:
     """Bad input leaves no run directory: nothing was started, so there is nothing to keep."""
-    for document in (PLAN, LOCK, ENVIRONMENT):
+    for document in (PLAN, LOCK, ENVIRONMENT, CONDITIONS, BASELINE):
         (run_dir / document.file).unlink(missing_ok=True)
     if not any(run_dir.iterdir()):
         run_dir.rmdir()

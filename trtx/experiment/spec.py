@@ -1,4 +1,4 @@
-"""What one run is asked to do: modes, topology and load, from a sweep file and flags."""
+"""What one run is asked to do: modes, topology, load and gate, from a sweep file and flags."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from trtx.config.topology import Name
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 from trtx.experiment.axes import Axes, NamedTopology, expand
+from trtx.experiment.gate_spec import GateSpec
 
 ATTACHED = "attached"  # the mode of a deployment that something else serves
 
@@ -74,6 +75,7 @@ class ExperimentSpec(BaseModel):
     max_cells: int = Field(default=64, ge=1)
     load: LoadSpec = Field(default_factory=LoadSpec)
     attach: Attach | None = None
+    gate: GateSpec = Field(default_factory=GateSpec)
 
     @field_validator("modes")
     @classmethod
@@ -225,5 +227,5 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
 
 
 def _field_names() -> list[str]:
-    models: tuple[type[BaseModel], ...] = (ExperimentSpec, TopologySpec, LoadSpec, Attach)
+    models: tuple[type[BaseModel], ...] = (ExperimentSpec, TopologySpec, LoadSpec, Attach, GateSpec)
     return [name for model in models for name in model.model_fields]

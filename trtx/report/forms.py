@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from trtx.bench.documents import Document
+from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.load import Load
 
 LOCK = Document("run.lock.yaml", version=1, oldest=1, since="")
@@ -17,6 +18,9 @@ PLAN = Document("plan.json", version=1, oldest=1, since="")
 ENVIRONMENT = Document("env.json", version=1, oldest=1, since="")
 # 2: the percentiles that have enough samples stand beside each latency; in 1 they were those of the requests.
 SUMMARY = Document("summary.json", version=2, oldest=2, since="")
+CONDITIONS = Document("conditions.json", version=1, oldest=1, since="")
+BASELINE = Document("baseline.json", version=1, oldest=1, since="")
+VERDICT = Document("verdict.json", version=1, oldest=1, since="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +114,25 @@ class Planned:
     """What a report takes from ``plan.json``."""
 
     topologies: dict[str, PlannedTopology]  # by label
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedWith:
+    """The baseline of a verdict."""
+
+    name: str
+    run: str  # that it was measured in
+    saved_at: datetime
+    differences: tuple[str, ...]  # in which conditions the run differs from it, as sentences
+    unchecked: tuple[str, ...]  # conditions that neither side knows
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    """``verdict.json``: what all judgements say of a run, and each of them."""
+
+    verdict: Verdict
+    exit_code: int
+    sentence: str | None  # why it did not pass
+    baseline: ComparedWith | None  # None: compared with none
+    judgements: tuple[Judgement, ...]  # by cell

@@ -22,12 +22,14 @@ from trtx.report.forms import (
     ENVIRONMENT,
     LOCK,
     PLAN,
+    VERDICT,
     AskedLoad,
     AskedRun,
     Deployment,
     Environment,
     Planned,
     PlannedTopology,
+    RunVerdict,
 )
 
 RowStatus = CellStatus | Literal["missing"]
@@ -128,6 +130,7 @@ class RunView:
     notes: tuple[str, ...]  # restarts, an early end: whatever a reader must know beside the figures
     started_at: datetime | None
     subtitle: str  # engine and machine, short
+    verdict: RunVerdict | None = None  # None: it ended early, and was not judged
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -165,7 +168,9 @@ class RunView:
 
     @property
     def is_clean(self) -> bool:
-        return bool(self.rows) and all(row.status == "ok" and not row.problem for row in self.rows) and not self.notes
+        is_bad = self.verdict is not None and self.verdict.exit_code
+        rows = bool(self.rows) and all(row.status == "ok" and not row.problem for row in self.rows)
+        return rows and not self.notes and not is_bad
 
 
 def read_run(run_dir: Path) -> RunView:
@@ -192,6 +197,7 @@ def read_run(run_dir: Path) -> RunView:
         notes=_notes(journal),
         started_at=environment.started_at if environment else None,
         subtitle=", ".join(part for part in (_engine(plan, asked), _machine(environment, asked)) if part),
+        verdict=VERDICT.find(run_dir, RunVerdict),
     )
 
 

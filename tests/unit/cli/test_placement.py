@@ -34,6 +34,7 @@ CALLS = {
         "closed loop": ["bench"],
         "open loop": ["bench", "--request-rate", "5"],
         "dry run": ["bench", "--dry-run"],
+        "": ["bench", "--slo", "request_latency:p50:le:900", "--baseline", "main", "--max-regression", "5%"],
     },
     "build": {
         "build": ["build", "synthetic:tiny", "--quant", "fp8"],
@@ -42,6 +43,18 @@ CALLS = {
         "check": ["build", "--check", "--recipe", "qwen3"],
         "check all": ["build", "--check", "--all"],
     },
+    "compare": {
+        "": ["compare", "main", "other", "--max-regression", "5%"],
+        "no gate": ["compare", "main", "other"],
+    },
+    "baseline": {
+        "list": ["baseline", "list"],
+        "show": ["baseline", "show", "main"],
+        "save": ["baseline", "save", "run", "main"],
+        "promote": ["baseline", "promote", "main"],
+        "expire": ["baseline", "expire"],
+    },
+    "report": {"": ["report", "run"]},
     "doctor": {"": ["doctor"]},
 }
 # A value that no call above has and no option has unasked. Where none stands here: 2.
@@ -52,23 +65,35 @@ VALUES = {
     "--sweep": "sweep.yaml", "--url": "http://127.0.0.1:8", "--tokenizer": "here", "--resume": "other-run",
     "--quant": "int8_sq", "--kv-dtype": "fp8", "--calib": "text.jsonl", "--backend": "tensorrt", "--role": "decode",
     "--gpu": "H100", "--trtllm-version": "1.2.1", "--arrival": "constant", "--axis": "overrides.max_batch_size=1,2",
-    "--max-cells": "99",
+    "--max-cells": "99", "SWEEP_FILE": "sweep.yaml",
+    "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
+    "request_latency:p50", "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
-VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run", "closed loop", "open loop")} | {
-    ("--backend", "tensorrt"): "pytorch"
-}
+VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run", "closed loop", "open loop")}
+VALUES_IN |= {("--backend", "tensorrt"): "pytorch"}
+VALUES |= {"ACTION": "expire"}
+VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
+# What stands in the calls above in the place of an argument.
+POSITIONAL = {
+    "MODEL": ("synthetic:tiny",), "ACTION": tuple(CALLS["baseline"]), "WORDS": ("main",), "RUN": ("run",),
+    "RUNS": ("other",),
+}  # fmt: skip
 # What changes nothing that the engine room is asked for, and the file of the test that sees what it does.
 SEEN_ELSEWHERE = {
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
     ("doctor", "--json"): "tests/unit/cli/test_doctor.py",
+    ("compare", "--json"): "tests/unit/cli/test_compare.py",
+    ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
+    ("report", "--json"): "tests/unit/cli/test_report.py",
 }
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
 ROOMS = (
     "trtx.launch.prepare", "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
+    "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
 )  # fmt: skip
 
 
@@ -89,7 +114,9 @@ def with_option(call: list[str], parameter: Any, use: str) -> list[str] | None:
     if getattr(parameter, "is_flag", False):
         return None if name in call else [*call, name]
     if not name.startswith("--"):
-        return [*(word for word in call if not word.startswith("synthetic:")), value]
+        places = [place for place, word in enumerate(call) if word in POSITIONAL.get(name, ())]
+        at = places[0] if places else len(call)
+        return [*call[:at], value, *call[at + 1 :]]
     if name in call:
         at = call.index(name) + 1
         return [*call[:at], value, *call[at + 1 :]]
