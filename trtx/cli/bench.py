@@ -148,12 +148,13 @@ def bench(
       trtx bench --mode agg,disagg --concurrency 1,8,64 --isl 128 --osl 32
       trtx bench --mode disagg --prefill 1 --decode 2 --concurrency 8 --trials 3
       trtx bench --engine simulated --concurrency 64 --dry-run
+      trtx bench reproduce runs/RUN/run.lock.yaml
     """
     if resume is not None:
         refuse_ignored(context, ("resume",))
         from trtx.experiment import resume as go_on
 
-        _run(partial(go_on, resume, argv=_argv()), as_json)
+        run_and_show(partial(go_on, resume, argv=own_command_line()), as_json)
         return
     uses = [*options.engine_uses(model.engine), *(["dry run"] if dry_run else [])]
     if url is not None or sweep is None:
@@ -167,16 +168,17 @@ def bench(
         refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
         options.check_roles(spec.modes, model.config, model.overrides, model.recipe)
     if dry_run:
-        _show_plans(spec, output)
+        show_plans(spec, output)
         return
-    _run(partial(measure, spec, parent=output, argv=_argv()), as_json)
+    run_and_show(partial(measure, spec, parent=output, argv=own_command_line()), as_json)
 
 
-def _argv() -> list[str]:
+def own_command_line() -> list[str]:
+    """As it stands in the record of a run."""
     return ["trtx", *sys.argv[1:]]
 
 
-def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
+def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
     from trtx.cli.bench_view import BenchView
     from trtx.report import console_table, read_run
@@ -207,7 +209,8 @@ def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
         raise typer.Exit(outcome.error.exit_code)
 
 
-def _show_plans(spec: ExperimentSpec, output: Path) -> None:
+def show_plans(spec: ExperimentSpec, output: Path) -> None:
+    """What ``--dry-run`` prints: the topology of each mode, its load, aiperf's calls."""
     from trtx.cli.topology_text import describe_plan
     from trtx.experiment import plan_only
 

@@ -39,12 +39,13 @@ from trtx.errors import TrtxError, UsageError
 from trtx.experiment import directory, resumption
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.environment import environment
+from trtx.experiment.provenance import provenance_of
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, target_of
 from trtx.experiment.verdict import verdict
-from trtx.launch import Event, Guardian, Interruption, catch_signals, prepare, probe, serve
+from trtx.launch import Event, Guardian, Interruption, catch_signals, prepare, serve
 from trtx.report import REPORT_FILE, render
-from trtx.report.forms import ENVIRONMENT, LOCK, PLAN
+from trtx.report.forms import LOCK, PLAN
 from trtx.topology import Plan
 
 
@@ -110,18 +111,17 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     """
     started_at = datetime.now(UTC)
     check_endpoint()
-    machine = probe()
     deployment = None if spec.attach is None else ask_deployment(spec.attach)
     target = attached_target(spec.attach, deployment) if spec.attach and deployment else None
     run_dir = directory.create(parent, spec, started_at)
     missing = dict.fromkeys(spec.measured_modes, planned_trials(spec.load))
+    here = environment(argv, started_at, deployment)
     state = _Run(spec, run_dir, listener or Listener(), missing, target)
     try:
         with directory.told_if_unwritable(run_dir):
             _plan(state)
             _write_plans(state, {}, {})
-            directory.write_lock(run_dir, spec)
-            ENVIRONMENT.write(run_dir, environment(argv, machine, started_at, deployment))
+            directory.write_lock(run_dir, spec, provenance_of(spec, here, state.plans, target))
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
@@ -140,7 +140,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
     spec = directory.read_lock(run_dir)
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
         recorded = resumption.read_recorded(run_dir, spec)
-        resumption.check_conditions(recorded, environment(argv, probe(), datetime.now(UTC)))
+        resumption.check_conditions(recorded, environment(argv, datetime.now(UTC)))
         resumption.wait_for_the_end(recorded)
         missing = resumption.missing_trials(recorded)
         state = _Run(spec, run_dir, listener or Listener(), missing, check_directory=check_directory)
@@ -291,7 +291,7 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
 
 def _remove_if_untouched(run_dir: Path) -> None:
     """Bad input leaves no run directory: nothing was started, so there is nothing to keep."""
-    for document in (PLAN, LOCK, ENVIRONMENT):
+    for document in (PLAN, LOCK):
         (run_dir / document.file).unlink(missing_ok=True)
     if not any(run_dir.iterdir()):
         run_dir.rmdir()
