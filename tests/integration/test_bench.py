@@ -113,7 +113,6 @@ def test_the_run_directory_holds_every_file_of_its_contract(
         "plan.json",
         "run.lock.yaml",
         "journal.jsonl",
-        "env.json",
         "summary.json",
         "summary.csv",
         "summary.md",

@@ -26,7 +26,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 NOTHING_DIFFERS = "nothing differs"
 _NOT_THERE = "–"
-_SHARES = (2, 3, 3)  # of the width, for what, then and here
+_SHARES = (4, 3, 3)  # of the width, for what, then and here
 _NARROWEST, _WIDEST = 60, 80
 
 
@@ -65,7 +65,7 @@ def reproduce(
     """
     refuse_ignored(context, ["dry run"] if dry_run else [])
     from trtx.cli.bench import own_command_line, run_and_show, show_plans
-    from trtx.experiment import differences, read_locked, run, with_configs
+    from trtx.experiment import differences, read_locked, run, spec_to_run
 
     locked = read_locked(lock)
     found = differences(locked)
@@ -78,9 +78,9 @@ def reproduce(
         )
     if dry_run:
         with tempfile.TemporaryDirectory(prefix="trtx-") as scratch:
-            show_plans(with_configs(locked, Path(scratch)), output)
+            show_plans(spec_to_run(locked, Path(scratch)), output)
         return
-    run_and_show(partial(run, with_configs(locked, output), parent=output, argv=own_command_line()), as_json)
+    run_and_show(partial(run, spec_to_run(locked, output), parent=output, argv=own_command_line()), as_json)
 
 
 def table(found: Sequence[Difference], width: int) -> Iterator[str]:

@@ -7,12 +7,23 @@ goes on with a run that ended early. :func:`differences` says what is not as the
 Always holds: a run directory is new or resumed, and however a run ends, what was measured is written and rendered.
 """
 
-from trtx.experiment.reproduction import Difference, differences, read_locked, with_configs
+from trtx.experiment.reproduction import Difference, differences, read_locked, spec_to_run
 from trtx.experiment.runner import FinishedRun, Listener, plan_only, resume, run
 from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
 from trtx.experiment.verdict import verdict
 
 __all__ = [
-    "Attach", "Difference", "ExperimentSpec", "FinishedRun", "Listener", "differences", "load_sweep", "plan_only",
-    "read_locked", "resume", "run", "verdict", "with_configs",
+    "Attach",
+    "Difference",
+    "ExperimentSpec",
+    "FinishedRun",
+    "Listener",
+    "differences",
+    "load_sweep",
+    "plan_only",
+    "read_locked",
+    "resume",
+    "run",
+    "spec_to_run",
+    "verdict",
 ]  # fmt: skip

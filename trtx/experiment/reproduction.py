@@ -21,7 +21,6 @@ import yaml
 
 from trtx.bench import check_endpoint
 from trtx.bench.documents import RESTORE
-from trtx.config import Role
 from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.experiment.deployment import ask_deployment
@@ -76,7 +75,7 @@ def differences(locked: Locked) -> tuple[Difference, ...]:
     """
     check_endpoint()
     with tempfile.TemporaryDirectory(prefix="trtx-") as scratch:
-        spec = with_configs(locked, Path(scratch))
+        spec = spec_to_run(locked, Path(scratch))
         try:
             here = _provenance_here(spec, Path(scratch))
         except UsageError as error:
@@ -86,33 +85,42 @@ def differences(locked: Locked) -> tuple[Difference, ...]:
     return tuple(_compared(_facts(locked.provenance), _facts(here)))
 
 
-def with_configs(locked: Locked, parent: Path) -> ExperimentSpec:
-    """The spec, with engine configs that are not at their paths here written under ``parent`` as they were resolved.
-
-    Raises UsageError where they can't be.
+def spec_to_run(locked: Locked, parent: Path) -> ExperimentSpec:
+    """The spec of the lock, with the engine that ``auto`` led to then, and with engine configs that are not at their
+    paths here written under ``parent`` as they were resolved. Raises UsageError where they can't be.
     """
-    named = locked.spec.topology.engine_configs
-    absent = [role for role, path in named.items() if not path.expanduser().exists()]
-    resolved: dict[Role, dict[str, Any]] = {}
-    for one in locked.provenance.measured.values():
-        resolved |= {role: config for role, config in (one.engine_configs or {}).items() if role in absent}
-    if not resolved:
-        return locked.spec
+    topology = locked.spec.topology
+    changes: dict[str, Any] = {}
+    engine = next(iter(locked.provenance.measured.values())).engine
+    if topology.engine == "auto" and engine is not None:
+        changes["engine"] = engine
+    absent = {role for role, path in topology.engine_configs.items() if not path.expanduser().exists()}
+    resolved: dict[str, dict[str, Any]] = {
+        role: config
+        for measured in locked.provenance.measured.values()
+        for role, config in (measured.engine_configs or {}).items()
+        if role in absent
+    }
+    if resolved:
+        changes["engine_configs"] = {**topology.engine_configs, **_written(locked, resolved, parent)}
+    return locked.spec.model_copy(update={"topology": topology.model_copy(update=changes)}) if changes else locked.spec
+
+
+def _written(locked: Locked, resolved: Mapping[str, dict[str, Any]], parent: Path) -> dict[str, Path]:
+    """Each config in a file of its own; the directory's name says their content, so that a second run finds them."""
     digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:8]
     directory = parent.absolute() / f"engine-configs-{digest}"
-    written = {}
+    files = {role: directory / f"{role}.yaml" for role in resolved}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for role, config in resolved.items():
-            written[role] = directory / f"{role}.yaml"
-            written[role].write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        for role, file in files.items():
+            file.write_text(yaml.safe_dump(resolved[role], sort_keys=False), encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"the engine configs of {shown(str(locked.path))} can't be written to {shown(str(directory))} "
             f"({error.strerror or error}); name another directory with -o"
         ) from error
-    topology = locked.spec.topology.model_copy(update={"engine_configs": {**named, **written}})
-    return locked.spec.model_copy(update={"topology": topology})
+    return files
 
 
 def _provenance_here(spec: ExperimentSpec, scratch: Path) -> Provenance:
@@ -129,8 +137,8 @@ def _refuse_another(locked: Locked, mode: str, then: Measured, here: Measured) -
     gpus = [len(one.gpu_names or ()) for one in (then, here)]
     compared = (
         ("engine", then.engine, here.engine, "install what it needs"),
-        ("model", then.model, here.model, "serve the model under that name"),
-        ("number of GPUs", str(gpus[0]), str(gpus[1]), "run it where there are as many"),
+        ("number of GPUs", *map(str, gpus), "run it where there are as many, or hide some with CUDA_VISIBLE_DEVICES"),
+        ("model", then.model, here.model, "put the model where the lock names it"),
     )
     source = shown(str(locked.path))
     for what, before, now, way_out in compared:
@@ -141,7 +149,7 @@ def _refuse_another(locked: Locked, mode: str, then: Measured, here: Measured) -
 
 
 def _facts(provenance: Provenance) -> dict[str, str]:
-    """All that is compared, by a name of words."""
+    """All that is compared, by the names that it has in the lock: a mode's begin with the mode."""
     of_machine = {name: value for name, value in asdict(provenance.environment).items() if name not in _OF_ONE_START}
     facts = dict(_flat(of_machine))
     for mode, measured in provenance.measured.items():
@@ -161,7 +169,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     elif value is not None:
         yield name, str(value)
     for key, inner in entries:
-        yield from _flat(inner, f"{name} {str(key).replace('_', ' ')}".strip())
+        yield from _flat(inner, f"{name}.{key}" if name else str(key))
 
 
 def _options(argv: Sequence[str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from trtx.cli.check import CheckRequest
 from trtx.cli.command import Verb, option_name
 from trtx.cli.placement import PLACES, USES, ignored_in
 
+REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml")]
 # verb -> use -> a command line that is in this use
 CALLS = {
     "serve": {
@@ -33,6 +34,7 @@ CALLS = {
         "serve": ["bench"],
         "dry run": ["bench", "--dry-run"],
     },
+    "bench reproduce": {"": REPRODUCE, "dry run": [*REPRODUCE, "--dry-run"]},
     "build": {
         "build": ["build", "synthetic:tiny", "--quant", "fp8"],
         "none": ["build", "synthetic:tiny", "--quant", "none"],

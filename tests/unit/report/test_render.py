@@ -18,7 +18,7 @@ from trtx.bench.journal import ProcessRestart, RunFailed, TopologyStopping
 from trtx.errors import UsageError
 from trtx.report import RunView, console_table, read_run, render
 from trtx.report.charts import charts
-from trtx.report.forms import ENVIRONMENT, LOCK, PLAN, Deployment
+from trtx.report.forms import LOCK, PLAN, Deployment
 
 FILES = ("summary.json", "summary.csv", "summary.md", "junit.xml", "report.html")
 
@@ -194,11 +194,10 @@ def test_the_page_names_the_conditions_it_was_measured_under(golden_run: Path) -
 def attached(run: Path, **told: object) -> dict[str, str]:
     """The conditions of the golden run's first cells, had something else served them and told this of itself."""
     lock = yaml.safe_load((run / LOCK.file).read_text())
-    LOCK.write(run, {**lock, "attach": {"url": "http://127.0.0.1:9", "model": None}})
     (run / PLAN.file).unlink()
     unknown = {one.name: None for one in fields(Deployment)} | {"url": "http://127.0.0.1:9", "model": "tiny"}
-    environment = ENVIRONMENT.load(run)
-    ENVIRONMENT.write(run, {**environment, "deployment": {**unknown, **told}})
+    lock["provenance"]["environment"]["deployment"] = {**unknown, **told}
+    LOCK.write(run, {**lock, "attach": {"url": "http://127.0.0.1:9", "model": None}})
     return {condition.name: condition.value for condition in read_run(run).conditions}
 
 
@@ -276,13 +275,12 @@ def test_cells_survive_their_file(golden_run: Path) -> None:
     ("name", "content", "says"),
     [
         ("run.lock.yaml", "load:\n  isl: 32\n  os", "line 3: this is not YAML (while scanning a simple key"),
-        ("run.lock.yaml", "schema_version: 1\nmodes: [agg]\nload:\n  isl: 32\n", "load.osl is missing"),
+        ("run.lock.yaml", "schema_version: 2\nmodes: [agg]\nload:\n  isl: 32\n", "load.osl is missing"),
         ("run.lock.yaml", "- another's list\n", "holds a list"),
         ("run.lock.yaml", "", "holds nothing"),
-        ("run.lock.yaml", "schema_version: 1\nattach: {}\nmodes: [agg]\nload: 5\n", "load is 5; expected a map"),
+        ("run.lock.yaml", "schema_version: 2\nattach: {}\nmodes: [agg]\nload: 5\n", "load is 5; expected a map"),
         ("run.lock.yaml", "\0", "a character that no YAML may hold"),
         ("plan.json", '{"modes": {"agg": ', "is not JSON, it was cut short or is another's (Expecting value"),
-        ("env.json", "[]", "holds a list"),
     ],
 )
 def test_a_record_that_was_cut_short_or_is_anothers_is_one_sentence(
