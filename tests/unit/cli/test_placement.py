@@ -59,6 +59,9 @@ VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run")} | {("--
 SEEN_ELSEWHERE = {
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
+    ("bench reproduce", "LOCK"): "tests/unit/cli/test_reproduce.py",
+    ("bench reproduce", "--exact"): "tests/unit/cli/test_reproduce.py",
+    ("bench reproduce", "--json"): "tests/integration/test_bench_reproduce.py",
     ("doctor", "--json"): "tests/unit/cli/test_doctor.py",
 }
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
@@ -163,6 +166,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     for name in ROOMS:
         monkeypatch.setattr(name, teller(name))
+    monkeypatch.setattr("trtx.experiment.differences", lambda locked: ())  # or this machine would be looked at
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
     Path("sweep.yaml").write_text("load: {isl: 99}\n")
