@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import struct
@@ -43,13 +44,10 @@ def test_the_same_files_are_the_same_wherever_they_lie(tmp_path: Path) -> None:
 
 def test_whatever_changes_in_a_small_checkpoint_changes_its_hash(tmp_path: Path) -> None:
     hashes = {"as it was": identify_model(checkpoint(tmp_path / "0")).sampled_sha256}
-    for number, (what, file, offset) in enumerate(
-        [("config", "config.json", 0), ("a weight", "model.safetensors", 500), ("the last", "model.safetensors", 999)],
-        1,
-    ):
-        changed = checkpoint(tmp_path / str(number))
+    for file, offset in (("config.json", 0), ("model.safetensors", 500), ("model.safetensors", 999)):
+        changed = checkpoint(tmp_path / f"{file}-{offset}")
         overwrite(changed / file, offset)
-        hashes[what] = identify_model(changed).sampled_sha256
+        hashes[f"byte {offset} of {file}"] = identify_model(changed).sampled_sha256
     more = checkpoint(tmp_path / "more")
     (more / "chat_template.jinja").write_text("")
     hashes["one more file"] = identify_model(more).sampled_sha256
@@ -104,7 +102,7 @@ def test_a_header_longer_than_the_first_sample_counts_whole(tmp_path: Path) -> N
 def test_samples_reach_from_the_first_byte_to_the_last_at_even_distances(size: int) -> None:
     offsets = sample_offsets(size)
     assert offsets[0] == 0 and offsets[-1] + SAMPLE_BYTES == size
-    steps = {after - before for before, after in zip(offsets, offsets[1:], strict=False)}
+    steps = {after - before for before, after in itertools.pairwise(offsets)}
     assert max(steps) - min(steps) <= 1 and min(steps) >= SAMPLE_BYTES
 
 

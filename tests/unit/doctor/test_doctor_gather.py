@@ -53,6 +53,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ),
         DeviceGetClockInfo=1200,
         DeviceGetMaxClockInfo=1980,
+        DeviceGetApplicationsClock=1755,
         DeviceGetCurrentClocksEventReasons=lambda handle: 0x24 if handle == H100S[0] else 0x1,
         DeviceGetEnforcedPowerLimit=350_000,
         DeviceGetPowerManagementDefaultLimit=700_000,
@@ -77,6 +78,7 @@ def test_gpus_are_told_as_nvml_tells_them(two_gpus: pytest.MonkeyPatch) -> None:
     first, second = gpus.visible
     assert (first.name, first.memory_bytes, first.free_bytes) == ("NVIDIA H100 80GB HBM3", 80 * GIB, 79 * GIB)
     assert (first.compute_capability, first.sm_clock_mhz, first.max_sm_clock_mhz) == ((9, 0), 1200, 1980)
+    assert (first.uuid, first.application_sm_clock_mhz) == (H100S[0], 1755)
     assert first.clock_reasons == ("power limit", "thermal, by software")
     assert second.clock_reasons == ("idle",)
     assert (first.power_limit_w, first.default_power_limit_w) == (350, 700)

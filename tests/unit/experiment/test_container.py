@@ -9,6 +9,7 @@ import pytest
 from trtx.experiment.container import find_container, memory_limit_bytes, os_name
 from trtx.report.forms import Container
 
+PODMAN = 'engine="podman-5"\nimage="repo/serve:1.2"\n'
 NGC = {"NVIDIA_PRODUCT_NAME": "TensorRT-LLM", "NVIDIA_BUILD_ID": "123"}
 
 
@@ -18,7 +19,7 @@ NGC = {"NVIDIA_PRODUCT_NAME": "TensorRT-LLM", "NVIDIA_BUILD_ID": "123"}
         ({}, {}, None),
         ({".dockerenv": ""}, {}, Container("docker", None, None)),
         ({".dockerenv": ""}, NGC, Container("docker", None, "TensorRT-LLM build 123")),
-        ({"run/.containerenv": 'engine="podman-5"\nimage="repo/serve:1.2"\n'}, {}, Container("podman", "repo/serve:1.2", None)),
+        ({"run/.containerenv": PODMAN}, {}, Container("podman", "repo/serve:1.2", None)),
         ({"run/.containerenv": ""}, {}, Container("podman", None, None)),
         ({".dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, Container("kubernetes", None, None)),
         ({}, {"APPTAINER_CONTAINER": "/home/me/serve.sif"}, Container("apptainer", "serve.sif", None)),

@@ -130,9 +130,8 @@ def test_nothing_missing_leaves_every_file_where_it_is(tmp_path: Path) -> None:
 )
 def test_other_conditions_are_refused_by_name(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     run = recorded(tmp_path)
-    resumption.check_conditions(
-        run, replace(CONDITIONS, platform="Linux-6.2", load_average=3.0, commit="1", sm_clocks_mhz=(345,))
-    )
+    of_this_start: dict[str, Any] = {"platform": "Linux-6.2", "load_average": 3.0, "commit": "1"}
+    resumption.check_conditions(run, replace(CONDITIONS, **of_this_start, sm_clocks_mhz=(345,)))
     with pytest.raises(UsageError) as raised:
         resumption.check_conditions(run, replace(CONDITIONS, **change))
     assert words in str(raised.value) and "start a new run" in str(raised.value)
