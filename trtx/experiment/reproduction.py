@@ -82,7 +82,7 @@ def differences(locked: Locked) -> tuple[Difference, ...]:
             raise UsageError(f"{shown(str(locked.path))} can't be reproduced here: {error}") from error
     for mode, then in locked.provenance.measured.items():
         _refuse_another(locked, mode, then, here.measured[mode])
-    return tuple(_compared(_facts(locked.provenance), _facts(here)))
+    return tuple(compared(_facts(locked.provenance), _facts(here)))
 
 
 def spec_to_run(locked: Locked, parent: Path) -> ExperimentSpec:
@@ -184,7 +184,8 @@ def _options(argv: Sequence[str]) -> dict[str, str]:
     return {option: value for option, value in options.items() if option not in _OF_A_PLACE}
 
 
-def _compared(then: Mapping[str, str], here: Mapping[str, str]) -> Iterator[Difference]:
+def compared(then: Mapping[str, str], here: Mapping[str, str]) -> Iterator[Difference]:
+    """What is not the same, by name: in the order of then, what came since at the end."""
     for what in [*then, *(name for name in here if name not in then)]:
         if then.get(what) != here.get(what):
             yield Difference(what, then.get(what), here.get(what))
