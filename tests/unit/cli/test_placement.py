@@ -61,7 +61,7 @@ SEEN_ELSEWHERE = {
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
     ("bench reproduce", "LOCK"): "tests/unit/cli/test_reproduce.py",
     ("bench reproduce", "--exact"): "tests/unit/cli/test_reproduce.py",
-    ("bench reproduce", "--json"): "tests/integration/test_bench_reproduce.py",
+    ("bench reproduce", "--json"): "tests/integration/test_bench.py",
     ("doctor", "--json"): "tests/unit/cli/test_doctor.py",
 }
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for

@@ -76,10 +76,10 @@ def test_no_difference_is_said_in_words() -> None:
 VALUES = st.none() | st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=100)
 
 
-@given(
-    st.lists(st.builds(Difference, st.text("abc_.", min_size=1, max_size=90), VALUES, VALUES), min_size=1),
-    st.integers(0, 300),
-)
+DIFFERENCES = st.builds(Difference, st.text("abc_.", min_size=1, max_size=90), VALUES, VALUES)
+
+
+@given(st.lists(DIFFERENCES, min_size=1), st.integers(0, 300))
 def test_every_value_is_whole_in_a_table_of_at_most_80_columns(found: list[Difference], width: int) -> None:
     lines = list(table(found, width))
     assert max(map(len, lines)) <= min(80, max(60, width))
