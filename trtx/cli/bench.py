@@ -140,7 +140,8 @@ def bench(
     """Sweep a served topology with aiperf and render a report.
 
     Serves each mode in turn, warms it up with the load that it measures, lets
-    aiperf make that load, and compares the modes in one page.
+    aiperf make that load, and compares the modes in one page. A run is made again
+    from its lock by `trtx bench reproduce LOCK`.
 
     \b
     Examples:
@@ -148,7 +149,6 @@ def bench(
       trtx bench --mode agg,disagg --concurrency 1,8,64 --isl 128 --osl 32
       trtx bench --mode disagg --prefill 1 --decode 2 --concurrency 8 --trials 3
       trtx bench --engine simulated --concurrency 64 --dry-run
-      trtx bench reproduce runs/RUN/run.lock.yaml
     """
     if resume is not None:
         refuse_ignored(context, ("resume",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -17,7 +17,6 @@ from trtx.report.forms import (
     Deployment,
     Environment,
     Gpu,
-    Measured,
     PlannedTopology,
 )
 
@@ -46,7 +45,7 @@ def conditions_of(
     found = [
         ("Command", machine and machine.command),
         ("Model", plan.model if plan else swept_model(journal)),
-        *(_files(asked) if asked else ()),
+        ("Tokenizer's files" if of else "Model's files", asked and _files(asked)),
         ("Engine", engine_text(plan, asked)),
         ("GPUs", plan and (", ".join(with_counts(plan.gpu_names)) or "none")),
         *(_of_deployment(machine.deployment) if machine else ()),
@@ -77,12 +76,12 @@ def conditions_of(
     return tuple(Condition(name, str(value)) for name, value in found if value not in (None, ""))
 
 
-def _files(asked: AskedRun) -> Iterator[tuple[str, str]]:
+def _files(asked: AskedRun) -> str:
     """What was served, or tokenized with, by its hash: once where all modes had the same."""
-    what = "Tokenizer's files" if asked.attach else "Model's files"
-    measured: tuple[Measured, ...] = tuple(asked.provenance.measured.values())
-    for files in dict.fromkeys(one.files for one in measured):
-        yield what, f"{files.count}, {files.total_bytes:,} bytes, sampled sha256 {files.sampled_sha256[:12]}"
+    return "; ".join(
+        f"{files.count} of {files.total_bytes:,} bytes, sampled SHA-256 {files.sampled_sha256[:12]}"
+        for files in dict.fromkeys(one.files for one in asked.provenance.measured.values())
+    )
 
 
 def _limits(gpu: Gpu) -> str:

@@ -67,6 +67,8 @@ def test_bench_itself_is_called_as_before(lock: Path, capsys: pytest.CaptureFixt
     assert "concurrency 3: " in capsys.readouterr().out
     assert run(["bench", "--help"]) == 0
     assert "trtx bench reproduce" in capsys.readouterr().out
+    assert run(["bench", "reproduce", "--help"]) == 0
+    assert "LOCK" in capsys.readouterr().out
 
 
 def test_no_difference_is_said_in_words() -> None:

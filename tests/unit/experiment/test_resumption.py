@@ -205,6 +205,5 @@ def test_a_directory_that_is_no_run_of_this_trtx_is_refused(tmp_path: Path, text
 
 
 def test_a_run_that_ended_before_its_records_were_written_is_refused(tmp_path: Path) -> None:
-    run = recorded(tmp_path, {"topology": {"engine": "paced"}})
     with pytest.raises(UsageError, match=r"plan\.json can't be read .*start a new run"):
-        resumption.read_recorded(run.run_dir, run.spec)
+        recorded(tmp_path, {"topology": {"engine": "paced"}})

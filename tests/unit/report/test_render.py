@@ -191,6 +191,37 @@ def test_the_page_names_the_conditions_it_was_measured_under(golden_run: Path) -
         assert f"<dt>{name}</dt>" in page, name
 
 
+def test_the_machine_is_shown_as_far_as_it_is_known(golden_run: Path) -> None:
+    lock = yaml.safe_load((golden_run / LOCK.file).read_text())
+    gpu = {"name": "H100", "memory_bytes": 2**36, "max_sm_clock_mhz": 1980, "power_limit_w": 700}
+    of_gpus = [{**gpu, "uuid": f"GPU-{number}", "application_sm_clock_mhz": None} for number in range(2)]
+    of_gpus += [{**gpu, "uuid": "GPU-2", "application_sm_clock_mhz": 1410, "power_limit_w": None}]
+    lock["provenance"]["environment"] |= {
+        "gpus": of_gpus, "sm_clocks_mhz": [345, 345, None], "gpu_driver": "580.95.05", "driver_cuda": "13.0",
+        "torch_cuda": "12.9", "container": {"kind": "podman", "image": "repo/serve:1.2", "nvidia_build": None},
+        "commit_changes": "fedcba987654",
+        "versions": {"trtx": "0.1.0", "nvidia-cublas": "13.1", "torch": "2.13.0"},
+    }  # fmt: skip
+    LOCK.write(golden_run, lock)
+    conditions = {condition.name: condition.value for condition in read_run(golden_run).conditions}
+    shown = {
+        "GPU limits": "1980 MHz, 700 W; 1410 MHz", "GPU driver": "580.95.05", "CUDA": "driver's 13.0, torch's 12.9",
+        "Container": "podman, repo/serve:1.2", "Commit": "0123456789ab and changes fedcba987654",
+        "Versions": "trtx 0.1.0, torch 2.13.0",
+    }  # fmt: skip
+    assert {name: conditions.get(name) for name in shown} == shown
+    assert conditions["Model's files"].startswith(
+        "6 of 5,281,899 bytes, sampled SHA-256 "
+    )  # once: all modes' are equal
+
+
+def test_modes_with_other_files_show_both(golden_run: Path) -> None:
+    lock = yaml.safe_load((golden_run / LOCK.file).read_text())
+    lock["provenance"]["measured"]["disagg"]["files"]["sampled_sha256"] = "f" * 64
+    LOCK.write(golden_run, lock)
+    assert [one.name for one in read_run(golden_run).conditions].count("Model's files") == 2
+
+
 def attached(run: Path, **told: object) -> dict[str, str]:
     """The conditions of the golden run's first cells, had something else served them and told this of itself."""
     lock = yaml.safe_load((run / LOCK.file).read_text())
