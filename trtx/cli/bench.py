@@ -105,7 +105,8 @@ def bench(
     """Sweep a served topology with aiperf and render a report.
 
     Serves each mode in turn, warms it up with the load that it measures, lets
-    aiperf make that load, compares the modes in one page, and judges them.
+    aiperf make that load, compares the modes in one page, and judges them. A run
+    is made again from its lock by `trtx bench reproduce LOCK`.
 
     \b
     Examples:
@@ -119,7 +120,7 @@ def bench(
         refuse_ignored(context, ("resume",))
         from trtx.experiment import resume as go_on
 
-        _run(partial(go_on, resume, argv=_argv()), as_json)
+        run_and_show(partial(go_on, resume, argv=own_command_line()), as_json)
         return
     if sweep_file is not None:
         if sweep is not None:
@@ -141,16 +142,17 @@ def bench(
         refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
         options.check_roles(spec.modes, model.config, model.overrides, model.recipe)
     if dry_run:
-        _show_plans(spec, output)
+        show_plans(spec, output)
         return
-    _run(partial(measure, spec, parent=output, argv=_argv()), as_json)
+    run_and_show(partial(measure, spec, parent=output, argv=own_command_line()), as_json)
 
 
-def _argv() -> list[str]:
+def own_command_line() -> list[str]:
+    """As it stands in the record of a run."""
     return ["trtx", *sys.argv[1:]]
 
 
-def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
+def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
     from trtx.cli.bench_view import BenchView
     from trtx.cli.step_summary import add_step_summary
@@ -185,7 +187,8 @@ def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
         raise typer.Exit(outcome.error.exit_code)
 
 
-def _show_plans(spec: ExperimentSpec, output: Path) -> None:
+def show_plans(spec: ExperimentSpec, output: Path) -> None:
+    """What ``--dry-run`` prints: the topology of each mode, its load, aiperf's calls."""
     from trtx.cli.topology_text import describe_plan
     from trtx.experiment import plan_only
 

@@ -43,6 +43,7 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "open loop": Use("beside --request-rate", "which says when requests are sent already"),
         "dry run": Use("beside --dry-run", "which measures nothing"),
     },
+    "bench reproduce": {"dry run": Use("beside --dry-run", "which measures nothing")},
     "build": {
         "build": Use("without --check", "to which it belongs", "add --check, or leave it out"),
         "none": Use("beside --quant none", "which calibrates nothing"),
@@ -102,6 +103,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("dry run",), "--json"),
         ),
     },
+    "bench reproduce": _placed(((), "LOCK --exact --output --dry-run"), (("dry run",), "--json")),
     "build": _placed(
         ((), "--set --trtllm-version --check"),
         (("check",), "--quant --kv-dtype --backend --role --output"),

@@ -21,7 +21,7 @@ from trtx.bench.judgement import Verdict
 from trtx.bench.sample import Sample
 from trtx.errors import UsageError
 from trtx.experiment.conditions import Conditions
-from trtx.report.forms import BASELINE, CONDITIONS, ENVIRONMENT, LOCK, VERDICT, Environment, RunVerdict
+from trtx.report.forms import BASELINE, CONDITIONS, LOCK, VERDICT, AskedRun, RunVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def of_run(run_dir: Path) -> Baseline:
     if not cells:
         raise UsageError(f"{run_dir} has no finished cell; expected a run that measured some; go on with it first")
     name = run_dir.resolve().name
-    saved_at = ENVIRONMENT.read(run_dir, Environment).started_at
+    saved_at = LOCK.read(run_dir, AskedRun).provenance.environment.started_at
     verdict = None if judged is None else judged.verdict
     return Baseline(name, name, saved_at, verdict, conditions, None, None, cells)
 

@@ -30,14 +30,16 @@ from trtx.experiment.schedule import Step, schedule, without
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
 from trtx.launch import members
-from trtx.report.forms import ENVIRONMENT, PLAN, Deployment, Environment
+from trtx.report.forms import LOCK, PLAN, AskedRun, Deployment, Environment
 from trtx.topology import Plan
 
 ATTEMPTS = "attempts"
 END_S = 20.0  # a guardian ends what a killed launcher left within 7 s
 
 # What a figure depends on beside the plan. The kernel's name, the load of the machine and the command may differ.
-_CONDITIONS = ("trtx_sources", "python", "versions", "cpu", "cpu_cores", "gpus", "gpu_driver")
+_CONDITIONS = (
+    "trtx_sources", "python", "versions", "torch_cuda", "cpu", "cpu_cores", "gpus", "gpu_driver", "driver_cuda",
+)  # fmt: skip
 _PLANNED = ("engine", "model", "model_path", "gpu_names", "engine_configs")
 
 
@@ -55,7 +57,7 @@ class Recorded:
     def deployment(self) -> Deployment:
         """Of an attached run. Raises UsageError where it was not written down: nothing could be compared with it."""
         if self.environment.deployment is None:
-            path = self.run_dir / ENVIRONMENT.file
+            path = self.run_dir / LOCK.file
             raise UsageError(f"{path} has no deployment; expected the one that was measured; start a new run")
         return self.environment.deployment
 
@@ -76,8 +78,9 @@ class PlanDocument:
 
 
 def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded:
-    """Reads ``plan.json`` and ``env.json``. Raises UsageError where a run ended before it wrote them."""
-    environment = ENVIRONMENT.read(run_dir, Environment)
+    """Reads ``plan.json``, and what the lock says beside the spec. Raises UsageError where a run ended before it wrote
+    them."""
+    environment = LOCK.read(run_dir, AskedRun).provenance.environment
     planned = PlanDocument({}, {}) if spec.attach is not None else PLAN.read(run_dir, PlanDocument)
     return Recorded(run_dir, spec, planned.topologies, planned.checkpoints, environment)
 

@@ -39,13 +39,14 @@ from trtx.errors import LoadGeneratorError, TrtxError, UsageError
 from trtx.experiment import directory, gate, resumption
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.environment import environment
+from trtx.experiment.provenance import provenance_of
 from trtx.experiment.schedule import Step, schedule
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, target_of
 from trtx.experiment.verdict import error_of
-from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, prepare, probe, serve
+from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, prepare, serve
 from trtx.report import REPORT_FILE, render
-from trtx.report.forms import BASELINE, CONDITIONS, ENVIRONMENT, LOCK, PLAN, VERDICT, RunVerdict
+from trtx.report.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, RunVerdict
 from trtx.topology import Plan
 
 
@@ -112,20 +113,18 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     """
     started_at = datetime.now(UTC)
     check_endpoint()
-    machine = probe()
     deployment = None if spec.attach is None else ask_deployment(spec.attach)
     target = attached_target(spec.attach, deployment) if spec.attach and deployment else None
     run_dir = directory.create(parent, spec, started_at)
     missing = schedule(spec)
+    here = environment(argv, started_at, deployment)
     state = _Run(spec, run_dir, listener or Listener(), missing, target)
     try:
         with directory.told_if_unwritable(run_dir):
             _plan(state)
             _write_plans(state, {}, {})
-            directory.write_lock(run_dir, spec)
-            told = environment(argv, machine, started_at, deployment)
-            ENVIRONMENT.write(run_dir, told)
-            gate.prepare(run_dir, spec, state.plans, told)
+            directory.write_lock(run_dir, spec, provenance_of(spec, here, state.plans, target))
+            gate.prepare(run_dir, spec, state.plans, here)
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
@@ -144,7 +143,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
     spec = directory.read_lock(run_dir)
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
         recorded = resumption.read_recorded(run_dir, spec)
-        resumption.check_conditions(recorded, environment(argv, probe(), datetime.now(UTC)))
+        resumption.check_conditions(recorded, environment(argv, datetime.now(UTC)))
         resumption.wait_for_the_end(recorded)
         missing = resumption.missing_steps(recorded)
         state = _Run(spec, run_dir, listener or Listener(), missing, check_directory=check_directory)
@@ -327,7 +326,7 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
 
 def _remove_if_untouched(run_dir: Path) -> None:
     """Bad input leaves no run directory: nothing was started, so there is nothing to keep."""
-    for document in (PLAN, LOCK, ENVIRONMENT, CONDITIONS, BASELINE):
+    for document in (PLAN, LOCK, CONDITIONS, BASELINE):
         (run_dir / document.file).unlink(missing_ok=True)
     if not any(run_dir.iterdir()):
         run_dir.rmdir()

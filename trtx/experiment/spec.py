@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from difflib import get_close_matches
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -103,7 +102,7 @@ class ExperimentSpec(BaseModel):
             )
         return self
 
-    @cached_property
+    @property
     def topologies(self) -> tuple[NamedTopology, ...]:
         """What trtx serves and measures, one after the other; none where the run is attached."""
         if self.attach is not None:

@@ -17,6 +17,7 @@ from trtx.cli.check import CheckRequest
 from trtx.cli.command import Verb, option_name
 from trtx.cli.placement import PLACES, USES, ignored_in
 
+REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml")]
 # verb -> use -> a command line that is in this use
 CALLS = {
     "serve": {
@@ -36,6 +37,7 @@ CALLS = {
         "dry run": ["bench", "--dry-run"],
         "": ["bench", "--slo", "request_latency:p50:le:900", "--baseline", "main", "--max-regression", "5%"],
     },
+    "bench reproduce": {"": REPRODUCE, "dry run": [*REPRODUCE, "--dry-run"]},
     "build": {
         "build": ["build", "synthetic:tiny", "--quant", "fp8"],
         "none": ["build", "synthetic:tiny", "--quant", "none"],
@@ -83,6 +85,9 @@ POSITIONAL = {
 SEEN_ELSEWHERE = {
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
+    ("bench reproduce", "LOCK"): "tests/unit/cli/test_reproduce.py",
+    ("bench reproduce", "--exact"): "tests/unit/cli/test_reproduce.py",
+    ("bench reproduce", "--json"): "tests/integration/test_bench.py",
     ("doctor", "--json"): "tests/unit/cli/test_doctor.py",
     ("compare", "--json"): "tests/unit/cli/test_compare.py",
     ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
@@ -193,6 +198,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     for name in ROOMS:
         monkeypatch.setattr(name, teller(name))
+    monkeypatch.setattr("trtx.experiment.differences", lambda locked: ())  # or this machine would be looked at
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
     Path("sweep.yaml").write_text("load: {isl: 99}\n")
