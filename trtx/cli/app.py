@@ -37,7 +37,8 @@ class Verbs(TyperGroup):
     """A group whose commands are imported when one is called; a listing takes their lines from ``VERBS``."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
+        """As a shell completes them: by their first word."""
+        return [verb for verb in VERBS if " " not in verb]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
