@@ -6,22 +6,19 @@ group and key, ``machine.cpu``. What nobody knows is None, and differs from what
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from trtx.bench import Cell, Load, LoadSpec
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 from trtx.experiment.spec import ExperimentSpec
-from trtx.report.forms import Deployment, Environment
+from trtx.report.forms import Deployment, Environment, Provenance
 from trtx.topology import Plan
 
 _ROUTER = "--router-mode"
-_SAMPLES, _SAMPLE_BYTES = 16, 64 * 1024
 # Figures of two runs that differ in one of these say nothing of what was changed between them. The other groups are
 # what is changed: topologies, configs, versions.
 COMPARED_BY = ("model", "load", "machine")
@@ -56,13 +53,13 @@ class Difference:
         return f"{self.name} was {_told(self.before)} and is {_told(self.now)}"
 
 
-def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], environment: Environment) -> Conditions:
+def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: Provenance) -> Conditions:
     """Of a run that is about to start. ``plans``: by topology; none of an attached run."""
-    load = spec.load.model_dump(mode="json")
+    environment, load = provenance.environment, spec.load.model_dump(mode="json")
     own = {field.name for field in fields(Load)} | _AXES
     machine, topology = _served(plans, environment) if plans else _attached(environment.deployment)
     return Conditions(
-        model=_model(plans, environment),
+        model=_model(provenance),
         load={name: load[name] for name in LoadSpec.model_fields if name not in own},
         machine={**machine, "cpu": environment.cpu, "cpu_cores": environment.cpu_cores},
         topology=topology,
@@ -129,27 +126,11 @@ def refuse_others(source: str, found: Sequence[Difference], allowed: Sequence[st
         )
 
 
-def weights_fingerprint(model_path: Path) -> str:
-    """Changes with what a checkpoint's files hold, and not with where or when they were written: names, sizes and, of
-    each, 16 evenly spread parts of 64 KiB. Reading all weights would take minutes."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in model_path.rglob("*") if path.is_file()):
-        size = path.stat().st_size
-        digest.update(f"{path.relative_to(model_path)}\0{size}\0".encode())
-        with path.open("rb") as file:
-            for number in range(_SAMPLES):
-                file.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
-                if size <= _SAMPLE_BYTES:
-                    break
-    return digest.hexdigest()[:16]
-
-
-def _model(plans: Mapping[str, Plan], environment: Environment) -> dict[str, Any]:
-    if environment.deployment is not None:
-        return {"name": environment.deployment.model, "weights": None}
-    plan = next(iter(plans.values()))
-    return {"name": plan.model, "weights": weights_fingerprint(plan.model_path)}
+def _model(provenance: Provenance) -> dict[str, Any]:
+    if provenance.environment.deployment is not None:  # the files here are those of a tokenizer
+        return {"name": provenance.environment.deployment.model, "weights": None}
+    measured = next(iter(provenance.measured.values()))
+    return {"name": measured.model, "weights": measured.files.sampled_sha256[:16]}
 
 
 def _served(plans: Mapping[str, Plan], environment: Environment) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -26,7 +26,7 @@ from trtx.experiment.conditions import (
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.spec import ExperimentSpec
 from trtx.experiment.verdict import judge_cells, run_verdict
-from trtx.report.forms import BASELINE, CONDITIONS, VERDICT, ComparedWith, Environment, RunVerdict
+from trtx.report.forms import BASELINE, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
 from trtx.topology import Plan
 
 
@@ -35,13 +35,13 @@ def planned_loads(spec: ExperimentSpec) -> dict[str, Load]:
     return {cell_name(label, load): load for label in spec.labels for load in spec.load.loads}
 
 
-def prepare(run_dir: Path, spec: ExperimentSpec, plans: Mapping[str, Plan], environment: Environment) -> None:
+def prepare(run_dir: Path, spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: Provenance) -> None:
     """Writes what a run is measured under, and the baseline that it will be compared with.
 
     Raises UsageError for a baseline that is not there, of another model, load or machine, without one of the cells, or
     whose spread is too wide for the limit; and where ``--save-baseline`` names one that must not be replaced.
     """
-    gate, conditions = spec.gate, conditions_of(spec, plans, environment)
+    gate, conditions = spec.gate, conditions_of(spec, plans, provenance)
     CONDITIONS.write(run_dir, conditions)
     baselines = Baselines(Path(gate.baseline_dir))
     if gate.save_baseline is not None:

@@ -123,8 +123,9 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
         with directory.told_if_unwritable(run_dir):
             _plan(state)
             _write_plans(state, {}, {})
-            directory.write_lock(run_dir, spec, provenance_of(spec, here, state.plans, target))
-            gate.prepare(run_dir, spec, state.plans, here)
+            told = provenance_of(spec, here, state.plans, target)
+            directory.write_lock(run_dir, spec, told)
+            gate.prepare(run_dir, spec, state.plans, told)
     except BaseException:
         _remove_if_untouched(run_dir)
         raise

@@ -15,7 +15,7 @@ from trtx.experiment.conditions import Conditions, conditions_of
 from trtx.experiment.directory import read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.resumption import read_recorded
-from trtx.report.forms import CONDITIONS, RunVerdict
+from trtx.report.forms import CONDITIONS, LOCK, AskedRun, Provenance, RunVerdict
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"
 CELLS = ("agg-c1", "agg-c2", "disagg-c1", "disagg-c2")
@@ -31,7 +31,8 @@ def a_run(
     times its factor as long. ``conditions``: changes them."""
     run = Path(shutil.copytree(GOLDEN, directory))
     spec = read_lock(run)
-    write_lock(run, spec.model_copy(update={"load": spec.load.model_copy(update={"trials": len(trials)})}))
+    load = spec.load.model_copy(update={"trials": len(trials)})
+    write_lock(run, spec.model_copy(update={"load": load}), provenance(run))
     change_cells(run, lambda cell: of_trials(cell, [slower * factor for factor in trials]))
     found = conditions_of_kept(run)
     CONDITIONS.write(run, conditions(found) if conditions else found)
@@ -41,7 +42,11 @@ def a_run(
 def conditions_of_kept(run: Path) -> Conditions:
     spec = read_lock(run)
     recorded = read_recorded(run, spec)
-    return conditions_of(spec, recorded.plans, recorded.environment)
+    return conditions_of(spec, recorded.plans, provenance(run))
+
+
+def provenance(run: Path) -> Provenance:
+    return LOCK.read(run, AskedRun).provenance
 
 
 def change_cells(run: Path, change: Callable[[Cell], Cell]) -> None:
@@ -56,7 +61,12 @@ def of_trials(cell: Cell, factors: Sequence[float]) -> Cell:
         replace(trial, number=number, figures=_slower(trial.figures, factor))
         for number, factor in enumerate(factors, 1)
     )
-    return replace(cell, trials=trials, figures=_slower(trial.figures, sum(factors) / len(factors), len(factors)))
+    return replace(
+        cell,
+        trials_asked=len(trials),
+        trials=trials,
+        figures=_slower(trial.figures, sum(factors) / len(factors), len(factors)),
+    )
 
 
 def _slower(figures: Figures, factor: float, trials: int = 1) -> Figures:
@@ -79,7 +89,7 @@ def gated(run: Path, **said: Any) -> ExperimentSpec:
 def prepare(run: Path, spec: ExperimentSpec) -> None:
     """As before anything starts."""
     recorded = read_recorded(run, read_lock(run))
-    gate.prepare(run, spec, recorded.plans, recorded.environment)
+    gate.prepare(run, spec, recorded.plans, provenance(run))
 
 
 def judged(run: Path, **said: Any) -> RunVerdict:

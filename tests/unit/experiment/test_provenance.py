@@ -48,15 +48,15 @@ def test_the_environment_has_the_versions_of_what_measures_serves_and_computes()
 def test_a_lock_has_configs_and_calls_as_a_dry_run_shows_them_and_comes_back_as_it_was(tmp_path: Path) -> None:
     sweep = {"modes": ["agg", "disagg"], "topology": {"engine": "paced", "decode": 2}, "load": {"concurrency": [2, 1]}}
     spec = load_sweep(None, sweep)
-    plans = {mode: prepare(spec.topology_of(mode), run_dir=tmp_path / mode) for mode in spec.modes}
+    plans = {one.label: prepare(one.spec, run_dir=tmp_path / one.label) for one in spec.topologies}
     told = provenance_of(spec, environment([], NOON), dict(plans), None)
     assert told.measured.keys() == plans.keys()
     assert told.measured["disagg"].workers == {"prefill": 1, "decode": 2}
     assert told.measured["agg"].engine_configs == plans["agg"].engine_configs
     assert told.measured["agg"].files == told.measured["disagg"].files
     for planned in plan_only(spec, parent=tmp_path):
-        calls = told.measured[planned.mode].aiperf
-        assert list(calls) == [f"{planned.mode}-c2", f"{planned.mode}-c1"]
+        calls = told.measured[planned.label].aiperf
+        assert list(calls) == [f"{planned.label}-c2", f"{planned.mode}-c1"]
         for call, of_dry_run in zip(calls.values(), planned.aiperf, strict=True):
             asked, expected = shlex.split(call), list(of_dry_run)
             of_this_place = [asked.index("--url") + 1, asked.index("--artifact-dir") + 1]

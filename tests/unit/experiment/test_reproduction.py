@@ -35,7 +35,7 @@ PACED = {"topology": {"engine": "paced", "port": 0}, "load": LOAD}
 def lock(directory: Path, sweep: dict[str, Any] = PACED) -> Path:
     """Of a run of this machine, as `trtx bench` writes it before anything is started; then carried away."""
     spec = load_sweep(None, sweep)
-    plans = {mode: prepare(spec.topology_of(mode), run_dir=directory / mode) for mode in spec.modes}
+    plans = {one.label: prepare(one.spec, run_dir=directory / one.label) for one in spec.topologies}
     here = environment(["trtx", "bench"], datetime.now(UTC))
     write_lock(directory, spec, provenance_of(spec, here, dict(plans), None))
     return (directory / LOCK.file).rename(directory / "of-a-job.yaml")
@@ -130,8 +130,8 @@ def test_a_difference_is_whatever_stands_on_one_side_alone_or_has_another_value(
             "model of agg was qwen3-0.6b and would be tiny-trained",
         ),
         (
-            lambda document: document.update(modes=["agg", "disagg"]),
-            r"provenance\.measured has agg; expected agg, disagg, as modes say",
+            lambda document: document.update(modes=["agg", "disagg"], topologies=["agg", "disagg"]),
+            r"provenance\.measured has agg; expected agg, disagg, its topologies",
         ),
         (lambda document: document["provenance"].update(measured={}), "has nothing; expected agg"),
         (lambda document: document["provenance"].pop("environment"), r"provenance\.environment is missing"),
@@ -177,7 +177,7 @@ def test_a_config_that_was_named_and_is_gone_comes_out_of_the_lock(tmp_path: Pat
     written = once.topology.engine_configs["agg"]
     assert once == again and written.is_relative_to(tmp_path / "runs")
     config_of = ExperimentSpec.model_validate({**PACED, "topology": {**topology, "engine_configs": {"agg": written}}})
-    plan = prepare(config_of.topology_of("agg"), run_dir=tmp_path / "agg")
+    plan = prepare(config_of.topologies[0].spec, run_dir=tmp_path / "agg")
     assert (plan.engine_configs["agg"]["max_batch_size"], plan.engine_configs["agg"]["paced_itl_ms"]) == (5, 5)
 
     config.write_text("max_batch_size: 6\nmax_num_tokens: 512\n")  # there again, and another

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cyclopts import CycloptsError
+from judged_runs import GOLDEN, provenance
 from processes import free_port
 
 from trtx.bench import LoadSpec, Target
@@ -232,7 +233,7 @@ def test_a_field_of_a_gate_is_kept_in_the_record_of_a_run(field: str, tmp_path: 
     """What it does when a run is judged, test_gate.py asks."""
     gate = {"slo": ["time_to_first_token:p50:le:9"], "baseline": "main", "max_regression": "5%"}
     spec = load_sweep(None, {"gate": gate | {field: OTHER[GateSpec][field]}})
-    write_lock(tmp_path, spec)
+    write_lock(tmp_path, spec, provenance(GOLDEN))
     assert read_lock(tmp_path).gate == spec.gate != load_sweep(None, {"gate": gate}).gate
 
 
