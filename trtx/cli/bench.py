@@ -169,6 +169,7 @@ def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
     except TrtxError:
         if view.run_dir is not None and view.run_dir.is_dir():
             if (report := view.run_dir / "report.html").exists():
+                add_step_summary(view.run_dir)
                 typer.echo(f"what was measured until then: {report}", err=True)
             if (view.run_dir / LOCK.file).exists():
                 typer.echo(f"go on with it: trtx bench --resume {shlex.quote(str(view.run_dir))}", err=True)

@@ -87,7 +87,7 @@ def ending(cells: Sequence[Cell], judgements: Sequence[Judgement]) -> TrtxError 
     if not missed:
         return outcome(judgements)
     others = outcome([one for one in judgements if not (_is_of_failures(one) and one.cell in missed)])
-    beside = f"; {others}" if isinstance(others, GateError) and len(judgements) > len(missed) else ""
+    beside = f"; {others}" if isinstance(others, GateError) else ""
     return GateError(f"{_failed_requests(cells, missed, judgements)}{beside}")
 
 
