@@ -125,7 +125,7 @@ def measure_cell(
     measured: list[Trial] = []
     usable: list[TrialRecords] = []
     for number in trials:
-        found, records = _measure_trial(trial_directory(directory, number), number, load, (failures or {}).get(number))
+        found, records = _measure_trial(trial_directory(directory, number), number, spec, load, (failures or {}).get(number))
         measured.append(found)
         usable += [] if records is None else [records]
     evidence = _evidence(directory, measured, usable, spec, load, restarted)
@@ -145,7 +145,9 @@ def measure_cell(
     )
 
 
-def _measure_trial(directory: Path, number: int, load: Load, failure: str | None) -> tuple[Trial, TrialRecords | None]:
+def _measure_trial(
+    directory: Path, number: int, spec: LoadSpec, load: Load, failure: str | None
+) -> tuple[Trial, TrialRecords | None]:
     path = directory / RECORDS_FILE
     records = TrialRecords((), ())
     try:
@@ -157,7 +159,7 @@ def _measure_trial(directory: Path, number: int, load: Load, failure: str | None
     if failure is not None:
         return Trial(number, "failed", directory.name, None, None, errors, failure), None
     figures = Figures.over([records.measured])
-    phases = phases_of(records.measured, load.concurrency)
+    phases = phases_of(records.measured, spec.held_concurrency(load))
     steady = Figures.over([records.measured], [phases.steady]) if isinstance(phases, Phases) else None
     return Trial(number, _status(figures), directory.name, figures, steady, errors, None), records
 
@@ -177,13 +179,21 @@ def _evidence(
             delays[service] = (*delays.get(service, ()), *found)
     return Evidence(
         trials=tuple(usable),
-        concurrency=load.concurrency,
-        input_length=AskedLength(load.isl, spec.isl_stddev),
-        output_length=AskedLength(load.osl, spec.osl_stddev) if spec.ignore_eos else None,
-        prompts="unique",
+        concurrency=spec.held_concurrency(load),
+        # A turn's prompt has the turns before it too, however many those are.
+        input_length=None if load.isl is None or spec.has_sessions else AskedLength(load.isl, spec.isl_stddev),
+        output_length=_output_length(spec, load),
+        prompts=spec.sharing,
         restarted=restarted,
         event_loop_delays_ms=delays if all(log.exists() for log in logs) else None,
     )
+
+
+def _output_length(spec: LoadSpec, load: Load) -> AskedLength | None:
+    """None where answers end by themselves, or records of a dataset ask for lengths of their own."""
+    if load.osl is None or spec.dataset is not None or not spec.ignore_eos:
+        return None
+    return AskedLength(load.osl, spec.osl_stddev)
 
 
 def _why_unusable(records: Sequence[RequestRecord], load: Load, failure: str | None) -> str | None:
@@ -217,4 +227,4 @@ def read_cells(run_dir: Path) -> tuple[Cell, ...]:
 
 def in_order(topology: str, load: Load) -> tuple[Any, ...]:
     """What cells are sorted by wherever they are listed."""
-    return (topology, load.isl, load.osl, load.concurrency is None, load.intensity)
+    return (topology, load.isl or 0, load.osl or 0, load.concurrency is None, load.intensity)
