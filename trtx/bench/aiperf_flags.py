@@ -42,7 +42,7 @@ OWNED: Mapping[str, str | None] = {
     "accuracy_benchmark": None,
 }  # fmt: skip
 _NOBODY = Target("http://127.0.0.1:9", "model", Path("tokenizer"), "agg")
-_PYDANTIC_S_DETAILS = re.compile(r" \[type=.*", re.DOTALL)
+_DETAILS = re.compile(r"^\d+ validation errors? for \w+\s+| \[type=.*", re.DOTALL)  # of pydantic
 
 
 def check_load(spec: LoadSpec) -> None:
@@ -53,7 +53,7 @@ def check_load(spec: LoadSpec) -> None:
     """
     if spec.input_file is not None and not spec.input_file.exists():
         raise UsageError(
-            f"input_file {quoted(str(spec.input_file))} is not there; expected a file of records, or a directory of them"
+            f"input_file {quoted(str(spec.input_file))} is not there; expected a file of records, or a directory"
         )
     if not spec.aiperf_args and spec.dataset is None:
         return
@@ -89,8 +89,8 @@ def _refuse_owned(words: tuple[str, ...]) -> None:
     for name in sorted(fields & OWNED.keys()):
         way_out = f"say it with load.{OWNED[name]}" if OWNED[name] else "leave it out"
         raise UsageError(
-            f"--aiperf-args {shown(' '.join(words))} sets {name} of aiperf, which trtx sets itself or which would "
-            f"measure something else; {way_out}"
+            f"--aiperf-args sets {name} of aiperf, which trtx sets itself or which would measure something else; "
+            f"{way_out}"
         )
 
 
@@ -103,5 +103,5 @@ def _parsed(words: tuple[str, ...]) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(_PYDANTIC_S_DETAILS.sub("", str(error)).split())
+    text = " ".join(_DETAILS.sub("", str(error)).split())
     return shown(text or type(error).__name__, 400)

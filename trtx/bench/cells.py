@@ -125,7 +125,9 @@ def measure_cell(
     measured: list[Trial] = []
     usable: list[TrialRecords] = []
     for number in trials:
-        found, records = _measure_trial(trial_directory(directory, number), number, spec, load, (failures or {}).get(number))
+        found, records = _measure_trial(
+            trial_directory(directory, number), number, spec, load, (failures or {}).get(number)
+        )
         measured.append(found)
         usable += [] if records is None else [records]
     evidence = _evidence(directory, measured, usable, spec, load, restarted)

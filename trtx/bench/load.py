@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -88,7 +89,7 @@ class LoadSpec(Prompts):
     burstiness: float | None = Field(
         default=None, gt=0, allow_inf_nan=False
     )  # gamma: 1 is poisson, below it come bursts
-    # Input tokens of a request, or of a session's turn, chat template and shared beginning included; several: pairs with
+    # Input tokens of a request, or of a session's turn, with chat template and shared beginning; several: pairs with
     # osl's. None of both with a dataset; an osl then is for records that ask for no length themselves.
     isl: Lengths = (512,)
     osl: Lengths = (128,)  # output tokens of a request, exactly, when ignore_eos holds
@@ -122,7 +123,9 @@ class LoadSpec(Prompts):
                 self.__dict__["ignore_eos"] = False
             for name in ("isl", "isl_stddev"):
                 if getattr(self, name):
-                    raise ValueError(f"{name} shapes prompts that are made, and {self.dataset} has its own; leave it out")
+                    raise ValueError(
+                        f"{name} shapes prompts that are made, and {self.dataset} has its own; leave it out"
+                    )
             if self.osl_stddev and not self.osl:
                 raise ValueError("osl_stddev spreads osl, and there is none; give an osl, or leave it out")
             return self
@@ -168,6 +171,10 @@ class LoadSpec(Prompts):
                 key = _OWNED[name]
                 do = f"say it with load.{key}" if key else "leave it out"
                 raise ValueError(f"extra_inputs.{name} would change what is measured, which trtx sets itself; {do}")
+            try:
+                json.dumps(value[name], allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"extra_inputs.{name} is no JSON value ({error}); expected one") from error
         return value
 
     @property

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Corpus = Literal["sonnet", "coding", "random"]
 
@@ -31,9 +31,14 @@ class Prompts(BaseModel):
     session_turns_stddev: int = Field(default=0, ge=0)
     session_turn_delay_mean: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # ms from an answer to the next turn
     session_turn_delay_stddev: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # ms
-    num_prefix_prompts: int = Field(default=0, ge=0)  # beginnings of which each prompt (conversation) has one
-    prefix_prompt_length: int = Field(default=0, ge=0)  # tokens of each; a part of isl
+    prefix_prompt_length: int = Field(default=0, ge=0)  # tokens of a shared beginning; a part of isl
+    num_prefix_prompts: int = Field(default=1, ge=1)  # such beginnings; each prompt, or session, has one of them
     shared_system_prompt_length: int = Field(default=0, ge=0)  # tokens of one system message; a part of isl
+
+    @field_validator("input_file")
+    @classmethod
+    def _found_from_anywhere(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.absolute()  # a run may be resumed from another directory
 
     @model_validator(mode="after")
     def _one_source(self) -> Prompts:
@@ -52,16 +57,18 @@ class Prompts(BaseModel):
 
     @model_validator(mode="after")
     def _whole(self) -> Prompts:
-        if bool(self.num_prefix_prompts) != bool(self.prefix_prompt_length):
-            raise ValueError("num_prefix_prompts and prefix_prompt_length mean something together; give both or none")
-        if self.num_prefix_prompts and self.shared_system_prompt_length:
+        if self.num_prefix_prompts > 1 and not self.prefix_prompt_length:
+            raise ValueError("num_prefix_prompts counts prefixes, and prefix_prompt_length is 0; give them a length")
+        if self.prefix_prompt_length and self.shared_system_prompt_length:
             raise ValueError(
-                "num_prefix_prompts and shared_system_prompt_length are two ways to share a beginning; leave one out"
+                "prefix_prompt_length and shared_system_prompt_length are two ways to share a beginning; leave one out"
             )
         if self.session_turns_stddev and self.session_turns_mean == 1:
             raise ValueError("session_turns_stddev spreads session_turns_mean, which is 1; give more turns")
         if self.session_turn_delay_mean and not self.has_sessions:
-            raise ValueError("session_turn_delay_mean comes between turns, and session_turns_mean is 1; give more turns")
+            raise ValueError(
+                "session_turn_delay_mean comes between turns, and session_turns_mean is 1; give more turns"
+            )
         if self.session_turn_delay_stddev and not self.session_turn_delay_mean:
             raise ValueError("session_turn_delay_stddev spreads session_turn_delay_mean, which is 0; give a delay")
         return self
@@ -99,8 +106,8 @@ class Prompts(BaseModel):
             parts.append(f"{self.session_turns_mean}{spread} turns a session")
         if self.session_turn_delay_mean:
             parts.append(f"{self.session_turn_delay_mean:g} ms between turns")
-        if self.num_prefix_prompts:
-            parts.append(f"one of {self.num_prefix_prompts} prefixes of {self.prefix_prompt_length} tokens each")
+        if self.prefix_prompt_length:
+            parts.append(f"{self.num_prefix_prompts} prefixes of {self.prefix_prompt_length} tokens")
         if self.shared_system_prompt_length:
             parts.append(f"a system prompt of {self.shared_system_prompt_length} tokens")
         return ", ".join(parts)
@@ -120,9 +127,10 @@ class Prompts(BaseModel):
         # A timed trace would be replayed by its own times in place of the concurrency or the rate that is asked.
         if self.input_file is not None:
             flags += ["--input-file", str(self.input_file), "--no-fixed-schedule"]
-        for name in type(self).model_fields:
-            if name in Prompts.model_fields and name != "input_file":
-                value = getattr(self, name)
-                if value != type(self).model_fields[name].default:
-                    flags += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+        if self.prefix_prompt_length:  # aiperf has no prefix without their number
+            flags += ["--num-prefix-prompts", str(self.num_prefix_prompts)]
+        for name in sorted(Prompts.model_fields.keys() - {"input_file", "num_prefix_prompts"}):
+            value = getattr(self, name)
+            if value != Prompts.model_fields[name].default:
+                flags += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
         return tuple(flags)

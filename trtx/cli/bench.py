@@ -14,8 +14,9 @@ import typer
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb, typed
-from trtx.cli.load_options import AxisOptions, LoadOptions, load_fields, sweep_fields
+from trtx.cli.load_options import AxisOptions, LoadOptions, load_fields, load_uses, sweep_fields
 from trtx.cli.placement import refuse_ignored
+from trtx.cli.prompt_options import PromptOptions, RequestOptions
 from trtx.config import Mode
 from trtx.config.wording import quoted
 from trtx.errors import TrtxError, UsageError
@@ -44,6 +45,8 @@ def bench(
         typer.Option("--sweep", help="Sweep file (YAML) to start from; flags win over it.", rich_help_panel=_LOAD),
     ] = None,
     load: LoadOptions,
+    prompts: PromptOptions,
+    requests: RequestOptions,
     url: Annotated[
         str | None,
         typer.Option(
@@ -118,11 +121,8 @@ def bench(
     uses = [*options.engine_uses(model.engine), *(["dry run"] if dry_run else [])]
     if url is not None or sweep is None:
         uses.append("serve" if url is None else "attach")
-    if load.request_rate is not None:
-        uses.append("open loop")
-    elif sweep is None:  # which may have rates
-        uses.append("closed loop")
-    refuse_ignored(context, uses)
+    named = {str(one.name) for one in typed(context)}
+    refuse_ignored(context, [*uses, *load_uses(named)])
     from trtx.experiment import load_sweep
     from trtx.experiment import run as measure
 

@@ -55,7 +55,8 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
     fields = LOCK.load(run_dir)
     asked = {name: value for name, value in fields.items() if name not in ("schema_version", "topologies")}
     if isinstance(load := asked.get("load"), dict):
-        asked["load"] = {name: value for name, value in load.items() if name != "cells"}  # which follow from the rest
+        follows = ("cells", "prompts")  # from the rest
+        asked["load"] = {name: value for name, value in load.items() if name not in follows}
     source = str(run_dir / LOCK.file)
     spec = LOCK.restored({**asked, "schema_version": fields["schema_version"]}, ExperimentSpec, source)
     if (differing := _difference(fields, spec.to_json())) is not None:

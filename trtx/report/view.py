@@ -99,7 +99,7 @@ class Row:
         """How long prompts were, when one was not about as long as asked: truncated, or mostly a chat template."""
         counted = self.value(input_sequence_lengths)
         asked = self.load.isl
-        if counted is None or not self.isl_is_fixed:
+        if counted is None or asked is None or not self.isl_is_fixed:
             return None
         tolerated = max(_ISL_TOLERANCE, _ISL_TOLERANCE_SHARE * asked)
         if max(asked - counted.min, counted.max - asked) <= tolerated:
@@ -140,7 +140,9 @@ class RunView:
 
     def series(self, row: Row) -> str:
         """What a row is a point of: its topology, and its lengths where there are several."""
-        return f"{row.topology} {row.load.isl}/{row.load.osl}" if self.has_several_lengths else row.topology
+        return (
+            f"{row.topology} {row.load.isl or '–'}/{row.load.osl or '–'}" if self.has_several_lengths else row.topology
+        )
 
     @property
     def all_series(self) -> tuple[str, ...]:
@@ -200,7 +202,7 @@ def _rows(asked: AskedRun | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:
     keys, is_fixed = set(measured), False
     if asked is not None:
         keys |= {(topology, load) for topology in asked.topologies for load in asked.load.cells}
-        is_fixed = not asked.load.isl_stddev
+        is_fixed = not asked.load.isl_stddev and asked.load.session_turns_mean == 1
     return tuple(Row(*key, measured.get(key), is_fixed) for key in sorted(keys, key=lambda key: in_order(*key)))
 
 
@@ -224,6 +226,7 @@ def _conditions(
         (f"{of}Memory", machine and f"{machine.memory_bytes / 2**30:.0f} GiB"),
         (f"{of}Load average before", machine and machine.load_average),
         ("ISL / OSL", load and _lengths(load, measured)),
+        ("Prompts", load and load.prompts),
         ("Requests", load and ", ".join(f"{cell.request_count} at {cell.asked}" for cell in load.cells)),
         ("Warm-up", load and ", ".join(f"{cell.warmup_request_count} at {cell.asked}" for cell in load.cells)),
         ("Trials", load and load.trials),
@@ -271,13 +274,16 @@ def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
         of_pair = [cell for cell in cells if (cell.load.isl, cell.load.osl) == (isl, osl)]
         before = _length(isl, load.isl_stddev, [cell.value(input_sequence_lengths) for cell in of_pair])
         after = _length(osl, load.osl_stddev, [cell.value(output_sequence_lengths) for cell in of_pair])
-        said.append(f"{before} / {after if load.ignore_eos else f'at most {after}'} tokens")
+        most = "" if load.ignore_eos or osl is None else "at most "
+        said.append(f"{before} / {most}{after} tokens{' a turn' if load.session_turns_mean > 1 else ''}")
     return "; ".join(said)
 
 
-def _length(asked: int, stddev: float, counted: list[Range | None]) -> str:
+def _length(asked: int | None, stddev: float, counted: list[Range | None]) -> str:
     """A number asked, "exact" only where every answer of every cell was counted and is so long."""
-    if stddev:
+    if asked is None:
+        asked_text = "what the dataset"
+    elif stddev:
         asked_text = f"{asked} ± {stddev:g}"
     else:
         asked_text = str(asked)
@@ -285,7 +291,7 @@ def _length(asked: int, stddev: float, counted: list[Range | None]) -> str:
     if not known or len(known) < len(counted):
         return f"{asked_text} asked"
     over_all = Range(min(found.min for found in known), max(found.max for found in known))
-    if over_all == Range(asked, asked):
+    if asked is not None and over_all == Range(asked, asked):
         return f"{asked} exact"
     return f"{asked_text} asked ({_counted_tokens(over_all)} counted)"
 

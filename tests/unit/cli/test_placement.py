@@ -33,6 +33,14 @@ CALLS = {
         "serve": ["bench"],
         "closed loop": ["bench"],
         "open loop": ["bench", "--request-rate", "5"],
+        "dataset": ["bench", "--public-dataset", "aimo"],
+        "file": ["bench", "--input-file", "a.yaml"],
+        "public": ["bench", "--public-dataset", "aimo"],
+        "no file": ["bench"],
+        "one turn": ["bench"],
+        "no delay": ["bench", "--session-turns-mean", "3"],
+        "prefix": ["bench", "--prefix-prompt-length", "9"],
+        "no prefix": ["bench"],
         "dry run": ["bench", "--dry-run"],
     },
     "build": {
@@ -52,7 +60,8 @@ VALUES = {
     "--sweep": "sweep.yaml", "--url": "http://127.0.0.1:8", "--tokenizer": "here", "--resume": "other-run",
     "--quant": "int8_sq", "--kv-dtype": "fp8", "--calib": "text.jsonl", "--backend": "tensorrt", "--role": "decode",
     "--gpu": "H100", "--trtllm-version": "1.2.1", "--arrival": "constant", "--axis": "overrides.max_batch_size=1,2",
-    "--max-cells": "99",
+    "--max-cells": "99", "--prompt-corpus": "coding", "--input-file": "sweep.yaml", "--public-dataset": "sharegpt",
+    "--custom-dataset-type": "single_turn", "--extra-inputs": "seed:1", "--aiperf-args": "--slice-duration 2",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
 VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run", "closed loop", "open loop")} | {
