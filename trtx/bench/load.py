@@ -121,13 +121,9 @@ class LoadSpec(Prompts):
                     self.__dict__[name] = ()  # the default gives way
             if "ignore_eos" not in self.model_fields_set:
                 self.__dict__["ignore_eos"] = False
-            for name in ("isl", "isl_stddev"):
+            for name in ("isl", "isl_stddev", "osl_stddev"):
                 if getattr(self, name):
-                    raise ValueError(
-                        f"{name} shapes prompts that are made, and {self.dataset} has its own; leave it out"
-                    )
-            if self.osl_stddev and not self.osl:
-                raise ValueError("osl_stddev spreads osl, and there is none; give an osl, or leave it out")
+                    raise ValueError(f"{name} shapes what is made, and {self.dataset} has its own; leave it out")
             return self
         for name, value in (("isl", self.isl), ("osl", self.osl)):
             if not value:

@@ -52,7 +52,7 @@ class Prompts(BaseModel):
         )  # fmt: skip
         for name in synthetic if self.dataset is not None else ():
             if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} shapes prompts that are made, and {self.dataset} has its own; leave it out")
+                raise ValueError(f"{name} shapes what is made, and {self.dataset} has its own; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -32,14 +32,14 @@ CALLS = {
         "attach": ["bench", "--url", "http://127.0.0.1:9"],
         "serve": ["bench"],
         "closed loop": ["bench"],
-        "open loop": ["bench", "--request-rate", "5"],
+        "open loop": ["bench", "--request-rate", "5", "--session-turns-mean", "3", "--session-turn-delay-mean", "9"],
         "dataset": ["bench", "--public-dataset", "aimo"],
         "file": ["bench", "--input-file", "a.yaml"],
         "public": ["bench", "--public-dataset", "aimo"],
         "no file": ["bench"],
         "one turn": ["bench"],
         "no delay": ["bench", "--session-turns-mean", "3"],
-        "prefix": ["bench", "--prefix-prompt-length", "9"],
+        "prefix": ["bench", "--prefix-prompt-length", "1"],
         "no prefix": ["bench"],
         "dry run": ["bench", "--dry-run"],
     },
@@ -64,7 +64,7 @@ VALUES = {
     "--custom-dataset-type": "single_turn", "--extra-inputs": "seed:1", "--aiperf-args": "--slice-duration 2",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
-VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run", "closed loop", "open loop")} | {
+VALUES_IN |= {("--mode", use): "disagg" for use in USES["bench"] if use not in ("agg", "disagg", "no GPU")} | {
     ("--backend", "tensorrt"): "pytorch"
 }
 # What changes nothing that the engine room is asked for, and the file of the test that sees what it does.
@@ -177,7 +177,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(name, teller(name))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
-    Path("sweep.yaml").write_text("load: {isl: 99}\n")
+    Path("sweep.yaml").write_text("load: {seed: 99}\n")
     Path("a.yaml").write_text("max_batch_size: 1\n")
 
 
