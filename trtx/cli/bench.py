@@ -173,9 +173,10 @@ def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
 
 def _show_plans(spec: ExperimentSpec, output: Path) -> None:
     from trtx.cli.topology_text import describe_plan
-    from trtx.experiment import plan_only
+    from trtx.experiment import cells_ahead, estimate, plan_only, read_history
 
-    for planned in plan_only(spec, parent=output):
+    topologies = plan_only(spec, parent=output)
+    for planned in topologies:
         if planned.plan is not None:
             typer.echo(describe_plan(planned.plan))
             typer.echo("")
@@ -183,13 +184,18 @@ def _show_plans(spec: ExperimentSpec, output: Path) -> None:
         for load in spec.load.loads:
             typer.echo(
                 f"  {load.asked}: {load.request_count} requests after {load.warmup_request_count} for warm-up, "
-                f"{load.isl} tokens in, {load.osl} out, {spec.load.trials} trial(s)"
+                f"{load.isl or '–'} tokens in, {load.osl or '–'} out, {spec.load.trials} trial(s)"
             )
+        if spec.load.said:
+            typer.echo(f"  prompts: {spec.load.said}")
         for call in planned.aiperf[: len(spec.load.loads)]:
             typer.echo(f"  $ {shlex.join(call)}")
         if spec.load.trials > 1:
             typer.echo(f"  and so on for trials 2 to {spec.load.trials}, each with a seed of its own")
         typer.echo("")
+    ahead = cells_ahead(spec, [(planned.label, planned.plan) for planned in topologies])
+    typer.echo(f"Cells: {', '.join(cell.name for cell in ahead)}")
+    typer.echo(f"Time: {estimate(ahead, read_history(output)).sentence(output)}")
 
 
 def _overlay(given: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,22 @@ goes on with a run that ended early.
 Always holds: a run directory is new or resumed, and however a run ends, what was measured is written and rendered.
 """
 
+from trtx.experiment.estimate import cells_ahead, estimate, read_history
 from trtx.experiment.runner import FinishedRun, Listener, plan_only, resume, run
 from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
 from trtx.experiment.verdict import verdict
 
-__all__ = ["Attach", "ExperimentSpec", "FinishedRun", "Listener", "load_sweep", "plan_only", "resume", "run", "verdict"]
+__all__ = [
+    "Attach",
+    "ExperimentSpec",
+    "FinishedRun",
+    "Listener",
+    "cells_ahead",
+    "estimate",
+    "load_sweep",
+    "plan_only",
+    "read_history",
+    "resume",
+    "run",
+    "verdict",
+]
