@@ -31,6 +31,7 @@ CELL = Document(
 TrialStatus = Literal["ok", "uncounted", "errors", "failed"]
 CellStatus = TrialStatus | Literal["incomplete"]
 _FROM_BAD: tuple[TrialStatus, ...] = ("failed", "errors", "uncounted")
+_SYSTEM_MESSAGE_TOKENS = 16.0  # a chat template's around a system message, at most: 6 in the tiny model's, 5 in Qwen's
 DeviceKind = Literal["gpu", "worker"]
 T = TypeVar("T")
 
@@ -182,13 +183,21 @@ def _evidence(
     return Evidence(
         trials=tuple(usable),
         concurrency=spec.held_concurrency(load),
-        # A turn's prompt has the turns before it too, however many those are.
-        input_length=None if load.isl is None or spec.has_sessions else AskedLength(load.isl, spec.isl_stddev),
+        input_length=_input_length(spec, load),
         output_length=_output_length(spec, load),
         prompts=spec.sharing,
         restarted=restarted,
         event_loop_delays_ms=delays if all(log.exists() for log in logs) else None,
     )
+
+
+def _input_length(spec: LoadSpec, load: Load) -> AskedLength | None:
+    """None for a dataset's, and for turns: their prompts have the turns before them too, however many those are."""
+    if load.isl is None or spec.has_sessions:
+        return None
+    # aiperf 0.13.0 makes room for the template's tokens of one message, and a system prompt is one of its own.
+    slack = _SYSTEM_MESSAGE_TOKENS if spec.shared_system_prompt_length else 0.0
+    return AskedLength(load.isl, spec.isl_stddev, slack)
 
 
 def _output_length(spec: LoadSpec, load: Load) -> AskedLength | None:
