@@ -14,9 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 from hostile_server import hostile_server
 
 from trtx.bench.cells import CELL
+from trtx.report import read_run
 
 TTFT_MS, ITL_MS = 30, 10
 PACED = ["--engine", "paced", "--set", f"paced_ttft_ms={TTFT_MS}", "--set", f"paced_itl_ms={ITL_MS}"]
@@ -118,7 +120,6 @@ def test_the_run_directory_holds_every_file_of_its_contract(
         "plan.json",
         "run.lock.yaml",
         "journal.jsonl",
-        "env.json",
         "summary.json",
         "summary.csv",
         "summary.md",
@@ -130,6 +131,38 @@ def test_the_run_directory_holds_every_file_of_its_contract(
     suite = ElementTree.parse(run_dir / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "0", "0")
     assert list(run_dir.glob("*/serve/logs/*.log"))
+
+
+OF_ONE_START = {"Command", "Started", "Load average before", "Time to load"}
+
+
+def test_a_cell_is_made_again_from_a_copy_of_the_lock_alone(
+    paced_run: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """One of the four: a lock says of each mode and each cell what it needs, so taking the others out leaves a lock."""
+    lock = yaml.safe_load((paced_run[0] / "run.lock.yaml").read_text())
+    lock["modes"], lock["load"]["concurrency"] = ["agg"], [4]
+    lock["load"]["cells"] = [cell for cell in lock["load"]["cells"] if cell["concurrency"] == 4]
+    agg = lock["provenance"]["measured"].pop("agg")
+    lock["provenance"]["measured"] = {"agg": {**agg, "aiperf": {"agg-c4": agg["aiperf"]["agg-c4"]}}}
+    copy = tmp_path / "of-a-job.yaml"
+    copy.write_text(yaml.safe_dump(lock))
+
+    done = trtx("bench", "reproduce", copy.name, "--exact", "--json", "-o", "again", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.startswith("nothing differs\n")
+    runs = [paced_run[0], _run_dir(tmp_path / "again")]
+    assert json.loads(done.stdout)["run_dir"] == str(runs[1])
+    prompts = [(run_dir / "cells/agg-c4/trial-01/inputs.json").read_bytes() for run_dir in runs]
+    assert prompts[0] == prompts[1] and len(prompts[0]) > 1000
+    views = [read_run(run_dir) for run_dir in runs]
+    cells = [{row.name: (row.status, row.cell and row.cell.load) for row in view.rows} for view in views]
+    assert cells[1] == {"agg-c4": cells[0]["agg-c4"]} and cells[1]["agg-c4"][0] == "ok"
+    conditions = [{one.name: one.value for one in view.conditions if one.name not in OF_ONE_START} for view in views]
+    differing = {name for name in conditions[0] if conditions[0][name] != conditions[1].get(name)}
+    assert differing <= {"Requests", "Warm-up", "ISL / OSL"} and "Model's files" in conditions[1]  # of all four cells
+    again = yaml.safe_load((runs[1] / "run.lock.yaml").read_text())
+    assert {**again, "provenance": None} == {**lock, "provenance": None}
 
 
 def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(tmp_path: Path) -> None:

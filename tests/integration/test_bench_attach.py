@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from other_server import CHAT, VLLM, other_server
 
 KEY = "sk-trtx-5d0c6f1e9a"
@@ -73,6 +74,7 @@ def test_another_makers_server_is_measured_and_its_key_is_written_nowhere(tmp_pa
         "Server": "vLLM 0.19.1", "Server's workers": "not known", "Server's GPUs": "not known",
         "API key": "asked for and sent",
     }  # fmt: skip
-    deployment = json.loads((run_dir / "env.json").read_text())["deployment"]
+    lock = yaml.safe_load((run_dir / "run.lock.yaml").read_text())
+    deployment = lock["provenance"]["environment"]["deployment"]
     assert (deployment["url"], deployment["workers"], deployment["gpu_count"]) == (server.url, None, None)
     assert deployment["api_key_from"] == "OPENAI_API_KEY"

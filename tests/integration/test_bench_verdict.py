@@ -93,7 +93,7 @@ def worker_of(parent: Path) -> dict[str, Any] | None:
 
 def counted(parent: Path, name: str) -> float:
     (path,) = parent.glob("*/plan.json")
-    plan = Plan.from_json(json.loads(path.read_text())["modes"]["agg"])
+    plan = Plan.from_json(json.loads(path.read_text())["topologies"]["agg"])
     with urllib.request.urlopen(f"http://127.0.0.1:{plan.workers[0].system_port}/metrics", timeout=10) as answer:
         found = re.findall(rf"^{name}(?:{{[^}}]*}})? ([\d.e+]+)$", answer.read().decode(), re.MULTILINE)
     return sum(map(float, found))

@@ -15,11 +15,13 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from trtx.bench.files import write_text
-from trtx.config.strict_yaml import read_yaml
+from trtx.config.files import read_text
+from trtx.config.strict_yaml import parse_yaml
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
 T = TypeVar("T")
+_LARGEST_BYTES = 16 << 20  # of a YAML document: a lock has some 600 bytes a cell
 RESTORE = "put the file back from a copy, or start a new run"
 
 
@@ -37,7 +39,7 @@ class Document:
 
         ``content``: a form, or the fields of one as plain values.
         """
-        fields = content if isinstance(content, dict) else _adapter(type(content)).dump_python(content, mode="json")
+        fields = content if isinstance(content, dict) else plain(content)
         document = self.versioned(fields)
         if self.file.endswith(".yaml"):
             text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
@@ -58,10 +60,14 @@ class Document:
 
     def load(self, directory: Path) -> dict[str, Any]:
         """The fields of ``directory``/file, of a version that is read, and nothing else known of them."""
-        path = directory / self.file
+        return self.load_file(directory / self.file)
+
+    def load_file(self, path: Path) -> dict[str, Any]:
+        """The same of a file of any name, such as a copy."""
         try:
             if self.file.endswith(".yaml"):
-                document = read_yaml(path, "run record", "that of a run directory of trtx bench")
+                what, expected = "run record", "that of a run directory of trtx bench"
+                document = parse_yaml(read_text(path, what, expected, limit=_LARGEST_BYTES), f"{what} {shown(path)}")
             else:
                 document = parsed(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -96,6 +102,12 @@ class Document:
             return _adapter(form).validate_json(said, strict=True, context={"version": version})
         except ValidationError as error:
             raise UsageError(f"{source} (schema_version {version}): {problem(error)}; {RESTORE}") from error
+
+
+def plain(content: Any) -> dict[str, Any]:
+    """The fields of a form as plain values."""
+    fields: dict[str, Any] = _adapter(type(content)).dump_python(content, mode="json")
+    return fields
 
 
 def parsed(text: str) -> Any:

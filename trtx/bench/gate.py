@@ -108,7 +108,9 @@ def compare(
         for metric in metrics:
             paired_with = of_baseline.get(sample.cell)
             marks = doubts(sample) + (doubts(paired_with, _BASELINE) if paired_with else ())
-            ratio = _ratio(paired_with, sample, metric, design, max_error_rate, each)
+            ratio = measured_ratio(
+                paired_with, sample, metric, design=design, max_error_rate=max_error_rate, confidence=each
+            )
             if isinstance(ratio, Refusal):
                 judgements.append(ratio.of(sample, metric.name, marks))
             else:
@@ -140,14 +142,16 @@ def comparable_values(sample: Sample, metric: Metric, max_error_rate: float = 0.
     return known
 
 
-def _ratio(
+def measured_ratio(
     baseline: Sample | None,
     candidate: Sample,
     metric: Metric,
-    design: Design,
-    max_error_rate: float,
-    confidence: float,
+    *,
+    design: Design = "independent",
+    max_error_rate: float = 0.0,
+    confidence: float = CONFIDENCE,
 ) -> Interval | Refusal:
+    """candidate / baseline in one cell, ``confidence`` of this interval alone; or why there is none."""
     of_candidate = comparable_values(candidate, metric, max_error_rate)
     if isinstance(of_candidate, Refusal):
         return of_candidate

@@ -32,8 +32,8 @@ def request_bounds(objectives: Sequence[Objective]) -> Bounds:
             bounds[figure] = bound
     if not bounds:
         raise UsageError(
-            "--min-goodput: a request is good if it meets the --slo of each latency, and there is none; expected one, "
-            "as --slo time_to_first_token:p99:le:500"
+            "--min-goodput means nothing without the --slo of a latency, which a request has to meet to be good; "
+            "expected one, as --slo time_to_first_token:p99:le:500"
         )
     return bounds
 

@@ -18,6 +18,7 @@ CONFIDENCE = 0.95
 POWER = 0.8  # the convention of Cohen (1988): four of five gates of an equal build get their verdict
 _FAR = 10  # times the reach of an interval
 _MOST_TRIALS = 10_000
+_LARGEST = 700.0  # e^710 is no float any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def ratio_interval(
     variances = [statistics.variance(logs) / len(logs) for logs in (candidate_logs, baseline_logs)]
     difference = statistics.fmean(candidate_logs) - statistics.fmean(baseline_logs)
     half = _welch_half_width(variances, [len(candidate_logs), len(baseline_logs)], confidence)
-    return Interval(_exp(difference), _exp(difference - half), _exp(difference + half), confidence)
+    return _ratios(Interval(difference, difference - half, difference + half, confidence))
 
 
 def paired_ratio_interval(
@@ -76,9 +77,7 @@ def paired_ratio_interval(
     """
     pairs = zip(_logs(candidate), _logs(baseline), strict=True)
     found = mean_interval([of_candidate - of_baseline for of_candidate, of_baseline in pairs], confidence)
-    if found is None:
-        return None
-    return Interval(_exp(found.estimate), _exp(found.low), _exp(found.high), confidence)
+    return None if found is None else _ratios(found)
 
 
 def relative_spread(values: Sequence[float]) -> float | None:
@@ -139,6 +138,12 @@ def _welch_half_width(variances: Sequence[float], counts: Sequence[int], confide
     shares = [variance / total for variance in variances]
     freedom = 1 / sum(share**2 / (count - 1) for share, count in zip(shares, counts, strict=True))
     return _student(freedom, confidence) * math.sqrt(total)
+
+
+def _ratios(logs: Interval) -> Interval:
+    """Of two trials that have nothing in common the interval is wider than floats are: its end is their last."""
+    estimate, low, high = (math.exp(min(end, _LARGEST)) for end in (logs.estimate, logs.low, logs.high))
+    return Interval(estimate, low, high, logs.confidence)
 
 
 def _logs(values: Sequence[float]) -> list[float]:

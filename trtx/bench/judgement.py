@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from trtx.bench.checks import Level
 from trtx.bench.intervals import Interval
 from trtx.bench.sample import Sample
 from trtx.errors import GateError, NoVerdictError, TrtxError
@@ -65,7 +66,7 @@ def why_not_judged(sample: Sample) -> Refusal | None:
     if missing := sample.missing_trials():
         numbers = ", ".join(map(str, missing))
         return Refusal(Verdict.FAILED, f"trial {numbers} of {len(sample.trials)} has no result; measure the cell again")
-    if sample.validity == "INVALID":
+    if sample.validity is Level.INVALID:
         why = "; ".join(sample.doubts) or "for no stated reason"
         return Refusal(Verdict.NO_VERDICT, f"the cell is INVALID: {why}")
     return None
@@ -73,7 +74,7 @@ def why_not_judged(sample: Sample) -> Refusal | None:
 
 def doubts(sample: Sample, side: str = "") -> tuple[str, ...]:
     """Of a SUSPECT cell: why, or that it is, where nothing says why."""
-    if sample.validity != "SUSPECT":
+    if sample.validity is not Level.SUSPECT:
         return ()
     return tuple(f"{side}{doubt}" for doubt in sample.doubts or ("the cell is SUSPECT",))
 
@@ -82,10 +83,10 @@ def outcome(judgements: Sequence[Judgement]) -> TrtxError | None:
     """None where every judgement passed: GateError (exit 1) for bad news, else NoVerdictError (3), also for none."""
     if not judgements:
         return NoVerdictError("nothing was judged: no cell, or no metric; expected at least one of each")
-    for verdicts, error in ((_BAD, GateError), ((Verdict.NO_VERDICT,), NoVerdictError)):
-        found = [judgement for verdict in verdicts for judgement in judgements if judgement.verdict is verdict]
-        if found:
-            told = "; ".join(f"{one.cell} {one.criterion} {one.verdict.value}: {one.reason}" for one in found[:_TOLD])
-            more = f"; and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
-            return error(f"{len(found)} of {len(judgements)} judgements did not pass: {told}{more}")
-    return None
+    found = [one for verdict in Verdict for one in judgements if one.verdict is verdict is not Verdict.PASS]
+    if not found:
+        return None
+    told = "; ".join(f"{one.cell} {one.criterion} {one.verdict.value}: {one.reason}" for one in found[:_TOLD])
+    more = f"; and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
+    error = GateError if found[0].verdict in _BAD else NoVerdictError
+    return error(f"{len(found)} of {len(judgements)} judgements did not pass: {told}{more}")

@@ -13,8 +13,7 @@ from trtx.bench.prompts import Prompts
 from trtx.bench.statistics import samples_needed
 from trtx.bench.steadiness import warm_up_needed
 
-# aiperf 0.13.0 takes 1 to 10 profile runs.
-MAX_TRIALS = 10
+MAX_TRIALS = 100  # a typing mistake costs no night
 
 # Fields of a request body that say what is measured, and the key of a load that they belong to. In extra_inputs they
 # would win over what aiperf and the report take for asked: no TTFT is one of a body that did not stream.

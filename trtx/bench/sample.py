@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any
 
 from trtx.bench.cells import Cell
+from trtx.bench.checks import Level
 from trtx.bench.figures import Distribution, Figure, Figures, all_figures
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.bench.statistics import samples_needed
 from trtx.errors import UsageError
-
-Validity = Literal["VALID", "SUSPECT", "INVALID"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +58,21 @@ class Sample:
     device_count: int | None  # None: not known
     figures: Figures | None  # over all trials; None: there is no result
     trials: tuple[Figures | None, ...]  # of each trial; in an A/B run, of each round
-    validity: Validity = "VALID"
+    validity: Level = Level.VALID
     doubts: tuple[str, ...] = ()  # why it is not VALID
     failure: str | None = None  # why there is no result
 
     @classmethod
-    def of(cls, cell: Cell, validity: Validity = "VALID", doubts: Sequence[str] = ()) -> Sample:
-        """Of a cell as it was measured."""
+    def of(cls, cell: Cell) -> Sample:
+        """Of a cell as it was measured. A trial that was asked for and is not there has no result."""
+        absent: tuple[None, ...] = (None,) * (cell.trials_asked - len(cell.trials))
         return cls(
             cell=cell.name,
             device_count=cell.device_count,
             figures=cell.figures,
-            trials=tuple(trial.figures for trial in cell.trials),
-            validity=validity,
-            doubts=tuple(doubts),
+            trials=(*(trial.figures for trial in cell.trials), *absent),
+            validity=Level.VALID if cell.validity is None else cell.validity.level,
+            doubts=() if cell.validity is None else tuple(reason.sentence for reason in cell.validity.reasons),
             failure=cell.failure,
         )
 

@@ -11,7 +11,7 @@ from trtx.checkpoint.documents import read_object
 from trtx.errors import UsageError
 
 INDEX = "model.safetensors.index.json"
-_MAX_HEADER_BYTES = 256 << 20  # the format allows 100 MB; anything longer is no header
+MAX_HEADER_BYTES = 256 << 20  # the format allows 100 MB; anything longer is no header
 _WIDE = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -39,7 +39,7 @@ def read_header(path: Path) -> dict[str, dict[str, Any]]:
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > _MAX_HEADER_BYTES:
+            if length > MAX_HEADER_BYTES:
                 raise ValueError(f"a header of {length} bytes")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)

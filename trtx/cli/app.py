@@ -16,11 +16,15 @@ from trtx.config.findings import LIST_ITEM
 from trtx.config.wording import printable
 from trtx.errors import TrtxError, UsageError
 
-# verb -> (module with a Typer app named ``app``, the line that `trtx --help` shows)
+# verb, of one word or two -> (module with a Typer app named ``app``, the line that `trtx --help` shows)
 VERBS = {
     "serve": ("trtx.cli.serve", "Serve a model: a frontend and the workers of a topology."),
     "build": ("trtx.cli.build", "Build a model: quantize it, resolve and check its engine configs, prove it."),
     "bench": ("trtx.cli.bench", "Sweep a served topology with aiperf and render a report."),
+    "bench reproduce": ("trtx.cli.reproduce", "Make a run again from its lock, after what differs here."),
+    "compare": ("trtx.cli.compare", "Compare runs or baselines: ratios, intervals, which conditions differ."),
+    "baseline": ("trtx.cli.baseline", "List, show, save, promote and expire baselines."),
+    "report": ("trtx.cli.report", "Render a run directory again."),
     "doctor": ("trtx.cli.doctor", "Check this machine: driver, GPUs, packages, limits, leftovers."),
 }
 
@@ -33,12 +37,19 @@ class Verbs(TyperGroup):
     """A group whose commands are imported when one is called; a listing takes their lines from ``VERBS``."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
+        """As a shell completes them: by their first word."""
+        return [verb for verb in VERBS if " " not in verb]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
         return typer.main.get_command(importlib.import_module(VERBS[cmd_name][0]).app)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """A verb of two words goes before one that is its first word alone."""
+        if (verb := " ".join(args[:2])) in VERBS and len(args) > 1:
+            return verb, self.get_command(ctx, verb), args[2:]
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Verbs"):

@@ -14,6 +14,7 @@ import typer
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb, typed
+from trtx.cli.gate_options import GateOptions, gate_overlay
 from trtx.cli.load_options import AxisOptions, LoadOptions, load_fields, load_uses, sweep_fields
 from trtx.cli.placement import refuse_ignored
 from trtx.cli.prompt_options import PromptOptions, RequestOptions
@@ -33,12 +34,15 @@ _TOPOLOGY_NAMES = {"config": "engine_configs", "recipe": "engine_configs"}  # op
 @app.command(
     cls=Verb,
     no_args_is_help=False,
-    epilog="Exit codes: 0 every request succeeded; 1 requests failed; 2 usage or config; 3 cells or token counts are "
-    "missing; 4 launch failed; 5 aiperf failed; 129, 130 and 143 interrupted.",
+    epilog="Exit codes: 0 every judgement passed; 1 requests failed, a bound was missed or a metric regressed; 2 usage "
+    "or config; 3 no verdict; 4 launch failed; 5 aiperf failed; 129, 130 and 143 interrupted.",
 )
 @options.spread(port=0)
 def bench(
     context: typer.Context,
+    sweep_file: Annotated[
+        Path | None, typer.Argument(metavar="[SWEEP]", help="The same as --sweep.", show_default=False)
+    ] = None,
     *,
     sweep: Annotated[
         Path | None,
@@ -81,6 +85,7 @@ def bench(
     ] = None,
     topology: options.TopologyOptions,
     axes: AxisOptions,
+    gate: GateOptions,
     output: options.OutputOption = Path("runs"),
     resume: Annotated[
         Path | None,
@@ -103,21 +108,27 @@ def bench(
     """Sweep a served topology with aiperf and render a report.
 
     Serves each mode in turn, warms it up with the load that it measures, lets
-    aiperf make that load, and compares the modes in one page.
+    aiperf make that load, compares the modes in one page, and judges them. A run
+    is made again from its lock by `trtx bench reproduce LOCK`.
 
     \b
     Examples:
-      trtx bench --sweep sweeps/demo.yaml
+      trtx bench sweeps/demo.yaml
       trtx bench --mode agg,disagg --concurrency 1,8,64 --isl 128 --osl 32
       trtx bench --mode disagg --prefill 1 --decode 2 --concurrency 8 --trials 3
+      trtx bench --concurrency 8 --slo time_to_first_token:p99:le:500
       trtx bench --engine simulated --concurrency 64 --dry-run
     """
     if resume is not None:
         refuse_ignored(context, ("resume",))
         from trtx.experiment import resume as go_on
 
-        _run(partial(go_on, resume, argv=_argv()), as_json)
+        run_and_show(partial(go_on, resume, argv=own_command_line()), as_json)
         return
+    if sweep_file is not None:
+        if sweep is not None:
+            raise UsageError("--sweep names one file and SWEEP another; leave one of them out")
+        sweep = sweep_file
     uses = [*options.engine_uses(model.engine), *(["dry run"] if dry_run else [])]
     if url is not None or sweep is None:
         uses.append("serve" if url is None else "attach")
@@ -131,18 +142,20 @@ def bench(
         refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
         options.check_roles(spec.modes, model.config, model.overrides, model.recipe)
     if dry_run:
-        _show_plans(spec, output)
+        show_plans(spec, output)
         return
-    _run(partial(measure, spec, parent=output, argv=_argv()), as_json)
+    run_and_show(partial(measure, spec, parent=output, argv=own_command_line()), as_json)
 
 
-def _argv() -> list[str]:
+def own_command_line() -> list[str]:
+    """As it stands in the record of a run."""
     return ["trtx", *sys.argv[1:]]
 
 
-def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
+def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
     from trtx.cli.bench_view import BenchView
+    from trtx.cli.step_summary import add_step_summary
     from trtx.report import console_table, read_run
     from trtx.report.forms import LOCK
     from trtx.report.summary import summary_json
@@ -158,10 +171,13 @@ def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
             if (view.run_dir / LOCK.file).exists():
                 typer.echo(f"go on with it: trtx bench --resume {shlex.quote(str(view.run_dir))}", err=True)
         raise
+    add_step_summary(outcome.run_dir)
     summary = read_run(outcome.run_dir)
     view.print_table(console_table(summary), to_stderr=as_json)
     if outcome.error is not None:
         typer.echo(f"trtx: {outcome.error}", err=True)
+    if outcome.baseline is not None:
+        typer.echo(f"candidate for a baseline: {outcome.baseline}", err=True)
     if as_json:
         typer.echo(f"report: {outcome.report}", err=True)
         typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **summary_json(summary)}))
@@ -171,7 +187,8 @@ def _run(start: Callable[..., FinishedRun], as_json: bool) -> None:
         raise typer.Exit(outcome.error.exit_code)
 
 
-def _show_plans(spec: ExperimentSpec, output: Path) -> None:
+def show_plans(spec: ExperimentSpec, output: Path) -> None:
+    """What ``--dry-run`` prints: the topology of each mode, its load, aiperf's calls."""
     from trtx.cli.topology_text import describe_plan
     from trtx.experiment import cells_ahead, estimate, plan_only, read_history
 
@@ -196,6 +213,9 @@ def _show_plans(spec: ExperimentSpec, output: Path) -> None:
     ahead = cells_ahead(spec, [(planned.label, planned.plan) for planned in topologies])
     typer.echo(f"Cells: {', '.join(cell.name for cell in ahead)}")
     typer.echo(f"Time: {estimate(ahead, read_history(output)).sentence(output)}")
+    typer.echo("Judged in each cell:")
+    for criterion in spec.gate.criteria:
+        typer.echo(f"  {criterion}")
 
 
 def _overlay(given: dict[str, Any]) -> dict[str, Any]:
@@ -208,6 +228,7 @@ def _overlay(given: dict[str, Any]) -> dict[str, Any]:
     if load := load_fields(given):
         overlay["load"] = load
     overlay |= sweep_fields(given)
+    overlay |= gate_overlay(given)
     attach = {name: given[name] for name in Attach.model_fields if name in given}
     if attach.keys() - {"model"}:  # a sweep may have the url
         return overlay | {"attach": attach}

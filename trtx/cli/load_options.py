@@ -171,7 +171,7 @@ def load_uses(named: Set[str]) -> list[str]:
     """The uses of ``trtx bench`` (``trtx/cli/placement.py``) that the load makes, of the options that were typed."""
     uses = ["dataset"] if named & {"input_file", "public_dataset"} else []
     for option, (with_it, without_it) in _MAKES.items():
-        use = with_it if option in named else None if "sweep" in named else without_it
+        use = with_it if option in named else None if named & {"sweep", "sweep_file"} else without_it
         uses += [use] if use else []
     return uses
 

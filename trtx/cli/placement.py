@@ -57,6 +57,7 @@ USES: Mapping[str, Mapping[str, Use]] = {
         ),
         "dry run": Use("beside --dry-run", "which measures nothing"),
     },
+    "bench reproduce": {"dry run": Use("beside --dry-run", "which measures nothing")},
     "build": {
         "build": Use("without --check", "to which it belongs", "add --check, or leave it out"),
         "none": Use("beside --quant none", "which calibrates nothing"),
@@ -64,6 +65,17 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "check": Use("beside --check", "which builds nothing"),
         "check all": Use("beside --all", "which checks every shipped config by itself"),
     },
+    "compare": {
+        "no gate": Use("without --max-regression", "which alone refuses to compare", "add it, or leave it out"),
+    },
+    "baseline": {
+        "list": Use("with list", "which shows all of them", "leave it out"),
+        "show": Use("with show", "which removes nothing", "leave it out"),
+        "save": Use("with save", "which makes a candidate", "leave it out"),
+        "promote": Use("with promote", "which removes nothing", "leave it out"),
+        "expire": Use("with expire", "which goes by state and age", "leave it out"),
+    },
+    "report": {},
     "doctor": {},
 }
 
@@ -107,12 +119,15 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume", "file"), "--public-dataset"),
             (("resume", "public", "no file"), "--custom-dataset-type"),
             (("resume",), "--temperature --top-p --top-k --extra-inputs --aiperf-args"),
-            (("resume",), "--url --model --output --dry-run"),
+            (("resume",), "SWEEP_FILE --url --model --output --dry-run"),
+            (("resume",), "--slo --min-goodput --max-error-rate --baseline --max-regression --metrics"),
+            (("resume",), "--allow-different --baseline-dir --save-baseline"),
             (("resume", "serve"), "--tokenizer --gpu-count"),
             (("resume", "attach"), "--mode --axis"),
             (("dry run",), "--json"),
         ),
     },
+    "bench reproduce": _placed(((), "LOCK --exact --output --dry-run"), (("dry run",), "--json")),
     "build": _placed(
         ((), "--set --trtllm-version --check"),
         (("check",), "--quant --kv-dtype --backend --role --output"),
@@ -122,6 +137,17 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("build",), "--mode --all --json"),
         (("check all",), "MODEL --config --recipe"),
     ),
+    "compare": _placed(
+        ((), "RUNS --metrics --max-regression --max-error-rate --baseline-dir --json"),
+        (("no gate",), "--allow-different"),
+    ),
+    "baseline": _placed(
+        ((), "ACTION --baseline-dir"),
+        (("list", "expire"), "WORDS"),
+        (("list", "show", "save", "promote"), "--older-than --remove"),
+        (("save", "promote", "expire"), "--json"),
+    ),
+    "report": _placed(((), "RUN --json")),
     "doctor": _placed(((), "--engine --port --output --json")),
 }
 

@@ -147,15 +147,15 @@ OPTION_NAMES = tuple(field.name for group in (ModelOptions, TopologyOptions) for
 
 
 def spread(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes of a verb's parameters that are groups, such as ``model: ModelOptions``, the options in them, or Typer
+    """Makes of each parameter of a verb that is a group, such as ``model: ModelOptions``, the options in it, or Typer
     would want each option written down in each verb. ``defaults``: those that the verb has otherwise."""
 
     def spread_over(verb: Callable[..., None]) -> Callable[..., None]:
-        groups: dict[str, Any] = {}
+        groups: dict[str, type[Any]] = {}
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(verb, eval_str=True).parameters.values():
             group = parameter.annotation
-            if not is_dataclass(group):
+            if not (isinstance(group, type) and is_dataclass(group)):
                 parameters.append(parameter)
                 continue
             groups[parameter.name] = group

@@ -65,6 +65,7 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
+    application_sm_clock_mhz: int | None = None  # that computing is asked to run at
     clock_reasons: tuple[ClockReason, ...] = ()
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None
@@ -77,6 +78,7 @@ class Gpu:
     mig: Mig = "off"
     nvlinks_up: int = 0
     fabric_ready: bool | None = None  # None: not behind an NVSwitch
+    uuid: str | None = None  # as CUDA_VISIBLE_DEVICES takes it
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trtx.bench.documents import RESTORE
+from trtx.bench.documents import RESTORE, plain
 from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec
 from trtx.launch import write_problem
-from trtx.report.forms import LOCK
+from trtx.report.forms import LOCK, Provenance
+
+PROVENANCE = "provenance"  # the field of the lock that no sweep has
 
 
 def create(parent: Path, spec: ExperimentSpec, started_at: datetime) -> Path:
@@ -42,9 +44,9 @@ def create(parent: Path, spec: ExperimentSpec, started_at: datetime) -> Path:
         ) from error
 
 
-def write_lock(run_dir: Path, spec: ExperimentSpec) -> None:
-    """``run.lock.yaml``: the spec after defaults, and the loads that it led to."""
-    LOCK.write(run_dir, spec.to_json())
+def write_lock(run_dir: Path, spec: ExperimentSpec, provenance: Provenance) -> None:
+    """``run.lock.yaml``: the spec after defaults, the loads that it led to, and what all of it was asked of."""
+    LOCK.write(run_dir, {**spec.to_json(), PROVENANCE: plain(provenance)})
 
 
 def read_lock(run_dir: Path) -> ExperimentSpec:
@@ -52,13 +54,16 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
 
     What a sweep may leave out must stand here: a default in place of a lost field would be another measurement.
     """
-    fields = LOCK.load(run_dir)
-    asked = {name: value for name, value in fields.items() if name not in ("schema_version", "topologies")}
+    return spec_of(LOCK.load(run_dir), str(run_dir / LOCK.file))
+
+
+def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:
+    """What a lock says was asked. ``source``: its path, for messages. Raises UsageError, naming the field."""
+    asked = {name: value for name, value in fields.items() if name not in (PROVENANCE, "topologies")}
     if isinstance(load := asked.get("load"), dict):
         follows = ("cells", "prompts")  # from the rest
         asked["load"] = {name: value for name, value in load.items() if name not in follows}
-    source = str(run_dir / LOCK.file)
-    spec = LOCK.restored({**asked, "schema_version": fields["schema_version"]}, ExperimentSpec, source)
+    spec = LOCK.restored(asked, ExperimentSpec, source)
     if (differing := _difference(fields, spec.to_json())) is not None:
         raise UsageError(f"{source}: {differing}; {RESTORE}")
     return spec

@@ -1,84 +1,72 @@
-"""The conditions of a run: versions, machine, commit. Written once as ``env.json``."""
+"""The machine and the software that a run is started on, for its lock."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shlex
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 
 import trtx
+from trtx.doctor import Package, gather_gpus, gather_software
+from trtx.experiment.container import find_container, memory_limit_bytes, os_name
+from trtx.experiment.sources import commit_of, sources_hash
+from trtx.launch import probe
 from trtx.report.forms import Deployment, Environment, Gpu
-from trtx.topology import Machine
 
-PACKAGES = ("trtx", "ai-dynamo", "aiperf", "torch", "transformers", "nixl", "tensorrt_llm")
+# What a figure depends on: what serves, computes, tokenizes and measures. By their normalized names.
+_PACKAGES = {
+    "trtx", "ai-dynamo", "ai-dynamo-runtime", "aiperf", "torch", "triton", "transformers", "tokenizers", "safetensors",
+    "numpy", "msgspec", "pyzmq", "uvloop",
+}  # fmt: skip
+_FAMILIES = ("tensorrt", "nixl", "nvidia-", "cuda-", "flashinfer", "flash-attn", "cutlass")  # names begin so
 
 
-def environment(
-    argv: Sequence[str], machine: Machine, started_at: datetime, deployment: Deployment | None = None
-) -> Environment:
+def environment(argv: Sequence[str], started_at: datetime, deployment: Deployment | None = None) -> Environment:
     """What a reader needs to judge the figures and make them again. No host, user or path but the command's own."""
+    gpus, software = gather_gpus(), gather_software()
+    package = Path(trtx.__file__).parent
+    commit, commit_changes = commit_of(package.parent)
     return Environment(
         started_at=started_at.astimezone(UTC).replace(microsecond=0),
         command=shlex.join(argv),
-        commit=_commit(),
-        trtx_sources=_sources(),
-        python=platform.python_version(),
-        versions={name: version for name in PACKAGES if (version := _version(name)) is not None},
+        commit=commit,
+        commit_changes=commit_changes,
+        trtx_sources=sources_hash(package),
+        python=software.python,
+        versions=_versions(software.packages),
+        torch_cuda=software.torch_cuda,
         platform=platform.platform(),
+        os=os_name(),
+        container=find_container(os.environ),
         cpu=_cpu_name(),
-        cpu_cores=machine.cpu_cores,
+        cpu_cores=probe().cpu_cores,
         memory_bytes=psutil.virtual_memory().total,
+        memory_limit_bytes=memory_limit_bytes(),
         load_average=round(os.getloadavg()[0], 2),
-        gpus=tuple(Gpu(gpu.name, gpu.memory_bytes) for gpu in machine.gpus),
-        gpu_driver=_driver() if machine.gpus else None,
-        deployment=deployment,
-    )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of trtx's checkout, "+changes" when tracked files differ from it; None where trtx is installed."""
-    root = Path(trtx.__file__).parent.parent
-    if not (root / ".git").exists():
-        return None
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+        gpus=tuple(
+            Gpu(
+                gpu.uuid, gpu.name, gpu.memory_bytes, gpu.max_sm_clock_mhz, gpu.application_sm_clock_mhz,
+                gpu.power_limit_w,
             )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
+            for gpu in gpus.visible
+        ),
+        sm_clocks_mhz=tuple(gpu.sm_clock_mhz for gpu in gpus.visible),
+        gpu_driver=gpus.driver,
+        driver_cuda=None if gpus.cuda is None else ".".join(map(str, gpus.cuda)),
+        deployment=deployment,
+    )  # fmt: skip
 
-    commit = git("rev-parse", "--short=12", "HEAD")
-    if commit is None:
-        return None
-    return commit + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
 
-
-def _sources() -> str:
-    """Changes with the code that measures and serves, committed or not, and not with a commit to a document."""
-    package = Path(trtx.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
+def _versions(packages: Mapping[str, Package]) -> dict[str, str]:
+    """trtx first, then by name."""
+    kept = [name for name in packages if name in _PACKAGES or name.startswith(_FAMILIES)]
+    return {name: packages[name].version for name in sorted(kept, key=lambda name: (name != "trtx", name))}
 
 
 def _cpu_name() -> str:
@@ -87,16 +75,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
-
-
-def _driver() -> str | None:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()

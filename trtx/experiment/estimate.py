@@ -58,6 +58,7 @@ class Ahead:
     work: Work
     requests: int  # of each trial, measured and warm-up
     trials: int
+    starts: int  # of its topology, for all its cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +77,22 @@ class Estimate:
             if not self.runs:
                 return f"not known: no earlier run in {where}"
             return f"not known: none of {self.runs} earlier runs in {where} measured such a cell"
-        minutes = self.seconds / 60
-        about = (
-            f"{self.seconds:.0f} s"
-            if minutes < 2
-            else f"{minutes:.0f} min"
-            if minutes < 120
-            else f"{minutes / 60:.1f} h"
-        )
         known = self.cells - len(self.unknown)
         cells = f"{known} of {self.cells} cells" if self.unknown else f"{known} cell{'s' if known > 1 else ''}"
         rest = f"; not known for {', '.join(self.unknown)}" if self.unknown else ""
-        return f"about {about} for {cells}, as earlier runs in {where} took{rest}"
+        return f"about {_about(self.seconds)} for {cells}, as earlier runs in {where} took{rest}"
+
+
+def _about(seconds: float) -> str:
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def estimate(ahead: Sequence[Ahead], history: History) -> Estimate:
-    """Sum over the cells of what a request of an equal load took (the median over trials), and, once for each topology,
-    of what its start took. Pure.
+    """Sum over the cells of what a request of an equal load took (the median over trials), and of what each start
+    of a topology took. Pure.
 
     It is as good as the machine is the same. aiperf's own start is shared out over the requests, so that many more of
     them are estimated too long.
@@ -101,16 +101,17 @@ def estimate(ahead: Sequence[Ahead], history: History) -> Estimate:
     for took in history.trials:
         if took.requests:
             by_work.setdefault(took.work, []).append(took.seconds / took.requests)
-    seconds, unknown, known_topologies = 0.0, [], set()
+    seconds, unknown = 0.0, []
+    topologies: dict[tuple[str, str], int] = {}  # of cells that are known, and how often each is started
     for cell in ahead:
         if cell.work not in by_work:
             unknown.append(cell.name)
             continue
         seconds += median(by_work[cell.work]) * cell.requests * cell.trials
-        known_topologies.add(cell.work.topology_key)
-    for topology in known_topologies:
-        if starts := [seconds for key, seconds in history.starts if key == topology]:
-            seconds += median(starts)
+        topologies[cell.work.topology_key] = cell.starts
+    for topology, count in topologies.items():
+        if took_to_start := [one for key, one in history.starts if key == topology]:
+            seconds += median(took_to_start) * count
     return Estimate(seconds if len(unknown) < len(ahead) else None, len(ahead), tuple(unknown), history.runs)
 
 
@@ -123,6 +124,7 @@ def cells_ahead(spec: ExperimentSpec, plans: Iterable[tuple[str, Plan | None]]) 
             _work(_served(plan, url), label, load, spec.load.said),
             load.request_count + load.warmup_request_count,
             spec.load.trials,
+            spec.load.trials if spec.order == "abba" else 1,
         )
         for label, plan in plans
         for load in spec.load.loads

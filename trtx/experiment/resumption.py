@@ -9,18 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from trtx.bench import (
-    PlannedTrial,
     Target,
     cell_directory,
     cell_name,
     held_trials,
-    planned_trials,
     read_journal,
     rewrite_cells,
     trial_directory,
@@ -28,17 +26,20 @@ from trtx.bench import (
 from trtx.bench.cells import CELL
 from trtx.bench.journal import LoadStarted
 from trtx.errors import UsageError
+from trtx.experiment.schedule import Step, schedule, without
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
 from trtx.launch import members
-from trtx.report.forms import ENVIRONMENT, PLAN, Deployment, Environment
+from trtx.report.forms import LOCK, PLAN, AskedRun, Deployment, Environment
 from trtx.topology import Plan
 
 ATTEMPTS = "attempts"
 END_S = 20.0  # a guardian ends what a killed launcher left within 7 s
 
 # What a figure depends on beside the plan. The kernel's name, the load of the machine and the command may differ.
-_CONDITIONS = ("trtx_sources", "python", "versions", "cpu", "cpu_cores", "gpus", "gpu_driver")
+_CONDITIONS = (
+    "trtx_sources", "python", "versions", "torch_cuda", "cpu", "cpu_cores", "gpus", "gpu_driver", "driver_cuda",
+)  # fmt: skip
 _PLANNED = ("engine", "model", "model_path", "gpu_names", "engine_configs")
 
 
@@ -56,7 +57,7 @@ class Recorded:
     def deployment(self) -> Deployment:
         """Of an attached run. Raises UsageError where it was not written down: nothing could be compared with it."""
         if self.environment.deployment is None:
-            path = self.run_dir / ENVIRONMENT.file
+            path = self.run_dir / LOCK.file
             raise UsageError(f"{path} has no deployment; expected the one that was measured; start a new run")
         return self.environment.deployment
 
@@ -77,8 +78,9 @@ class PlanDocument:
 
 
 def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded:
-    """Reads ``plan.json`` and ``env.json``. Raises UsageError where a run ended before it wrote them."""
-    environment = ENVIRONMENT.read(run_dir, Environment)
+    """Reads ``plan.json``, and what the lock says beside the spec. Raises UsageError where a run ended before it wrote
+    them."""
+    environment = LOCK.read(run_dir, AskedRun).provenance.environment
     planned = PlanDocument({}, {}) if spec.attach is not None else PLAN.read(run_dir, PlanDocument)
     return Recorded(run_dir, spec, planned.topologies, planned.checkpoints, environment)
 
@@ -97,23 +99,22 @@ def wait_for_the_end(recorded: Recorded) -> None:
         time.sleep(0.1)
 
 
-def missing_trials(recorded: Recorded) -> dict[str, tuple[PlannedTrial, ...]]:
-    """By topology, what is to be measured. One of which everything holds is left out. Writes nothing."""
-    missing = {}
-    for label in recorded.spec.labels:
-        held = held_trials(recorded.run_dir, recorded.target(label), recorded.spec.load)
-        if trials := tuple(trial for trial in planned_trials(recorded.spec.load) if trial not in held):
-            missing[label] = trials
-    return missing
+def missing_steps(recorded: Recorded) -> tuple[Step, ...]:
+    """What is to be measured, in the order that it would have had. Writes nothing."""
+    held = {
+        label: held_trials(recorded.run_dir, recorded.target(label), recorded.spec.load)
+        for label in recorded.spec.labels
+    }
+    return without(schedule(recorded.spec), held)
 
 
-def clear_the_way(recorded: Recorded, missing: Mapping[str, Sequence[PlannedTrial]]) -> None:
+def clear_the_way(recorded: Recorded, missing: Sequence[Step]) -> None:
     """Moves what an earlier attempt left of missing trials out of the way, and writes cells of those that hold."""
     run_dir = recorded.run_dir
     attempt = run_dir / ATTEMPTS / str(1 + len(list((run_dir / ATTEMPTS).glob("*"))))
-    for label, trials in missing.items():
-        for trial in trials:
-            cell = cell_directory(run_dir, cell_name(label, trial.load))
+    for step in missing:
+        for trial in step.trials:
+            cell = cell_directory(run_dir, cell_name(step.label, trial.load))
             for path in (trial_directory(cell, trial.number), cell / CELL.file):
                 if path.exists():
                     aside = attempt / path.relative_to(run_dir)

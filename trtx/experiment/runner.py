@@ -14,7 +14,6 @@ from trtx.bench import (
     AiperfHost,
     Journal,
     LoadSpec,
-    PlannedTrial,
     Progress,
     Target,
     cell_directory,
@@ -37,16 +36,18 @@ from trtx.bench.journal import (
     TopologyStopping,
 )
 from trtx.checkpoint import resolve_checkpoint
-from trtx.errors import TrtxError, UsageError
-from trtx.experiment import directory, resumption
+from trtx.errors import LoadGeneratorError, TrtxError, UsageError
+from trtx.experiment import directory, gate, resumption
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.environment import environment
+from trtx.experiment.provenance import provenance_of
+from trtx.experiment.schedule import Step, schedule
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, target_of
-from trtx.experiment.verdict import verdict
-from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, prepare, probe, serve
+from trtx.experiment.verdict import error_of
+from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, prepare, serve
 from trtx.report import REPORT_FILE, render
-from trtx.report.forms import ENVIRONMENT, LOCK, PLAN
+from trtx.report.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, RunVerdict
 from trtx.topology import Plan
 
 
@@ -69,6 +70,7 @@ class FinishedRun:
     run_dir: Path
     report: Path
     error: TrtxError | None
+    baseline: Path | None = None  # that was made of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class _Run:
     spec: ExperimentSpec
     run_dir: Path
     listener: Listener
-    missing: dict[str, tuple[PlannedTrial, ...]]  # by topology, what is to be measured
+    missing: tuple[Step, ...]  # what is to be measured
     target: Target | None = None  # of an attached run
     check_directory: Callable[[], None] = lambda: None  # raises UsageError once it was removed
     interruption: Interruption = field(default_factory=Interruption)
@@ -100,8 +102,8 @@ class _Run:
     @property
     def ahead(self) -> tuple[str, ...]:
         """Names of the cells to measure."""
-        trials = [(label, trial) for label, trials in self.missing.items() for trial in trials]
-        return tuple(dict.fromkeys(cell_name(label, trial.load) for label, trial in trials))
+        names = (cell_name(step.label, trial.load) for step in self.missing for trial in step.trials)
+        return tuple(dict.fromkeys(names))
 
 
 def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Listener | None = None) -> FinishedRun:
@@ -113,18 +115,19 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     started_at = datetime.now(UTC)
     check_endpoint()
     check_load(spec.load)
-    machine = probe()
     deployment = None if spec.attach is None else ask_deployment(spec.attach)
     target = attached_target(spec.attach, deployment) if spec.attach and deployment else None
     run_dir = directory.create(parent, spec, started_at)
-    missing = dict.fromkeys(spec.labels, planned_trials(spec.load))
+    missing = schedule(spec)
+    here = environment(argv, started_at, deployment)
     state = _Run(spec, run_dir, listener or Listener(), missing, target)
     try:
         with directory.told_if_unwritable(run_dir):
             _plan(state)
             _write_plans(state, {}, {})
-            directory.write_lock(run_dir, spec)
-            ENVIRONMENT.write(run_dir, environment(argv, machine, started_at, deployment))
+            told = provenance_of(spec, here, state.plans, target)
+            directory.write_lock(run_dir, spec, told)
+            gate.prepare(run_dir, spec, state.plans, told)
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
@@ -144,9 +147,9 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
     check_load(spec.load)
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
         recorded = resumption.read_recorded(run_dir, spec)
-        resumption.check_conditions(recorded, environment(argv, probe(), datetime.now(UTC)))
+        resumption.check_conditions(recorded, environment(argv, datetime.now(UTC)))
         resumption.wait_for_the_end(recorded)
-        missing = resumption.missing_trials(recorded)
+        missing = resumption.missing_steps(recorded)
         state = _Run(spec, run_dir, listener or Listener(), missing, check_directory=check_directory)
         if missing and spec.attach is not None:
             deployment = ask_deployment(spec.attach)
@@ -164,18 +167,21 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
 
 
 def _measure_missing(state: _Run) -> FinishedRun:
+    gate.forget(state.run_dir)
     state.listener.on_start(state.run_dir)
     kept = tuple(cell.name for cell in read_cells(state.run_dir))
-    state.listener.on_cells(kept, state.ahead, sum(len(trials) for trials in state.missing.values()))
+    state.listener.on_cells(kept, state.ahead, sum(len(step.trials) for step in state.missing))
     with catch_signals(state.interruption), _rendered_whatever_happens(state), _aiperf_host(state) as host:
-        for label in state.missing:
-            state.listener.on_topology(label)
+        for step in state.missing:
+            state.listener.on_topology(step.label)
             if state.target is not None:
-                _sweep(state, host, state.target, state.interruption.check, None)
+                _sweep(state, host, state.target, step, state.interruption.check, None)
             else:
-                _measure(state, host, label, state.plans[label])
-    cells = read_cells(state.run_dir)
-    return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, verdict(cells, state.spec.cell_count))
+                _measure(state, host, step)
+    error = error_of(VERDICT.read(state.run_dir, RunVerdict))
+    has_results = not isinstance(error, LoadGeneratorError)
+    saved = gate.saved(state.run_dir, state.spec) if has_results else None
+    return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, error, saved)
 
 
 def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedTopology, ...]:
@@ -205,8 +211,9 @@ def _aiperf(spec: ExperimentSpec, target: Target, run_dir: Path) -> tuple[tuple[
 def _plan(state: _Run) -> None:
     if state.spec.attach is not None:
         return
+    ahead = {step.label for step in state.missing}
     for topology in state.spec.topologies:
-        if topology.label in state.missing:
+        if topology.label in ahead:
             plan = prepare(topology.spec, run_dir=state.run_dir / topology.label)
             _check_fits(plan, state.spec.load)
             state.plans[topology.label] = plan
@@ -257,7 +264,8 @@ def _aiperf_host(state: _Run) -> Iterator[AiperfHost]:
             yield host
 
 
-def _measure(state: _Run, host: AiperfHost, label: str, plan: Plan) -> None:
+def _measure(state: _Run, host: AiperfHost, step: Step) -> None:
+    plan, label = _plan_of(state, step), step.label
     with serve(
         plan, on_event=lambda event: state.listener.on_event(label, event), interruption=state.interruption
     ) as served:
@@ -265,7 +273,7 @@ def _measure(state: _Run, host: AiperfHost, label: str, plan: Plan) -> None:
         state.journal.note(TopologyReady(topology=label, load_seconds=loaded, warm_up_seconds=warmed_up))
         try:
             names = partial(_restarted, served)
-            _sweep(state, host, target_of(label, plan), served.check, names)
+            _sweep(state, host, target_of(label, plan), step, served.check, names)
         finally:
             restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
             state.journal.note(TopologyStopping(topology=label, restarts=restarts))
@@ -275,10 +283,22 @@ def _restarted(served: ServedTopology) -> tuple[str, ...]:
     return tuple(restart.name for restart in served.restarts)
 
 
+def _plan_of(state: _Run, step: Step) -> Plan:
+    """The plan that a topology was checked by; made anew, with a directory of its own, each further time that it is
+    started: ports, and what a process writes, belong to one start."""
+    directory = state.run_dir / step.label
+    if not directory.exists():
+        return state.plans[step.label]
+    (spec,) = (topology.spec for topology in state.spec.topologies if topology.label == step.label)
+    starts = len(list(directory.glob("start-*")))
+    return prepare(spec, run_dir=directory / f"start-{starts + 2:02d}")
+
+
 def _sweep(
     state: _Run,
     host: AiperfHost,
     target: Target,
+    step: Step,
     still_serving: Callable[[], None],
     restarts: Callable[[], Sequence[str]] | None,
 ) -> None:
@@ -291,7 +311,7 @@ def _sweep(
         target,
         state.spec.load,
         state.run_dir,
-        trials=state.missing[target.topology],
+        trials=step.trials,
         on_progress=state.listener.on_progress,
         still_serving=still_there,
         restarts=restarts,
@@ -308,13 +328,14 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
             state.journal.note(RunFailed(error=str(error) or type(error).__name__))
             render(state.run_dir)
         raise
+    gate.judge(state.run_dir, state.spec)
     state.journal.note(RunEnded())
     render(state.run_dir)
 
 
 def _remove_if_untouched(run_dir: Path) -> None:
     """Bad input leaves no run directory: nothing was started, so there is nothing to keep."""
-    for document in (PLAN, LOCK, ENVIRONMENT):
+    for document in (PLAN, LOCK, CONDITIONS, BASELINE):
         (run_dir / document.file).unlink(missing_ok=True)
     if not any(run_dir.iterdir()):
         run_dir.rmdir()

@@ -1,12 +1,11 @@
-"""What one run is asked to do: modes, topology and load, from a sweep file and flags."""
+"""What one run is asked to do: modes, topology, load and gate, from a sweep file and flags."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from difflib import get_close_matches
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -19,8 +18,12 @@ from trtx.config.topology import Name
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 from trtx.experiment.axes import Axes, NamedTopology, expand
+from trtx.experiment.gate_spec import GateSpec
 
 ATTACHED = "attached"  # the mode of a deployment that something else serves
+
+
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # a directory is called so
 
 
 class Attach(BaseModel):
@@ -66,9 +69,12 @@ class ExperimentSpec(BaseModel):
         default_factory=lambda: TopologySpec.model_validate({"port": 0})
     )  # its mode is set from modes, one after the other
     axes: Axes = Field(default_factory=dict)  # further fields of the topology that take several values
+    arms: dict[Label, TopologySpec] = Field(default_factory=dict)  # topologies by label, in place of modes and axes
+    order: Literal["in turn", "abba"] = "in turn"  # abba: each trial starts every topology anew, forth and back
     max_cells: int = Field(default=64, ge=1)
     load: LoadSpec = Field(default_factory=LoadSpec)
     attach: Attach | None = None
+    gate: GateSpec = Field(default_factory=GateSpec)
 
     @field_validator("modes")
     @classmethod
@@ -80,9 +86,9 @@ class ExperimentSpec(BaseModel):
     @model_validator(mode="after")
     def _sound(self) -> ExperimentSpec:
         if self.attach is not None:
-            if self.axes:
+            if shaped := [name for name, said in (("axes", self.axes), ("arms", self.arms)) if said]:
                 raise ValueError(
-                    "axes shape what trtx serves, and attach measures what is served already; leave them out"
+                    f"{shaped[0]} shape what trtx serves, and attach measures what is served already; leave them out"
                 )
         elif self.topology.port and len(self.topologies) > 1:
             raise ValueError(
@@ -96,11 +102,13 @@ class ExperimentSpec(BaseModel):
             )
         return self
 
-    @cached_property
+    @property
     def topologies(self) -> tuple[NamedTopology, ...]:
         """What trtx serves and measures, one after the other; none where the run is attached."""
         if self.attach is not None:
             return ()
+        if self.arms:
+            return tuple(NamedTopology(label, spec) for label, spec in self.arms.items())
         return expand(self.modes, self.topology, self.axes)
 
     @property
@@ -140,9 +148,15 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
             f"{_source(path)}attach measures what is served already, and {unused[0]} shapes what trtx serves; "
             "leave one of them out"
         )
+    if document.get("arms") and (unused := [key for key in ("modes", "topology", "axes") if key in document]):
+        raise UsageError(
+            f"{_source(path)}arms say all of each topology, so {unused[0]} would change nothing; leave one of them out"
+        )
     topology = document.get("topology") or {}
     if isinstance(topology, dict):  # else the model refuses it
         document["topology"] = {"port": 0, **topology}
+    if isinstance(arms := document.get("arms"), dict):
+        document["arms"] = {label: {"port": 0, **arm} if isinstance(arm, dict) else arm for label, arm in arms.items()}
     try:
         return ExperimentSpec.model_validate(document)
     except ValidationError as error:
@@ -213,5 +227,5 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
 
 
 def _field_names() -> list[str]:
-    models: tuple[type[BaseModel], ...] = (ExperimentSpec, TopologySpec, LoadSpec, Attach)
+    models: tuple[type[BaseModel], ...] = (ExperimentSpec, TopologySpec, LoadSpec, Attach, GateSpec)
     return [name for model in models for name in model.model_fields]

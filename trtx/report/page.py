@@ -13,6 +13,8 @@ from trtx.bench.figures import all_figures
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
 from trtx.report.charts import charts, colors
 from trtx.report.columns import UNSURE, needed, number, page_columns, requests_text
+from trtx.report.verdict import compared_with, lines
+from trtx.report.verdict import headline as verdict_headline
 from trtx.report.view import Row, RunView
 
 _CHARTS = {
@@ -51,6 +53,8 @@ def page(view: RunView) -> str:
         plotly=Markup(_plotly()),
         headline=_headline(view),
         best=_best(view),
+        judged=() if view.verdict is None else lines(view.verdict),
+        baseline=view.verdict and view.verdict.baseline,
     )
 
 
@@ -63,6 +67,8 @@ def _headline(view: RunView) -> str:
         return f"{view.requests_failed:,} of {view.requests_sent:,} requests failed"
     if view.answers_uncounted:
         return f"{view.answers_uncounted:,} of {view.requests_sent:,} answers carry no usage"
+    if view.verdict is not None and view.verdict.exit_code:
+        return verdict_headline(view.verdict)
     if unlike := sum(row.isl_text is not None for row in view.rows):
         return f"{unlike} of {cells} had prompts of another length than asked"
     return f"{cells}, {view.requests_sent:,} requests, none failed"
@@ -106,4 +112,5 @@ def _plotly() -> str:
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {"colors": colors, "requests_text": requests_text, "UNSURE": UNSURE}
+    environment.globals |= {"compared_with": compared_with, "verdict_headline": verdict_headline}
     return environment.from_string((resources.files("trtx.report") / "page.html.j2").read_text(encoding="utf-8"))

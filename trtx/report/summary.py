@@ -12,6 +12,7 @@ from trtx.bench.figures import all_figures
 from trtx.bench.metrics import benchmark_duration
 from trtx.report.columns import UNSURE, markdown_columns, requests_text
 from trtx.report.forms import SUMMARY
+from trtx.report.verdict import verdict_cases, verdict_json, verdict_markdown, xml_safe
 from trtx.report.view import Row, RunView
 
 
@@ -37,6 +38,7 @@ def summary_fields(view: RunView) -> dict[str, Any]:
             for row in view.rows
             if row.failures
         },
+        "verdict": verdict_json(view.verdict),
         "rows": summary_rows(view),
     }
 
@@ -67,6 +69,7 @@ def summary_markdown(view: RunView) -> str:
     problems = [*view.notes, *(f"{row.name}: {row.problem}" for row in view.rows if row.problem)]
     if problems:
         lines += ["", "## What went wrong", "", *(f"- {_one_line(problem)}" for problem in problems)]
+    lines += verdict_markdown(view.verdict)
     lines += ["", "## Conditions", "", "| | |", "|---|---|"]
     lines += [f"| {c.name} | {_one_line(c.value).replace('|', chr(92) + '|')} |" for c in view.conditions]
     lines += [f"| {label} | {served} |" for label, served in view.topologies]
@@ -74,23 +77,33 @@ def summary_markdown(view: RunView) -> str:
 
 
 def junit_xml(view: RunView) -> str:
-    """One test case a cell: failed requests are a failure, a cell without a result or uncounted is an error."""
+    """One test case a judgement; of a run that was not judged, one a cell."""
+    suite = ElementTree.Element("testsuite", name=f"trtx bench {view.name}")
+    if view.verdict is not None:
+        verdict_cases(suite, view.verdict, {row.name: _seconds(row) for row in view.rows})
+    else:
+        _cell_cases(suite, view)
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _cell_cases(suite: ElementTree.Element, view: RunView) -> None:
+    """Failed requests are a failure, a cell without a result or uncounted is an error."""
     broken = [row for row in view.rows if row.status in ("failed", "missing", "uncounted")]
     failing = [row for row in view.rows if row.status == "errors"]
-    suite = ElementTree.Element(
-        "testsuite", name=f"trtx bench {view.name}", tests=str(len(view.rows)),
-        failures=str(len(failing)), errors=str(len(broken)),
-    )  # fmt: skip
+    for name, found in (("tests", view.rows), ("failures", failing), ("errors", broken)):
+        suite.set(name, str(len(found)))
     for row in view.rows:
-        seconds = row.value(benchmark_duration) or 0.0
         case = ElementTree.SubElement(
-            suite, "testcase", classname=f"trtx.bench.{row.topology}", name=row.name, time=f"{seconds:.3f}"
+            suite, "testcase", classname=f"trtx.bench.{row.topology}", name=row.name, time=f"{_seconds(row):.3f}"
         )
         if row in broken or row in failing:
             kind = "error" if row in broken else "failure"
-            ElementTree.SubElement(case, kind, message=_xml_safe(row.problem or row.status))
-    ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+            ElementTree.SubElement(case, kind, message=xml_safe(row.problem or row.status))
+
+
+def _seconds(row: Row) -> float:
+    return row.value(benchmark_duration) or 0.0
 
 
 def _flat(view: RunView, row: Row) -> dict[str, Any]:
@@ -103,7 +116,3 @@ def _flat(view: RunView, row: Row) -> dict[str, Any]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _xml_safe(text: str) -> str:
-    return "".join(char for char in text if char.isprintable() or char in "\n\t")

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.report.columns import UNSURE, Column, needed, table_columns
+from trtx.report.verdict import verdict_table
 from trtx.report.view import Row, RunView
 
 _STYLE = {"ok": "", "uncounted": "yellow", "errors": "yellow", "failed": "red", "missing": "dim"}
@@ -38,7 +39,8 @@ def console_table(view: RunView) -> RenderableType:
             row.topology, row.load.label, *_requests(row), *(_cell(column, row) for column in shown),
             style=_STYLE[row.status],
         )  # fmt: skip
-    return Group(table, *_problems(view))
+    judged = verdict_table(view.verdict)
+    return Group(table, *_problems(view), *([] if judged is None else [Text(), judged]))
 
 
 def _problems(view: RunView) -> list[RenderableType]:

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from judged_samples import of_requests, of_trials, request
 
 from trtx.bench import Cell, LoadSpec, Trial
+from trtx.bench.checks import Level
 from trtx.bench.figures import Figures, all_figures
 from trtx.bench.gate import DEFAULT_METRICS, Limit, compare, parse_limit, parse_metrics
 from trtx.bench.intervals import Interval, per_interval, trials_needed
 from trtx.bench.judgement import Judgement, Verdict, outcome
 from trtx.bench.resolution import check_resolvable
 from trtx.bench.sample import Metric, Sample
+from trtx.bench.validity import Reason, Validity
 from trtx.errors import GateError, NoVerdictError, UsageError
 
 THROUGHPUT, TTFT_P50, TTFT_P99 = parse_metrics(
@@ -145,7 +147,7 @@ def test_what_cannot_be_compared_never_passes() -> None:
     half = Sample("agg-c8", 2, whole.figures, (*whole.trials[:2], None))
     failing = of_requests(*trials[:2], [*trials[2][:-1], request(19, None)])
     none = of_requests(*trials[:2], [request(number, 100, osl=None) for number in range(20)])
-    invalid = of_trials(ttft, [100, 101, 99], validity="INVALID", doubts=("GPU 0 was throttled",))
+    invalid = of_trials(ttft, [100, 101, 99], validity=Level.INVALID, doubts=("GPU 0 was throttled",))
     for baseline, candidate, metric, verdict, says in (
         (good, dead, TTFT_P50, Verdict.FAILED, "no result (aiperf timed out)"),
         (good, half, TTFT_P50, Verdict.FAILED, "trial 3 of 3 has no result"),
@@ -180,7 +182,7 @@ def test_failed_requests_within_what_there_may_be_are_compared() -> None:
 
 
 def test_a_suspect_cell_is_compared_and_marked_on_either_side() -> None:
-    suspect = of_trials("time_to_first_token", [100, 100.1], validity="SUSPECT", doubts=("not steady",))
+    suspect = of_trials("time_to_first_token", [100, 100.1], validity=Level.SUSPECT, doubts=("not steady",))
     (judged,) = compare([suspect], [suspect], FIVE, [TTFT_P50])
     assert (judged.verdict, judged.doubts) == (Verdict.PASS, ("not steady", "baseline: not steady"))
 
@@ -219,7 +221,7 @@ def test_bad_news_outweighs_no_news_which_outweighs_good_news(verdicts: list[Ver
 def test_the_error_tells_the_worst_first_and_not_all() -> None:
     error = outcome(_judged(Verdict.PASS, *[Verdict.REGRESSED] * 4, Verdict.NO_VERDICT, Verdict.FAILED))
     assert str(error) == (
-        "5 of 7 judgements did not pass: c6 x failed: why; c1 x regressed: why; c2 x regressed: why; and 2 more"
+        "6 of 7 judgements did not pass: c6 x failed: why; c1 x regressed: why; c2 x regressed: why; and 3 more"
     )
 
 
@@ -268,9 +270,10 @@ def test_a_cell_as_it_was_measured_is_a_sample() -> None:
         for number, trial in enumerate(trials, 1)
     )
     (load,) = LoadSpec(concurrency=(8,)).loads
-    cell = Cell("agg", load, "gpu", 2, 2, measured, Figures.over(trials), None, None)
-    sample = Sample.of(cell, "SUSPECT", ["not steady"])
-    assert (sample.cell, sample.validity, sample.doubts) == ("agg-c8", "SUSPECT", ("not steady",))
+    validity = Validity(Level.SUSPECT, (Reason("steady", Level.SUSPECT, "not steady"),), ())
+    cell = Cell("agg", load, "gpu", 2, len(trials), measured, Figures.over(trials), None, validity)
+    sample = Sample.of(cell)
+    assert (sample.cell, sample.validity, sample.doubts) == ("agg-c8", Level.SUSPECT, ("not steady",))
     assert sample.values(TTFT_P50) == (100, 200)
     assert sample.value(TTFT_P50) == 150
     (per_gpu,) = parse_metrics(["output_token_throughput_per_gpu"])

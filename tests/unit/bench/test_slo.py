@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_samples import of_requests, of_trials, request
 
+from trtx.bench.checks import Level
 from trtx.bench.figures import Spread, all_figures
 from trtx.bench.goodput import goodput, judge_goodput, request_bounds
 from trtx.bench.judgement import Verdict
@@ -156,7 +157,7 @@ def test_what_has_no_figure_never_passes() -> None:
     failed = of_requests([request(number, None) for number in range(5)])
     unused = of_requests([])
     uncounted = of_requests([request(number, 100, osl=None) for number in range(700)])
-    invalid = of_requests(ok, validity="INVALID", doubts=("a foreign process used GPU 0",))
+    invalid = of_requests(ok, validity=Level.INVALID, doubts=("a foreign process used GPU 0",))
     itl = parse_objective("inter_token_latency:avg:le:50")
     errors = parse_objective("request_error_rate:avg:le:5")
     for sample, objective, verdict, says in (
@@ -175,9 +176,9 @@ def test_what_has_no_figure_never_passes() -> None:
 
 def test_a_suspect_cell_is_judged_and_marked() -> None:
     trial = [request(number, 100) for number in range(700)]
-    judged = judge_objective(of_requests(trial, validity="SUSPECT", doubts=("not steady",)), TTFT_P99)
+    judged = judge_objective(of_requests(trial, validity=Level.SUSPECT, doubts=("not steady",)), TTFT_P99)
     assert (judged.verdict, judged.doubts) == (Verdict.PASS, ("not steady",))
-    assert judge_objective(of_requests(trial, validity="SUSPECT"), TTFT_P99).doubts == ("the cell is SUSPECT",)
+    assert judge_objective(of_requests(trial, validity=Level.SUSPECT), TTFT_P99).doubts == ("the cell is SUSPECT",)
     assert judge_objective(of_requests(trial), TTFT_P99).doubts == ()
 
 
@@ -223,7 +224,9 @@ def test_the_widest_bound_of_a_latency_is_that_of_a_request() -> None:
 
 @pytest.mark.parametrize("typed", [[], ["output_token_throughput:avg:ge:5"]])
 def test_goodput_without_an_objective_of_a_latency_is_refused(typed: list[str]) -> None:
-    with pytest.raises(UsageError, match="--min-goodput: .* there is none; expected one, as --slo"):
+    with pytest.raises(
+        UsageError, match="--min-goodput means nothing without the --slo of a latency.*; expected one, as --slo"
+    ):
         request_bounds([parse_objective(text) for text in typed])
 
 

@@ -36,7 +36,7 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
         (["--mode", "split"], ["'split'", "agg", "disagg"]),
         (["--concurrency", "1,x"], ["--concurrency", "'1,x'"]),
         (["--concurrency", "0"], ["load.concurrency", "0"]),
-        (["--trials", "11"], ["load.trials", "11"]),
+        (["--trials", "101"], ["load.trials", "101"]),
         (["--mode", "agg", "--prefill", "2"], ["--prefill", "--mode disagg"]),
         (["--mode", "agg,disagg", "--port", "8123"], ["port 8123"]),
         (["--url", "http://127.0.0.1:9", "--engine", "torch"], ["--engine", "--url"]),

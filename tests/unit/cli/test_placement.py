@@ -17,6 +17,7 @@ from trtx.cli.check import CheckRequest
 from trtx.cli.command import Verb, option_name
 from trtx.cli.placement import PLACES, USES, ignored_in
 
+REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml")]
 # verb -> use -> a command line that is in this use
 CALLS = {
     "serve": {
@@ -42,7 +43,9 @@ CALLS = {
         "prefix": ["bench", "--prefix-prompt-length", "1"],
         "no prefix": ["bench"],
         "dry run": ["bench", "--dry-run"],
+        "": ["bench", "--slo", "request_latency:p50:le:900", "--baseline", "main", "--max-regression", "5%"],
     },
+    "bench reproduce": {"": REPRODUCE, "dry run": [*REPRODUCE, "--dry-run"]},
     "build": {
         "build": ["build", "synthetic:tiny", "--quant", "fp8"],
         "none": ["build", "synthetic:tiny", "--quant", "none"],
@@ -50,6 +53,18 @@ CALLS = {
         "check": ["build", "--check", "--recipe", "qwen3"],
         "check all": ["build", "--check", "--all"],
     },
+    "compare": {
+        "": ["compare", "main", "other", "--max-regression", "5%"],
+        "no gate": ["compare", "main", "other"],
+    },
+    "baseline": {
+        "list": ["baseline", "list"],
+        "show": ["baseline", "show", "main"],
+        "save": ["baseline", "save", "run", "main"],
+        "promote": ["baseline", "promote", "main"],
+        "expire": ["baseline", "expire"],
+    },
+    "report": {"": ["report", "run"]},
     "doctor": {"": ["doctor"]},
 }
 # A value that no call above has and no option has unasked. Where none stands here: 2.
@@ -60,24 +75,40 @@ VALUES = {
     "--sweep": "sweep.yaml", "--url": "http://127.0.0.1:8", "--tokenizer": "here", "--resume": "other-run",
     "--quant": "int8_sq", "--kv-dtype": "fp8", "--calib": "text.jsonl", "--backend": "tensorrt", "--role": "decode",
     "--gpu": "H100", "--trtllm-version": "1.2.1", "--arrival": "constant", "--axis": "overrides.max_batch_size=1,2",
-    "--max-cells": "99", "--prompt-corpus": "coding", "--input-file": "sweep.yaml", "--public-dataset": "sharegpt",
-    "--custom-dataset-type": "single_turn", "--extra-inputs": "seed:1", "--aiperf-args": "--slice-duration 2",
+    "--max-cells": "99", "SWEEP_FILE": "sweep.yaml", "--prompt-corpus": "coding", "--input-file": "sweep.yaml",
+    "--public-dataset": "sharegpt", "--custom-dataset-type": "single_turn", "--extra-inputs": "seed:1",
+    "--aiperf-args": "--slice-duration 2",
+    "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
+    "request_latency:p50", "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
-VALUES_IN |= {("--mode", use): "disagg" for use in USES["bench"] if use not in ("agg", "disagg", "no GPU")} | {
-    ("--backend", "tensorrt"): "pytorch"
-}
+VALUES_IN |= {("--mode", use): "disagg" for use in USES["bench"] if use not in ("agg", "disagg", "no GPU")}
+VALUES_IN |= {("--backend", "tensorrt"): "pytorch"}
+VALUES |= {"ACTION": "expire"}
+VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
+# What stands in the calls above in the place of an argument.
+POSITIONAL = {
+    "MODEL": ("synthetic:tiny",), "ACTION": tuple(CALLS["baseline"]), "WORDS": ("main",), "RUN": ("run",),
+    "RUNS": ("other",),
+}  # fmt: skip
 # What changes nothing that the engine room is asked for, and the file of the test that sees what it does.
 SEEN_ELSEWHERE = {
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
+    ("bench reproduce", "LOCK"): "tests/unit/cli/test_reproduce.py",
+    ("bench reproduce", "--exact"): "tests/unit/cli/test_reproduce.py",
+    ("bench reproduce", "--json"): "tests/integration/test_bench.py",
     ("doctor", "--json"): "tests/unit/cli/test_doctor.py",
+    ("compare", "--json"): "tests/unit/cli/test_compare.py",
+    ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
+    ("report", "--json"): "tests/unit/cli/test_report.py",
 }
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
 ROOMS = (
     "trtx.launch.prepare", "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
+    "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
 )  # fmt: skip
 
 
@@ -98,7 +129,9 @@ def with_option(call: list[str], parameter: Any, use: str) -> list[str] | None:
     if getattr(parameter, "is_flag", False):
         return None if name in call else [*call, name]
     if not name.startswith("--"):
-        return [*(word for word in call if not word.startswith("synthetic:")), value]
+        places = [place for place, word in enumerate(call) if word in POSITIONAL.get(name, ())]
+        at = places[0] if places else len(call)
+        return [*call[:at], value, *call[at + 1 :]]
     if name in call:
         at = call.index(name) + 1
         return [*call[:at], value, *call[at + 1 :]]
@@ -175,6 +208,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     for name in ROOMS:
         monkeypatch.setattr(name, teller(name))
+    monkeypatch.setattr("trtx.experiment.differences", lambda locked: ())  # or this machine would be looked at
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
     Path("sweep.yaml").write_text("load: {seed: 99}\n")

@@ -8,66 +8,21 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
+from scripted_nvml import GIB, H100S, refuses, script_two_gpus
 from topology_clients import wait_until
 
 from trtx.doctor.facts import Topology
 from trtx.doctor.gather import gather_gpus, gather_software, gather_system, gather_topologies
 from trtx.launch.guardian import Guardian
 
-GIB = 2**30
-H100S = ("GPU-aaaa", "GPU-bbbb")
-
-
-def refuses(*_: Any) -> Any:
-    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An NVML with two H100s on one NVLink; the first runs this process, hot. A handle is the UUID."""
-
-    def answers(**script: Any) -> None:
-        for name, answer in script.items():
-            monkeypatch.setattr(pynvml, f"nvml{name}", answer if callable(answer) else lambda *_, a=answer: a)
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    answers(
-        Init=None,
-        Shutdown=None,
-        SystemGetDriverVersion="580.95.05",
-        SystemGetCudaDriverVersion=13000,
-        DeviceGetCount=2,
-        DeviceGetHandleByIndex=lambda index: H100S[index],
-        DeviceGetHandleByUUID=lambda uuid: uuid,
-        DeviceGetUUID=lambda handle: handle,
-        DeviceGetName="NVIDIA H100 80GB HBM3",
-        DeviceGetMemoryInfo=SimpleNamespace(total=80 * GIB, free=79 * GIB),
-        DeviceGetCudaComputeCapability=(9, 0),
-        DeviceGetComputeRunningProcesses=lambda handle: (
-            [SimpleNamespace(pid=os.getpid(), usedGpuMemory=GIB)] if handle == H100S[0] else []
-        ),
-        DeviceGetClockInfo=1200,
-        DeviceGetMaxClockInfo=1980,
-        DeviceGetCurrentClocksEventReasons=lambda handle: 0x24 if handle == H100S[0] else 0x1,
-        DeviceGetEnforcedPowerLimit=350_000,
-        DeviceGetPowerManagementDefaultLimit=700_000,
-        DeviceGetTotalEccErrors=2,
-        DeviceGetRemappedRows=(0, 1, 1, 0),
-        DeviceGetFieldValues=[SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=1))],
-        DeviceGetPersistenceMode=0,
-        DeviceGetComputeMode=pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
-        DeviceIsMigDeviceHandle=0,
-        DeviceGetMigMode=[0, 0],
-        DeviceGetNvLinkState=lambda handle, link: 1 if link < 18 else refuses(),
-        DeviceGetGpuFabricInfo=refuses,
-        DeviceGetP2PStatus=pynvml.NVML_P2P_STATUS_OK,
-        DeviceGetTopologyCommonAncestor=pynvml.NVML_TOPOLOGY_SYSTEM,
-    )
+    script_two_gpus(monkeypatch)
     return monkeypatch
 
 
@@ -77,6 +32,7 @@ def test_gpus_are_told_as_nvml_tells_them(two_gpus: pytest.MonkeyPatch) -> None:
     first, second = gpus.visible
     assert (first.name, first.memory_bytes, first.free_bytes) == ("NVIDIA H100 80GB HBM3", 80 * GIB, 79 * GIB)
     assert (first.compute_capability, first.sm_clock_mhz, first.max_sm_clock_mhz) == ((9, 0), 1200, 1980)
+    assert (first.uuid, first.application_sm_clock_mhz) == (H100S[0], 1755)
     assert first.clock_reasons == ("power limit", "thermal, by software")
     assert second.clock_reasons == ("idle",)
     assert (first.power_limit_w, first.default_power_limit_w) == (350, 700)

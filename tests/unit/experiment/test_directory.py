@@ -11,9 +11,12 @@ import yaml
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep
 from trtx.experiment.directory import create, hold, told_if_unwritable, write_lock
+from trtx.experiment.environment import environment
 from trtx.experiment.spec import ExperimentSpec
+from trtx.report.forms import LOCK, Provenance
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
+PROVENANCE = Provenance(environment([], NOON), {})
 
 
 def test_a_run_directory_says_when_what_and_of_which_spec(tmp_path: Path) -> None:
@@ -36,15 +39,15 @@ def test_a_run_directory_is_always_new(tmp_path: Path) -> None:
 
 
 def test_the_lock_holds_what_defaults_led_to(tmp_path: Path) -> None:
-    write_lock(tmp_path, load_sweep(None, {"load": {"concurrency": [1, 64]}}))
+    write_lock(tmp_path, load_sweep(None, {"load": {"concurrency": [1, 64]}}), PROVENANCE)
     lock = yaml.safe_load((tmp_path / "run.lock.yaml").read_text())
-    assert lock["schema_version"] == 1
+    assert lock["schema_version"] == LOCK.version
     assert [cell["request_count"] for cell in lock["load"]["cells"]] == [67, 256]
 
 
 def test_a_run_directory_that_was_removed_is_missed_even_where_its_parts_came_back(tmp_path: Path) -> None:
     run_dir = create(tmp_path, ExperimentSpec(), datetime.now(UTC))
-    write_lock(run_dir, ExperimentSpec())
+    write_lock(run_dir, ExperimentSpec(), PROVENANCE)
     removed = f"run directory {run_dir} was removed while it was measured"
     with hold(run_dir) as check:
         check()
@@ -52,7 +55,7 @@ def test_a_run_directory_that_was_removed_is_missed_even_where_its_parts_came_ba
         with pytest.raises(UsageError, match=removed):
             check()
         run_dir.mkdir()
-        write_lock(run_dir, ExperimentSpec())
+        write_lock(run_dir, ExperimentSpec(), PROVENANCE)
         with pytest.raises(UsageError, match=removed):
             check()
     with pytest.raises(UsageError, match=removed), told_if_unwritable(run_dir), hold(run_dir):

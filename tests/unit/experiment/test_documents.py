@@ -18,7 +18,16 @@ from trtx.errors import UsageError
 from trtx.experiment.directory import read_lock
 from trtx.experiment.resumption import PlanDocument, read_recorded
 from trtx.report import forms, read_run
-from trtx.report.forms import AskedLoad, AskedRun, Environment, PlannedProcess, PlannedTopology
+from trtx.report.forms import (
+    AskedLoad,
+    AskedRun,
+    Environment,
+    Files,
+    Measured,
+    PlannedProcess,
+    PlannedTopology,
+    Provenance,
+)
 from trtx.topology import Plan
 
 TESTS = Path(__file__).parents[1]
@@ -62,7 +71,10 @@ FORMS: list[tuple[Any, str, Where]] = [
     (AskedRun, "run.lock.yaml", ()),
     (AskedLoad, "run.lock.yaml", ("load",)),
     (Load, "run.lock.yaml", ("load", "cells", 0)),
-    (Environment, "env.json", ()),
+    (Provenance, "run.lock.yaml", ("provenance",)),
+    (Environment, "run.lock.yaml", ("provenance", "environment")),
+    (Measured, "run.lock.yaml", ("provenance", "measured", "agg")),
+    (Files, "run.lock.yaml", ("provenance", "measured", "agg", "files")),
     (PlanDocument, "plan.json", ()),
     (Plan, "plan.json", ("topologies", "agg")),
     (PlannedTopology, "plan.json", ("topologies", "agg")),
@@ -160,7 +172,7 @@ def test_nan_is_no_figure(run: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 99, "1", True, 1.0, None])
-@pytest.mark.parametrize("file", ["cells/agg-c1/cell.json", "journal.jsonl", "run.lock.yaml", "env.json", "plan.json"])
+@pytest.mark.parametrize("file", ["cells/agg-c1/cell.json", "journal.jsonl", "run.lock.yaml", "plan.json"])
 def test_a_document_of_another_version_is_refused_with_both(run: Path, file: str, version: object) -> None:
     _spoil(run / file, lambda document: (document[0] if "jsonl" in file else document).update(schema_version=version))
     with pytest.raises(

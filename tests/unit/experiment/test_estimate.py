@@ -21,8 +21,8 @@ C1 = Work("paced tiny", "agg", 1, None, 64, 16, "")
 C8 = replace(C1, concurrency=8)
 
 
-def ahead(work: Work, requests: int = 10, trials: int = 1) -> Ahead:
-    return Ahead(f"{work.topology}-c{work.concurrency}", work, requests, trials)
+def ahead(work: Work, requests: int = 10, trials: int = 1, starts: int = 1) -> Ahead:
+    return Ahead(f"{work.topology}-c{work.concurrency}", work, requests, trials, starts)
 
 
 def test_without_an_earlier_run_it_is_not_known() -> None:
@@ -56,6 +56,8 @@ def test_what_is_known_and_what_is_not_are_both_said() -> None:
 def test_a_topology_starts_once_for_all_its_cells() -> None:
     history = History(1, (Took(C1, 10.0, 10), Took(C8, 10.0, 10)), (((C1.served, "agg"), 5.0),))
     assert estimate([ahead(C1), ahead(C8)], history).seconds == 25.0
+    again = [ahead(C1, trials=3, starts=3), ahead(C8, trials=3, starts=3)]
+    assert estimate(again, history).seconds == 3 * 25.0, "or anew for each trial"
 
 
 @given(

@@ -16,13 +16,14 @@ from trtx.errors import UsageError
 from trtx.experiment import load_sweep, resumption
 from trtx.experiment.directory import create, hold, read_lock, write_lock
 from trtx.launch import prepare
-from trtx.report.forms import ENVIRONMENT, Deployment, Environment, Gpu
+from trtx.report.forms import Deployment, Environment, Gpu, Provenance
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
 CONDITIONS = Environment(
-    started_at=NOON, command="trtx bench", commit=None, trtx_sources="abc", python="3.11.7",
-    versions={"torch": "2.13.0", "aiperf": "0.13.0"}, platform="Linux-6.1", cpu="EPYC", cpu_cores=4,
-    memory_bytes=2**34, load_average=0.1, gpus=(), gpu_driver=None,
+    started_at=NOON, command="trtx bench", commit=None, commit_changes=None, trtx_sources="abc", python="3.11.7",
+    versions={"torch": "2.13.0", "aiperf": "0.13.0"}, torch_cuda=None, platform="Linux-6.1", os=None, container=None,
+    cpu="EPYC", cpu_cores=4, memory_bytes=2**34, memory_limit_bytes=None, load_average=0.1, gpus=(), sm_clocks_mhz=(),
+    gpu_driver=None, driver_cuda=None,
     deployment=Deployment(
         url="http://127.0.0.1:9", model="tiny", server="NVIDIA Dynamo", server_version="1.4.2", engine=None,
         versions=None, workers={"prefill": 1, "decode": 2}, gpu_names=None, gpu_count=None, api_key_from=None,
@@ -38,8 +39,7 @@ def recorded(parent: Path, sweep: dict[str, Any] = ATTACH) -> resumption.Recorde
     """A run directory as it is after its files were written and before anything was measured."""
     spec = load_sweep(None, sweep)
     run_dir = create(parent, spec, NOON)
-    write_lock(run_dir, spec)
-    ENVIRONMENT.write(run_dir, CONDITIONS)
+    write_lock(run_dir, spec, Provenance(CONDITIONS, {}))
     return resumption.read_recorded(run_dir, read_lock(run_dir))
 
 
@@ -64,13 +64,13 @@ def measured(
 
 
 def missing(run: resumption.Recorded) -> list[tuple[int, int]]:
-    trials = [trial for trials in resumption.missing_trials(run).values() for trial in trials]
+    trials = [trial for step in resumption.missing_steps(run) for trial in step.trials]
     return [(trial.load.concurrency, trial.number) for trial in trials]
 
 
 def test_a_spec_survives_its_lock(tmp_path: Path) -> None:
     spec = load_sweep(None, {"modes": ["agg", "disagg"], "topology": {"engine": "paced", "overrides": ["a=1"]}})
-    write_lock(tmp_path, spec)
+    write_lock(tmp_path, spec, Provenance(CONDITIONS, {}))
     assert read_lock(tmp_path) == spec
 
 
@@ -99,7 +99,7 @@ def test_trials_that_hold_become_cells_and_what_is_left_of_others_is_set_aside_b
     measured(run.run_dir, 1)
     for attempt in ("1", "2"):
         begun = measured(run.run_dir, 1, 2, ended=False).relative_to(run.run_dir)
-        resumption.clear_the_way(run, resumption.missing_trials(run))
+        resumption.clear_the_way(run, resumption.missing_steps(run))
         (cell,) = read_cells(run.run_dir)
         assert (cell.name, [trial.number for trial in cell.trials]) == ("attached-c1", [1])
         assert (run.run_dir / cell_directory(run.run_dir, "attached-c1") / "trial-01" / RECORDS_FILE).exists()
@@ -112,10 +112,10 @@ def test_nothing_missing_leaves_every_file_where_it_is(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     for concurrency in (1, 2, 4):
         measured(run.run_dir, concurrency)
-    resumption.clear_the_way(run, {})  # which writes the cells
+    resumption.clear_the_way(run, ())  # which writes the cells
     before = {path: path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file()}
-    assert resumption.missing_trials(run) == {}
-    resumption.clear_the_way(run, {})
+    assert resumption.missing_steps(run) == ()
+    resumption.clear_the_way(run, ())
     assert {path: path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file()} == before
 
 
@@ -125,12 +125,13 @@ def test_nothing_missing_leaves_every_file_where_it_is(tmp_path: Path) -> None:
         ({"trtx_sources": "def"}, "trtx_sources was abc and is def"),
         ({"versions": {"torch": "2.11.0", "aiperf": "0.13.0"}}, "versions torch was 2.13.0 and is 2.11.0"),
         ({"cpu_cores": 8}, "cpu_cores was 4 and is 8"),
-        ({"gpus": (Gpu("H100", 2**36),)}, "H100"),
+        ({"gpus": (Gpu("GPU-1", "H100", 2**36, 1980, None, 700.0),)}, "H100"),
     ],
 )
 def test_other_conditions_are_refused_by_name(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     run = recorded(tmp_path)
-    resumption.check_conditions(run, replace(CONDITIONS, platform="Linux-6.2", load_average=3.0, commit="1"))
+    of_this_start: dict[str, Any] = {"platform": "Linux-6.2", "load_average": 3.0, "commit": "1"}
+    resumption.check_conditions(run, replace(CONDITIONS, **of_this_start, sm_clocks_mhz=(345,)))
     with pytest.raises(UsageError) as raised:
         resumption.check_conditions(run, replace(CONDITIONS, **change))
     assert words in str(raised.value) and "start a new run" in str(raised.value)
@@ -161,8 +162,8 @@ def test_a_killed_sweep_is_collected_per_worker_as_it_was_counted(tmp_path: Path
 
 def test_an_attached_run_without_its_deployment_can_not_be_gone_on_with(tmp_path: Path) -> None:
     run = recorded(tmp_path)
-    ENVIRONMENT.write(run.run_dir, replace(CONDITIONS, deployment=None))
-    with pytest.raises(UsageError, match=r"env\.json has no deployment; .*start a new run"):
+    write_lock(run.run_dir, run.spec, Provenance(replace(CONDITIONS, deployment=None), {}))
+    with pytest.raises(UsageError, match=r"run\.lock\.yaml has no deployment; .*start a new run"):
         resumption.read_recorded(run.run_dir, run.spec).target("attached")
 
 
@@ -193,7 +194,7 @@ def test_only_one_trtx_measures_in_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [None, "[]", "schema_version: 2\n", "modes: [agg]\n", "{", "schema_version: 1\nx: 1\n"]
+    "text", [None, "[]", "schema_version: 1\n", "modes: [agg]\n", "{", "schema_version: 2\nx: 1\n"]
 )
 def test_a_directory_that_is_no_run_of_this_trtx_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
@@ -204,7 +205,5 @@ def test_a_directory_that_is_no_run_of_this_trtx_is_refused(tmp_path: Path, text
 
 
 def test_a_run_that_ended_before_its_records_were_written_is_refused(tmp_path: Path) -> None:
-    run = recorded(tmp_path)
-    (run.run_dir / "env.json").unlink()
-    with pytest.raises(UsageError, match=r"env\.json can't be read .*start a new run"):
-        resumption.read_recorded(run.run_dir, run.spec)
+    with pytest.raises(UsageError, match=r"plan\.json can't be read .*start a new run"):
+        recorded(tmp_path, {"topology": {"engine": "paced"}})

@@ -163,3 +163,12 @@ def test_axes_and_loads_that_make_no_sweep_are_one_sentence(sweep: dict[str, Any
     with pytest.raises(UsageError) as raised:
         load_sweep(None, sweep)
     assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_arms_are_topologies_under_their_own_labels() -> None:
+    spec = load_sweep(None, {"arms": {"one": {"engine": "paced"}, "two": {"engine": "paced", "workers": 2}}})
+    assert [(one.label, one.spec.workers, one.spec.port) for one in spec.topologies] == [("one", 1, 0), ("two", 2, 0)]
+    with pytest.raises(UsageError, match="arms say all of each topology, so modes would change nothing"):
+        load_sweep(None, {"arms": {"one": {}}, "modes": ["agg"]})
+    with pytest.raises(UsageError, match="arms"):
+        load_sweep(None, {"arms": {"../one": {}}})

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cyclopts import CycloptsError
+from judged_runs import GOLDEN, provenance
 from processes import free_port
 
 from trtx.bench import LoadSpec, Target
@@ -21,7 +22,8 @@ from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
 from trtx.experiment.deployment import ask_deployment
-from trtx.experiment.directory import create
+from trtx.experiment.directory import create, read_lock, write_lock
+from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.spec import _COUNTED
 from trtx.experiment.targets import attached_target, target_of
 from trtx.launch import preparation
@@ -85,6 +87,20 @@ OTHER: dict[type, dict[str, Any]] = {
         "attach": None,
         "axes": {"workers": [2, 3]},
         "max_cells": 99,
+        "arms": {"a": {}, "b": {"workers": 2}},
+        "order": "abba",
+        "gate": None,
+    },
+    GateSpec: {
+        "slo": ["request_latency:p50:le:900"],
+        "min_goodput": 2.0,
+        "max_error_rate": "1%",
+        "baseline": "other",
+        "max_regression": "7%",
+        "metrics": ["request_latency:p50"],
+        "allow_different": ["machine.cpu"],
+        "baseline_dir": "elsewhere",
+        "save_baseline": "next",
     },
 }
 OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
@@ -230,6 +246,15 @@ def test_a_field_of_an_attachment_changes_who_is_measured(field: str, urls: tupl
     assert targets[0] != targets[1], (
         f"attach.{field} is taken and does nothing: use it in attached_target of trtx/experiment/targets.py"
     )
+
+
+@pytest.mark.parametrize("field", OTHER[GateSpec])
+def test_a_field_of_a_gate_is_kept_in_the_record_of_a_run(field: str, tmp_path: Path) -> None:
+    """What it does when a run is judged, test_gate.py asks."""
+    gate = {"slo": ["time_to_first_token:p50:le:9"], "baseline": "main", "max_regression": "5%"}
+    spec = load_sweep(None, {"gate": gate | {field: OTHER[GateSpec][field]}})
+    write_lock(tmp_path, spec, provenance(GOLDEN))
+    assert read_lock(tmp_path).gate == spec.gate != load_sweep(None, {"gate": gate}).gate
 
 
 @pytest.mark.parametrize("field", ["modes", "topology"])

@@ -84,11 +84,16 @@ def judge(argv: Sequence[str], answer: Answer) -> None:
     lines = answer.err.rstrip("\n").split("\n")
     assert len(lines) == 1 or all(line.startswith("  - ") for line in lines[1:]), case
     assert all(character.isprintable() or character == "\n" for character in answer.err), case
-    if argv and argv[0] in app.VERBS:
+    if verb := verb_of(argv):
         own_words = re.sub(r"\b(trtx|hf|pip|docker) [^;,]*", "", answer.err)  # a whole command names its own options
         said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*\b", own_words))
         typed = set(re.findall(r"--[a-z][a-z-]*\b", " ".join(argv)))
-        assert said <= options_of(argv[0]) | typed | {"--help"}, case
+        assert said <= options_of(verb) | typed | {"--help"}, case
+
+
+def verb_of(argv: Sequence[str]) -> str | None:
+    """Of two words where there is one."""
+    return next((verb for verb in (" ".join(argv[:2]), *argv[:1]) if verb in app.VERBS), None)
 
 
 def options_of(verb: str) -> set[str]:

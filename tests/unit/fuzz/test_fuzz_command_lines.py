@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fuzzing import LONG, ODD_TEXTS, ask, cases, judge, options_of
+from fuzzing import LONG, ODD_TEXTS, ask, cases, judge, options_of, verb_of
 
 from trtx.cli.app import VERBS
 
@@ -22,9 +22,10 @@ SAFE = {
     "bench": ["bench", "--dry-run"],
     "build": ["build", "--check"],
     "build --quant": ["build", "--config", "agg=no/such.yaml", "--quant", "fp8"],
+    "bench reproduce": ["bench", "reproduce", "no-such.lock.yaml", "--dry-run"],
     "doctor": ["doctor"],
 }
-_FLAGS = {"--dry-run", "--json", "--check", "--all", "--help"}
+_FLAGS = {"--dry-run", "--json", "--check", "--all", "--exact", "--help"}
 _USUAL = {
     "--engine": ["paced", "torch", "simulated", "auto"],
     "--mode": ["agg", "disagg", "agg,disagg"],
@@ -44,7 +45,7 @@ _USUAL = {
 def test_odd_values_of_every_option_are_refused_with_a_sentence_or_honoured(odd_directory: Path) -> None:
     pairs = []
     for name, safe in SAFE.items():
-        verb = name.split()[0]
+        verb = verb_of(name.split()) or name
         own = sorted(option for option in options_of(verb) - _FLAGS - set(safe) if option.startswith("--"))
         pairs += [[*safe, option, text] for option, text in itertools.product(own, ODD_TEXTS)]
         pairs += [
@@ -67,7 +68,7 @@ def test_odd_combinations_of_options_are_refused_with_a_sentence_or_honoured(odd
     for draw in cases(130, "combination"):
         name = draw.choice(sorted(SAFE))
         argv = [*SAFE[name]]
-        for option in draw.sample(sorted(options_of(name.split()[0]) - {"--help"}), draw.randint(1, 4)):
+        for option in draw.sample(sorted(options_of(verb_of(name.split()) or name) - {"--help"}), draw.randint(1, 4)):
             if not option.startswith("--"):
                 argv.append(draw.choice(["synthetic:tiny", *ODD_TEXTS]))
             elif option in _FLAGS:
@@ -100,7 +101,7 @@ def test_an_empty_value_of_any_option_is_refused(verb: str, odd_directory: Path)
 def test_an_option_that_takes_one_value_is_refused_twice(verb: str) -> None:
     for option in sorted(options_of(verb) - _FLAGS - {"--set", "--config", "--role", "--axis"}):
         if option.startswith("--"):
-            answer = ask([verb, option, "1", option, "1"])
+            answer = ask([*verb.split(), option, "1", option, "1"])
             assert answer.code == 2 and f"{option} is given twice" in answer.err
 
 

@@ -18,11 +18,11 @@ import pytest
 
 from trtx.bench import Cell, cell_directory, cell_name
 from trtx.bench.cells import CELL, measure_cell, write_cell
-from trtx.experiment.directory import read_lock, write_lock
+from trtx.experiment.directory import PROVENANCE, read_lock, write_lock
 from trtx.experiment.resumption import read_recorded
 from trtx.experiment.spec import ExperimentSpec
 from trtx.report import render
-from trtx.report.forms import LOCK
+from trtx.report.forms import LOCK, AskedRun
 
 GOLDEN = Path(__file__).parent / "golden"
 LED_TO = ("schema_version", "topologies")  # which follow from the rest
@@ -98,9 +98,11 @@ def test_the_figures_of_a_real_run_are_those_computed_apart() -> None:
 
 def _write_lock(directory: Path) -> None:
     """What the kept run was asked, as it would be written now: a field that is new has its default."""
-    asked = {name: value for name, value in LOCK.load(GOLDEN / "run").items() if name not in LED_TO}
+    of_the_lock = (*LED_TO, PROVENANCE)
+    asked = {name: value for name, value in LOCK.load(GOLDEN / "run").items() if name not in of_the_lock}
     load = {name: value for name, value in asked["load"].items() if name not in ("cells", "prompts")}
-    write_lock(directory, ExperimentSpec.model_validate({**asked, "load": load}))
+    spec = ExperimentSpec.model_validate({**asked, "load": load})
+    write_lock(directory, spec, LOCK.read(GOLDEN / "run", AskedRun).provenance)
 
 
 def _write_run(run: Path, computed: Callable[[Path], dict[str, float]] = _computed_apart) -> None:

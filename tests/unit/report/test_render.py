@@ -18,7 +18,7 @@ from trtx.bench.journal import ProcessRestart, RunFailed, TopologyStopping
 from trtx.errors import UsageError
 from trtx.report import RunView, console_table, read_run, render
 from trtx.report.charts import charts
-from trtx.report.forms import ENVIRONMENT, LOCK, PLAN, Deployment
+from trtx.report.forms import LOCK, PLAN, Deployment
 
 FILES = ("summary.json", "summary.csv", "summary.md", "junit.xml", "report.html")
 
@@ -191,14 +191,43 @@ def test_the_page_names_the_conditions_it_was_measured_under(golden_run: Path) -
         assert f"<dt>{name}</dt>" in page, name
 
 
+def test_the_machine_is_shown_as_far_as_it_is_known(golden_run: Path) -> None:
+    lock = yaml.safe_load((golden_run / LOCK.file).read_text())
+    gpu = {"name": "H100", "memory_bytes": 2**36, "max_sm_clock_mhz": 1980, "power_limit_w": 700}
+    of_gpus = [{**gpu, "uuid": f"GPU-{number}", "application_sm_clock_mhz": None} for number in range(2)]
+    of_gpus += [{**gpu, "uuid": "GPU-2", "application_sm_clock_mhz": 1410, "power_limit_w": None}]
+    lock["provenance"]["environment"] |= {
+        "gpus": of_gpus, "sm_clocks_mhz": [345, 345, None], "gpu_driver": "580.95.05", "driver_cuda": "13.0",
+        "torch_cuda": "12.9", "container": {"kind": "podman", "image": "repo/serve:1.2", "nvidia_build": None},
+        "commit_changes": "fedcba987654",
+        "versions": {"trtx": "0.1.0", "nvidia-cublas": "13.1", "torch": "2.13.0"},
+    }  # fmt: skip
+    LOCK.write(golden_run, lock)
+    conditions = {condition.name: condition.value for condition in read_run(golden_run).conditions}
+    shown = {
+        "GPU limits": "1980 MHz, 700 W; 1410 MHz", "GPU driver": "580.95.05", "CUDA": "driver's 13.0, torch's 12.9",
+        "Container": "podman, repo/serve:1.2", "Commit": "0123456789ab and changes fedcba987654",
+        "Versions": "trtx 0.1.0, torch 2.13.0",
+    }  # fmt: skip
+    assert {name: conditions.get(name) for name in shown} == shown
+    assert conditions["Model's files"] == "6 of 5,281,899 bytes, sampled SHA-256 252b81f8c192"  # of both modes
+
+
+def test_modes_with_other_files_show_both(golden_run: Path) -> None:
+    lock = yaml.safe_load((golden_run / LOCK.file).read_text())
+    lock["provenance"]["measured"]["disagg"]["files"]["sampled_sha256"] = "f" * 64
+    LOCK.write(golden_run, lock)
+    (shown,) = [one.value for one in read_run(golden_run).conditions if one.name == "Model's files"]
+    assert [part[-12:] for part in shown.split("; ")] == ["252b81f8c192", "f" * 12]
+
+
 def attached(run: Path, **told: object) -> dict[str, str]:
     """The conditions of the golden run's first cells, had something else served them and told this of itself."""
     lock = yaml.safe_load((run / LOCK.file).read_text())
-    LOCK.write(run, {**lock, "attach": {"url": "http://127.0.0.1:9", "model": None}})
     (run / PLAN.file).unlink()
     unknown = {one.name: None for one in fields(Deployment)} | {"url": "http://127.0.0.1:9", "model": "tiny"}
-    environment = ENVIRONMENT.load(run)
-    ENVIRONMENT.write(run, {**environment, "deployment": {**unknown, **told}})
+    lock["provenance"]["environment"]["deployment"] = {**unknown, **told}
+    LOCK.write(run, {**lock, "attach": {"url": "http://127.0.0.1:9", "model": None}})
     return {condition.name: condition.value for condition in read_run(run).conditions}
 
 
@@ -276,13 +305,12 @@ def test_cells_survive_their_file(golden_run: Path) -> None:
     ("name", "content", "says"),
     [
         ("run.lock.yaml", "load:\n  isl: 32\n  os", "line 3: this is not YAML (while scanning a simple key"),
-        ("run.lock.yaml", "schema_version: 1\ntopologies: [agg]\nload:\n  seed: 7\n", "load.isl_stddev is missing"),
+        ("run.lock.yaml", "schema_version: 2\ntopologies: [agg]\nload:\n  seed: 7\n", "load.isl_stddev is missing"),
         ("run.lock.yaml", "- another's list\n", "holds a list"),
         ("run.lock.yaml", "", "holds nothing"),
-        ("run.lock.yaml", "schema_version: 1\nattach: {}\ntopologies: [agg]\nload: 5\n", "load is 5; expected a map"),
+        ("run.lock.yaml", "schema_version: 2\nattach: {}\ntopologies: [agg]\nload: 5\n", "load is 5; expected a map"),
         ("run.lock.yaml", "\0", "a character that no YAML may hold"),
         ("plan.json", '{"modes": {"agg": ', "is not JSON, it was cut short or is another's (Expecting value"),
-        ("env.json", "[]", "holds a list"),
     ],
 )
 def test_a_record_that_was_cut_short_or_is_anothers_is_one_sentence(

@@ -14,6 +14,7 @@ import pynvml
 from trtx.doctor.facts import ClockReason, ComputeMode, Gpu, GpuProcess, Gpus, Mig, Pair
 from trtx.launch import probe
 from trtx.topology import TOPOLOGY_VARIABLE, Machine
+from trtx.topology import Gpu as SeenGpu
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ def _gpus(machine: Machine) -> Gpus:
         driver=_ask(lambda: str(pynvml.nvmlSystemGetDriverVersion())),
         cuda=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
         installed=_ask(pynvml.nvmlDeviceGetCount) or 0,
-        visible=tuple(_gpu(gpu.index, gpu.name, handle) for gpu, handle in zip(machine.gpus, handles, strict=True)),
+        visible=tuple(_gpu(gpu, handle) for gpu, handle in zip(machine.gpus, handles, strict=True)),
         pairs=tuple(
             Pair(
                 first,
@@ -87,19 +88,21 @@ def _gpus(machine: Machine) -> Gpus:
     )
 
 
-def _gpu(index: int, name: str, handle: Any) -> Gpu:
+def _gpu(seen: SeenGpu, handle: Any) -> Gpu:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     reasons = _ask(lambda: int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))) or 0
     remapped = _ask(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
     return Gpu(
-        index=index,
-        name=name,
+        index=seen.index,
+        name=seen.name,
+        uuid=seen.uuid,
         memory_bytes=int(memory.total),
         free_bytes=int(memory.free),
         compute_capability=_ask(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
         processes=_processes(handle),
         sm_clock_mhz=_ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
         max_sm_clock_mhz=_ask(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        application_sm_clock_mhz=_ask(lambda: pynvml.nvmlDeviceGetApplicationsClock(handle, pynvml.NVML_CLOCK_SM)),
         clock_reasons=tuple(word for bit, word in _CLOCK_REASONS.items() if reasons & bit),
         power_limit_w=_watts(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
         default_power_limit_w=_watts(lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)),

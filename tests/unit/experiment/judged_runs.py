@@ -1,0 +1,99 @@
+"""Runs to be judged: copies of the kept one, with as many trials as a test wants, each slower or faster by a factor."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trtx.bench import Cell, Figures, read_cells
+from trtx.bench.cells import write_cell
+from trtx.experiment import ExperimentSpec, gate
+from trtx.experiment.conditions import Conditions, conditions_of
+from trtx.experiment.directory import read_lock, write_lock
+from trtx.experiment.gate_spec import GateSpec
+from trtx.experiment.resumption import read_recorded
+from trtx.report.forms import CONDITIONS, LOCK, AskedRun, Provenance, RunVerdict
+
+GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"
+CELLS = ("agg-c1", "agg-c2", "disagg-c1", "disagg-c2")
+NEARLY_ALIKE = (1.0, 1.001, 0.999)  # a spread of 0.1 %
+NOISY = (0.9, 1.0, 1.1)
+_LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
+
+
+def a_run(
+    directory: Path, *, slower: float = 1.0, trials: Sequence[float] = NEARLY_ALIKE, conditions: Any = None
+) -> Path:
+    """The kept run (paced engine, agg and disagg, concurrency 1 and 2) as if each of its trials had taken ``slower``
+    times its factor as long. ``conditions``: changes them."""
+    run = Path(shutil.copytree(GOLDEN, directory))
+    spec = read_lock(run)
+    load = spec.load.model_copy(update={"trials": len(trials)})
+    write_lock(run, spec.model_copy(update={"load": load}), provenance(run))
+    change_cells(run, lambda cell: of_trials(cell, [slower * factor for factor in trials]))
+    found = conditions_of_kept(run)
+    CONDITIONS.write(run, conditions(found) if conditions else found)
+    return run
+
+
+def conditions_of_kept(run: Path) -> Conditions:
+    spec = read_lock(run)
+    recorded = read_recorded(run, spec)
+    return conditions_of(spec, recorded.plans, provenance(run))
+
+
+def provenance(run: Path) -> Provenance:
+    return LOCK.read(run, AskedRun).provenance
+
+
+def change_cells(run: Path, change: Callable[[Cell], Cell]) -> None:
+    for cell in read_cells(run):
+        write_cell(run / "cells" / cell.name, change(cell))
+
+
+def of_trials(cell: Cell, factors: Sequence[float]) -> Cell:
+    trial = cell.trials[0]
+    assert trial.figures is not None
+    trials = tuple(
+        replace(trial, number=number, figures=_slower(trial.figures, factor))
+        for number, factor in enumerate(factors, 1)
+    )
+    return replace(
+        cell,
+        trials_asked=len(trials),
+        trials=trials,
+        figures=_slower(trial.figures, sum(factors) / len(factors), len(factors)),
+    )
+
+
+def _slower(figures: Figures, factor: float, trials: int = 1) -> Figures:
+    stored: dict[str, Any] = {}
+    for name, value in figures.stored.items():
+        if name in _LATENCIES:
+            stored[name] = {part: one * factor for part, one in value.items()} | {"count": value["count"] * trials}
+        elif "throughput" in name:
+            stored[name] = value / factor
+        else:
+            stored[name] = value * trials if name.endswith("request_count") else value
+    return Figures(stored)
+
+
+def gated(run: Path, **said: Any) -> ExperimentSpec:
+    """What the run was asked, with this gate."""
+    return read_lock(run).model_copy(update={"gate": GateSpec.model_validate(said)})
+
+
+def prepare(run: Path, spec: ExperimentSpec) -> None:
+    """As before anything starts."""
+    recorded = read_recorded(run, read_lock(run))
+    gate.prepare(run, spec, recorded.plans, provenance(run))
+
+
+def judged(run: Path, **said: Any) -> RunVerdict:
+    """As a run with this gate is, from its start to its end."""
+    spec = gated(run, **said)
+    prepare(run, spec)
+    return gate.judge(run, spec)

@@ -1,0 +1,187 @@
+"""``trtx baseline``: the life of what runs are compared with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtx.cli.command import Verb
+from trtx.cli.gate_options import BaselineDirOption
+from trtx.cli.placement import refuse_ignored
+from trtx.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trtx.experiment.baseline import Baseline
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class Action(Enum):
+    LIST = "list"
+    SHOW = "show"
+    SAVE = "save"
+    PROMOTE = "promote"
+    EXPIRE = "expire"
+
+
+# What each action takes behind its name.
+_WORDS: dict[Action, tuple[str, ...]] = {
+    Action.LIST: (),
+    Action.SHOW: ("NAME",),
+    Action.SAVE: ("RUN", "NAME"),
+    Action.PROMOTE: ("NAME",),
+    Action.EXPIRE: (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRequest:
+    """What was typed."""
+
+    action: Action
+    words: tuple[str, ...]
+    directory: Path
+    older_than_days: float | None
+    remove: bool
+
+
+@app.command(
+    cls=Verb,
+    no_args_is_help=True,
+    epilog="Exit codes: 0 done; 2 usage, or a candidate whose run did not pass.",
+)
+def baseline(
+    context: typer.Context,
+    action: Annotated[Action, typer.Argument(metavar="ACTION", help="list, show, save, promote or expire.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN] [NAME]", help="show NAME, save RUN NAME, promote NAME.", show_default=False),
+    ] = None,
+    *,
+    baseline_dir: BaselineDirOption = None,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            "--older-than", min=0, metavar="DAYS", help="With expire: also those saved so long ago, promoted or not."
+        ),
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="With expire: remove them. Without it they are only listed.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With list and show: JSON on stdout.")] = False,
+) -> None:
+    """List, show, save, promote and expire what runs are compared with.
+
+    A baseline is saved as a candidate. Promoted, which takes a run that passed,
+    it is the one that --baseline DIR picks for its machine, model and load; the
+    one before it is superseded, and expires.
+
+    \b
+    Examples:
+      trtx baseline list
+      trtx baseline save runs/20261121T050132Z-bench-9a1c6852 main
+      trtx baseline promote main
+      trtx baseline expire --older-than 90 --remove
+    """
+    refuse_ignored(context, [action.value])
+    given, taken = tuple(words or ()), _WORDS[action]
+    if len(given) != len(taken):
+        takes = f"{action.value} {' '.join(taken)}".strip()
+        if len(given) > len(taken):
+            raise UsageError(f"{given[len(taken)]!r} means nothing behind trtx baseline {takes}; leave it out")
+        raise UsageError(f"{action.value} lacks {' and '.join(taken[len(given) :])}; expected trtx baseline {takes}")
+    request = BaselineRequest(action, given, Path(baseline_dir or "baselines"), older_than, remove)
+    found = answer(request)
+    if as_json:
+        typer.echo(json.dumps({"baselines": [_described(one) for one in found]}))
+        return
+    _show(request, found)
+
+
+def answer(request: BaselineRequest) -> tuple[Baseline, ...]:
+    """Does what was asked, and returns the baselines that it was about."""
+    from trtx.experiment.baselines import Baselines
+
+    baselines = Baselines(request.directory)
+    match request.action:
+        case Action.LIST:
+            return baselines.all()
+        case Action.SHOW:
+            return (baselines.get(request.words[0]),)
+        case Action.SAVE:
+            run, name = request.words
+            baselines.save(Path(run), name)
+            return (baselines.get(name),)
+        case Action.PROMOTE:
+            promoted, superseded = baselines.promote(request.words[0])
+            return (promoted, *(baselines.get(name) for name in superseded))
+        case Action.EXPIRE:
+            expired = baselines.expired(request.older_than_days)
+            if request.remove:
+                baselines.remove(expired)
+            return expired
+
+
+def _show(request: BaselineRequest, found: tuple[Baseline, ...]) -> None:
+    from rich.console import Console
+
+    if not found:
+        none = "nothing expires" if request.action is Action.EXPIRE else "no baseline"
+        typer.echo(f"{none} in {request.directory}")
+        return
+    console = Console(highlight=False, markup=False)
+    console.print(_table(found))
+    if request.action is Action.SHOW:
+        console.print(_conditions(found[0]))
+    if request.action is Action.EXPIRE:
+        typer.echo("removed" if request.remove else "nothing was removed; add --remove")
+
+
+def _table(found: tuple[Baseline, ...]) -> Table:
+    from rich.table import Table
+
+    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for title in ("name", "state", "saved", "model", "machine", "cells", "trials"):
+        table.add_column(title, overflow="fold")
+    for one in found:
+        trials = sorted({len(cell.trials) for cell in one.cells})
+        table.add_row(
+            one.name, one.state, f"{one.saved_at:%Y-%m-%d}", str(one.conditions.model["name"]), _machine(one),
+            str(len(one.cells)), "–".join(map(str, dict.fromkeys((trials[0], trials[-1])))),
+        )  # fmt: skip
+    return table
+
+
+def _conditions(one: Baseline) -> str:
+    from dataclasses import asdict
+
+    said = [f"run: {one.run}", f"verdict of its run: {one.verdict.value if one.verdict else 'not judged'}"]
+    said += [f"cells: {', '.join(cell.name for cell in one.cells)}"]
+    said += [f"{group}: {json.dumps(values, ensure_ascii=False)}" for group, values in asdict(one.conditions).items()]
+    return "\n" + "\n".join(said)
+
+
+def _machine(one: Baseline) -> str:
+    machine = one.conditions.machine
+    return ", ".join(machine.get("gpus") or ()) or f"{machine['cpu']}, {machine['cpu_cores']} cores"
+
+
+def _described(one: Baseline) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return {
+        "name": one.name,
+        "state": one.state,
+        "run": one.run,
+        "saved_at": one.saved_at.isoformat(),
+        "verdict": None if one.verdict is None else one.verdict.value,
+        "cells": [cell.name for cell in one.cells],
+        "conditions": asdict(one.conditions),
+    }

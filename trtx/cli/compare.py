@@ -1,0 +1,133 @@
+"""``trtx compare``: runs and baselines side by side, and with a limit the gate over them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtx.cli.command import Verb
+from trtx.cli.gate_options import (
+    AllowDifferentOption,
+    BaselineDirOption,
+    MaxErrorRateOption,
+    MaxRegressionOption,
+    MetricsOption,
+)
+from trtx.cli.placement import refuse_ignored
+from trtx.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtx.experiment.comparison import Comparison
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CompareRequest:
+    """What was typed."""
+
+    measured: tuple[str, ...]
+    metrics: tuple[str, ...]
+    max_regression: str | None
+    max_error_rate: str
+    allow_different: tuple[str, ...]
+    baseline_dir: str
+
+
+@app.command(
+    cls=Verb,
+    no_args_is_help=True,
+    epilog="Exit codes: 0 compared, or every judgement passed; 1 a metric regressed; 2 usage; 3 no verdict.",
+)
+def compare(
+    context: typer.Context,
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Run directories, baselines' files or names; two or more.")
+    ],
+    *,
+    metrics: MetricsOption = None,
+    max_regression: MaxRegressionOption = None,
+    max_error_rate: MaxErrorRateOption = None,
+    allow_different: AllowDifferentOption = None,
+    baseline_dir: BaselineDirOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
+) -> None:
+    """Compare runs with the first: each metric's ratio, its interval, and which conditions differ.
+
+    \b
+    Examples:
+      trtx compare runs/20261121T050132Z-bench-9a1c6852 runs/20261122T081500Z-bench-9a1c6852
+      trtx compare main runs/20261122T081500Z-bench-9a1c6852 --max-regression 5%
+    """
+    refuse_ignored(context, ["no gate"] if max_regression is None else [])
+    if len(runs) < 2:
+        raise UsageError(f"{runs[0]!r} is one run, and there is nothing to compare it with; expected two or more")
+    request = CompareRequest(
+        measured=tuple(runs),
+        metrics=tuple(part.strip() for part in metrics.split(",")) if metrics else (),
+        max_regression=max_regression,
+        max_error_rate=max_error_rate or "0%",
+        allow_different=tuple(allow_different or ()),
+        baseline_dir=baseline_dir or "baselines",
+    )
+    found = answer(request)
+    if as_json:
+        typer.echo(json.dumps({"comparisons": [one.to_json() for one in found]}))
+    else:
+        _show(found)
+    if max_regression is not None and (error := _outcome(found)) is not None:
+        raise error
+
+
+def answer(request: CompareRequest) -> tuple[Comparison, ...]:
+    """Each run but the first, with the first. Raises UsageError for what can't be read or compared."""
+    from trtx.bench.gate import DEFAULT_METRICS, parse_limit, parse_metrics
+    from trtx.bench.sample import parse_percent
+    from trtx.experiment.baselines import Baselines, open_measured
+    from trtx.experiment.comparison import compare_measured
+
+    metrics = parse_metrics(request.metrics) if request.metrics else DEFAULT_METRICS
+    limit = None if request.max_regression is None else parse_limit(request.max_regression)
+    max_error_rate = parse_percent("--max-error-rate", request.max_error_rate)
+    baselines = Baselines(Path(request.baseline_dir))
+    first, *others = (open_measured(text, baselines) for text in request.measured)
+    return tuple(
+        compare_measured(
+            first, other, metrics, max_error_rate=max_error_rate, limit=limit, allowed=request.allow_different
+        )
+        for other in others
+    )
+
+
+def _show(found: tuple[Comparison, ...]) -> None:
+    from rich.console import Console
+
+    from trtx.cli.comparison_text import comparison_table
+
+    console = Console(highlight=False, markup=False)
+    for one in found:
+        console.print(comparison_table(one))
+        console.print()
+
+
+def _outcome(found: tuple[Comparison, ...]) -> Exception | None:
+    """What the gate over all of them ends with."""
+    from trtx.bench.judgement import Judgement, outcome
+
+    return outcome(
+        [
+            Judgement(
+                cell=row.cell,
+                criterion=row.metric,
+                verdict=row.verdict,
+                reason=row.reason or "",
+            )
+            for one in found
+            for row in one.metrics
+            if row.verdict is not None
+        ]
+    )

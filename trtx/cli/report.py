@@ -1,0 +1,61 @@
+"""``trtx report``: what a run directory has is rendered again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtx.cli.command import Verb
+from trtx.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtx.report import RunView
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(
+    cls=Verb,
+    no_args_is_help=True,
+    epilog="Exit codes: 0 rendered, whatever the verdict of the run; 2 usage, or a document that can't be read.",
+)
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory of trtx bench.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="The summary as one line of JSON on stdout.")] = False,
+) -> None:
+    """Render a run again: table, summary files, JUnit and page. It measures and judges nothing.
+
+    \b
+    Example:
+      trtx report runs/20261121T050132Z-bench-9a1c6852
+    """
+    from rich.console import Console
+
+    from trtx.report import REPORT_FILE, console_table
+    from trtx.report.summary import summary_json
+
+    view = rendered(run)
+    if as_json:
+        typer.echo(json.dumps({"run_dir": str(run.absolute()), **summary_json(view)}))
+        return
+    Console(highlight=False).print(console_table(view))
+    typer.echo(str(run / REPORT_FILE))
+
+
+def rendered(run: Path) -> RunView:
+    """Raises UsageError where it is no run, one of its documents can't be read, or it can't be written."""
+    from trtx.report import render
+    from trtx.report.forms import LOCK
+
+    if not (run / LOCK.file).exists():
+        raise UsageError(f"{str(run)!r} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
+    try:
+        return render(run)
+    except OSError as error:
+        raise UsageError(
+            f"{str(run)!r} can't be written ({error.strerror}); make room there, or take a copy"
+        ) from error

@@ -1,0 +1,100 @@
+"""``trtx bench reproduce``: a run made again from its lock, after what differs here has been told."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtx.cli import topology_options as options
+from trtx.cli.command import Verb
+from trtx.cli.placement import refuse_ignored
+from trtx.config.wording import shown
+from trtx.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtx.experiment import Difference
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+NOTHING_DIFFERS = "nothing differs"
+_NOT_THERE = "–"
+_SHARES = (4, 3, 3)  # of the width, for what, then and here
+_NARROWEST, _WIDEST = 60, 80
+
+
+@app.command(
+    cls=Verb,
+    no_args_is_help=False,
+    epilog="Exit codes: as trtx bench; 2 too where it can't be made here or, with --exact, where something differs.",
+)
+def reproduce(
+    context: typer.Context,
+    *,
+    lock: Annotated[
+        Path, typer.Argument(metavar="LOCK", help="run.lock.yaml of a run, a copy of it, or its directory.")
+    ],
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Measure only where nothing differs; else the table, and exit 2.")
+    ] = False,
+    output: options.OutputOption = Path("runs"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what differs, what would be started and sent; start nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with the summary as one line of JSON on stdout.")
+    ] = False,
+) -> None:
+    """Make a run again from its lock: print what differs here, then measure the same.
+
+    The lock is enough: it may be a copy, on another machine. Modes, loads, seed,
+    prompts and engine configs are those of the lock.
+
+    \b
+    Examples:
+      trtx bench reproduce runs/20261121T050132Z-bench-9a1c6852/run.lock.yaml
+      trtx bench reproduce run.lock.yaml --dry-run
+      trtx bench reproduce run.lock.yaml --exact -o reproduced
+    """
+    refuse_ignored(context, ["dry run"] if dry_run else [])
+    from trtx.cli.bench import own_command_line, run_and_show, show_plans
+    from trtx.experiment import differences, read_locked, run, spec_to_run
+
+    locked = read_locked(lock)
+    found = differences(locked)
+    for line in table(found, shutil.get_terminal_size().columns):
+        typer.echo(line, err=as_json)
+    if exact and found:
+        raise UsageError(
+            f"{len(found)} of the conditions of {shown(str(lock))} differ here (listed above), and --exact is given; "
+            "put them right, or leave --exact out"
+        )
+    if dry_run:
+        with tempfile.TemporaryDirectory(prefix="trtx-") as scratch:
+            show_plans(spec_to_run(locked, Path(scratch)), output)
+        return
+    run_and_show(partial(run, spec_to_run(locked, output), parent=output, argv=own_command_line()), as_json)
+
+
+def table(found: Sequence[Difference], width: int) -> Iterator[str]:
+    """Lines of at most ``width`` characters, 60 to 80: what, then, here."""
+    if not found:
+        yield NOTHING_DIFFERS
+        return
+    width = min(_WIDEST, max(_NARROWEST, width))
+    widths = [width * share // sum(_SHARES) - 2 for share in _SHARES]
+    rows = [("what", "then", "here"), *((one.what, one.then, one.here) for one in found)]
+    for row in rows:
+        cells = [
+            textwrap.wrap(_NOT_THERE if text is None else text, limit, break_on_hyphens=False) or [""]
+            for text, limit in zip(row, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            yield "  ".join(part.ljust(limit) for part, limit in zip(parts, widths, strict=True)).rstrip()

@@ -1,0 +1,116 @@
+"""A baseline: the figures of a run's cells, trial by trial, and the conditions that it is compared by. A small file.
+
+Its cells stand in it as in ``cell.json``, each with the version of that, so that it is read as long as cells are.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from trtx.bench import Cell, Load, read_cells
+from trtx.bench.cells import CELL
+from trtx.bench.documents import Document
+from trtx.bench.files import write_text
+from trtx.bench.judgement import Verdict
+from trtx.bench.sample import Sample
+from trtx.errors import UsageError
+from trtx.experiment.conditions import Conditions
+from trtx.report.forms import BASELINE, CONDITIONS, LOCK, VERDICT, AskedRun, RunVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a run is compared with. A run itself can be one."""
+
+    name: str
+    run: str  # name of the run directory that it was measured in
+    saved_at: datetime
+    verdict: Verdict | None  # of that run; None: it was not judged, as it ended early
+    conditions: Conditions
+    promoted_at: datetime | None  # None: a candidate
+    superseded_by: str | None  # the name of a later one of the same conditions
+    cells: tuple[Cell, ...]
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        return tuple(Sample.of(cell) for cell in self.cells)
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        """By the name of the cell."""
+        return {cell.name: cell.load for cell in self.cells}
+
+    @property
+    def is_current(self) -> bool:
+        """To be picked by conditions."""
+        return self.promoted_at is not None and self.superseded_by is None
+
+    @property
+    def state(self) -> str:
+        if self.superseded_by is not None:
+            return f"superseded by {self.superseded_by}"
+        return "candidate" if self.promoted_at is None else "promoted"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The form of a baseline's file."""
+
+    name: str
+    run: str
+    saved_at: datetime
+    verdict: Verdict | None
+    conditions: Conditions
+    promoted_at: datetime | None
+    superseded_by: str | None
+    cells: tuple[dict[str, Any], ...]
+
+
+def of_run(run_dir: Path) -> Baseline:
+    """A run as it lies there. Raises UsageError where it has no cell, or its conditions were not written down."""
+    if not (run_dir / LOCK.file).exists():
+        raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
+    conditions = CONDITIONS.read(run_dir, Conditions)
+    judged = VERDICT.find(run_dir, RunVerdict)
+    cells = read_cells(run_dir)
+    if not cells:
+        raise UsageError(f"{run_dir} has no finished cell; expected a run that measured some; go on with it first")
+    name = run_dir.resolve().name
+    saved_at = LOCK.read(run_dir, AskedRun).provenance.environment.started_at
+    verdict = None if judged is None else judged.verdict
+    return Baseline(name, name, saved_at, verdict, conditions, None, None, cells)
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Of its file. Raises UsageError: file, field, value."""
+    stored = _document(path).read(path.parent, _Stored)
+    cells = []
+    for place, fields in enumerate(stored.cells):
+        source = f"{path}, cells.{place}"
+        cells.append(CELL.restored(CELL.checked(fields, source), Cell, source))
+    return Baseline(
+        stored.name, stored.run, stored.saved_at, stored.verdict, stored.conditions, stored.promoted_at,
+        stored.superseded_by, tuple(cells),
+    )  # fmt: skip
+
+
+def write_baseline(path: Path, baseline: Baseline) -> None:
+    """At once. A cell is a line, so that a difference between two versions of the file shows which changed."""
+    stored = _Stored(
+        baseline.name, baseline.run, baseline.saved_at, baseline.verdict, baseline.conditions, baseline.promoted_at,
+        baseline.superseded_by, tuple(CELL.versioned(cell.to_json()) for cell in baseline.cells),
+    )  # fmt: skip
+    fields = BASELINE.versioned(TypeAdapter(_Stored).dump_python(stored, mode="json"))
+    cells = ",\n".join(f"    {json.dumps(cell, ensure_ascii=False)}" for cell in fields.pop("cells"))
+    lines = [f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
+    write_text(path, "{\n" + ",\n".join([*lines, f'  "cells": [\n{cells}\n  ]']) + "\n}\n")
+
+
+def _document(path: Path) -> Document:
+    return replace(BASELINE, file=path.name)

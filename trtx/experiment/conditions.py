@@ -1,0 +1,184 @@
+"""What a run was measured under, as far as others may differ in it: what comparisons go by.
+
+Kept in a run's ``conditions.json`` from before anything starts, and in every baseline. A condition is named by its
+group and key, ``machine.cpu``. What nobody knows is None, and differs from whatever is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from trtx.bench import Cell, Load, LoadSpec
+from trtx.config.wording import quoted
+from trtx.errors import UsageError
+from trtx.experiment.spec import ExperimentSpec
+from trtx.report.forms import Deployment, Environment, Provenance
+from trtx.topology import Plan
+
+_ROUTER = "--router-mode"
+# Figures of two runs that differ in one of these say nothing of what was changed between them. The other groups are
+# what is changed: topologies, configs, versions.
+COMPARED_BY = ("model", "load", "machine")
+_ALWAYS = ("model.name", "model.weights", "machine.gpus", "machine.cpu", "machine.cpu_cores")
+_AXES = {"trials", "cells"}  # of a load, beside what each cell's own load has
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Of one run, by group. Values are plain."""
+
+    model: dict[str, Any]
+    load: dict[str, Any]  # what all cells have in common; each has its own load beside it
+    machine: dict[str, Any]
+    topology: dict[str, Any]
+    versions: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One condition in which two runs differ. None: not known."""
+
+    name: str
+    before: Any
+    now: Any
+
+    @property
+    def group(self) -> str:
+        return self.name.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.name} was {_told(self.before)} and is {_told(self.now)}"
+
+
+def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: Provenance) -> Conditions:
+    """Of a run that is about to start. ``plans``: by topology; none of an attached run."""
+    environment, load = provenance.environment, spec.load.model_dump(mode="json")
+    own = {field.name for field in fields(Load)} | _AXES
+    machine, topology = _served(plans, environment) if plans else _attached(environment.deployment)
+    return Conditions(
+        model=_model(provenance),
+        load={name: load[name] for name in LoadSpec.model_fields if name not in own},
+        machine={**machine, "cpu": environment.cpu, "cpu_cores": environment.cpu_cores},
+        topology=topology,
+        versions={
+            **environment.versions,
+            "python": environment.python,
+            "gpu_driver": environment.gpu_driver,
+            "trtx_sources": environment.trtx_sources,
+        },
+    )
+
+
+def differences(before: Conditions, now: Conditions) -> tuple[Difference, ...]:
+    """In what two runs differ, those that make figures incomparable first."""
+    flat_before, flat_now = _flat(asdict(before)), _flat(asdict(now))
+    names = dict.fromkeys((*flat_before, *flat_now))
+    found = [
+        Difference(name, flat_before.get(name), flat_now.get(name))
+        for name in names
+        if flat_before.get(name) != flat_now.get(name)
+    ]
+    return tuple(sorted(found, key=lambda one: one.group not in COMPARED_BY))
+
+
+def unchecked(before: Conditions, now: Conditions) -> tuple[str, ...]:
+    """The conditions that comparisons go by and that neither run knows."""
+    both = [_flat(asdict(one)) for one in (before, now)]
+    return tuple(name for name in _ALWAYS if all(flat.get(name) is None for flat in both))
+
+
+def load_differences(cells: Iterable[Cell], loads: Mapping[str, Load]) -> tuple[Difference, ...]:
+    """In what the loads of cells of one name differ, each once."""
+    found: dict[str, Difference] = {}
+    for cell in cells:
+        if cell.name in loads:
+            before, now = asdict(cell.load), asdict(loads[cell.name])
+            for key in before:
+                if before[key] != now[key]:
+                    found.setdefault(f"load.{key}", Difference(f"load.{key}", before[key], now[key]))
+    return tuple(found.values())
+
+
+def refuse_others(source: str, found: Sequence[Difference], allowed: Sequence[str]) -> None:
+    """Raises UsageError for a difference by which two runs can't be compared, unless it is ``allowed`` by its name or
+    its group; and for an allowed one that is no condition."""
+    named = {one.name for one in found}
+    of_load = {*LoadSpec.model_fields, *(field.name for field in fields(Load))} - _AXES
+    known = {*named, *COMPARED_BY, *_ALWAYS, *(f"load.{name}" for name in of_load)}
+    for key in allowed:
+        if key not in known:
+            near = get_close_matches(key, known, n=3, cutoff=0.5)
+            expected = f"did you mean {' or '.join(near)}" if near else f"expected one of {', '.join(sorted(known))}"
+            raise UsageError(
+                f"--allow-different {quoted(key)} is no condition that baselines are compared by; {expected}"
+            )
+    refused = [
+        one for one in found if one.group in COMPARED_BY and one.name not in allowed and one.group not in allowed
+    ]
+    if refused:
+        ways = " ".join(f"--allow-different {one.name}" for one in refused)
+        raise UsageError(
+            f"{source} is of other conditions: {'; '.join(map(str, refused))}; expected the same, or compare all the "
+            f"same with {ways}"
+        )
+
+
+def _model(provenance: Provenance) -> dict[str, Any]:
+    if provenance.environment.deployment is not None:  # the files here are those of a tokenizer
+        return {"name": provenance.environment.deployment.model, "weights": None}
+    measured = next(iter(provenance.measured.values()))
+    return {"name": measured.model, "weights": measured.files.sampled_sha256[:16]}
+
+
+def _served(plans: Mapping[str, Plan], environment: Environment) -> tuple[dict[str, Any], dict[str, Any]]:
+    # Kinds of GPU alone: how many are there and not used changes nothing; how many are used is the topology's.
+    machine = {"gpus": sorted({gpu.name for gpu in environment.gpus})}
+    topology = {
+        label: {
+            "engine": plan.engine,
+            "workers": plan.expected_workers(),
+            "gpus": list(plan.gpu_names),
+            "router": _router(plan),
+            "engine_configs": plan.engine_configs,
+        }
+        for label, plan in plans.items()
+    }
+    return machine, topology
+
+
+def _router(plan: Plan) -> list[str]:
+    """How the frontend picks workers: the end of its command line, which has no port or path any more."""
+    argv = plan.processes[0].argv
+    return list(argv[argv.index(_ROUTER) :]) if _ROUTER in argv else []
+
+
+def _attached(told: Deployment | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    if told is None:
+        return {"gpus": None}, {}
+    gpus = None if told.gpu_names is None else sorted(set(told.gpu_names))
+    return {"gpus": gpus}, {
+        "server": told.server,
+        "server_version": told.server_version,
+        "engine": told.engine,
+        "versions": told.versions,
+        "workers": told.workers,
+        "gpu_count": told.gpu_count,
+    }
+
+
+def _flat(document: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in document.items():
+        flat |= _flat(value, f"{parent}{name}.") if isinstance(value, Mapping) else {f"{parent}{name}": value}
+    return flat
+
+
+def _told(value: Any) -> str:
+    if value is None:
+        return "not known"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

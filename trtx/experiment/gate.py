@@ -1,0 +1,112 @@
+"""The gate of a run: what it will be judged by is checked before anything starts, and judged when it has ended.
+
+The baseline is copied into the run directory at its start: a run that is resumed, or judged again, is held against the
+same one, whatever became of the file meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from trtx.bench import Cell, Load, cell_name, read_cells
+from trtx.bench.goodput import goodput, request_bounds
+from trtx.bench.records import RECORDS_FILE, read_records
+from trtx.bench.resolution import check_resolvable
+from trtx.experiment.baseline import Baseline, read_baseline, write_baseline
+from trtx.experiment.baselines import Baselines, open_baseline
+from trtx.experiment.conditions import (
+    Conditions,
+    conditions_of,
+    differences,
+    load_differences,
+    refuse_others,
+    unchecked,
+)
+from trtx.experiment.gate_spec import GateSpec
+from trtx.experiment.spec import ExperimentSpec
+from trtx.experiment.verdict import judge_cells, run_verdict
+from trtx.report.forms import BASELINE, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
+from trtx.topology import Plan
+
+
+def planned_loads(spec: ExperimentSpec) -> dict[str, Load]:
+    """The load of every cell that is to be measured, by the cell's name."""
+    return {cell_name(label, load): load for label in spec.labels for load in spec.load.loads}
+
+
+def prepare(run_dir: Path, spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: Provenance) -> None:
+    """Writes what a run is measured under, and the baseline that it will be compared with.
+
+    Raises UsageError for a baseline that is not there, of another model, load or machine, without one of the cells, or
+    whose spread is too wide for the limit; and where ``--save-baseline`` names one that must not be replaced.
+    """
+    gate, conditions = spec.gate, conditions_of(spec, plans, provenance)
+    CONDITIONS.write(run_dir, conditions)
+    baselines = Baselines(Path(gate.baseline_dir))
+    if gate.save_baseline is not None:
+        baselines.check_can_save(gate.save_baseline)
+    if gate.baseline is None or gate.limit is None:
+        return
+    loads = planned_loads(spec)
+    baseline = open_baseline(gate.baseline, baselines, conditions, loads, gate.allow_different)
+    found = [*differences(baseline.conditions, conditions), *load_differences(baseline.cells, loads)]
+    refuse_others(f"baseline {baseline.name}", found, gate.allow_different)
+    check_resolvable(
+        baseline.samples, tuple(loads), spec.load.trials, gate.limit, gate.compared,
+        max_error_rate=gate.error_rate_limit,
+    )  # fmt: skip
+    write_baseline(run_dir / BASELINE.file, baseline)
+
+
+def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
+    """Judges every cell that was to be measured, writes ``verdict.json``, and returns it."""
+    loads = planned_loads(spec)
+    cells = {cell.name: cell for cell in read_cells(run_dir)}
+    baseline = read_baseline(run_dir / BASELINE.file) if spec.gate.limit is not None else None
+    judgements = judge_cells(
+        spec.gate, tuple(loads), cells,
+        goodputs=_goodputs(run_dir, spec.gate, cells.values()),
+        baseline=() if baseline is None else baseline.samples,
+    )  # fmt: skip
+    compared = None if baseline is None else _compared(run_dir, baseline, loads)
+    verdict = run_verdict(tuple(cells.values()), judgements, compared)
+    VERDICT.write(run_dir, verdict)
+    return verdict
+
+
+def forget(run_dir: Path) -> None:
+    """A run that goes on has no verdict until it has ended again."""
+    (run_dir / VERDICT.file).unlink(missing_ok=True)
+
+
+def _compared(run_dir: Path, baseline: Baseline, loads: Mapping[str, Load]) -> ComparedWith:
+    now = CONDITIONS.read(run_dir, Conditions)
+    found = [*differences(baseline.conditions, now), *load_differences(baseline.cells, loads)]
+    return ComparedWith(
+        name=baseline.name,
+        run=baseline.run,
+        saved_at=baseline.saved_at,
+        differences=tuple(map(str, found)),
+        unchecked=unchecked(baseline.conditions, now),
+    )
+
+
+def _goodputs(run_dir: Path, gate: GateSpec, cells: Iterable[Cell]) -> dict[str, list[float | None]]:
+    """By cell, of each trial that has a result; nothing where no goodput is asked for."""
+    if gate.min_goodput is None:
+        return {}
+    bounds = request_bounds(gate.objectives)
+    paths = {
+        cell.name: [
+            run_dir / "cells" / cell.name / trial.directory / RECORDS_FILE for trial in cell.trials if trial.figures
+        ]
+        for cell in cells
+    }
+    return {name: [goodput(read_records(path), bounds) for path in of_cell] for name, of_cell in paths.items()}
+
+
+def saved(run_dir: Path, spec: ExperimentSpec) -> Path | None:
+    """The baseline that ``--save-baseline`` made of a run that has ended; None where it asked for none."""
+    name = spec.gate.save_baseline
+    return None if name is None else Baselines(Path(spec.gate.baseline_dir)).save(run_dir, name)

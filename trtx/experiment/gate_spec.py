@@ -1,0 +1,108 @@
+"""By what a run is judged: the ``gate`` of a sweep file, and the options of the same names. docs/verdicts.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from trtx.bench.gate import DEFAULT_METRICS, Limit, parse_limit, parse_metrics
+from trtx.bench.goodput import request_bounds
+from trtx.bench.sample import Metric, parse_percent
+from trtx.bench.slo import Objective, parse_objective
+from trtx.config.topology import Name
+from trtx.config.wording import quoted
+from trtx.errors import UsageError
+
+_BASELINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_baseline_name(name: str) -> None:
+    """Raises UsageError for what can't be the name of a baseline, which is a file's."""
+    if not _BASELINE_NAME.fullmatch(name):
+        raise UsageError(
+            f"{quoted(name)} is no name of a baseline; expected letters, digits, '.', '_' and '-', such as main-h100"
+        )
+
+
+def _listed(value: Any) -> Any:
+    """One text for a list of one, with commas for one of several: none of what is listed has a comma in it."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return tuple(value) if isinstance(value, list) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+
+
+class GateSpec(BaseModel):
+    """What a person typed, checked. Without any of it a run is judged by its failed requests alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    slo: Texts = ()  # metric:statistic:operator:value
+    min_goodput: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # requests/s
+    max_error_rate: str = "0%"  # failed requests of all, in each cell
+    baseline: Name | None = None  # directory, run, file, or a name in baseline_dir
+    max_regression: str | None = None  # of the baseline
+    metrics: Texts = ()  # compared; none: DEFAULT_METRICS
+    allow_different: Texts = ()  # conditions in which the baseline may be another
+    baseline_dir: Name = "baselines"
+    save_baseline: str | None = None  # name of the candidate that is made of the run
+
+    @model_validator(mode="after")
+    def _can_be_judged(self) -> GateSpec:
+        """Raises UsageError, which names the option, for what nothing can be judged by."""
+        _ = self.limit, self.error_rate_limit, self.compared
+        if self.save_baseline is not None:
+            check_baseline_name(self.save_baseline)
+        if self.min_goodput is not None:
+            request_bounds(self.objectives)
+        _refuse_twice("--slo", [objective.name for objective in self.objectives])
+        if (self.baseline is None) != (self.max_regression is None):
+            given, lacking = ("--max-regression", "--baseline") if self.baseline is None else (
+                "--baseline", "--max-regression",
+            )  # fmt: skip
+            raise UsageError(f"{given} means nothing without {lacking}; expected both, or neither")
+        for option, value in (("--metrics", self.metrics), ("--allow-different", self.allow_different)):
+            if value and self.baseline is None:
+                raise UsageError(f"{option} means nothing without --baseline; leave it out, or name a baseline")
+        return self
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        return tuple(parse_objective(text) for text in self.slo)
+
+    @property
+    def limit(self) -> Limit | None:
+        """None: nothing is compared."""
+        return None if self.max_regression is None else parse_limit(self.max_regression)
+
+    @property
+    def compared(self) -> tuple[Metric, ...]:
+        return parse_metrics(self.metrics) if self.metrics else DEFAULT_METRICS
+
+    @property
+    def error_rate_limit(self) -> float:
+        """In %."""
+        return parse_percent("--max-error-rate", self.max_error_rate)
+
+    @property
+    def criteria(self) -> tuple[str, ...]:
+        """What each cell is judged by, for people."""
+        told = [f"failed requests: at most {self.max_error_rate}"]
+        told += [f"{objective.metric.name}: {objective.bound}" for objective in self.objectives]
+        if self.min_goodput is not None:
+            told.append(f"goodput: at least {self.min_goodput:.10g} requests/s")
+        if self.limit is not None:
+            metrics = ", ".join(metric.name for metric in self.compared)
+            told.append(f"against {self.baseline}: {metrics}, at most {self.limit.percent:g}% worse")
+        return tuple(told)
+
+
+def _refuse_twice(option: str, names: Sequence[str]) -> None:
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise UsageError(f"{option} {name} stands there twice; expected each once")

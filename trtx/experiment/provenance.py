@@ -1,0 +1,58 @@
+"""What a run is asked of, for its lock: environment, model files, resolved configs, aiperf's calls."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from trtx.bench import Target, cell_directory, cell_name, command, trial_directory
+from trtx.checkpoint.identity import Identity, identify_model, identify_tokenizer
+from trtx.experiment.spec import ATTACHED, ExperimentSpec
+from trtx.experiment.targets import target_of
+from trtx.report.forms import Environment, Files, Measured, Provenance
+from trtx.topology import Plan
+
+
+def provenance_of(
+    spec: ExperimentSpec, environment: Environment, plans: Mapping[str, Plan], attached: Target | None
+) -> Provenance:
+    """``plans``: by topology; ``attached``: who answers in place of them. Reads each model's files: seconds at most.
+
+    Raises UsageError for a file of a model that can't be read.
+    """
+    if attached is not None:
+        files = _files(identify_tokenizer(attached.tokenizer_path))
+        measured = {ATTACHED: Measured(None, attached.model, files, None, None, None, _calls(spec, attached))}
+        return Provenance(environment, measured)
+    identities = {path: _files(identify_model(path)) for path in {plan.model_path for plan in plans.values()}}
+    return Provenance(
+        environment,
+        {
+            label: Measured(
+                engine=plan.engine,
+                model=plan.model,
+                files=identities[plan.model_path],
+                gpu_names=plan.gpu_names,
+                workers=plan.expected_workers(),
+                engine_configs=plan.engine_configs,
+                aiperf=_calls(spec, target_of(label, plan)),
+            )
+            for label, plan in plans.items()
+        },
+    )
+
+
+def _files(identity: Identity) -> Files:
+    return Files(**asdict(identity))
+
+
+def _calls(spec: ExperimentSpec, target: Target) -> dict[str, str]:
+    """By cell, of its first trial; aiperf's directory as seen from the run's."""
+    calls = {}
+    for load in spec.load.loads:
+        name = cell_name(target.topology, load)
+        trial = trial_directory(cell_directory(Path(), name), 1)
+        calls[name] = shlex.join(command(target, spec.load, load, 1, trial))
+    return calls
