@@ -48,7 +48,7 @@ class BaselineRequest:
     action: Action
     words: tuple[str, ...]
     directory: Path
-    older_than_days: float | None
+    older_than_days: int | None
     remove: bool
 
 
@@ -67,9 +67,13 @@ def baseline(
     *,
     baseline_dir: BaselineDirOption = None,
     older_than: Annotated[
-        float | None,
+        int | None,
         typer.Option(
-            "--older-than", min=0, metavar="DAYS", help="With expire: also those saved so long ago, promoted or not."
+            "--older-than",
+            min=0,
+            max=36500,
+            metavar="DAYS",
+            help="With expire: also those saved so long ago, promoted or not.",
         ),
     ] = None,
     remove: Annotated[
@@ -97,7 +101,7 @@ def baseline(
         if len(given) > len(taken):
             raise UsageError(f"{given[len(taken)]!r} means nothing behind trtx baseline {takes}; leave it out")
         raise UsageError(f"{action.value} lacks {' and '.join(taken[len(given) :])}; expected trtx baseline {takes}")
-    request = BaselineRequest(action, given, Path(baseline_dir or "baselines"), older_than, remove)
+    request = BaselineRequest(action, given, baseline_dir or Path("baselines"), older_than, remove)
     found = answer(request)
     if as_json:
         typer.echo(json.dumps({"baselines": [_described(one) for one in found]}))
@@ -107,7 +111,7 @@ def baseline(
 
 def answer(request: BaselineRequest) -> tuple[Baseline, ...]:
     """Does what was asked, and returns the baselines that it was about."""
-    from trtx.experiment.baselines import Baselines
+    from trtx.experiment.baselines import Baselines, located
 
     baselines = Baselines(request.directory)
     match request.action:
@@ -117,7 +121,7 @@ def answer(request: BaselineRequest) -> tuple[Baseline, ...]:
             return (baselines.get(request.words[0]),)
         case Action.SAVE:
             run, name = request.words
-            baselines.save(Path(run), name)
+            baselines.save(located(run), name)
             return (baselines.get(name),)
         case Action.PROMOTE:
             promoted, superseded = baselines.promote(request.words[0])

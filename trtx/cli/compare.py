@@ -35,7 +35,7 @@ class CompareRequest:
     max_regression: str | None
     max_error_rate: str
     allow_different: tuple[str, ...]
-    baseline_dir: str
+    baseline_dir: Path
 
 
 @app.command(
@@ -72,7 +72,7 @@ def compare(
         max_regression=max_regression,
         max_error_rate=max_error_rate or "0%",
         allow_different=tuple(allow_different or ()),
-        baseline_dir=baseline_dir or "baselines",
+        baseline_dir=baseline_dir or Path("baselines"),
     )
     found = answer(request)
     if as_json:
@@ -93,7 +93,7 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
     metrics = parse_metrics(request.metrics) if request.metrics else DEFAULT_METRICS
     limit = None if request.max_regression is None else parse_limit(request.max_regression)
     max_error_rate = parse_percent("--max-error-rate", request.max_error_rate)
-    baselines = Baselines(Path(request.baseline_dir))
+    baselines = Baselines(request.baseline_dir)
     first, *others = (open_measured(text, baselines) for text in request.measured)
     return tuple(
         compare_measured(

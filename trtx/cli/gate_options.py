@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,7 +36,7 @@ AllowDifferentOption = Annotated[
     ),
 ]
 BaselineDirOption = Annotated[
-    str | None, _option("--baseline-dir", "Where baselines are kept by name. Default: baselines.", metavar="DIR")
+    Path | None, _option("--baseline-dir", "Where baselines are kept by name. Default: baselines.", metavar="DIR")
 ]
 MaxErrorRateOption = Annotated[
     str | None,
@@ -81,4 +82,5 @@ class GateOptions:
 def gate_overlay(given: dict[str, Any]) -> dict[str, Any]:
     """What was typed, as ``gate`` of a sweep file would say it; empty where nothing was."""
     names = [field.name for field in fields(GateOptions) if field.name in given]
-    return {"gate": {name: given[name] for name in names}} if names else {}
+    said = {name: str(given[name]) if isinstance(given[name], Path) else given[name] for name in names}
+    return {"gate": said} if said else {}

@@ -59,7 +59,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
     """The form of a baseline's file."""
 
     name: str
@@ -89,7 +89,7 @@ def of_run(run_dir: Path) -> Baseline:
 
 def read_baseline(path: Path) -> Baseline:
     """Of its file. Raises UsageError: file, field, value."""
-    stored = _document(path).read(path.parent, _Stored)
+    stored = _document(path).read(path.parent, Stored)
     cells = []
     for place, fields in enumerate(stored.cells):
         source = f"{path}, cells.{place}"
@@ -101,15 +101,20 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """At once. A cell is a line, so that a difference between two versions of the file shows which changed."""
-    stored = _Stored(
+    """At once, or UsageError. A cell is a line, so that a difference between two versions shows which changed."""
+    stored = Stored(
         baseline.name, baseline.run, baseline.saved_at, baseline.verdict, baseline.conditions, baseline.promoted_at,
         baseline.superseded_by, tuple(CELL.versioned(cell.to_json()) for cell in baseline.cells),
     )  # fmt: skip
-    fields = BASELINE.versioned(TypeAdapter(_Stored).dump_python(stored, mode="json"))
+    fields = BASELINE.versioned(TypeAdapter(Stored).dump_python(stored, mode="json"))
     cells = ",\n".join(f"    {json.dumps(cell, ensure_ascii=False)}" for cell in fields.pop("cells"))
     lines = [f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
-    write_text(path, "{\n" + ",\n".join([*lines, f'  "cells": [\n{cells}\n  ]']) + "\n}\n")
+    try:
+        write_text(path, "{\n" + ",\n".join([*lines, f'  "cells": [\n{cells}\n  ]']) + "\n}\n")
+    except OSError as error:
+        raise UsageError(
+            f"{path} can't be written ({error.strerror}); make room there, or name another place"
+        ) from error
 
 
 def _document(path: Path) -> Document:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trtx.bench import Load
 from trtx.bench.judgement import Verdict
+from trtx.config.files import path_problem
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 from trtx.experiment.baseline import Baseline, of_run, read_baseline, write_baseline
@@ -93,7 +94,7 @@ class Baselines:
             write_baseline(self.path(one.name), replace(one, superseded_by=name))
         return promoted, tuple(one.name for one in replaced)
 
-    def expired(self, older_than_days: float | None) -> tuple[Baseline, ...]:
+    def expired(self, older_than_days: int | None) -> tuple[Baseline, ...]:
         """Those that were superseded and, where an age is given, those saved longer ago, promoted or not."""
         oldest = None if older_than_days is None else datetime.now(UTC) - timedelta(days=older_than_days)
         return tuple(
@@ -101,8 +102,13 @@ class Baselines:
         )
 
     def remove(self, found: Sequence[Baseline]) -> None:
+        """Raises UsageError where one can't be removed."""
         for one in found:
-            self.path(one.name).unlink()
+            path = self.path(one.name)
+            try:
+                path.unlink()
+            except OSError as error:
+                raise UsageError(f"{path} can't be removed ({error.strerror}); remove it by hand") from error
 
     def pick(self, conditions: Conditions, loads: Mapping[str, Load], allowed: Sequence[str]) -> Baseline:
         """The latest promoted one of this machine, model and load that has every cell. Or UsageError: why none fits."""
@@ -130,7 +136,7 @@ def open_baseline(
     text: str, baselines: Baselines, conditions: Conditions, loads: Mapping[str, Load], allowed: Sequence[str]
 ) -> Baseline:
     """What ``--baseline`` names: a directory to pick from, or as :func:`open_measured`."""
-    path = Path(text)
+    path = located(text)
     if path.is_dir() and not (path / LOCK.file).exists():
         return Baselines(path).pick(conditions, loads, allowed)
     return open_measured(text, baselines)
@@ -138,14 +144,23 @@ def open_baseline(
 
 def open_measured(text: str, baselines: Baselines) -> Baseline:
     """A run directory, a baseline's file, or the name of one. Raises UsageError where it is none of them."""
-    path = Path(text)
+    path = located(text)
     if path.is_dir():
         return of_run(path)
     if path.is_file():
         return read_baseline(path)
     if "/" in text:
-        raise UsageError(f"{text!r} is not there; expected a run directory, a baseline's file, or the name of one")
+        raise UsageError(
+            f"{quoted(text)} is not there; expected a run directory, a baseline's file, or the name of one"
+        )
     return baselines.get(text)
+
+
+def located(text: str) -> Path:
+    """Raises UsageError for what no path can be."""
+    if problem := path_problem(Path(text)):
+        raise UsageError(f"{quoted(text)} {problem}; expected a run directory, a baseline's file, or the name of one")
+    return Path(text)
 
 
 def _named(path: Path) -> Baseline:

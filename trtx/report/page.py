@@ -10,6 +10,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from trtx.bench.figures import all_figures
+from trtx.bench.judgement import Verdict
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
 from trtx.report.charts import charts, colors
 from trtx.report.columns import UNSURE, needed, number, page_columns, requests_text
@@ -36,11 +37,14 @@ _CHARTS = {
     ),
 }
 
+_CLASSES = {Verdict.PASS: "good-text", Verdict.NO_VERDICT: "open-text"}
+
 
 def page(view: RunView) -> str:
     """The whole page as text."""
     drawn = charts(view)
     headings = page_columns(view)
+    judged = () if view.verdict is None else lines(view.verdict)
     return _template().render(
         view=view,
         headings=headings,
@@ -53,7 +57,8 @@ def page(view: RunView) -> str:
         plotly=Markup(_plotly()),
         headline=_headline(view),
         best=_best(view),
-        judged=() if view.verdict is None else lines(view.verdict),
+        not_passed=[line for line in judged if line.judgement.verdict is not Verdict.PASS],
+        passed=[line for line in judged if line.judgement.verdict is Verdict.PASS],
         baseline=view.verdict and view.verdict.baseline,
     )
 
@@ -113,4 +118,5 @@ def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {"colors": colors, "requests_text": requests_text, "UNSURE": UNSURE}
     environment.globals |= {"compared_with": compared_with, "verdict_headline": verdict_headline}
+    environment.globals["verdict_class"] = {one.value: _CLASSES.get(one, "failed-text") for one in Verdict}
     return environment.from_string((resources.files("trtx.report") / "page.html.j2").read_text(encoding="utf-8"))

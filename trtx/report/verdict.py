@@ -145,7 +145,7 @@ def xml_safe(text: str) -> str:
 
 def _is_told(judgement: Judgement) -> bool:
     is_of_failures = judgement.criterion.startswith(f"{request_error_rate.name}:")
-    return not is_of_failures or judgement.verdict is not Verdict.PASS or bool(judgement.doubts)
+    return not is_of_failures or judgement.verdict is not Verdict.PASS
 
 
 def _doubted(shown: Sequence[JudgedLine]) -> list[RenderableType]:

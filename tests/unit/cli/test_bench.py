@@ -67,6 +67,14 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
             ["--engine", "paced", "--model", "synthetic:tiny", "--session-turns-mean", "99"],
             ["99 turns", "63360", "8192"],
         ),
+        (["sweeps/demo.yaml", "--sweep", "sweeps/demo.yaml"], ["--sweep", "SWEEP", "leave one of them out"]),
+        (["none.yaml"], ["none.yaml", "can't be read"]),
+        (["--slo", "ttft:p99:le:5"], ["--slo ttft:p99:le:5", "did you mean time_to_first_token"]),
+        (["--min-goodput", "5"], ["--min-goodput", "--slo"]),
+        (["--min-goodput", "nan", "--slo", "request_latency:p50:le:9"], ["gate.min_goodput"]),
+        (["--baseline", "main"], ["--baseline", "--max-regression"]),
+        (["--max-error-rate", "0.05"], ["--max-error-rate 0.05", "5%"]),
+        (["--save-baseline", "a/b"], ["'a/b' is no name of a baseline"]),
         (["--mode", "disagg", "--set", "agg.max_batch_size=4"], ["--set 'agg.max_batch_size=4'", "decode and prefill"]),
     ],
 )
@@ -79,6 +87,41 @@ def test_a_usage_mistake_exits_2_with_one_sentence_and_leaves_nothing(
     for word in words:
         assert word in said
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
+
+
+def test_a_dry_run_says_what_each_cell_will_be_judged_by(capsys: pytest.CaptureFixture[str]) -> None:
+    gate = [
+        "--slo",
+        "time_to_first_token:p99:le:500",
+        "--min-goodput",
+        "2",
+        "--baseline",
+        "main",
+        "--max-regression",
+        "5%",
+    ]
+    assert run(["bench", "--engine", "paced", "--model", "synthetic:tiny", *gate, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[-5:] == [
+        "Judged in each cell:",
+        "  failed requests: at most 0%",
+        "  time_to_first_token:p99: at most 500 ms",
+        "  goodput: at least 2 requests/s",
+        "  against main: output_token_throughput:avg, time_to_first_token:p50, inter_token_latency:p50, at most 5% "
+        "worse",
+    ]
+
+
+def test_a_sweep_file_needs_no_option_and_its_gate_is_the_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text("topology: {engine: paced, model: 'synthetic:tiny'}\nload: {concurrency: [3]}\n"
+                     "gate: {slo: ['request_latency:p50:le:9'], max_error_rate: 1%}\n")  # fmt: skip
+    assert run(["bench", str(sweep), "--max-error-rate", "2%", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "concurrency 3:" in shown and "request_latency:p50: at most 9 ms" in shown
+    assert "failed requests: at most 2%" in shown  # flags win
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from judged_runs import GOLDEN, conditions_of_kept, provenance
 
-from trtx.experiment.conditions import Conditions, differences
+from trtx.experiment import load_sweep
+from trtx.experiment.conditions import Conditions, conditions_of, differences, unchecked
+from trtx.report.forms import Deployment, Provenance
 
 _VALUES = st.none() | st.integers(0, 9) | st.sampled_from("xyz") | st.lists(st.sampled_from("xyz"), max_size=2)
 _GROUPS = st.dictionaries(st.sampled_from(["a", "b", "c"]), _VALUES, max_size=3)
@@ -34,3 +37,37 @@ def test_whatever_differs_is_named_on_whichever_side_it_stands(one: Conditions, 
 def test_what_makes_figures_incomparable_comes_first(one: Conditions, other: Conditions) -> None:
     groups = [difference.group in ("model", "load", "machine") for difference in differences(one, other)]
     assert groups == sorted(groups, reverse=True)
+
+
+DEPLOYMENT = Deployment(
+    url="http://127.0.0.1:9", model="tiny", server="vLLM", server_version="0.9", engine=None, versions=None,
+    workers=None, gpu_names=("NVIDIA H100", "NVIDIA H100"), gpu_count=2, api_key_from=None,
+)  # fmt: skip
+
+
+def _of(deployment: Deployment) -> Provenance:
+    kept = provenance(GOLDEN)
+    return replace(kept, environment=replace(kept.environment, deployment=deployment))
+
+
+def test_of_an_attached_run_they_are_those_of_the_deployment() -> None:
+    spec = load_sweep(None, {"attach": {"url": "http://127.0.0.1:9"}})
+    told = _of(DEPLOYMENT)
+    found = conditions_of(spec, {}, told)
+    assert found.model == {"name": "tiny", "weights": None} and found.machine["gpus"] == ["NVIDIA H100"]
+    assert found.topology["server"] == "vLLM" and found.topology["gpu_count"] == 2
+    assert unchecked(found, found) == ("model.weights",)
+    unknown = conditions_of(spec, {}, _of(replace(DEPLOYMENT, gpu_names=None)))
+    assert [one.name for one in differences(found, unknown)] == ["machine.gpus"]
+    assert str(differences(found, unknown)[0]) == "machine.gpus was NVIDIA H100 and is not known"
+
+
+def test_of_a_run_that_serves_they_are_the_plans_and_no_number_of_trials() -> None:
+    found = conditions_of_kept(GOLDEN)
+    assert found.model["name"] == "tiny-trained" and found.model["weights"]
+    assert found.topology["agg"]["engine"] == "paced" and found.topology["disagg"]["workers"] == {
+        "prefill": 1,
+        "decode": 1,
+    }
+    assert found.topology["agg"]["router"][:2] == ["--router-mode", "round-robin"]
+    assert found.load["seed"] == 7 and not {"trials", "concurrency", "request_count"} & found.load.keys()

@@ -11,22 +11,30 @@ from typing import Any
 
 import pytest
 import yaml
+from judged_runs import a_run, conditions_of_kept, gated
 
 from trtx.bench import Cell, Load, Trial, cells, journal, read_cells, read_journal
 from trtx.bench.documents import Document
+from trtx.bench.judgement import Judgement
 from trtx.errors import UsageError
+from trtx.experiment import gate
+from trtx.experiment.baseline import Stored, of_run, read_baseline, write_baseline
+from trtx.experiment.conditions import Conditions
 from trtx.experiment.directory import read_lock
 from trtx.experiment.resumption import PlanDocument, read_recorded
 from trtx.report import forms, read_run
 from trtx.report.forms import (
+    CONDITIONS,
     AskedLoad,
     AskedRun,
+    ComparedWith,
     Environment,
     Files,
     Measured,
     PlannedProcess,
     PlannedTopology,
     Provenance,
+    RunVerdict,
 )
 from trtx.topology import Plan
 
@@ -79,6 +87,11 @@ FORMS: list[tuple[Any, str, Where]] = [
     (Plan, "plan.json", ("topologies", "agg")),
     (PlannedTopology, "plan.json", ("topologies", "agg")),
     (PlannedProcess, "plan.json", ("topologies", "agg", "processes", 0)),
+    (RunVerdict, "verdict.json", ()),
+    (Judgement, "verdict.json", ("judgements", 0)),
+    (ComparedWith, "verdict.json", ("baseline",)),
+    (Conditions, "conditions.json", ()),
+    (Stored, "baseline.json", ()),
 ]
 FIELDS = [
     pytest.param(file, where, field.name, id=f"{form.__name__}.{field.name}")
@@ -89,14 +102,27 @@ FIELDS = [
 
 
 def _read(run: Path) -> None:
-    """As a report and a resumed run read it."""
+    """As a report, a resumed run, a comparison and the judge of a run read it."""
     read_run(run)
+    of_run(run)
+    read_baseline(run / "baseline.json")
     read_recorded(run, read_lock(run))
 
 
+@pytest.fixture(scope="module")
+def judged_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kept run, without aiperf's files, held against another."""
+    parent = tmp_path_factory.mktemp("judged")
+    run = Path(shutil.copytree(GOLDEN, parent / "run", ignore=shutil.ignore_patterns("trial-*")))
+    CONDITIONS.write(run, conditions_of_kept(run))
+    write_baseline(run / "baseline.json", of_run(a_run(parent / "base")))
+    gate.judge(run, gated(run, baseline="base", max_regression="5%"))
+    return run
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(GOLDEN, tmp_path / "run", ignore=shutil.ignore_patterns("trial-*")))
+def run(tmp_path: Path, judged_run: Path) -> Path:
+    return Path(shutil.copytree(judged_run, tmp_path / "run"))
 
 
 def _spoil(path: Path, change: Callable[[Any], None]) -> None:
@@ -172,7 +198,11 @@ def test_nan_is_no_figure(run: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 99, "1", True, 1.0, None])
-@pytest.mark.parametrize("file", ["cells/agg-c1/cell.json", "journal.jsonl", "run.lock.yaml", "plan.json"])
+@pytest.mark.parametrize(
+    "file",
+    ["cells/agg-c1/cell.json", "journal.jsonl", "run.lock.yaml", "plan.json", "verdict.json", "conditions.json",
+     "baseline.json"],
+)  # fmt: skip
 def test_a_document_of_another_version_is_refused_with_both(run: Path, file: str, version: object) -> None:
     _spoil(run / file, lambda document: (document[0] if "jsonl" in file else document).update(schema_version=version))
     with pytest.raises(

@@ -56,7 +56,7 @@ def test_a_lock_has_configs_and_calls_as_a_dry_run_shows_them_and_comes_back_as_
     assert told.measured["agg"].files == told.measured["disagg"].files
     for planned in plan_only(spec, parent=tmp_path):
         calls = told.measured[planned.label].aiperf
-        assert list(calls) == [f"{planned.label}-c2", f"{planned.mode}-c1"]
+        assert list(calls) == [f"{planned.label}-c2", f"{planned.label}-c1"]
         for call, of_dry_run in zip(calls.values(), planned.aiperf, strict=True):
             asked, expected = shlex.split(call), list(of_dry_run)
             of_this_place = [asked.index("--url") + 1, asked.index("--artifact-dir") + 1]

@@ -1,0 +1,91 @@
+"""A baseline's first day, with real aiperf: saved, held against the same build, then against a slower one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
+LOAD = ["--concurrency", "2", "--request-count", "24", "--isl", "32", "--osl", "6", "--trials", "2"]
+GATE = ["--baseline", "main", "--max-regression", "12%", "--metrics", "inter_token_latency:p50"]
+FAST, SLOW = 10, 13  # ms a token, of the paced engine
+
+
+def bench(directory: Path, itl_ms: float, *arguments: str) -> subprocess.CompletedProcess[str]:
+    engine = ["--model", "synthetic:tiny", "--engine", "paced", "--set", "paced_ttft_ms=10"]
+    return subprocess.run(
+        [*TRTX, "bench", *engine, "--set", f"paced_itl_ms={itl_ms}", *LOAD, *arguments],
+        capture_output=True, text=True, timeout=240, cwd=directory,
+        env=os.environ | {"COLUMNS": "80", "OMP_NUM_THREADS": "1", "GITHUB_STEP_SUMMARY": str(directory / "step.md")},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the baseline ``main``; its run passed."""
+    directory = tmp_path_factory.mktemp("gate")
+    done = bench(directory, FAST, "--save-baseline", "main")
+    assert done.returncode == 0, done.stderr
+    assert "candidate for a baseline: baselines/main.json" in done.stderr
+    return directory
+
+
+def latest(directory: Path) -> Path:
+    return max((directory / "runs").iterdir(), key=lambda run: run.stat().st_mtime_ns)
+
+
+def verdict(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "verdict.json").read_text())
+    return found
+
+
+def test_the_same_build_never_regresses(saved: Path) -> None:
+    done = bench(saved, FAST, *GATE)
+    found = verdict(latest(saved))
+    assert found["verdict"] in ("pass", "no verdict") and done.returncode == found["exit_code"] in (0, 3), done.stderr
+    assert found["baseline"]["name"] == "main"
+    assert not [one for one in found["baseline"]["differences"] if one.startswith(("model", "load", "machine"))]
+
+
+def test_a_slower_build_regresses_with_exit_1_and_misses_its_objective(saved: Path) -> None:
+    done = bench(saved, SLOW, *GATE, "--slo", f"inter_token_latency:p50:le:{FAST + 1}", "--json")
+    assert done.returncode == 1, done.stderr
+    sentence = next(line for line in done.stderr.splitlines() if line.startswith("trtx: "))
+    assert "agg-c2 inter_token_latency:p50:le:11 missed: " in sentence and "expected at most 11 ms" in sentence
+    assert "agg-c2 inter_token_latency:p50 regressed: 1." in sentence
+    assert "of the baseline" in sentence and "all of it beyond the limit 1.12" in sentence
+    assert json.loads(done.stdout)["verdict"] == {
+        name: value for name, value in verdict(latest(saved)).items() if name != "schema_version"
+    }
+    suite = ElementTree.parse(latest(saved) / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "2", "0")
+    assert "inter_token_latency:p50 | 1." in (saved / "step.md").read_text()
+    table = done.stderr[done.stderr.index("cell ") :]
+    assert max(len(line) for line in table.split("\n\n")[0].splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("gate", "words"),
+    [
+        (["--baseline", "main", "--max-regression", "0.01%"], ["can't be resolved", "take", "trials of 24 requests"]),
+        ([*GATE, "--seed", "8"], ["load.seed was 7 and is 8", "--allow-different load.seed"]),
+        (["--baseline", "baselines", "--max-regression", "5%"], ["no promoted baseline", "trtx baseline promote NAME"]),
+        (["--baseline", "mian", "--max-regression", "5%"], ["did you mean main"]),
+    ],
+)
+def test_what_can_not_be_judged_is_refused_and_nothing_is_started(
+    saved: Path, gate: list[str], words: list[str]
+) -> None:
+    before = set((saved / "runs").iterdir())
+    done = bench(saved, FAST, *gate)
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    assert done.stderr.startswith("trtx: ") and done.stderr.count("\n") == 1
+    assert all(word in done.stderr for word in words), done.stderr
+    assert set((saved / "runs").iterdir()) == before

@@ -1,0 +1,76 @@
+"""``trtx compare`` as a person types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from judged_runs import NOISY, a_run, judged
+
+from trtx.cli.app import run as trtx
+
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``base``, ``slow`` and ``noisy``, and ``base`` as the baseline ``main``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    judged(a_run(Path("base")))
+    a_run(Path("slow"), slower=1.3)
+    a_run(Path("noisy"), trials=NOISY)
+    assert trtx(["baseline", "save", "base", "main"]) == 0
+
+
+def test_runs_and_baselines_are_shown_side_by_side(capsys: Said) -> None:
+    capsys.readouterr()
+    assert trtx(["compare", "main", "slow", "noisy"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("baseline:  main") == 2 and "candidate: slow" in shown
+    line = next(line for line in shown.splitlines() if line.startswith("disagg-c2 inter_token_latency:p50"))
+    assert "1.300 (1.29" in line
+    assert "verdict" not in shown and "No condition is known to differ." in shown
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "word"), [("base", 0, ""), ("slow", 1, "regressed"), ("noisy", 3, "no verdict")]
+)
+def test_with_a_limit_it_is_a_gate(run: str, code: int, word: str, capsys: Said) -> None:
+    assert trtx(["compare", "main", run, "--max-regression", "5%"]) == code
+    said = capsys.readouterr()
+    assert word in said.err and said.err.count("\n") == (1 if code else 0)
+    assert (word or "pass") in said.out
+
+
+def test_all_of_it_is_json_too(capsys: Said) -> None:
+    capsys.readouterr()
+    assert trtx(["compare", "base", "slow", "--metrics", "request_latency:p50", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["comparisons"]
+    assert (found["baseline"], found["candidate"], len(found["metrics"])) == ("base", "slow", 4)
+    first = found["metrics"][0]
+    assert first["ratio"] == pytest.approx(1.3) and first["low"] < 1.3 < first["high"] and first["verdict"] is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["base"], ["is one run, and there is nothing to compare it with"]),
+        (["base", "nothing"], ["no baseline is called 'nothing'"]),
+        (
+            ["base", "slow", "--allow-different", "machine"],
+            ["--allow-different means nothing without --max-regression"],
+        ),
+        (["base", "slow", "--metrics", "itl"], ["no metric is called 'itl'"]),
+        (["base", "slow", "--max-regression", "5"], ["--max-regression 5: expected a percentage"]),
+    ],
+)
+def test_a_mistake_is_one_sentence(argv: list[str], words: list[str], capsys: Said) -> None:
+    capsys.readouterr()
+    assert trtx(["compare", *argv]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("trtx: ") and said.count("\n") == 1
+    for word in words:
+        assert word in said
