@@ -173,3 +173,10 @@ def test_what_is_refused_says_a_field_that_there_is() -> None:
 
     assert not OWNED.keys() - CLIConfig.model_fields.keys()
     assert not {field for field in OWNED.values() if field} - LoadSpec.model_fields.keys()
+
+
+def test_each_field_of_a_load_has_its_row_in_the_document() -> None:
+    document = (Path(__file__).parents[3] / "docs" / "loads.md").read_text(encoding="utf-8")
+    rows = "".join(line.split("|")[1] for line in document.splitlines() if line.startswith("| `"))
+    missing = [name for name in LoadSpec.model_fields if f"`{name}`" not in rows]
+    assert not missing, f"docs/loads.md has no row of {missing}"
