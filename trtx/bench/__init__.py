@@ -8,6 +8,7 @@ a failed one or a failed cell is recorded beside the figures.
 """
 
 from trtx.bench.aiperf import check_endpoint, command
+from trtx.bench.aiperf_flags import check_load
 from trtx.bench.aiperf_process import AiperfHost
 from trtx.bench.cells import Cell, Trial, cell_directory, cell_name, read_cells, trial_directory
 from trtx.bench.failures import Reasons, describe
@@ -35,6 +36,7 @@ __all__ = [
     "cell_directory",
     "cell_name",
     "check_endpoint",
+    "check_load",
     "command",
     "describe",
     "held_trials",

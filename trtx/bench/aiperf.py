@@ -70,8 +70,6 @@ def command(target: Target, spec: LoadSpec, load: Load, trial: int, directory: P
         "--tokenizer", str(target.tokenizer_path),
         "--url", target.url,
         "--endpoint-type", ENDPOINT_TYPE,
-        "--isl", str(load.isl),
-        "--osl", str(load.osl),
         # Lengths as the server sees them: prompts are made shorter by the chat template's own tokens, and counts come
         # from the answers' usage, because tokens sampled past a model's own ending do not survive being re-encoded.
         "--apply-chat-template",
@@ -79,7 +77,9 @@ def command(target: Target, spec: LoadSpec, load: Load, trial: int, directory: P
         # Each trial draws its own prompts, or the second would find all of the first's in the prefix cache.
         "--random-seed", str(prompt_seed(spec.seed, load.label, trial)),
         # One prompt a request, warm-up included, or later ones would be found in the prefix cache.
-        "--num-dataset-entries", str(load.warmup_request_count + load.request_count),
+        "--num-dataset-entries", str(
+            spec.conversation_count(load.warmup_request_count + load.request_count, load.concurrency or 1)
+        ),
         "--request-timeout-seconds", str(spec.request_timeout_s),
         "--extra-inputs", json.dumps(spec.request_body(load)),
         "--ui", "none",
@@ -87,6 +87,11 @@ def command(target: Target, spec: LoadSpec, load: Load, trial: int, directory: P
         "--no-server-metrics",
         "--request-count", str(load.request_count),
     ]  # fmt: skip
+    if load.isl is not None:  # aiperf puts what is shared before it
+        argv += ["--isl", str(load.isl - spec.shared_length)]
+    if load.osl is not None:
+        argv += ["--osl", str(load.osl)]
+    argv += spec.prompt_flags()
     if load.warmup_request_count:
         argv += ["--warmup-request-count", str(load.warmup_request_count)]
     if spec.isl_stddev:
@@ -105,7 +110,7 @@ def command(target: Target, spec: LoadSpec, load: Load, trial: int, directory: P
         argv += ["--concurrency", str(load.concurrency)]
     if len(os.sched_getaffinity(0)) <= _FEW_CORES:
         argv += _ONE_WORKER if load.request_rate is not None else (*_ONE_WORKER, *_NO_POLLING)
-    return (*argv, "--artifact-dir", str(directory))
+    return (*argv, *spec.aiperf_args, "--artifact-dir", str(directory))
 
 
 def prompt_seed(seed: int, label: str, trial: int) -> int:

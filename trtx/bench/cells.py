@@ -31,6 +31,7 @@ CELL = Document(
 TrialStatus = Literal["ok", "uncounted", "errors", "failed"]
 CellStatus = TrialStatus | Literal["incomplete"]
 _FROM_BAD: tuple[TrialStatus, ...] = ("failed", "errors", "uncounted")
+_SYSTEM_MESSAGE_TOKENS = 16.0  # a chat template's around a system message, at most: 6 in the tiny model's, 5 in Qwen's
 DeviceKind = Literal["gpu", "worker"]
 T = TypeVar("T")
 
@@ -126,7 +127,9 @@ def measure_cell(
     measured: list[Trial] = []
     usable: list[TrialRecords] = []
     for number in trials:
-        found, records = _measure_trial(trial_directory(directory, number), number, load, (failures or {}).get(number))
+        found, records = _measure_trial(
+            trial_directory(directory, number), number, spec, load, (failures or {}).get(number)
+        )
         measured.append(found)
         usable += [] if records is None else [records]
     evidence = _evidence(directory, measured, usable, spec, load, restarted)
@@ -146,7 +149,9 @@ def measure_cell(
     )
 
 
-def _measure_trial(directory: Path, number: int, load: Load, failure: str | None) -> tuple[Trial, TrialRecords | None]:
+def _measure_trial(
+    directory: Path, number: int, spec: LoadSpec, load: Load, failure: str | None
+) -> tuple[Trial, TrialRecords | None]:
     path = directory / RECORDS_FILE
     records = TrialRecords((), ())
     try:
@@ -158,7 +163,7 @@ def _measure_trial(directory: Path, number: int, load: Load, failure: str | None
     if failure is not None:
         return Trial(number, "failed", directory.name, None, None, errors, failure), None
     figures = Figures.over([records.measured])
-    phases = phases_of(records.measured, load.concurrency)
+    phases = phases_of(records.measured, spec.held_concurrency(load))
     steady = Figures.over([records.measured], [phases.steady]) if isinstance(phases, Phases) else None
     return Trial(number, _status(figures), directory.name, figures, steady, errors, None), records
 
@@ -178,13 +183,29 @@ def _evidence(
             delays[service] = (*delays.get(service, ()), *found)
     return Evidence(
         trials=tuple(usable),
-        concurrency=load.concurrency,
-        input_length=AskedLength(load.isl, spec.isl_stddev),
-        output_length=AskedLength(load.osl, spec.osl_stddev) if spec.ignore_eos else None,
-        prompts="unique",
+        concurrency=spec.held_concurrency(load),
+        input_length=_input_length(spec, load),
+        output_length=_output_length(spec, load),
+        prompts=spec.sharing,
         restarted=restarted,
         event_loop_delays_ms=delays if all(log.exists() for log in logs) else None,
     )
+
+
+def _input_length(spec: LoadSpec, load: Load) -> AskedLength | None:
+    """None for a dataset's, and for turns: their prompts have the turns before them too, however many those are."""
+    if load.isl is None or spec.has_sessions:
+        return None
+    # aiperf 0.13.0 makes room for the template's tokens of one message, and a system prompt is one of its own.
+    slack = _SYSTEM_MESSAGE_TOKENS if spec.shared_system_prompt_length else 0.0
+    return AskedLength(load.isl, spec.isl_stddev, slack)
+
+
+def _output_length(spec: LoadSpec, load: Load) -> AskedLength | None:
+    """None where answers end by themselves, or records of a dataset ask for lengths of their own."""
+    if load.osl is None or spec.dataset is not None or not spec.ignore_eos:
+        return None
+    return AskedLength(load.osl, spec.osl_stddev)
 
 
 def _why_unusable(records: Sequence[RequestRecord], load: Load, failure: str | None) -> str | None:
@@ -218,4 +239,4 @@ def read_cells(run_dir: Path) -> tuple[Cell, ...]:
 
 def in_order(topology: str, load: Load) -> tuple[Any, ...]:
     """What cells are sorted by wherever they are listed."""
-    return (topology, load.isl, load.osl, load.concurrency is None, load.intensity)
+    return (topology, load.isl or 0, load.osl or 0, load.concurrency is None, load.intensity)

@@ -24,6 +24,7 @@ class AskedLength:
 
     mean: float
     stddev: float = 0.0
+    slack: float = 0.0  # tokens that the load leaves open, as the chat template's of a second message
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from trtx.bench.prompts import Prompts
 from trtx.bench.statistics import samples_needed
 from trtx.bench.steadiness import warm_up_needed
 
@@ -53,8 +55,8 @@ class Load:
     label: str  # names the cell within its topology, and is its prompts' seed: the same in every topology
     concurrency: int | None  # requests in flight; None: as many as come of the rate
     request_rate: float | None  # requests/s, sent whether or not others have ended; None: each follows another's end
-    isl: int  # mean input tokens of a request, the chat template's included
-    osl: int  # mean output tokens of a request
+    isl: int | None  # mean input tokens of a request, or of a session's turn; None: the dataset's
+    osl: int | None  # mean output tokens of a request; None: the dataset's
     request_count: int  # measured requests
     warmup_request_count: int  # requests sent before, in the same way, and not measured
 
@@ -74,13 +76,11 @@ def _listed(value: Any) -> Any:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-Lengths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
+Lengths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)]
 
 
-class LoadSpec(BaseModel):
+class LoadSpec(Prompts):
     """The loads of a sweep, as flags or YAML give them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     concurrency: tuple[Concurrency, ...] = (1, 8, 64)  # an axis; none where there are request rates
     request_rate: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()  # requests/s, the other axis
@@ -88,7 +88,9 @@ class LoadSpec(BaseModel):
     burstiness: float | None = Field(
         default=None, gt=0, allow_inf_nan=False
     )  # gamma: 1 is poisson, below it come bursts
-    isl: Lengths = (512,)  # input tokens of a request, the chat template's included; several: pairs with osl's
+    # Input tokens of a request, or of a session's turn, with chat template and shared beginning; several: pairs with
+    # osl's. None of both with a dataset; an osl then is for records that ask for no length themselves.
+    isl: Lengths = (512,)
     osl: Lengths = (128,)  # output tokens of a request, exactly, when ignore_eos holds
     isl_stddev: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # 0: each prompt is isl long
     osl_stddev: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -97,9 +99,10 @@ class LoadSpec(BaseModel):
     trials: int = Field(default=1, ge=1, le=MAX_TRIALS)
     seed: int = Field(default=7, ge=0)
     streaming: bool = True
-    ignore_eos: bool = True
+    ignore_eos: bool = True  # with a dataset the default is false: its answers end by themselves
     request_timeout_s: float = Field(default=600.0, gt=0)
     extra_inputs: dict[str, Any] = Field(default_factory=dict)  # further fields of every request body
+    aiperf_args: tuple[str, ...] = ()  # further words of aiperf's command line, for what has no field here
 
     @field_validator("concurrency", "request_rate")
     @classmethod
@@ -108,6 +111,28 @@ class LoadSpec(BaseModel):
             said = ",".join(f"{one:g}" for one in value)
             raise ValueError(f"{info.field_name} {said} names a value twice; expected each once")
         return value
+
+    @model_validator(mode="after")
+    def _lengths(self) -> LoadSpec:
+        if self.dataset is not None:
+            for name in ("isl", "osl"):
+                if name not in self.model_fields_set:
+                    self.__dict__[name] = ()  # the default gives way
+            if "ignore_eos" not in self.model_fields_set:
+                self.__dict__["ignore_eos"] = False
+            for name in ("isl", "isl_stddev", "osl_stddev"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} shapes what is made, and {self.dataset} has its own; leave it out")
+            return self
+        for name, value in (("isl", self.isl), ("osl", self.osl)):
+            if not value:
+                raise ValueError(f"{name} is an empty list; expected at least one length, or a dataset")
+        if self.shared_length >= min(self.isl):
+            raise ValueError(
+                f"{self.shared_length} tokens of every prompt are shared, and isl is {min(self.isl)} in all; "
+                "expected a longer isl"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_axis(self) -> LoadSpec:
@@ -124,7 +149,7 @@ class LoadSpec(BaseModel):
                 raise ValueError(f"{name} spaces requests of a request_rate, and there is none; leave it out")
         if self.arrival is not None and self.burstiness is not None:
             raise ValueError("arrival and burstiness are two ways to space requests; leave one of them out")
-        if len(self.isl) != len(self.osl) and 1 not in (len(self.isl), len(self.osl)):
+        if self.isl and len(self.isl) != len(self.osl) and 1 not in (len(self.isl), len(self.osl)):
             raise ValueError(
                 f"isl has {len(self.isl)} lengths and osl {len(self.osl)}; expected as many, as they make pairs, "
                 "or one of either"
@@ -141,16 +166,19 @@ class LoadSpec(BaseModel):
                 key = _OWNED[name]
                 do = f"say it with load.{key}" if key else "leave it out"
                 raise ValueError(f"extra_inputs.{name} would change what is measured, which trtx sets itself; {do}")
+            try:
+                json.dumps(value[name], allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"extra_inputs.{name} is no JSON value ({error}); expected one") from error
         return value
 
     @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
+    def pairs(self) -> tuple[tuple[int | None, int | None], ...]:
         """Input and output tokens of each load; one length of either goes with every one of the other."""
-        count = max(len(self.isl), len(self.osl))
-        return tuple(
-            zip(self.isl * count if len(self.isl) == 1 else self.isl,
-                self.osl * count if len(self.osl) == 1 else self.osl, strict=False)
-        )  # fmt: skip
+        isl: tuple[int | None, ...] = self.isl or (None,)
+        osl: tuple[int | None, ...] = self.osl or (None,)
+        count = max(len(isl), len(osl))
+        return tuple(zip(isl * count if len(isl) == 1 else isl, osl * count if len(osl) == 1 else osl, strict=False))
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -167,10 +195,10 @@ class LoadSpec(BaseModel):
             return tuple((None, rate) for rate in self.request_rate)
         return tuple((value, None) for value in self.concurrency)
 
-    def _load(self, isl: int, osl: int, concurrency: int | None, rate: float | None) -> Load:
+    def _load(self, isl: int | None, osl: int | None, concurrency: int | None, rate: float | None) -> Load:
         label = f"c{concurrency}" if rate is None else f"r{rate:g}"
         return Load(
-            label=label if len(self.pairs) == 1 else f"{label}-i{isl}-o{osl}",
+            label=label if len(self.pairs) == 1 else f"{label}{_part('i', isl)}{_part('o', osl)}",
             concurrency=concurrency,
             request_rate=rate,
             isl=isl,
@@ -186,7 +214,11 @@ class LoadSpec(BaseModel):
     @property
     def outputs_are_exact(self) -> bool:
         """Every answer has as many tokens as its request asked for."""
-        return self.ignore_eos and not self.osl_stddev
+        return self.ignore_eos and not self.osl_stddev and self.dataset is None
+
+    def held_concurrency(self, load: Load) -> int | None:
+        """Requests that are in flight all the time; None: they come at a rate, or after pauses within a session."""
+        return None if self.session_turn_delay_mean else load.concurrency
 
     def request_body(self, load: Load) -> dict[str, Any]:
         """Fields that every request carries beside those that aiperf writes.
@@ -199,6 +231,10 @@ class LoadSpec(BaseModel):
         if self.outputs_are_exact:
             exact["min_tokens"] = load.osl
         return {**exact, **self.extra_inputs}
+
+
+def _part(name: str, length: int | None) -> str:
+    return "" if length is None else f"-{name}{length}"
 
 
 def _request_count(concurrency: int) -> int:

@@ -50,7 +50,8 @@ def _output_length(evidence: Evidence) -> Found | NotObserved | None:
     name="input length",
     suspect=f"the mean is more than {_INPUT_SHARE:.0%} and {_INPUT_TOKENS} tokens off",
     invalid=f"more than {_WRONG_SHARE:.0%} and {_INPUT_TOKENS} tokens off",
-    why="TTFT follows the length; servers count a chat template's tokens differently; drawn lengths as above",
+    why="TTFT follows the length; servers count a chat template's tokens differently, up to 16 of a system message; "
+    "drawn lengths as above",
 )
 def _input_length(evidence: Evidence) -> Found | NotObserved | None:
     found = [record.input_sequence_length for record in evidence.answered]
@@ -153,6 +154,7 @@ def _length(
     mean = fmean(known)
     off = abs(mean - asked.mean)
     allowed = 3 * asked.stddev / math.sqrt(len(known))
+    allowed += asked.slack
     if off <= max(slack_tokens, share * asked.mean + allowed):
         return None
     level = Level.INVALID if off > _WRONG_SHARE * asked.mean + allowed else Level.SUSPECT

@@ -212,7 +212,10 @@ class _Measured:
         """None where the warm-up was steady when it ended, or nobody can tell."""
         if not self.files.ended or not self._warmup_request_count:
             return None
-        trial, concurrency = read_trial(self.files.directory / RECORDS_FILE), self.trial.load.concurrency
+        trial, concurrency = (
+            read_trial(self.files.directory / RECORDS_FILE),
+            self.spec.held_concurrency(self.trial.load),
+        )
         measured = phases_of(trial.measured, concurrency)
         if not isinstance(measured, Phases):
             return None

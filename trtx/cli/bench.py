@@ -15,8 +15,9 @@ import typer
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb, typed
 from trtx.cli.gate_options import GateOptions, gate_overlay
-from trtx.cli.load_options import AxisOptions, LoadOptions, load_fields, sweep_fields
+from trtx.cli.load_options import AxisOptions, LoadOptions, load_fields, load_uses, sweep_fields
 from trtx.cli.placement import refuse_ignored
+from trtx.cli.prompt_options import PromptOptions, RequestOptions
 from trtx.config import Mode
 from trtx.config.wording import quoted
 from trtx.errors import TrtxError, UsageError
@@ -48,6 +49,8 @@ def bench(
         typer.Option("--sweep", help="Sweep file (YAML) to start from; flags win over it.", rich_help_panel=_LOAD),
     ] = None,
     load: LoadOptions,
+    prompts: PromptOptions,
+    requests: RequestOptions,
     url: Annotated[
         str | None,
         typer.Option(
@@ -129,11 +132,8 @@ def bench(
     uses = [*options.engine_uses(model.engine), *(["dry run"] if dry_run else [])]
     if url is not None or sweep is None:
         uses.append("serve" if url is None else "attach")
-    if load.request_rate is not None:
-        uses.append("open loop")
-    elif sweep is None:  # which may have rates
-        uses.append("closed loop")
-    refuse_ignored(context, uses)
+    named = {str(one.name) for one in typed(context)}
+    refuse_ignored(context, [*uses, *load_uses(named)])
     from trtx.experiment import load_sweep
     from trtx.experiment import run as measure
 
@@ -196,9 +196,10 @@ def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
 def show_plans(spec: ExperimentSpec, output: Path) -> None:
     """What ``--dry-run`` prints: the topology of each mode, its load, aiperf's calls."""
     from trtx.cli.topology_text import describe_plan
-    from trtx.experiment import plan_only
+    from trtx.experiment import cells_ahead, estimate, plan_only, read_history
 
-    for planned in plan_only(spec, parent=output):
+    topologies = plan_only(spec, parent=output)
+    for planned in topologies:
         if planned.plan is not None:
             typer.echo(describe_plan(planned.plan))
             typer.echo("")
@@ -206,13 +207,18 @@ def show_plans(spec: ExperimentSpec, output: Path) -> None:
         for load in spec.load.loads:
             typer.echo(
                 f"  {load.asked}: {load.request_count} requests after {load.warmup_request_count} for warm-up, "
-                f"{load.isl} tokens in, {load.osl} out, {spec.load.trials} trial(s)"
+                f"{load.isl or '–'} tokens in, {load.osl or '–'} out, {spec.load.trials} trial(s)"
             )
+        if spec.load.said:
+            typer.echo(f"  prompts: {spec.load.said}")
         for call in planned.aiperf[: len(spec.load.loads)]:
             typer.echo(f"  $ {shlex.join(call)}")
         if spec.load.trials > 1:
             typer.echo(f"  and so on for trials 2 to {spec.load.trials}, each with a seed of its own")
         typer.echo("")
+    ahead = cells_ahead(spec, [(planned.label, planned.plan) for planned in topologies])
+    typer.echo(f"Cells: {', '.join(cell.name for cell in ahead)}")
+    typer.echo(f"Time: {estimate(ahead, read_history(output)).sentence(output)}")
     typer.echo("Judged in each cell:")
     for criterion in spec.gate.criteria:
         typer.echo(f"  {criterion}")

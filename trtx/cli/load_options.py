@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from trtx.cli.prompt_options import request_fields
 from trtx.cli.topology_options import WHOLE_NUMBER
 from trtx.config.strict_yaml import parse_yaml
 from trtx.config.wording import quoted
@@ -155,6 +156,26 @@ class AxisOptions:
     ] = None
 
 
+# Option -> the use that it makes when it is typed, and the one when neither it nor a sweep file is, which may say it.
+_MAKES: Mapping[str, tuple[str | None, str | None]] = {
+    "request_rate": ("open loop", "closed loop"),
+    "input_file": ("file", "no file"),
+    "public_dataset": ("public", None),
+    "session_turns_mean": (None, "one turn"),
+    "session_turn_delay_mean": (None, "no delay"),
+    "prefix_prompt_length": ("prefix", "no prefix"),
+}
+
+
+def load_uses(named: Set[str]) -> list[str]:
+    """The uses of ``trtx bench`` (``trtx/cli/placement.py``) that the load makes, of the options that were typed."""
+    uses = ["dataset"] if named & {"input_file", "public_dataset"} else []
+    for option, (with_it, without_it) in _MAKES.items():
+        use = with_it if option in named else None if named & {"sweep", "sweep_file"} else without_it
+        uses += [use] if use else []
+    return uses
+
+
 _INTEGERS, _NUMBERS = ("concurrency", "isl", "osl"), ("request_rate",)
 
 
@@ -169,7 +190,7 @@ def load_fields(given: Mapping[str, Any]) -> dict[str, Any]:
             load[name] = _integers(option, value)
         elif name in _NUMBERS:
             load[name] = _numbers(option, value)
-    return load
+    return load | request_fields(given)
 
 
 def sweep_fields(given: Mapping[str, Any]) -> dict[str, Any]:

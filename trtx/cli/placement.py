@@ -41,6 +41,20 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "serve": Use("without --url", "whose deployment it describes", "add --url, or leave it out"),
         "closed loop": Use("without --request-rate", "whose requests it spaces", "add --request-rate, or leave it out"),
         "open loop": Use("beside --request-rate", "which says when requests are sent already"),
+        "dataset": Use("beside --input-file or --public-dataset", "which has prompts of its own"),
+        "file": Use("beside --input-file", "which is a dataset already"),
+        "public": Use("beside --public-dataset", "which is a dataset already"),
+        "no file": Use("without --input-file", "whose form it names", "add --input-file, or leave it out"),
+        "one turn": Use(
+            "without --session-turns-mean", "whose sessions it shapes", "add --session-turns-mean, or leave it out"
+        ),
+        "no delay": Use(
+            "without --session-turn-delay-mean", "which it spreads", "add --session-turn-delay-mean, or leave it out"
+        ),
+        "prefix": Use("beside --prefix-prompt-length", "which says what prompts share already"),
+        "no prefix": Use(
+            "without --prefix-prompt-length", "whose prefixes it counts", "add --prefix-prompt-length, or leave it out"
+        ),
         "dry run": Use("beside --dry-run", "which measures nothing"),
     },
     "bench ab": {
@@ -95,10 +109,20 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **{option: ("resume", "attach", *uses) for option, uses in _TOPOLOGY.items()},
         **_placed(
             ((), "--resume"),
-            (("resume",), "--sweep --request-rate --isl --osl --isl-stddev"),
+            (("resume",), "--sweep --request-rate --osl"),
             (("resume", "open loop"), "--concurrency"),
             (("resume", "closed loop"), "--arrival --burstiness"),
-            (("resume",), "--osl-stddev --request-count --warmup-request-count --trials --seed --max-cells"),
+            (("resume",), "--request-count --warmup-request-count --trials --seed --max-cells"),
+            (("resume", "dataset"), "--isl --isl-stddev --osl-stddev --prompt-corpus --session-turns-mean"),
+            (("resume", "dataset"), "--prefix-prompt-length"),
+            (("resume", "dataset", "one turn"), "--session-turns-stddev --session-turn-delay-mean"),
+            (("resume", "dataset", "one turn", "no delay"), "--session-turn-delay-stddev"),
+            (("resume", "dataset", "no prefix"), "--num-prefix-prompts"),
+            (("resume", "dataset", "prefix"), "--shared-system-prompt-length"),
+            (("resume",), "--input-file"),
+            (("resume", "file"), "--public-dataset"),
+            (("resume", "public", "no file"), "--custom-dataset-type"),
+            (("resume",), "--temperature --top-p --top-k --extra-inputs --aiperf-args"),
             (("resume",), "SWEEP_FILE --url --model --output --dry-run"),
             (("resume",), "--slo --min-goodput --max-error-rate --baseline --max-regression --metrics"),
             (("resume",), "--allow-different --baseline-dir --save-baseline"),

@@ -187,7 +187,7 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
     if "gpus" in given:
         given["gpus"] = _indices(given["gpus"])
     if "router_args" in given:
-        given["router_args"] = _words("--router-args", given["router_args"])
+        given["router_args"] = split_words("--router-args", given["router_args"])
     try:
         return TopologySpec.model_validate({"mode": mode, "engine_configs": engine_configs, **given})
     except ValidationError as error:
@@ -259,7 +259,7 @@ def role_files(config: list[str] | None) -> dict[Role, Path]:
     return files
 
 
-def _words(option: str, text: str) -> tuple[str, ...]:
+def split_words(option: str, text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:

@@ -7,6 +7,7 @@ goes on with a run that ended early. :func:`differences` says what is not as the
 Always holds: a run directory is new or resumed, and however a run ends, what was measured is written and rendered.
 """
 
+from trtx.experiment.estimate import cells_ahead, estimate, read_history
 from trtx.experiment.reproduction import Difference, differences, read_locked, spec_to_run
 from trtx.experiment.runner import FinishedRun, Listener, plan_only, resume, run
 from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
@@ -17,11 +18,14 @@ __all__ = [
     "ExperimentSpec",
     "FinishedRun",
     "Listener",
+    "cells_ahead",
     "differences",
+    "estimate",
     "load_sweep",
     "plan_only",
+    "read_history",
     "read_locked",
     "resume",
     "run",
     "spec_to_run",
-]  # fmt: skip
+]

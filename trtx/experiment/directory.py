@@ -61,7 +61,8 @@ def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:
     """What a lock says was asked. ``source``: its path, for messages. Raises UsageError, naming the field."""
     asked = {name: value for name, value in fields.items() if name not in (PROVENANCE, "topologies")}
     if isinstance(load := asked.get("load"), dict):
-        asked["load"] = {name: value for name, value in load.items() if name != "cells"}  # which follow from the rest
+        follows = ("cells", "prompts")  # from the rest
+        asked["load"] = {name: value for name, value in load.items() if name not in follows}
     spec = LOCK.restored(asked, ExperimentSpec, source)
     if (differing := _difference(fields, spec.to_json())) is not None:
         raise UsageError(f"{source}: {differing}; {RESTORE}")

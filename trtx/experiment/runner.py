@@ -19,6 +19,7 @@ from trtx.bench import (
     cell_directory,
     cell_name,
     check_endpoint,
+    check_load,
     command,
     planned_trials,
     read_cells,
@@ -113,6 +114,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     """
     started_at = datetime.now(UTC)
     check_endpoint()
+    check_load(spec.load)
     deployment = None if spec.attach is None else ask_deployment(spec.attach)
     target = attached_target(spec.attach, deployment) if spec.attach and deployment else None
     run_dir = directory.create(parent, spec, started_at)
@@ -142,6 +144,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
     check_endpoint()
     run_dir = run_dir.absolute()
     spec = directory.read_lock(run_dir)
+    check_load(spec.load)
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
         recorded = resumption.read_recorded(run_dir, spec)
         resumption.check_conditions(recorded, environment(argv, datetime.now(UTC)))
@@ -184,6 +187,7 @@ def _measure_missing(state: _Run) -> FinishedRun:
 def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedTopology, ...]:
     """What :func:`run` would start, without starting or writing; paths say RUN in place of the directory's name."""
     run_dir = parent / "RUN"
+    check_load(spec.load)
     if spec.attach is not None:
         target = attached_target(spec.attach, ask_deployment(spec.attach))
         return (PlannedTopology(ATTACHED, None, _aiperf(spec, target, run_dir)),)
@@ -225,9 +229,13 @@ def _write_plans(state: _Run, plans: Mapping[str, Plan], checkpoints: Mapping[st
 
 
 def _check_fits(plan: Plan, load: LoadSpec) -> None:
-    isl, osl = max(load.pairs, key=sum)
-    asked = isl + osl
-    what = f"isl {isl} and osl {osl} make {asked} tokens"
+    if load.dataset is not None:
+        return  # how long its requests are, nobody said
+    isl, osl = max(((isl or 0, osl or 0) for isl, osl in load.pairs), key=sum)
+    turns = load.session_turns_mean
+    asked = turns * (isl + osl)  # a turn's prompt has all turns and answers before it
+    each = f", {turns} turns of them" if load.has_sessions else ""
+    what = f"isl {isl} and osl {osl}{each} make {asked} tokens"
     context = resolve_checkpoint(str(plan.model_path)).context_length
     if context is not None and asked > context:
         raise UsageError(f"{what}, and the context of {plan.model} is {context}; ask for less")

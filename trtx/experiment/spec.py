@@ -124,6 +124,7 @@ class ExperimentSpec(BaseModel):
         """Plain values, with the loads that defaults led to."""
         document = self.model_dump(mode="json")
         document["load"]["cells"] = [asdict(load) for load in self.load.loads]
+        document["load"]["prompts"] = self.load.said
         document["topologies"] = list(self.labels)
         return document
 

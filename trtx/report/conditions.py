@@ -56,6 +56,7 @@ def conditions_of(
         (f"{of}Memory", machine and f"{machine.memory_bytes / 2**30:.0f} GiB"),
         (f"{of}Load average before", machine and machine.load_average),
         ("ISL / OSL", load and _lengths(load, cells)),
+        ("Prompts", load and load.prompts),
         ("Requests", load and ", ".join(f"{cell.request_count} at {cell.asked}" for cell in load.cells)),
         ("Warm-up", load and ", ".join(f"{cell.warmup_request_count} at {cell.asked}" for cell in load.cells)),
         ("Trials", load and load.trials),
@@ -139,18 +140,19 @@ def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
         of_pair = [cell for cell in cells if (cell.load.isl, cell.load.osl) == (isl, osl)]
         before = _length(isl, load.isl_stddev, [cell.value(input_sequence_lengths) for cell in of_pair])
         after = _length(osl, load.osl_stddev, [cell.value(output_sequence_lengths) for cell in of_pair])
-        said.append(f"{before} / {after if load.ignore_eos else f'at most {after}'} tokens")
+        most = "" if load.ignore_eos or osl is None else "at most "
+        said.append(f"{before} / {most}{after} tokens{' a turn' if load.session_turns_mean > 1 else ''}")
     return "; ".join(said)
 
 
-def _length(asked: int, stddev: float, counted: list[Range | None]) -> str:
+def _length(asked: int | None, stddev: float, counted: list[Range | None]) -> str:
     """A number asked, "exact" only where every answer of every cell was counted and is so long."""
-    asked_text = f"{asked} ± {stddev:g}" if stddev else str(asked)
+    asked_text = "what the dataset" if asked is None else f"{asked} ± {stddev:g}" if stddev else str(asked)
     known = [found for found in counted if found is not None]
     if not known or len(known) < len(counted):
         return f"{asked_text} asked"
     over_all = Range(min(found.min for found in known), max(found.max for found in known))
-    if over_all == Range(asked, asked):
+    if asked is not None and over_all == Range(asked, asked):
         return f"{asked} exact"
     return f"{asked_text} asked ({counted_tokens(over_all)} counted)"
 

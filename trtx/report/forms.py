@@ -137,6 +137,8 @@ class AskedLoad:
     streaming: bool
     ignore_eos: bool
     cells: tuple[Load, ...]
+    session_turns_mean: int = 1
+    prompts: str = ""  # what is said of them beside their lengths
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class Row:
         """How long prompts were, when one was not about as long as asked: truncated, or mostly a chat template."""
         counted = self.value(input_sequence_lengths)
         asked = self.load.isl
-        if counted is None or not self.isl_is_fixed:
+        if counted is None or asked is None or not self.isl_is_fixed:
             return None
         tolerated = max(_ISL_TOLERANCE, _ISL_TOLERANCE_SHARE * asked)
         if max(asked - counted.min, counted.max - asked) <= tolerated:
@@ -129,7 +129,9 @@ class RunView:
 
     def series(self, row: Row) -> str:
         """What a row is a point of: its topology, and its lengths where there are several."""
-        return f"{row.topology} {row.load.isl}/{row.load.osl}" if self.has_several_lengths else row.topology
+        return (
+            f"{row.topology} {row.load.isl or '–'}/{row.load.osl or '–'}" if self.has_several_lengths else row.topology
+        )
 
     @property
     def all_series(self) -> tuple[str, ...]:
@@ -192,7 +194,7 @@ def _rows(asked: AskedRun | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:
     keys, is_fixed = set(measured), False
     if asked is not None:
         keys |= {(topology, load) for topology in asked.topologies for load in asked.load.cells}
-        is_fixed = not asked.load.isl_stddev
+        is_fixed = not asked.load.isl_stddev and asked.load.session_turns_mean == 1
     return tuple(Row(*key, measured.get(key), is_fixed) for key in sorted(keys, key=lambda key: in_order(*key)))
 
 

@@ -100,3 +100,53 @@ def test_a_cell_survives_its_file(tmp_path: Path) -> None:
     cell = measured(directory, [entry()] * 4)
     write_cell(directory, cell)
     assert read_cells(tmp_path) == (cell,)
+
+
+def _validity(directory: Path, spec: LoadSpec, lengths: list[int]) -> tuple[set[str], dict[str, str]]:
+    """Checks that speak against a cell of prompts that were so long, and why others were not made."""
+    trial = directory / "trial-01"
+    trial.mkdir(parents=True)
+    entries = [entry() for _ in lengths]
+    for one, tokens in zip(entries, lengths, strict=True):
+        one["metrics"]["input_sequence_length"] = {"value": tokens}
+        one["metrics"]["usage_prompt_cache_read_tokens"] = {"value": tokens // 2}
+    (trial / "profile_export.jsonl").write_text("".join(json.dumps(one) + "\n" for one in entries))
+    cell = measure_cell(directory, TARGET, spec, spec.loads[0], [1])
+    assert cell.validity is not None and cell.figures is not None
+    return {one.name for one in cell.validity.reasons}, {one.name: one.why for one in cell.validity.unchecked}
+
+
+@pytest.mark.parametrize(
+    ("fields", "against", "unchecked"),
+    [
+        ({}, {"input length", "prefix hits"}, {}),
+        ({"session_turns_mean": 2}, set(), {"input length": "asks for no input", "prefix hits": "share beginnings"}),
+        ({"prefix_prompt_length": 32}, {"input length"}, {"prefix hits": "share beginnings"}),
+        (
+            {"public_dataset": "sharegpt", "isl": [], "ignore_eos": True},
+            set(),
+            {"input length": "asks for no", "output length": "asks for no", "prefix hits": "nobody said"},
+        ),
+    ],
+)
+def test_what_a_load_leaves_open_is_not_checked(
+    tmp_path: Path, fields: dict[str, Any], against: set[str], unchecked: dict[str, str]
+) -> None:
+    """Twice as many input tokens as asked, half of them cached."""
+    spec = LoadSpec.model_validate({"concurrency": [2], "isl": 64, "request_count": 4, "osl": 8, **fields})
+    reasons, open_ = _validity(tmp_path, spec, [128] * 4)
+    judged = {"input length", "output length", "prefix hits"}
+    assert reasons & judged == against
+    for name, why in unchecked.items():
+        assert why in open_[name]
+
+
+def test_a_system_message_has_a_few_tokens_of_the_chat_template(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"concurrency": [2], "isl": 64, "request_count": 4, "osl": 8}
+    for name, fields, tokens, is_held_against in (
+        ("plain", {}, 70, True),
+        ("system", {"shared_system_prompt_length": 32}, 70, False),
+        ("longer", {"shared_system_prompt_length": 32}, 90, True),
+    ):
+        reasons, _ = _validity(tmp_path / name, LoadSpec.model_validate(asked | fields), [tokens] * 4)
+        assert ("input length" in reasons) is is_held_against

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from trtx.cli import bench
 from trtx.cli.app import run
 
+GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"
 EXAMPLES = [line.strip() for line in (bench.bench.__doc__ or "").splitlines() if line.strip().startswith("trtx bench")]
 
 
@@ -49,6 +53,20 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
         (["--engine", "paced", "--model", "synthetic:tiny", "--osl", "9000", "--dry-run"], ["9512", "context", "8192"]),
         (["--config", "decode=decode.yaml"], ["--config 'decode=decode.yaml'", "--mode agg"]),
         (["--resume", "runs/none"], ["--output", "--resume", "leave it out"]),
+        (["--input-file", "none.jsonl"], ["none.jsonl", "not there"]),
+        (["--public-dataset", "nope"], ["dataset nope", "sharegpt"]),
+        (["--extra-inputs", "temperature"], ["'temperature'", "KEY:VALUE"]),
+        (["--extra-inputs", "{temperature: 1"], ["not JSON"]),
+        (["--extra-inputs", "stream:false"], ["extra_inputs.stream", "load.streaming"]),
+        (["--temperature", "1", "--extra-inputs", "temperature:0"], ["temperature a second value"]),
+        (["--temperature", "nan"], ["extra_inputs.temperature", "JSON"]),
+        (["--aiperf-args", "--concurrency 3"], ["sets concurrency", "load.concurrency"]),
+        (["--aiperf-args", "--nope"], ["Unknown option: --nope"]),
+        (["--aiperf-args", "'"], ["--aiperf-args", "close the quotes"]),
+        (
+            ["--engine", "paced", "--model", "synthetic:tiny", "--session-turns-mean", "99"],
+            ["99 turns", "63360", "8192"],
+        ),
         (["sweeps/demo.yaml", "--sweep", "sweeps/demo.yaml"], ["--sweep", "SWEEP", "leave one of them out"]),
         (["none.yaml"], ["none.yaml", "can't be read"]),
         (["--slo", "ttft:p99:le:5"], ["--slo ttft:p99:le:5", "did you mean time_to_first_token"]),
@@ -149,3 +167,39 @@ def test_resuming_takes_a_run_directory_and_nothing_beside_it(
     assert said.startswith("trtx: ") and "\n" not in said
     assert word in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_typed_of_every_request_reaches_its_body_as_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    typed = ["--temperature", "0.5", "--top-k", "4", "--extra-inputs", "seed:3,user:me", "--extra-inputs", '{"a": [1]}']
+    argv = ["bench", "--engine", "paced", "--concurrency", "1", *typed, "-o", str(tmp_path), "--dry-run"]
+    assert run(argv) == 0
+    call = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  $ aiperf"))
+    words = shlex.split(call)
+    body = json.loads(words[words.index("--extra-inputs") + 1])
+    assert body.items() >= {"temperature": 0.5, "top_k": 4, "seed": 3, "user": "me", "a": [1]}.items()
+
+
+def test_a_dry_run_says_how_long_it_takes_only_where_an_earlier_run_tells(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    argv = [
+        "bench",
+        "--engine",
+        "paced",
+        "--model",
+        "synthetic:tiny-trained",
+        "--isl",
+        "64",
+        "--osl",
+        "16",
+        "--dry-run",
+    ]
+    assert run([*argv, "--concurrency", "1,64", "-o", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr().out
+    assert "Cells: agg-c1, agg-c64\n" in shown
+    assert f"Time: not known: no earlier run in {tmp_path}/runs/\n" in shown
+    shutil.copytree(GOLDEN, tmp_path / "runs" / "earlier")
+    assert run([*argv, "--concurrency", "1,64", "-o", str(tmp_path / "runs")]) == 0
+    assert re.search(r"Time: about \d+ .* for 1 of 2 cells, .*; not known for agg-c64\n", capsys.readouterr().out)

@@ -33,7 +33,15 @@ CALLS = {
         "attach": ["bench", "--url", "http://127.0.0.1:9"],
         "serve": ["bench"],
         "closed loop": ["bench"],
-        "open loop": ["bench", "--request-rate", "5"],
+        "open loop": ["bench", "--request-rate", "5", "--session-turns-mean", "3", "--session-turn-delay-mean", "9"],
+        "dataset": ["bench", "--public-dataset", "aimo"],
+        "file": ["bench", "--input-file", "a.yaml"],
+        "public": ["bench", "--public-dataset", "aimo"],
+        "no file": ["bench"],
+        "one turn": ["bench"],
+        "no delay": ["bench", "--session-turns-mean", "3"],
+        "prefix": ["bench", "--prefix-prompt-length", "1"],
+        "no prefix": ["bench"],
         "dry run": ["bench", "--dry-run"],
         "": ["bench", "--slo", "request_latency:p50:le:900", "--baseline", "main", "--max-regression", "5%"],
     },
@@ -72,12 +80,14 @@ VALUES = {
     "--sweep": "sweep.yaml", "--url": "http://127.0.0.1:8", "--tokenizer": "here", "--resume": "other-run",
     "--quant": "int8_sq", "--kv-dtype": "fp8", "--calib": "text.jsonl", "--backend": "tensorrt", "--role": "decode",
     "--gpu": "H100", "--trtllm-version": "1.2.1", "--arrival": "constant", "--axis": "overrides.max_batch_size=1,2",
-    "--max-cells": "99", "SWEEP_FILE": "sweep.yaml",
+    "--max-cells": "99", "SWEEP_FILE": "sweep.yaml", "--prompt-corpus": "coding", "--input-file": "sweep.yaml",
+    "--public-dataset": "sharegpt", "--custom-dataset-type": "single_turn", "--extra-inputs": "seed:1",
+    "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
     "request_latency:p50", "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
-VALUES_IN |= {("--mode", use): "disagg" for use in ("serve", "dry run", "closed loop", "open loop")}
+VALUES_IN |= {("--mode", use): "disagg" for use in USES["bench"] if use not in ("agg", "disagg", "no GPU")}
 VALUES_IN |= {("--backend", "tensorrt"): "pytorch"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
@@ -207,7 +217,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("trtx.experiment.differences", lambda locked: ())  # or this machine would be looked at
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
-    Path("sweep.yaml").write_text("load: {isl: 99}\n")
+    Path("sweep.yaml").write_text("load: {seed: 99}\n")
     for number, name in enumerate(("one", "two", "three"), 1):
         Path(f"{name}.yaml").write_text(f"topology: {{workers: {number}}}\n")
     Path("a.yaml").write_text("max_batch_size: 1\n")

@@ -48,6 +48,18 @@ OTHER: dict[type, dict[str, Any]] = {
         "ignore_eos": False,
         "request_timeout_s": 5.0,
         "extra_inputs": {"temperature": 0},
+        "aiperf_args": ["--slice-duration", "2"],
+        "prompt_corpus": "coding",
+        "input_file": __file__,
+        "custom_dataset_type": "random_pool",
+        "public_dataset": "sharegpt",
+        "session_turns_mean": 3,
+        "session_turns_stddev": 2,
+        "session_turn_delay_mean": 50.0,
+        "session_turn_delay_stddev": 5.0,
+        "prefix_prompt_length": 20,
+        "num_prefix_prompts": 3,
+        "shared_system_prompt_length": 20,
     },
     TopologySpec: {
         "model": "synthetic:tiny",
@@ -92,6 +104,14 @@ OTHER: dict[type, dict[str, Any]] = {
     },
 }
 OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
+OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without which it means nothing
+    "custom_dataset_type": {"input_file": __file__},
+    "session_turns_stddev": {"session_turns_mean": 3},
+    "session_turn_delay_mean": {"session_turns_mean": 3},
+    "session_turn_delay_stddev": {"session_turns_mean": 3, "session_turn_delay_mean": 50.0},
+    "num_prefix_prompts": {"prefix_prompt_length": 20},
+}
+DATASETS = ("input_file", "custom_dataset_type", "public_dataset")  # beside which no lengths are asked
 BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
     "mode": "topology.mode is not a field of a sweep; modes at the top is",
@@ -128,9 +148,9 @@ def test_every_field_is_tried(model: Any) -> None:
 
 @pytest.mark.parametrize("field", OTHER[LoadSpec])
 def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Path) -> None:
-    base: dict[str, Any] = {"topology": {"engine": "paced"}, "load": {"concurrency": [1], "isl": 64, "osl": 16}}
-    if field in OF_A_RATE:
-        base["load"] = {"request_rate": [1.0], "isl": 64, "osl": 16}
+    lengths = {} if field in DATASETS else {"isl": 64, "osl": 16}
+    load = {"request_rate": [1.0]} if field in OF_A_RATE else {"concurrency": [1]}
+    base: dict[str, Any] = {"topology": {"engine": "paced"}, "load": load | lengths | OF_OTHERS.get(field, {})}
     changed = base | {"load": base["load"] | {field: OTHER[LoadSpec][field]}}
     assert _asked(changed, tmp_path) != _asked(base, tmp_path), (
         f"load.{field} is taken and does nothing: hand it to aiperf in trtx/bench/aiperf.py, or refuse it in "
@@ -143,7 +163,7 @@ def test_aiperf_takes_what_a_field_of_a_load_makes_of_its_command_line(field: st
     from aiperf.cli import app
 
     rate = {"request_rate": [1.0]} if field in OF_A_RATE else {}
-    spec = LoadSpec.model_validate({**rate, field: OTHER[LoadSpec][field]})
+    spec = LoadSpec.model_validate({**rate, **OF_OTHERS.get(field, {}), field: OTHER[LoadSpec][field]})
     target = Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg")
     asked = command(target, spec, spec.loads[0], spec.trials, Path("trial"))
     try:

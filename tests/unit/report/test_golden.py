@@ -100,7 +100,7 @@ def _write_lock(directory: Path) -> None:
     """What the kept run was asked, as it would be written now: a field that is new has its default."""
     of_the_lock = (*LED_TO, PROVENANCE)
     asked = {name: value for name, value in LOCK.load(GOLDEN / "run").items() if name not in of_the_lock}
-    load = {name: value for name, value in asked["load"].items() if name != "cells"}
+    load = {name: value for name, value in asked["load"].items() if name not in ("cells", "prompts")}
     spec = ExperimentSpec.model_validate({**asked, "load": load})
     write_lock(directory, spec, LOCK.read(GOLDEN / "run", AskedRun).provenance)
 

@@ -7,6 +7,7 @@ import shutil
 import xml.etree.ElementTree as ElementTree
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -344,6 +345,29 @@ def test_each_length_is_exact_for_itself_and_only_where_every_request_is_so_long
     assert lengths() == "64 exact / 16 asked (15 to 17 counted) tokens"
     spoil(golden_run, "agg-c1", dict.fromkeys(LENGTHS))
     assert lengths() == "64 asked / 16 asked tokens"
+
+
+def test_lengths_and_prompts_of_a_dataset_and_of_sessions_are_told_as_they_are(golden_run: Path) -> None:
+    def told(of_the_load: dict[str, Any], cell: dict[str, Any]) -> tuple[str, str]:
+        lock = LOCK.load(golden_run)
+        cells = [one | cell for one in lock["load"]["cells"]]
+        LOCK.write(golden_run, {**lock, "load": lock["load"] | of_the_load | {"cells": cells}})
+        for path in golden_run.glob("cells/*/cell.json"):
+            document = json.loads(path.read_text())
+            path.write_text(json.dumps(document | {"load": document["load"] | cell}))
+        run = read_run(golden_run)
+        assert not any(row.isl_text for row in run.rows), "no length of a prompt was asked"
+        conditions = {condition.name: condition.value for condition in run.conditions}
+        return conditions["ISL / OSL"], conditions["Prompts"]
+
+    counted(golden_run, isl=(30, 200))
+    sessions = {"session_turns_mean": 3, "prompts": "3 turns a session"}
+    assert told(sessions, {}) == ("64 asked (30 to 200 counted) / 16 exact tokens a turn", "3 turns a session")
+    dataset = {"session_turns_mean": 1, "prompts": "of chats.jsonl", "ignore_eos": False}
+    assert told(dataset, {"isl": None, "osl": None}) == (
+        "what the dataset asked (30 to 200 counted) / what the dataset asked (16 counted) tokens",
+        "of chats.jsonl",
+    )
 
 
 def test_prompts_that_are_not_as_long_as_asked_are_told_in_every_form(golden_run: Path) -> None:

@@ -1,0 +1,182 @@
+"""Prompts as users have them: what aiperf is asked for, what is known of their lengths, what is refused."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from trtx.bench import LoadSpec, Target
+from trtx.bench.aiperf import command
+from trtx.bench.aiperf_flags import OWNED, check_load
+from trtx.errors import UsageError
+
+TARGET = Target("http://127.0.0.1:8000", "tiny", Path("/models/tiny"), "agg")
+
+
+def asked(**fields: Any) -> dict[str, str]:
+    """aiperf's flags of the first load, each with its value."""
+    spec = LoadSpec.model_validate({"concurrency": [2], "request_count": 12, "warmup_request_count": 4, **fields})
+    argv = command(TARGET, spec, spec.loads[0], 1, Path("/trial"))
+    return dict(pairwise(argv))
+
+
+def test_what_prompts_share_is_a_part_of_the_input_length() -> None:
+    """aiperf puts it before --isl tokens of its own."""
+    assert asked(isl=100, prefix_prompt_length=60)["--isl"] == "40"
+    assert asked(isl=100, shared_system_prompt_length=30)["--isl"] == "70"
+    assert LoadSpec(isl=(100,), prefix_prompt_length=60).loads[0].isl == 100
+    with pytest.raises(ValidationError, match="64 tokens of every prompt are shared, and isl is 64 in all"):
+        LoadSpec(isl=(64, 128), prefix_prompt_length=64)
+
+
+def test_a_prefix_is_one_unless_more_are_asked() -> None:
+    assert asked(prefix_prompt_length=60)["--num-prefix-prompts"] == "1"
+    assert asked(prefix_prompt_length=60, num_prefix_prompts=5)["--num-prefix-prompts"] == "5"
+    assert "--num-prefix-prompts" not in asked()
+
+
+def test_a_dataset_has_lengths_and_ends_of_its_own(tmp_path: Path) -> None:
+    flags = asked(input_file=tmp_path)
+    assert not {"--isl", "--osl"} & flags.keys()
+    load = LoadSpec(input_file=tmp_path).loads[0]
+    assert (load.label, load.isl, load.osl) == ("c1", None, None)
+    spec = LoadSpec(public_dataset="sharegpt", osl=(32,))
+    assert not spec.ignore_eos and spec.request_body(spec.loads[0]) == {}
+    assert spec.loads[0].osl == 32, "for records that ask for no length"
+    asked_to_go_on = LoadSpec(public_dataset="sharegpt", osl=(32,), ignore_eos=True)
+    assert asked_to_go_on.request_body(asked_to_go_on.loads[0]) == {"ignore_eos": True}, "a record may ask for less"
+
+
+def test_a_trace_is_sent_as_the_load_says_not_by_its_own_times(tmp_path: Path) -> None:
+    assert "--no-fixed-schedule" in asked(input_file=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"public_dataset": "sharegpt", "isl": 64}, "isl shapes what is made, and sharegpt has its own"),
+        ({"public_dataset": "sharegpt", "isl_stddev": 4}, "isl_stddev shapes what is made"),
+        ({"public_dataset": "sharegpt", "session_turns_mean": 2}, "session_turns_mean shapes what is made"),
+        ({"public_dataset": "sharegpt", "osl_stddev": 4}, "osl_stddev shapes what is made"),
+        ({"public_dataset": "sharegpt", "input_file": "a"}, "two datasets"),
+        ({"custom_dataset_type": "single_turn"}, "custom_dataset_type says what an input_file holds"),
+        ({"session_turns_stddev": 1}, "session_turns_stddev spreads session_turns_mean, which is 1"),
+        ({"session_turn_delay_mean": 1}, "session_turn_delay_mean comes between turns"),
+        ({"session_turns_mean": 2, "session_turn_delay_stddev": 1}, "spreads session_turn_delay_mean, which is 0"),
+        ({"num_prefix_prompts": 2}, "num_prefix_prompts counts prefixes, and prefix_prompt_length is 0"),
+        ({"prefix_prompt_length": 2, "shared_system_prompt_length": 2}, "two ways to share a beginning"),
+        ({"isl": []}, "isl is an empty list"),
+        ({"extra_inputs": {"temperature": float("nan")}}, "extra_inputs.temperature is no JSON value"),
+    ],
+)
+def test_what_would_mean_nothing_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        LoadSpec.model_validate(fields)
+
+
+def test_what_is_unique_and_what_is_shared() -> None:
+    assert LoadSpec().sharing == "unique" == LoadSpec(prompt_corpus="random").sharing
+    for fields in ({"session_turns_mean": 2}, {"prefix_prompt_length": 9}, {"shared_system_prompt_length": 9}):
+        assert LoadSpec.model_validate(fields).sharing == "shared"
+    assert LoadSpec(public_dataset="sharegpt").sharing is None, "nobody looked"
+
+
+def test_pauses_leave_a_slot_of_a_closed_loop_empty() -> None:
+    spec = LoadSpec(concurrency=(4,), session_turns_mean=3)
+    assert spec.held_concurrency(spec.loads[0]) == 4
+    spec = LoadSpec(concurrency=(4,), session_turns_mean=3, session_turn_delay_mean=5)
+    assert spec.held_concurrency(spec.loads[0]) is None
+
+
+@given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 12), st.integers(1, 64))
+def test_no_conversation_comes_twice(warm_up: int, measured: int, turns: int, open_at_once: int) -> None:
+    """At worst, each phase ends with as many conversations open as there are slots, of one turn each."""
+    begun = 0
+    for phase in (warm_up, measured):
+        open_ones = min(open_at_once, phase)
+        begun += open_ones + (phase - open_ones) // turns
+    count = LoadSpec(session_turns_mean=turns).conversation_count(warm_up + measured, open_at_once)
+    assert begun <= count <= warm_up + measured
+
+
+def test_drawn_turns_have_spare_conversations_as_some_are_short() -> None:
+    exact, drawn = (LoadSpec(session_turns_mean=4, session_turns_stddev=spread) for spread in (0, 3))
+    assert drawn.conversation_count(400, 1) >= exact.conversation_count(400, 1) + 3 * 3 / 4 * 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"input_file": "/no/such.jsonl"}, "input_file '/no/such.jsonl' is not there; expected a file of records"),
+        ({"public_dataset": "nope"}, "dataset nope: aiperf refuses it"),
+        ({"input_file": __file__, "custom_dataset_type": "nope"}, "test_prompts.py: aiperf refuses it"),
+        ({"aiperf_args": ["--bogus"]}, "--aiperf-args --bogus: aiperf refuses it (Unknown option: --bogus"),
+        ({"aiperf_args": ["--slice-duration", "x"]}, "valid number"),
+        ({"aiperf_args": ["--slice-duration"]}, "requires an argument"),
+        ({"aiperf_args": ["stray"]}, "stray"),
+        ({"aiperf_args": ["-m", "x"]}, "sets model_names"),
+        ({"aiperf_args": ["--num-requests", "4"]}, "say it with load.request_count"),
+        ({"aiperf_args": ["--api-key", "hidden"]}, "sets api_key"),
+        ({"aiperf_args": ["--header", "authorization:Bearer hidden"]}, "OPENAI_API_KEY"),
+        ({"aiperf_args": ["--config", "x.yaml"]}, "sets config_file"),
+    ],
+)
+def test_what_aiperf_would_end_over_is_told_before_anything_starts(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_load(LoadSpec.model_validate(fields))
+    said = str(refused.value)
+    assert words in said and "\n" not in said and len(said) < 900 and "hidden" not in said
+
+
+def test_what_aiperf_takes_passes_and_reaches_it(tmp_path: Path) -> None:
+    records = tmp_path / "records.jsonl"
+    records.write_text("".join(json.dumps({"text": f"question {i}"}) + "\n" for i in range(3)))
+    for fields in (
+        {"input_file": records},
+        {"input_file": records, "custom_dataset_type": "single_turn", "osl": 8, "request_rate": [2.0]},
+        {"public_dataset": "sharegpt"},
+        {"aiperf_args": ["--slice-duration", "2"], "prefix_prompt_length": 16, "num_prefix_prompts": 2},
+    ):
+        check_load(LoadSpec.model_validate(fields))
+    assert asked(aiperf_args=["--slice-duration", "2"])["--slice-duration"] == "2"
+
+
+def test_whatever_trtx_tells_aiperf_nobody_else_does(tmp_path: Path) -> None:
+    from aiperf.cli import app
+
+    made: list[dict[str, Any]] = [
+        {"prompt_corpus": "random", "isl_stddev": 2, "osl_stddev": 2},
+        {"request_rate": [2.0], "burstiness": 0.5},
+        {"input_file": tmp_path, "custom_dataset_type": "random_pool"},
+        {"public_dataset": "sharegpt"},
+        {"session_turns_mean": 2, "session_turns_stddev": 1, "session_turn_delay_mean": 1,
+         "session_turn_delay_stddev": 1, "prefix_prompt_length": 3},
+        {"shared_system_prompt_length": 3},
+    ]  # fmt: skip
+    for fields in made:
+        spec = LoadSpec.model_validate(fields)
+        argv = command(TARGET, spec, spec.loads[0], 1, tmp_path)
+        _, bound, *_ = app.parse_args(argv[argv.index("profile") :], exit_on_error=False, print_error=False)
+        strangers = bound.arguments["cli_config"].model_fields_set - OWNED.keys()
+        assert not strangers, f"command() sets {sorted(strangers)}: name them in OWNED of trtx/bench/aiperf_flags.py"
+
+
+def test_what_is_refused_says_a_field_that_there_is() -> None:
+    from aiperf.config.flags import CLIConfig
+
+    assert not OWNED.keys() - CLIConfig.model_fields.keys()
+    assert not {field for field in OWNED.values() if field} - LoadSpec.model_fields.keys()
+
+
+def test_each_field_of_a_load_has_its_row_in_the_document() -> None:
+    document = (Path(__file__).parents[3] / "docs" / "loads.md").read_text(encoding="utf-8")
+    rows = "".join(line.split("|")[1] for line in document.splitlines() if line.startswith("| `"))
+    missing = [name for name in LoadSpec.model_fields if f"`{name}`" not in rows]
+    assert not missing, f"docs/loads.md has no row of {missing}"

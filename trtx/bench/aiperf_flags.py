@@ -1,0 +1,107 @@
+"""What a load makes of aiperf's command line, asked of aiperf's own parser before anything starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trtx.bench.aiperf import command
+from trtx.bench.load import LoadSpec, Target
+from trtx.config.wording import quoted, shown
+from trtx.errors import UsageError
+
+# Fields of aiperf 0.13.0's CLIConfig that trtx fills itself, or whose use would measure something else than a cell is:
+# each with the field of a load that says it, or None. Flags have several names, a field has one.
+OWNED: Mapping[str, str | None] = {
+    "model_names": None, "urls": None, "endpoint_type": None, "api_key": None, "tokenizer_name": None,
+    "apply_chat_template": None, "use_server_token_count": None, "artifact_directory": None, "ui_type": None,
+    "no_gpu_telemetry": None, "no_server_metrics": None, "workers_max": None, "config_file": None,
+    "profile_export_prefix": None, "export_level": None, "model_selection_strategy": None,
+    "streaming": "streaming", "timeout_seconds": "request_timeout_s", "extra_inputs": "extra_inputs",
+    "random_seed": "seed", "concurrency": "concurrency", "request_rate": "request_rate", "arrival_pattern": "arrival",
+    "arrival_smoothness": "burstiness", "request_count": "request_count",
+    "warmup_request_count": "warmup_request_count", "conversation_num_dataset_entries": "request_count",
+    "prompt_input_tokens_mean": "isl", "prompt_input_tokens_stddev": "isl_stddev",
+    "prompt_output_tokens_mean": "osl", "prompt_output_tokens_stddev": "osl_stddev",
+    "prompt_corpus": "prompt_corpus", "input_file": "input_file", "custom_dataset_type": "custom_dataset_type",
+    "public_dataset": "public_dataset", "conversation_turn_mean": "session_turns_mean",
+    "conversation_turn_stddev": "session_turns_stddev", "conversation_turn_delay_mean": "session_turn_delay_mean",
+    "conversation_turn_delay_stddev": "session_turn_delay_stddev", "prompt_prefix_pool_size": "num_prefix_prompts",
+    "prompt_prefix_length": "prefix_prompt_length",
+    "prompt_prefix_shared_system_length": "shared_system_prompt_length",
+    # Other lengths, another end of a trial, other times of sending, several trials in one call.
+    "prompt_sequence_distribution": "isl", "isl_osl_pairs": "isl", "prompt_random_range_ratio": "isl_stddev",
+    "prompt_batch_size": None, "system_prompt": "shared_system_prompt_length",
+    "system_prompt_file": "shared_system_prompt_length", "prompt_prefix_user_context_length": None,
+    "conversation_num": "request_count", "benchmark_duration": "request_count", "warmup_duration": None,
+    "warmup_num_sessions": None, "fixed_schedule": None, "disable_auto_fixed_schedule": None,
+    "user_centric_rate": "request_rate", "num_users": "concurrency", "request_rate_series": "request_rate",
+    "scenario": None, "num_profile_runs": "trials", "search_space": None, "search_recipe": None, "sweep_variants": None,
+    "accuracy_benchmark": None,
+}  # fmt: skip
+_NOBODY = Target("http://127.0.0.1:9", "model", Path("tokenizer"), "agg")
+_DETAILS = re.compile(r"^\d+ validation errors? for \w+\s+| \[type=.*", re.DOTALL)  # of pydantic
+
+
+def check_load(spec: LoadSpec) -> None:
+    """Raises UsageError for a load that aiperf would refuse, or end over, once everything is started for it.
+
+    Imports aiperf, one to four seconds, only where the load has words that trtx does not know all of itself: further
+    arguments, or a dataset.
+    """
+    if spec.input_file is not None and not spec.input_file.exists():
+        raise UsageError(
+            f"input_file {quoted(str(spec.input_file))} is not there; expected a file of records, or a directory"
+        )
+    if not spec.aiperf_args and spec.dataset is None:
+        return
+    from aiperf.config.flags.resolver import resolve_config
+    from aiperf.config.loader import build_benchmark_plan
+
+    _refuse_owned(spec.aiperf_args)
+    argv = command(_NOBODY, spec, spec.loads[0], 1, Path("trial"))
+    try:
+        build_benchmark_plan(resolve_config(_parsed(argv[2:])))
+    except Exception as error:  # whatever aiperf would end over
+        what = f"--aiperf-args {shown(' '.join(spec.aiperf_args))}" if spec.aiperf_args else f"dataset {spec.dataset}"
+        raise UsageError(
+            f"{what}: aiperf refuses it ({_reason(error)}); correct it, or leave it out (aiperf profile --help lists "
+            "its flags)"
+        ) from error
+
+
+def _refuse_owned(words: tuple[str, ...]) -> None:
+    if not words:
+        return
+    try:
+        given = _parsed(("--model", "model", *words))
+    except Exception:  # told by the whole command line
+        return
+    fields = given.model_fields_set - {"model_names"}
+    if len(given.model_names) > 1:
+        fields |= {"model_names"}
+    if any(str(name).lower() == "authorization" for name, _ in given.headers or ()):
+        raise UsageError(
+            "--aiperf-args holds a header Authorization, which would stand in every report; export OPENAI_API_KEY"
+        )
+    for name in sorted(fields & OWNED.keys()):
+        way_out = f"say it with load.{OWNED[name]}" if OWNED[name] else "leave it out"
+        raise UsageError(
+            f"--aiperf-args sets {name} of aiperf, which trtx sets itself or which would measure something else; "
+            f"{way_out}"
+        )
+
+
+def _parsed(words: tuple[str, ...]) -> Any:
+    """aiperf's CLIConfig of the words behind ``aiperf profile``."""
+    from aiperf.cli import app
+
+    _, bound, *_ = app.parse_args(("profile", *words), exit_on_error=False, print_error=False)
+    return bound.arguments["cli_config"]
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(_DETAILS.sub("", str(error)).split())
+    return shown(text or type(error).__name__, 400)
