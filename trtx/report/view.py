@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from trtx.bench import Cell, Figure, Figures, Load, Range, Reasons, cell_name, describe, read_cells, read_journal
+from trtx.bench import Cell, Figure, Figures, Load, Reasons, cell_name, describe, read_cells, read_journal
 from trtx.bench.cells import CellStatus, in_order
-from trtx.bench.journal import Event, RunFailed, RunResumed, SweepStarted, TopologyReady, TopologyStopping
+from trtx.bench.journal import Event, RunFailed, RunResumed, TopologyStopping
 from trtx.bench.metrics import (
     error_request_count,
     input_sequence_lengths,
-    output_sequence_lengths,
     request_count,
     uncounted_request_count,
 )
-from trtx.report.forms import (
-    ENVIRONMENT,
-    LOCK,
-    PLAN,
-    AskedLoad,
-    AskedRun,
-    Deployment,
-    Environment,
-    Planned,
-    PlannedTopology,
+from trtx.report.conditions import (
+    NOT_KNOWN,
+    Condition,
+    conditions_of,
+    counted_tokens,
+    engine_text,
+    swept_model,
+    with_counts,
 )
+from trtx.report.forms import ENVIRONMENT, LOCK, PLAN, AskedRun, Environment, Planned, PlannedTopology
 
 RowStatus = CellStatus | Literal["missing"]
 T = TypeVar("T")
-NOT_KNOWN = "not known"
 _ENDED_EARLY = "The run ended early"
 # A prompt is cut from text, and the chat template put around it: merges at the seams make it a token or two longer or
 # shorter. The share: aiperf 0.13.0's own, from which on its count and the server's disagree (USAGE_PCT_DIFF_THRESHOLD).
@@ -104,15 +100,7 @@ class Row:
         tolerated = max(_ISL_TOLERANCE, _ISL_TOLERANCE_SHARE * asked)
         if max(asked - counted.min, counted.max - asked) <= tolerated:
             return None
-        return f"the server counted prompts of {_counted_tokens(counted)} tokens, {asked:,} were asked"
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One thing that the figures depend on."""
-
-    name: str
-    value: str
+        return f"the server counted prompts of {counted_tokens(counted)} tokens, {asked:,} were asked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +169,17 @@ def read_run(run_dir: Path) -> RunView:
     plans = planned.topologies if planned else {}
     plan = next(iter(plans.values()), None)
     attach = asked.attach if asked else None
-    model = plan.model if plan else (attach.model if attach else None) or _swept_model(journal)
+    model = plan.model if plan else (attach.model if attach else None) or swept_model(journal)
     return RunView(
         name=run_dir.resolve().name,
         model=model or NOT_KNOWN,
         rows=_rows(asked, cells),
         device="GPU" if any(cell.device == "gpu" for cell in cells) else "worker",
-        conditions=_conditions(asked, plan, environment, journal, cells),
+        conditions=conditions_of(asked, plan, environment, journal, cells),
         topologies=tuple((label, _topology(entry)) for label, entry in plans.items()),
         notes=_notes(journal),
         started_at=environment.started_at if environment else None,
-        subtitle=", ".join(part for part in (_engine(plan, asked), _machine(environment, asked)) if part),
+        subtitle=", ".join(part for part in (engine_text(plan, asked), _machine(environment, asked)) if part),
     )
 
 
@@ -204,110 +192,13 @@ def _rows(asked: AskedRun | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:
     return tuple(Row(*key, measured.get(key), is_fixed) for key in sorted(keys, key=lambda key: in_order(*key)))
 
 
-def _conditions(
-    asked: AskedRun | None,
-    plan: PlannedTopology | None,
-    machine: Environment | None,
-    journal: tuple[Event, ...],
-    measured: tuple[Cell, ...],
-) -> tuple[Condition, ...]:
-    load = asked and asked.load
-    of = "Client's " if asked and asked.attach else ""  # where the load was made, which is not where it was served
-    found = [
-        ("Command", machine and machine.command),
-        ("Model", plan.model if plan else _swept_model(journal)),
-        ("Engine", _engine(plan, asked)),
-        ("GPUs", plan and (", ".join(_counted(plan.gpu_names)) or "none")),
-        *(_of_deployment(machine.deployment) if machine else ()),
-        (f"{of}GPU driver", machine and machine.gpu_driver),
-        (f"{of}CPU", machine and f"{machine.cpu}, {machine.cpu_cores} cores"),
-        (f"{of}Memory", machine and f"{machine.memory_bytes / 2**30:.0f} GiB"),
-        (f"{of}Load average before", machine and machine.load_average),
-        ("ISL / OSL", load and _lengths(load, measured)),
-        ("Requests", load and ", ".join(f"{cell.request_count} at {cell.asked}" for cell in load.cells)),
-        ("Warm-up", load and ", ".join(f"{cell.warmup_request_count} at {cell.asked}" for cell in load.cells)),
-        ("Trials", load and load.trials),
-        ("Seed", load and load.seed),
-        ("Streaming", load and ("yes" if load.streaming else "no")),
-        ("Started", machine and machine.started_at.isoformat(timespec="seconds")),
-        ("Resumed", _resumptions(journal)),
-        ("Commit", machine and machine.commit),
-        (f"{of}Versions", machine and _versions(machine.versions)),
-        (f"{of}Python", machine and machine.python),
-        (f"{of}Platform", machine and machine.platform),
-        ("Time to load", ", ".join(f"{one.topology} {one.load_seconds:.1f} s" for one in _of(TopologyReady, journal))),
-    ]
-    return tuple(Condition(name, str(value)) for name, value in found if value not in (None, ""))
-
-
-def _of_deployment(told: Deployment | None) -> list[tuple[str, str]]:
-    """What an attached run knows of the other side, and that it does not know the rest."""
-    if told is None:
-        return []
-    workers, gpus = told.workers, told.gpu_names
-    named = gpus and ", ".join(_counted(gpus))
-    return [
-        ("Server", " ".join(part for part in (told.server, told.server_version) if part) or NOT_KNOWN),
-        ("Server's engine", told.engine or NOT_KNOWN),
-        ("Server's versions", _versions(told.versions) if told.versions else NOT_KNOWN),
-        ("Server's workers", " + ".join(f"{workers[role]} {role}" for role in workers) if workers else NOT_KNOWN),
-        ("Server's GPUs", named or _gpu_count(told.gpu_count)),
-        ("API key", "asked for and sent" if told.api_key_from else "none asked for"),
-    ]
-
-
-def _gpu_count(count: int | None) -> str:
-    return NOT_KNOWN if count is None else f"{count}, of a kind {NOT_KNOWN}" if count else "none"
-
-
-def _versions(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
-    """Both lengths that were asked, each with what the server counted of it."""
-    said = []
-    for isl, osl in dict.fromkeys((one.isl, one.osl) for one in load.cells):
-        of_pair = [cell for cell in cells if (cell.load.isl, cell.load.osl) == (isl, osl)]
-        before = _length(isl, load.isl_stddev, [cell.value(input_sequence_lengths) for cell in of_pair])
-        after = _length(osl, load.osl_stddev, [cell.value(output_sequence_lengths) for cell in of_pair])
-        said.append(f"{before} / {after if load.ignore_eos else f'at most {after}'} tokens")
-    return "; ".join(said)
-
-
-def _length(asked: int, stddev: float, counted: list[Range | None]) -> str:
-    """A number asked, "exact" only where every answer of every cell was counted and is so long."""
-    if stddev:
-        asked_text = f"{asked} ± {stddev:g}"
-    else:
-        asked_text = str(asked)
-    known = [found for found in counted if found is not None]
-    if not known or len(known) < len(counted):
-        return f"{asked_text} asked"
-    over_all = Range(min(found.min for found in known), max(found.max for found in known))
-    if over_all == Range(asked, asked):
-        return f"{asked} exact"
-    return f"{asked_text} asked ({_counted_tokens(over_all)} counted)"
-
-
-def _counted_tokens(counted: Range) -> str:
-    least, most = f"{counted.min:,.0f}", f"{counted.max:,.0f}"
-    return least if least == most else f"{least} to {most}"
-
-
-def _engine(plan: PlannedTopology | None, asked: AskedRun | None) -> str:
-    if plan is not None:
-        return f"{plan.engine} engine"
-    return f"attached to {asked.attach.url}" if asked and asked.attach else ""
-
-
 def _machine(environment: Environment | None, asked: AskedRun | None) -> str:
     if environment is None:
         return ""
     if asked is not None and asked.attach is not None:  # this machine made the load alone
         told = environment.deployment
-        return ", ".join(_counted(told.gpu_names or ())) if told is not None else ""
-    gpus = _counted([gpu.name for gpu in environment.gpus])
+        return ", ".join(with_counts(told.gpu_names or ())) if told is not None else ""
+    gpus = with_counts([gpu.name for gpu in environment.gpus])
     return ", ".join(gpus) or f"{environment.cpu}, {environment.cpu_cores} cores"
 
 
@@ -337,24 +228,3 @@ def _notes(journal: tuple[Event, ...]) -> tuple[str, ...]:
         if isinstance(event, RunFailed):
             notes.append(f"{_ENDED_EARLY}: {event.error}")
     return tuple(notes)
-
-
-def _resumptions(journal: tuple[Event, ...]) -> str:
-    """When a run that had ended early went on, and with which cells."""
-    return "; ".join(
-        f"{datetime.fromtimestamp(event.time, UTC).isoformat(timespec='seconds')} for "
-        f"{', '.join(event.missing) or 'nothing'}"
-        for event in _of(RunResumed, journal)
-    )
-
-
-def _swept_model(journal: tuple[Event, ...]) -> str | None:
-    return next((event.model for event in _of(SweepStarted, journal)), None)
-
-
-def _of(kind: type[T], journal: tuple[Event, ...]) -> tuple[T, ...]:
-    return tuple(event for event in journal if isinstance(event, kind))
-
-
-def _counted(names: Sequence[str]) -> list[str]:
-    return [f"{names.count(name)}× {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]

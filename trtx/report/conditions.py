@@ -1,0 +1,151 @@
+"""What the figures of a run depend on, line by line, as a reader is shown it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from trtx.bench import Cell, Range
+from trtx.bench.journal import Event, RunResumed, SweepStarted, TopologyReady
+from trtx.bench.metrics import input_sequence_lengths, output_sequence_lengths
+from trtx.report.forms import AskedLoad, AskedRun, Deployment, Environment, PlannedTopology
+
+T = TypeVar("T")
+NOT_KNOWN = "not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One thing that the figures depend on."""
+
+    name: str
+    value: str
+
+
+def conditions_of(
+    asked: AskedRun | None,
+    plan: PlannedTopology | None,
+    machine: Environment | None,
+    journal: tuple[Event, ...],
+    cells: tuple[Cell, ...],
+) -> tuple[Condition, ...]:
+    """Those that are known, in the order of the page."""
+    load = asked and asked.load
+    of = "Client's " if asked and asked.attach else ""  # where the load was made, which is not where it was served
+    found = [
+        ("Command", machine and machine.command),
+        ("Model", plan.model if plan else swept_model(journal)),
+        ("Engine", engine_text(plan, asked)),
+        ("GPUs", plan and (", ".join(with_counts(plan.gpu_names)) or "none")),
+        *(_of_deployment(machine.deployment) if machine else ()),
+        (f"{of}GPU driver", machine and machine.gpu_driver),
+        (f"{of}CPU", machine and f"{machine.cpu}, {machine.cpu_cores} cores"),
+        (f"{of}Memory", machine and f"{machine.memory_bytes / 2**30:.0f} GiB"),
+        (f"{of}Load average before", machine and machine.load_average),
+        ("ISL / OSL", load and _lengths(load, cells)),
+        ("Requests", load and ", ".join(f"{cell.request_count} at {cell.asked}" for cell in load.cells)),
+        ("Warm-up", load and ", ".join(f"{cell.warmup_request_count} at {cell.asked}" for cell in load.cells)),
+        ("Trials", load and load.trials),
+        ("Seed", load and load.seed),
+        ("Streaming", load and ("yes" if load.streaming else "no")),
+        ("Started", machine and machine.started_at.isoformat(timespec="seconds")),
+        ("Resumed", _resumptions(journal)),
+        ("Commit", machine and machine.commit),
+        (f"{of}Versions", machine and _versions(machine.versions)),
+        (f"{of}Python", machine and machine.python),
+        (f"{of}Platform", machine and machine.platform),
+        (
+            "Time to load",
+            ", ".join(f"{one.topology} {one.load_seconds:.1f} s" for one in events_of(TopologyReady, journal)),
+        ),
+    ]
+    return tuple(Condition(name, str(value)) for name, value in found if value not in (None, ""))
+
+
+def _of_deployment(told: Deployment | None) -> list[tuple[str, str]]:
+    """What an attached run knows of the other side, and that it does not know the rest."""
+    if told is None:
+        return []
+    workers, gpus = told.workers, told.gpu_names
+    named = gpus and ", ".join(with_counts(gpus))
+    return [
+        ("Server", " ".join(part for part in (told.server, told.server_version) if part) or NOT_KNOWN),
+        ("Server's engine", told.engine or NOT_KNOWN),
+        ("Server's versions", _versions(told.versions) if told.versions else NOT_KNOWN),
+        ("Server's workers", " + ".join(f"{workers[role]} {role}" for role in workers) if workers else NOT_KNOWN),
+        ("Server's GPUs", named or _gpu_count(told.gpu_count)),
+        ("API key", "asked for and sent" if told.api_key_from else "none asked for"),
+    ]
+
+
+def _gpu_count(count: int | None) -> str:
+    return NOT_KNOWN if count is None else f"{count}, of a kind {NOT_KNOWN}" if count else "none"
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
+    """Both lengths that were asked, each with what the server counted of it."""
+    said = []
+    for isl, osl in dict.fromkeys((one.isl, one.osl) for one in load.cells):
+        of_pair = [cell for cell in cells if (cell.load.isl, cell.load.osl) == (isl, osl)]
+        before = _length(isl, load.isl_stddev, [cell.value(input_sequence_lengths) for cell in of_pair])
+        after = _length(osl, load.osl_stddev, [cell.value(output_sequence_lengths) for cell in of_pair])
+        said.append(f"{before} / {after if load.ignore_eos else f'at most {after}'} tokens")
+    return "; ".join(said)
+
+
+def _length(asked: int, stddev: float, counted: list[Range | None]) -> str:
+    """A number asked, "exact" only where every answer of every cell was counted and is so long."""
+    if stddev:
+        asked_text = f"{asked} ± {stddev:g}"
+    else:
+        asked_text = str(asked)
+    known = [found for found in counted if found is not None]
+    if not known or len(known) < len(counted):
+        return f"{asked_text} asked"
+    over_all = Range(min(found.min for found in known), max(found.max for found in known))
+    if over_all == Range(asked, asked):
+        return f"{asked} exact"
+    return f"{asked_text} asked ({counted_tokens(over_all)} counted)"
+
+
+def counted_tokens(counted: Range) -> str:
+    """One length, or the shortest and the longest."""
+    least, most = f"{counted.min:,.0f}", f"{counted.max:,.0f}"
+    return least if least == most else f"{least} to {most}"
+
+
+def engine_text(plan: PlannedTopology | None, asked: AskedRun | None) -> str:
+    """Which engine served; "" where that is not known."""
+    if plan is not None:
+        return f"{plan.engine} engine"
+    return f"attached to {asked.attach.url}" if asked and asked.attach else ""
+
+
+def _resumptions(journal: tuple[Event, ...]) -> str:
+    """When a run that had ended early went on, and with which cells."""
+    return "; ".join(
+        f"{datetime.fromtimestamp(event.time, UTC).isoformat(timespec='seconds')} for "
+        f"{', '.join(event.missing) or 'nothing'}"
+        for event in events_of(RunResumed, journal)
+    )
+
+
+def swept_model(journal: tuple[Event, ...]) -> str | None:
+    """The name that requests carried."""
+    return next((event.model for event in events_of(SweepStarted, journal)), None)
+
+
+def events_of(kind: type[T], journal: tuple[Event, ...]) -> tuple[T, ...]:
+    """Of one kind, in their order."""
+    return tuple(event for event in journal if isinstance(event, kind))
+
+
+def with_counts(names: Sequence[str]) -> list[str]:
+    """Each name once, with how often it stands there."""
+    return [f"{names.count(name)}× {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
