@@ -7,11 +7,20 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from trtx.bench.checks import Level
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.report.columns import UNSURE, Column, needed, table_columns
+from trtx.report.validity import MARKS, AtLevel, by_level, doubtful, level_text, not_checked_counts, reasons
 from trtx.report.view import Row, RunView
 
-_STYLE = {"ok": "", "uncounted": "yellow", "errors": "yellow", "failed": "red", "missing": "dim"}
+_STYLE = {
+    "ok": "",
+    "uncounted": "yellow",
+    "incomplete": "yellow",
+    "errors": "yellow",
+    "failed": "red",
+    "missing": "dim",
+}
 
 
 def console_table(view: RunView) -> RenderableType:
@@ -26,7 +35,7 @@ def console_table(view: RunView) -> RenderableType:
         header_style="bold",
     )
     table.add_column("topology", max_width=13, overflow="fold")
-    table.add_column("load", justify="right", no_wrap=True)
+    table.add_column("load", justify="right", overflow="fold")
     table.add_column("ok", justify="right", no_wrap=True)
     table.add_column("failed", justify="right", no_wrap=True)
     for column in shown:
@@ -35,10 +44,10 @@ def console_table(view: RunView) -> RenderableType:
         if index and view.rows[index - 1].topology != row.topology:
             table.add_section()
         table.add_row(
-            row.topology, row.load.label, *_requests(row), *(_cell(column, row) for column in shown),
+            row.topology, _load(view, row), *_requests(row), *(_cell(column, row) for column in shown),
             style=_STYLE[row.status],
         )  # fmt: skip
-    return Group(table, *_problems(view))
+    return Group(table, *_problems(view), *_validity(view))
 
 
 def _problems(view: RunView) -> list[RenderableType]:
@@ -48,11 +57,43 @@ def _problems(view: RunView) -> list[RenderableType]:
         if row.failed_text:
             lines.append(Text(f"{row.name}: {row.failed_text}"))
             lines += [Padding(Text(f"{count} × {reason}"), (0, 0, 0, 2)) for reason, count in row.failures]
-        if row.uncounted_text:
-            lines.append(Text(f"{row.name}: {row.uncounted_text}"))
-        if row.isl_text:
-            lines.append(Text(f"{row.name}: {row.isl_text}"))
+        lines += [Text(f"{row.name}: {text}") for text in row.other_problems]
     return [Text(), *lines] if lines else []
+
+
+def _validity(view: RunView) -> list[RenderableType]:
+    """Each cell's level, each reason against it, which checks nobody could make; why not stands in the summaries."""
+    lines: list[RenderableType] = []
+    for row in doubtful(view):
+        style = "bold red" if row.level is Level.INVALID else "yellow"
+        lines += [Text.assemble((f"{level_text(row)}", style), f" {row.name}: {reason}") for reason in reasons(row)]
+    lines += [Text(_valid(at, view)) for at in by_level(view) if at.level is Level.VALID]
+    if counts := not_checked_counts(view):
+        lines.append(Text(f"not checked: {', '.join(_in_cells(view, *entry) for entry in counts)}", "dim"))
+    return [Text(), *lines] if lines else []
+
+
+def _valid(at: AtLevel, view: RunView) -> str:
+    others = [row for row in view.rows if row.name not in at.cells]
+    if not others:
+        cells = f"all {len(at.cells)} cells" if len(at.cells) > 1 else at.cells[0]
+    elif all(row.level in MARKS for row in others) and len(at.cells) > 1:
+        cells = f"the other {len(at.cells)} cells"
+    else:
+        cells = ", ".join(at.cells)
+    return f"{at.level.value}: {cells}"
+
+
+def _in_cells(view: RunView, name: str, count: int) -> str:
+    judged = sum(row.validity is not None for row in view.rows)
+    return name if count == judged else f"{name} ({count} of {judged} cells)"
+
+
+def _load(view: RunView, row: Row) -> str:
+    """With the mark of a cell that is not VALID, below which all others are indented."""
+    if not any(one.level in MARKS for one in view.rows):
+        return row.load.label
+    return row.load.label + (MARKS.get(row.level, " ") if row.level else " ")
 
 
 def _requests(row: Row) -> tuple[Text, Text]:
@@ -76,4 +117,6 @@ def _caption(view: RunView) -> str:
         if column.percentile:
             latencies.setdefault(column.figure.title, []).append(f"p{column.percentile}")
     told = [f"{title} {', '.join(percentiles)}" for title, percentiles in latencies.items()]
-    return f"{' and '.join(told)} in ms.{mark}"
+    marks = [f"{MARKS[at.level]} {at.level.value}" for at in reversed(by_level(view)) if at.level in MARKS]
+    levels = f" {', '.join(marks)}: see below." if marks else ""
+    return f"{' and '.join(told)} in ms.{mark}{levels}"

@@ -1,0 +1,105 @@
+"""How the validity of cells is shown: the same words, in the same order, in every form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from trtx.bench.checks import Level
+from trtx.bench.validity import Validity
+from trtx.report.view import Row, RunView
+
+MARKS = {Level.SUSPECT: "?", Level.INVALID: "!"}  # beside a load, where there is no room for the word
+_MEANINGS = {
+    Level.VALID: "nothing that was checked speaks against it",
+    Level.SUSPECT: "something disturbed it, or it is too little to conclude from",
+    Level.INVALID: "another load or another system was measured than asked",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """Checks that could not be made for one reason, and where."""
+
+    names: tuple[str, ...]
+    why: str
+    cells: str  # their names, or that it is all of them
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.names)} ({self.why}): {self.cells}"
+
+
+@dataclass(frozen=True, slots=True)
+class AtLevel:
+    """The cells of one level, and what the level means."""
+
+    level: Level
+    cells: tuple[str, ...]
+
+    @property
+    def meaning(self) -> str:
+        return _MEANINGS[self.level]
+
+
+def level_text(row: Row) -> str | None:
+    """VALID, SUSPECT or INVALID; None where there is nothing to judge."""
+    return None if row.level is None else row.level.value
+
+
+def reasons(row: Row) -> tuple[str, ...]:
+    """What speaks against a cell, worst first."""
+    return () if row.validity is None else tuple(f"{one.name}: {one.sentence}" for one in row.validity.reasons)
+
+
+def not_checked_in(row: Row) -> tuple[str, ...]:
+    """Names of the checks that nobody could make of a cell."""
+    return () if row.validity is None else tuple(one.name for one in row.validity.unchecked)
+
+
+def by_level(view: RunView) -> tuple[AtLevel, ...]:
+    """The levels that cells have, worst first."""
+    return tuple(
+        AtLevel(level, cells)
+        for level in (Level.INVALID, Level.SUSPECT, Level.VALID)
+        if (cells := tuple(row.name for row in view.rows if row.level is level))
+    )
+
+
+def doubtful(view: RunView) -> tuple[Row, ...]:
+    """The cells that something speaks against, INVALID ones first."""
+    found = [row for row in view.rows if row.level in MARKS]
+    return tuple(sorted(found, key=lambda row: row.level is not Level.INVALID))
+
+
+def not_checked(view: RunView) -> tuple[NotChecked, ...]:
+    """What nobody checked: a line for each distinct reason, whatever the number of cells that have it."""
+    judged = [row for row in view.rows if row.validity is not None]
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in judged:
+        for one in row.validity.unchecked if row.validity else ():
+            cells.setdefault((one.name, one.why), []).append(row.name)
+    names: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (name, why), where in cells.items():
+        names.setdefault((why, tuple(where)), []).append(name)
+    folded = [
+        (len(where), NotChecked(tuple(checks), why, "all cells" if len(where) == len(judged) else ", ".join(where)))
+        for (why, where), checks in names.items()
+    ]
+    return tuple(line for _, line in sorted(folded, key=lambda entry: -entry[0]))
+
+
+def not_checked_counts(view: RunView) -> tuple[tuple[str, int], ...]:
+    """By check, in how many cells nobody could make it; most first."""
+    counts: dict[str, int] = {}
+    for row in view.rows:
+        for name in not_checked_in(row):
+            counts[name] = counts.get(name, 0) + 1
+    return tuple(sorted(counts.items(), key=lambda entry: -entry[1]))
+
+
+def validity_json(view: RunView) -> dict[str, Any]:
+    """By cell, as in ``cell.json``; without those that have no figures."""
+    form = TypeAdapter(Validity)
+    return {row.name: form.dump_python(row.validity, mode="json") for row in view.rows if row.validity}
