@@ -109,8 +109,8 @@ def intervals_text(view: RunView) -> str:
     """What the intervals are, or why there are none."""
     if view.trials > 1:
         return (
-            f"± is half of Student's interval of {CONFIDENCE:.0%} over the trials; a number has none where a trial lacks "
-            "it, or the requests that its percentile needs."
+            f"± is half of Student's interval of {100 * CONFIDENCE:g} % over the trials; a number has none where a "
+            "trial lacks it, or the requests that its percentile needs."
         )
     return "No intervals: a cell has one trial, and an interval over trials takes two or more (--trials)."
 
@@ -120,9 +120,11 @@ def needed(columns: Iterable[Column]) -> dict[int, int]:
     return {q: samples_needed(q) for q in sorted({column.percentile for column in columns if column.percentile})}
 
 
-def requests_text(row: Row) -> str:
+def requests_text(row: Row, part: Part = "whole") -> str:
     """Succeeded requests, and failed ones when there are any."""
     if row.figures is None:
         return {"missing": "not measured", "failed": "no result"}.get(row.status, MISSING)
-    failed = row.figures[error_request_count]
-    return f"{row.figures[request_count]:,}" + (f" + {failed:,} failed" if failed else "")
+    if (succeeded := row.value(request_count, part)) is None:
+        return MISSING
+    failed = row.value(error_request_count, part)
+    return f"{succeeded:,}" + (f" + {failed:,} failed" if failed else "")

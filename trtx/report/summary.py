@@ -117,15 +117,14 @@ def _cell_cases(suite: ElementTree.Element, view: RunView) -> None:
         if row.level is not None:
             properties = ElementTree.SubElement(case, "properties")
             ElementTree.SubElement(properties, "property", name="validity", value=row.level.value)
-        if row in failing:
-            ElementTree.SubElement(case, "failure", message=_xml_safe(row.problem or row.status))
-        elif row in broken:
-            ElementTree.SubElement(case, "error", message=_xml_safe(_why_broken(row)))
+        if row in broken or row in failing:
+            kind = "error" if row in broken else "failure"
+            ElementTree.SubElement(case, kind, message=_xml_safe(_why_not_ok(row)))
         if said := _validity_lines(row):
             ElementTree.SubElement(case, "system-out").text = _xml_safe("\n".join(said))
 
 
-def _why_broken(row: Row) -> str:
+def _why_not_ok(row: Row) -> str:
     invalid = f"INVALID: {'; '.join(reasons(row))}" if row.level is Level.INVALID else None
     return "; ".join(text for text in (row.problem, invalid) if text) or row.status
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +22,17 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class NotChecked:
-    """Checks that could not be made for one reason, and where."""
+    """Checks that could not be made, where, and why: for one reason, or one that has other figures in each cell."""
 
     names: tuple[str, ...]
-    why: str
     cells: str  # their names, or that it is all of them
+    whys: tuple[tuple[str, str], ...]  # each with its cells
 
     def __str__(self) -> str:
-        return f"{', '.join(self.names)} ({self.why}): {self.cells}"
+        (first_cells, first), *others = self.whys
+        if not others:
+            return f"{', '.join(self.names)} ({first}): {self.cells}"
+        return f"{', '.join(self.names)} ({first_cells}: {first}; {len(others)} more in summary.json): {self.cells}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +78,27 @@ def doubtful(view: RunView) -> tuple[Row, ...]:
 
 
 def not_checked(view: RunView) -> tuple[NotChecked, ...]:
-    """What nobody checked: a line for each distinct reason, whatever the number of cells that have it."""
+    """What nobody checked, whatever the number of cells: checks that share their reason are one line."""
     judged = [row for row in view.rows if row.validity is not None]
-    cells: dict[tuple[str, str], list[str]] = {}
+    found: dict[str, dict[str, list[str]]] = {}  # by check and reason, the cells
     for row in judged:
         for one in row.validity.unchecked if row.validity else ():
-            cells.setdefault((one.name, one.why), []).append(row.name)
-    names: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for (name, why), where in cells.items():
-        names.setdefault((why, tuple(where)), []).append(name)
-    folded = [
-        (len(where), NotChecked(tuple(checks), why, "all cells" if len(where) == len(judged) else ", ".join(where)))
-        for (why, where), checks in names.items()
+            found.setdefault(one.name, {}).setdefault(one.why, []).append(row.name)
+    names: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, whys in found.items():
+        names.setdefault(tuple((_named(cells, judged), why) for why, cells in whys.items()), []).append(name)
+    counts = dict(not_checked_counts(view))
+    lines = [
+        NotChecked(
+            tuple(checks), _named([row.name for row in judged if checks[0] in not_checked_in(row)], judged), whys
+        )
+        for whys, checks in names.items()
     ]
-    return tuple(line for _, line in sorted(folded, key=lambda entry: -entry[0]))
+    return tuple(sorted(lines, key=lambda line: -counts[line.names[0]]))
+
+
+def _named(cells: Sequence[str], judged: Sequence[Row]) -> str:
+    return "all cells" if len(cells) == len(judged) else ", ".join(cells)
 
 
 def not_checked_counts(view: RunView) -> tuple[tuple[str, int], ...]:

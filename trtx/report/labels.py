@@ -1,0 +1,72 @@
+"""Where the labels of a chart's points go: none lies on another or on a point; one without room is left out.
+
+Judged on the smallest chart that the page draws, that of a telephone: what is apart there is apart on a wider one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_WIDTH_PX, _HEIGHT_PX = 250, 200  # of the area that points lie in
+_CHARACTER_PX, _LINE_PX, _POINT_PX, _GAP_PX = 7.0, 15.0, 11.0, 7.0
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point with its label, x and y as shares of the axes, from 0 to 1."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    text: str  # "": it has no room
+    side: str  # as Plotly says it
+
+
+def place(points: Sequence[Point]) -> list[Placed]:
+    """For each point the first side with room, in the order of the points."""
+    taken = [_around(point) for point in points]
+    placed = []
+    for point in points:
+        # Away from the edge next to it, that would cut the label.
+        sides = ("middle right", "middle left", "top center", "bottom center")
+        for side in sides if point.x < 0.5 else (sides[1], sides[0], *sides[2:]):
+            box = _box(point, side)
+            if _is_inside(box) and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                placed.append(Placed(point.text, side))
+                break
+        else:
+            placed.append(Placed("", "middle right"))
+    return placed
+
+
+def _around(point: Point) -> Box:
+    x, y, half = point.x * _WIDTH_PX, (1 - point.y) * _HEIGHT_PX, _POINT_PX / 2
+    return (x - half, y - half, x + half, y + half)
+
+
+def _box(point: Point, side: str) -> Box:
+    left, top, right, bottom = _around(point)
+    width = len(point.text) * _CHARACTER_PX
+    middle_x, middle_y = (left + right) / 2, (top + bottom) / 2
+    if side == "middle right":
+        return (right, middle_y - _LINE_PX / 2, right + _GAP_PX + width, middle_y + _LINE_PX / 2)
+    if side == "middle left":
+        return (left - _GAP_PX - width, middle_y - _LINE_PX / 2, left, middle_y + _LINE_PX / 2)
+    if side == "top center":
+        return (middle_x - width / 2, top - _LINE_PX, middle_x + width / 2, top)
+    return (middle_x - width / 2, bottom, middle_x + width / 2, bottom + _LINE_PX)
+
+
+def _is_inside(box: Box) -> bool:
+    return box[0] >= 0 and box[2] <= _WIDTH_PX + 20 and box[3] <= _HEIGHT_PX  # the right margin is free
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
