@@ -27,6 +27,7 @@ Chart = dict[str, Any]
 _INK, _GRID, _SOFT = "#1d2733", "#e6eaef", "#5b6b7c"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _TICK_SHARE = 0.08  # of an axis, between two ticks that don't write over each other
+_WITH_TAILS = 5  # topologies; of more the tails, a second line of each, can't be told apart
 _BAR_REACH = 1.5  # times the largest value: so far the bar of a wild one is drawn
 
 
@@ -52,6 +53,11 @@ def charts(view: RunView, lengths: tuple[int, int]) -> dict[str, Chart]:
     return {name: figure for name, figure in built.items() if figure["data"]}
 
 
+def shows_tails(view: RunView) -> bool:
+    """Whether latencies are drawn with a percentile beside their median."""
+    return len(view.labels) <= _WITH_TAILS
+
+
 def pareto_front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """The points that no other beats in both coordinates, by rising first one. Larger is better in both."""
     front: list[tuple[float, float]] = []
@@ -73,7 +79,7 @@ def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
         return {"data": [], "layout": layout}
     x_range, y_range = (_linear_range([point[axis] for point in points]) for axis in (0, 1))
     layout["xaxis"]["range"], layout["yaxis"]["range"] = x_range, y_range
-    labels = place([Point(x.value / x_range[1], y.value / y_range[1], _label(x.row)) for x, y in points])
+    labels = place([Point(x.value / x_range[1], y.value / y_range[1], x.row.load_text) for x, y in points])
     data: list[dict[str, Any]] = []
     for label, mark in marks(view).items():
         chosen = [(x, y, at) for (x, y), at in zip(points, labels, strict=True) if x.row.topology == label]
@@ -92,9 +98,10 @@ def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
             {
                 "type": "scatter", "mode": "markers+text", "name": label, "legendgroup": label,
                 "x": [x.value for x, _, _ in chosen], "y": [y.value for _, y, _ in chosen],
-                **_bars("error_x", [x for x, _, _ in chosen]), **_bars("error_y", [y for _, y, _ in chosen]),
+                **_bars("error_x", mark, [x for x, _, _ in chosen]),
+                **_bars("error_y", mark, [y for _, y, _ in chosen]),
                 "text": [at.text for _, _, at in chosen],
-                "customdata": [_label(x.row) + _remark(x.row) for x, _, _ in chosen],
+                "customdata": [x.row.load_text + _remark(x.row) for x, _, _ in chosen],
                 "texttemplate": "\u2002%{text}\u2002",
                 "textposition": [at.side for _, _, at in chosen],
                 "textfont": {"color": mark.color, "size": 12, "shadow": "0 0 3px white, 0 0 3px white, 0 0 3px white"},
@@ -109,10 +116,6 @@ def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
             }
         )  # fmt: skip
     return {"data": data, "layout": layout}
-
-
-def _label(row: Row) -> str:
-    return row.load.label.partition("-")[0]
 
 
 def _remark(row: Row) -> str:
@@ -133,11 +136,11 @@ def _throughput(view: RunView, rows: Sequence[Row]) -> Chart:
 
 def _latency(view: RunView, rows: Sequence[Row], figure: Spread) -> Chart:
     """p50 as a line, and dotted the highest percentile that every cell of the topology has the samples for."""
-    lines = []
+    lines, has_tails = [], shows_tails(view)
     for label, mark in marks(view).items():
         measured = [row for row in rows if row.topology == label and row.value(figure) is not None]
         columns = [Column(figure, q, view.device) for q in figure.percentiles]
-        stated = [column for column in columns if all(_is_stated(column, row) for row in measured)]
+        stated = [column for column in columns if has_tails and all(_is_stated(column, row) for row in measured)]
         for q in dict.fromkeys((50, max((column.percentile or 0 for column in stated), default=50))):
             column = Column(figure, q, view.device)
             if not (found := _drawn(measured, column)):
@@ -177,7 +180,7 @@ def _line(label: str, mark: Mark, name: str, points: Sequence[_Drawn], column: C
     return {
         "type": "scatter", "mode": "lines+markers", "name": name, "legendgroup": label,
         "x": [point.row.load.intensity for point in points], "y": [point.value for point in points],
-        **_bars("error_y", points),
+        **_bars("error_y", mark, points),
         "text": [f"{number(point.value)} {column.margin(point.row)}".rstrip() for point in points],
         "customdata": [_remark(point.row) for point in points],
         "line": {"color": mark.color, "width": 2},
@@ -186,13 +189,13 @@ def _line(label: str, mark: Mark, name: str, points: Sequence[_Drawn], column: C
     }  # fmt: skip
 
 
-def _bars(axis: str, points: Sequence[_Drawn]) -> dict[str, Any]:
+def _bars(axis: str, mark: Mark, points: Sequence[_Drawn]) -> dict[str, Any]:
     """Error bars from the ends of the intervals over the trials; none where no cell has two trials."""
     if all(point.high is None for point in points):
         return {}
     return {
         axis: {
-            "type": "data", "symmetric": False, "thickness": 1, "width": 3, "color": "rgba(29, 39, 51, .35)",
+            "type": "data", "symmetric": False, "thickness": 1, "width": 3, "color": f"{mark.color}66",
             "array": [None if point.high is None else max(0.0, point.high - point.value) for point in points],
             # No throughput and no latency is below 0, which few trials don't know.
             "arrayminus": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,7 @@ class Column:
     def margin(self, row: Row) -> str:
         """Half of the interval's width, with its sign; "" where there is none."""
         found = self.interval(row)
-        return "" if found is None else f"± {number((found.high - found.low) / 2)}"
+        return "" if found is None else f"±{margin_text((found.high - found.low) / 2)}"
 
 
 def number(value: float) -> str:
@@ -80,6 +81,15 @@ def number(value: float) -> str:
     if size >= 100 or value == 0:
         return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
+
+
+def margin_text(value: float) -> str:
+    """Two significant digits: more of an uncertainty is not known (JCGM 100:2008, 7.2.6)."""
+    if value == 0:
+        return "0"
+    digits = 1 - math.floor(math.log10(value))
+    rounded = round(value, digits)
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.{max(0, digits)}f}"
 
 
 def page_columns(view: RunView, part: Part = "whole") -> tuple[tuple[str, tuple[Column, ...]], ...]:

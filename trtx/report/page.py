@@ -13,31 +13,13 @@ from markupsafe import Markup
 from trtx.bench.checks import Level
 from trtx.bench.figures import all_figures
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
-from trtx.report.charts import charts
+from trtx.report.charts import charts, shows_tails
 from trtx.report.columns import MISSING, UNSURE, intervals_text, needed, number, page_columns, requests_text
 from trtx.report.series import marks
 from trtx.report.validity import by_level, doubtful, level_text, not_checked, reasons
 from trtx.report.view import Part, Row, RunView
 
-_CHARTS = {
-    "pareto": (
-        "Pareto front",
-        "Up and to the right is better; c is concurrency, r requests/s. Hollow: not on the front, requests failed, or "
-        "INVALID.",
-    ),
-    "throughput": (
-        "Throughput against load",
-        "Output tokens of all users together. A cross: requests failed, or the cell is INVALID.",
-    ),
-    "ttft": (
-        "Time to first token against load",
-        "Median, and dotted the highest percentile with enough samples.",
-    ),
-    "itl": (
-        "Inter-token latency against load",
-        "Median, and dotted the highest percentile with enough samples.",
-    ),
-}
+_CROSS = "A cross: requests failed, or the cell is INVALID."
 _PARTS: dict[Part, str] = {"whole": "Whole trials", "steady": "Steady part"}
 
 
@@ -51,7 +33,7 @@ def page(view: RunView) -> str:
         failed=error_request_count,
         figures=[figure for figure in all_figures() if figure.heading],
         parts=[(part, name, page_columns(view, part)) for part, name in _PARTS.items()],
-        charts=[(name, *said) for name, said in _CHARTS.items() if any(name in one for one in drawn)],
+        charts=[(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
         marks=marks(view),
         pill=_pill(view),
         # "<" never appears raw inside the script, so no label can end it.
@@ -60,6 +42,22 @@ def page(view: RunView) -> str:
         headline=_headline(view),
         best=_best(view),
     )
+
+
+def _captions(view: RunView) -> dict[str, tuple[str, str]]:
+    """Title of each chart, and how it is read."""
+    bars = " Bars: intervals over the trials." if view.trials > 1 else ""
+    tails = ", and dotted the highest percentile with enough samples" if shows_tails(view) else ""
+    return {
+        "pareto": (
+            "Pareto front",
+            "Up and to the right is better; c is concurrency, r requests/s. Hollow: not on the front, which failed "
+            f"requests, missing trials and INVALID keep a cell off.{bars}",
+        ),
+        "throughput": ("Throughput against load", f"Output tokens of all users together. {_CROSS}{bars}"),
+        "ttft": ("Time to first token against load", f"Median{tails}. {_CROSS}{bars}"),
+        "itl": ("Inter-token latency against load", f"Median{tails}. {_CROSS}{bars}"),
+    }
 
 
 def _pill(view: RunView) -> str:

@@ -42,5 +42,6 @@ class Mark:
 
 def marks(view: RunView) -> dict[str, Mark]:
     """By topology, in the order of the table; past the tenth they come again."""
-    others = itertools.cycle(_OTHERS)
+    free = (mark for mode, mark in _OF_MODES.items() if mode not in view.labels)
+    others = itertools.cycle((*_OTHERS, *free))
     return {label: Mark(*(_OF_MODES.get(label) or next(others))) for label in view.labels}

@@ -51,13 +51,17 @@ def console_table(view: RunView) -> RenderableType:
 
 
 def _problems(view: RunView) -> list[RenderableType]:
-    """For each cell with failed or uncounted requests, how many; every reason with its count; prompts not as asked."""
+    """For each cell with failed or uncounted requests, how many, and every reason with its count; what else is wrong with which."""
     lines: list[RenderableType] = []
     for row in view.rows:
         if row.failed_text:
             lines.append(Text(f"{row.name}: {row.failed_text}"))
             lines += [Padding(Text(f"{count} × {reason}"), (0, 0, 0, 2)) for reason, count in row.failures]
-        lines += [Text(f"{row.name}: {text}") for text in row.other_problems]
+    others: dict[str, list[str]] = {}
+    for row in view.rows:
+        for text in row.other_problems if row.figures is not None else ():
+            others.setdefault(text, []).append(row.name)
+    lines += [Text(f"{', '.join(names)}: {text}") for text, names in others.items()]
     return [Text(), *lines] if lines else []
 
 
@@ -79,6 +83,8 @@ def _valid(at: AtLevel, view: RunView) -> str:
         cells = f"all {len(at.cells)} cells" if len(at.cells) > 1 else at.cells[0]
     elif all(row.level in MARKS for row in others) and len(at.cells) > 1:
         cells = f"the other {len(at.cells)} cells"
+    elif len(at.cells) > _NAMED:
+        cells = f"{len(at.cells)} of {len(view.rows)} cells"
     else:
         cells = ", ".join(at.cells)
     return f"{at.level.value}: {cells}"
@@ -90,10 +96,12 @@ def _in_cells(view: RunView, name: str, count: int) -> str:
 
 
 def _load(view: RunView, row: Row) -> str:
-    """With the mark of a cell that is not VALID, below which all others are indented."""
+    """With its lengths where there are several, and the mark of a cell that is not VALID, below which others are
+    indented."""
+    text = f"{row.load_text} {row.load.isl}/{row.load.osl}" if view.has_several_lengths else row.load_text
     if not any(one.level in MARKS for one in view.rows):
-        return row.load.label
-    return row.load.label + (MARKS.get(row.level, " ") if row.level else " ")
+        return text
+    return text + (MARKS.get(row.level, " ") if row.level else " ")
 
 
 def _requests(row: Row) -> tuple[Text, Text]:

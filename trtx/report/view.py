@@ -65,6 +65,11 @@ class Row:
         return cell_name(self.topology, self.load)
 
     @property
+    def load_text(self) -> str:
+        """Its label without lengths, where those stand beside it."""
+        return self.load.label.partition("-")[0]
+
+    @property
     def status(self) -> RowStatus:
         return "missing" if self.cell is None else self.cell.status
 
