@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 _WIDTH_PX, _HEIGHT_PX = 250, 200  # of the area that points lie in
 _CHARACTER_PX, _LINE_PX, _POINT_PX, _GAP_PX = 7.0, 15.0, 11.0, 7.0
+# By preference: what lies up and right of a point of a front is free, and corners are clear of its error bars.
+_SIDES = ("top right", "bottom left", "top left", "bottom right", "middle right", "middle left")
+_MARGIN_PX = 20  # right of the area, which is free
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -33,16 +36,14 @@ def place(points: Sequence[Point]) -> list[Placed]:
     taken = [_around(point) for point in points]
     placed = []
     for point in points:
-        # Away from the edge next to it, that would cut the label.
-        sides = ("middle right", "middle left", "top center", "bottom center")
-        for side in sides if point.x < 0.5 else (sides[1], sides[0], *sides[2:]):
+        for side in _SIDES:
             box = _box(point, side)
             if _is_inside(box) and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 placed.append(Placed(point.text, side))
                 break
         else:
-            placed.append(Placed("", "middle right"))
+            placed.append(Placed("", _SIDES[0]))
     return placed
 
 
@@ -53,19 +54,18 @@ def _around(point: Point) -> Box:
 
 def _box(point: Point, side: str) -> Box:
     left, top, right, bottom = _around(point)
-    width = len(point.text) * _CHARACTER_PX
-    middle_x, middle_y = (left + right) / 2, (top + bottom) / 2
-    if side == "middle right":
-        return (right, middle_y - _LINE_PX / 2, right + _GAP_PX + width, middle_y + _LINE_PX / 2)
-    if side == "middle left":
-        return (left - _GAP_PX - width, middle_y - _LINE_PX / 2, left, middle_y + _LINE_PX / 2)
-    if side == "top center":
-        return (middle_x - width / 2, top - _LINE_PX, middle_x + width / 2, top)
-    return (middle_x - width / 2, bottom, middle_x + width / 2, bottom + _LINE_PX)
+    width, middle = len(point.text) * _CHARACTER_PX, (top + bottom) / 2
+    across = (right, right + _GAP_PX + width) if side.endswith("right") else (left - _GAP_PX - width, left)
+    upright = {
+        "top": (top - _LINE_PX, top),
+        "middle": (middle - _LINE_PX / 2, middle + _LINE_PX / 2),
+        "bottom": (bottom, bottom + _LINE_PX),
+    }[side.partition(" ")[0]]
+    return (across[0], upright[0], across[1], upright[1])
 
 
 def _is_inside(box: Box) -> bool:
-    return box[0] >= 0 and box[2] <= _WIDTH_PX + 20 and box[3] <= _HEIGHT_PX  # the right margin is free
+    return box[0] >= 0 and box[1] >= 0 and box[2] <= _WIDTH_PX + _MARGIN_PX and box[3] <= _HEIGHT_PX
 
 
 def _overlap(one: Box, other: Box) -> bool:

@@ -21,6 +21,7 @@ _STYLE = {
     "failed": "red",
     "missing": "dim",
 }
+_NAMED = 6  # cells of a list that is no bad news; of more, their number is told
 
 
 def console_table(view: RunView) -> RenderableType:
@@ -51,7 +52,7 @@ def console_table(view: RunView) -> RenderableType:
 
 
 def _problems(view: RunView) -> list[RenderableType]:
-    """For each cell with failed or uncounted requests, how many, and every reason with its count; what else is wrong with which."""
+    """For each cell with failed requests, how many, and every reason with its count; then what else is wrong where."""
     lines: list[RenderableType] = []
     for row in view.rows:
         if row.failed_text:
