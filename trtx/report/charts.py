@@ -217,8 +217,8 @@ def _over_load(
 ) -> Chart:
     layout = _layout(f"{view.intensity}{', requests/s' if view.intensity == 'request rate' else ''}", title)
     loads = sorted({row.load.intensity for row in rows})
-    ticks = _ticks(loads)
-    layout["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+    shown = ticks(loads)
+    layout["xaxis"] |= {"type": "log", "tickvals": shown, "ticktext": [f"{tick:g}" for tick in shown]}
     if loads:
         aside = max(0.05, 0.04 * math.log10(loads[-1] / loads[0]))  # so that no point lies on the edge
         layout["xaxis"]["range"] = (math.log10(loads[0]) - aside, math.log10(loads[-1]) + aside)
@@ -232,7 +232,7 @@ def _over_load(
     return {"data": [line for line, _ in lines], "layout": layout}
 
 
-def _ticks(loads: Sequence[float]) -> list[float]:
+def ticks(loads: Sequence[float]) -> list[float]:
     """Of a logarithmic axis, from the largest load down, those that are far enough apart to be read."""
     if len(loads) < 2:
         return list(loads)

@@ -33,11 +33,11 @@ class Placed:
 
 def place(points: Sequence[Point]) -> list[Placed]:
     """For each point the first side with room, in the order of the points."""
-    taken = [_around(point) for point in points]
+    taken = [point_box(point) for point in points]
     placed = []
     for point in points:
         for side in _SIDES:
-            box = _box(point, side)
+            box = label_box(point, side)
             if _is_inside(box) and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 placed.append(Placed(point.text, side))
@@ -47,13 +47,13 @@ def place(points: Sequence[Point]) -> list[Placed]:
     return placed
 
 
-def _around(point: Point) -> Box:
+def point_box(point: Point) -> Box:
     x, y, half = point.x * _WIDTH_PX, (1 - point.y) * _HEIGHT_PX, _POINT_PX / 2
     return (x - half, y - half, x + half, y + half)
 
 
-def _box(point: Point, side: str) -> Box:
-    left, top, right, bottom = _around(point)
+def label_box(point: Point, side: str) -> Box:
+    left, top, right, bottom = point_box(point)
     width, middle = len(point.text) * _CHARACTER_PX, (top + bottom) / 2
     across = (right, right + _GAP_PX + width) if side.endswith("right") else (left - _GAP_PX - width, left)
     upright = {

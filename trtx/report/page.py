@@ -16,7 +16,7 @@ from trtx.bench.metrics import error_request_count, output_token_throughput_per_
 from trtx.report.charts import charts, shows_tails
 from trtx.report.columns import MISSING, UNSURE, intervals_text, needed, number, page_columns, requests_text
 from trtx.report.series import marks
-from trtx.report.validity import by_level, doubtful, level_text, not_checked, reasons
+from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons
 from trtx.report.view import Part, Row, RunView
 
 _CROSS = "A cross: requests failed, or the cell is INVALID."
@@ -124,5 +124,6 @@ def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {"requests_text": requests_text, "UNSURE": UNSURE, "MISSING": MISSING}
     environment.globals |= {"by_level": by_level, "doubtful": doubtful, "level_text": level_text, "reasons": reasons}
+    environment.globals |= {"reason_text": reason_text}
     environment.globals |= {"intervals_text": intervals_text, "not_checked": not_checked}
     return environment.from_string((resources.files("trtx.report") / "page.html.j2").read_text(encoding="utf-8"))

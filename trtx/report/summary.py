@@ -90,7 +90,11 @@ def _markdown_table(view: RunView) -> list[str]:
 
 def _markdown_validity(view: RunView) -> list[str]:
     """What speaks against which cell, and what nobody checked; nothing where there is neither."""
-    told = [f"- {level_text(row)} {row.name}: {_one_line(reason)}" for row in doubtful(view) for reason in reasons(row)]
+    told = [
+        f"- {reason.level.value} {row.name}: {_one_line(reason_text(reason))}"
+        for row in doubtful(view)
+        for reason in reasons(row)
+    ]
     told += [f"- not checked: {_one_line(str(one))}" for one in not_checked(view)]
     return ["", "## Validity", "", *told] if told else []
 
@@ -125,12 +129,12 @@ def _cell_cases(suite: ElementTree.Element, view: RunView) -> None:
 
 
 def _why_not_ok(row: Row) -> str:
-    invalid = f"INVALID: {'; '.join(reasons(row))}" if row.level is Level.INVALID else None
+    invalid = f"INVALID: {reasons_text(row)}" if row.level is Level.INVALID else None
     return "; ".join(text for text in (row.problem, invalid) if text) or row.status
 
 
 def _validity_lines(row: Row) -> list[str]:
-    told = [f"{level_text(row)}: {reason}" for reason in reasons(row)]
+    told = [f"{reason.level.value}: {reason_text(reason)}" for reason in reasons(row)]
     return told + [str(one) for one in (row.validity.unchecked if row.validity else ())]
 
 
@@ -144,7 +148,7 @@ def _flat(view: RunView, row: Row) -> dict[str, Any]:
     del flat["label"]
     flat |= {
         "validity": level_text(row),
-        "validity_reasons": "; ".join(reasons(row)),
+        "validity_reasons": reasons_text(row),
         "not_checked": ", ".join(not_checked_in(row)),
     }
     for part, prefix in _PREFIXES.items():

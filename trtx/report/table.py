@@ -10,7 +10,7 @@ from rich.text import Text
 from trtx.bench.checks import Level
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.report.columns import UNSURE, Column, needed, table_columns
-from trtx.report.validity import MARKS, AtLevel, by_level, doubtful, level_text, not_checked_counts, reasons
+from trtx.report.validity import MARKS, AtLevel, by_level, doubtful, not_checked_counts, reason_text, reasons
 from trtx.report.view import Row, RunView
 
 _STYLE = {
@@ -70,8 +70,9 @@ def _validity(view: RunView) -> list[RenderableType]:
     """Each cell's level, each reason against it, which checks nobody could make; why not stands in the summaries."""
     lines: list[RenderableType] = []
     for row in doubtful(view):
-        style = "bold red" if row.level is Level.INVALID else "yellow"
-        lines += [Text.assemble((f"{level_text(row)}", style), f" {row.name}: {reason}") for reason in reasons(row)]
+        for reason in reasons(row):
+            style = "bold red" if reason.level is Level.INVALID else "yellow"
+            lines.append(Text.assemble((reason.level.value, style), f" {row.name}: {reason_text(reason)}"))
     lines += [Text(_valid(at, view)) for at in by_level(view) if at.level is Level.VALID]
     if counts := not_checked_counts(view):
         lines.append(Text(f"not checked: {', '.join(_in_cells(view, *entry) for entry in counts)}", "dim"))

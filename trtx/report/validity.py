@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from trtx.bench.checks import Level
-from trtx.bench.validity import Validity
+from trtx.bench.validity import Reason, Validity
 from trtx.report.view import Row, RunView
 
 MARKS = {Level.SUSPECT: "?", Level.INVALID: "!"}  # beside a load, where there is no room for the word
@@ -52,9 +52,18 @@ def level_text(row: Row) -> str | None:
     return None if row.level is None else row.level.value
 
 
-def reasons(row: Row) -> tuple[str, ...]:
-    """What speaks against a cell, worst first."""
-    return () if row.validity is None else tuple(f"{one.name}: {one.sentence}" for one in row.validity.reasons)
+def reasons(row: Row) -> tuple[Reason, ...]:
+    """What speaks against a cell, worst first; each has a level of its own, as one that is INVALID may be SUSPECT too."""
+    return () if row.validity is None else row.validity.reasons
+
+
+def reason_text(reason: Reason) -> str:
+    return f"{reason.name}: {reason.sentence}"
+
+
+def reasons_text(row: Row) -> str:
+    """All that speaks against a cell, in one line."""
+    return "; ".join(map(reason_text, reasons(row)))
 
 
 def not_checked_in(row: Row) -> tuple[str, ...]:
