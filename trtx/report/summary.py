@@ -13,7 +13,16 @@ from trtx.bench.figures import all_figures
 from trtx.bench.metrics import benchmark_duration
 from trtx.report.columns import MISSING, UNSURE, interval_columns, intervals_text, markdown_columns, requests_text
 from trtx.report.forms import SUMMARY
-from trtx.report.validity import doubtful, level_text, not_checked, not_checked_in, reasons, validity_json
+from trtx.report.validity import (
+    doubtful,
+    level_text,
+    not_checked,
+    not_checked_in,
+    reason_text,
+    reasons,
+    reasons_text,
+    validity_json,
+)
 from trtx.report.view import Part, Row, RunView
 
 _PREFIXES: dict[Part, str] = {"whole": "", "steady": "steady_"}

@@ -53,7 +53,7 @@ def level_text(row: Row) -> str | None:
 
 
 def reasons(row: Row) -> tuple[Reason, ...]:
-    """What speaks against a cell, worst first; each has a level of its own, as one that is INVALID may be SUSPECT too."""
+    """What speaks against a cell, worst first; each with its own level: an INVALID cell may be SUSPECT too."""
     return () if row.validity is None else row.validity.reasons
 
 
