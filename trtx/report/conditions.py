@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -45,8 +45,8 @@ def conditions_of(
         (f"{of}Memory", machine and f"{machine.memory_bytes / 2**30:.0f} GiB"),
         (f"{of}Load average before", machine and machine.load_average),
         ("ISL / OSL", load and _lengths(load, cells)),
-        ("Requests", load and ", ".join(f"{cell.request_count} at {cell.asked}" for cell in load.cells)),
-        ("Warm-up", load and ", ".join(f"{cell.warmup_request_count} at {cell.asked}" for cell in load.cells)),
+        ("Requests", load and _each(f"{cell.request_count} at {cell.asked}" for cell in load.cells)),
+        ("Warm-up", load and _each(f"{cell.warmup_request_count} at {cell.asked}" for cell in load.cells)),
         ("Trials", load and load.trials),
         ("Seed", load and load.seed),
         ("Streaming", load and ("yes" if load.streaming else "no")),
@@ -62,6 +62,10 @@ def conditions_of(
         ),
     ]
     return tuple(Condition(name, str(value)) for name, value in found if value not in (None, ""))
+
+
+def _each(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts))
 
 
 def _of_deployment(told: Deployment | None) -> list[tuple[str, str]]:

@@ -67,7 +67,7 @@ def summary_csv(view: RunView) -> str:
 
 def summary_markdown(view: RunView) -> str:
     lines = [
-        f"# {view.model}: {' and '.join(view.labels)}",
+        f"# {view.model}: {view.labels_text}",
         "",
         f"{view.subtitle}. Latencies in ms; {UNSURE} marks a percentile with fewer samples than it needs. "
         f"{intervals_text(view)}",

@@ -45,6 +45,7 @@ from trtx.report.forms import ENVIRONMENT, LOCK, PLAN, AskedRun, Environment, Pl
 RowStatus = CellStatus | Literal["missing"]
 Part = Literal["whole", "steady"]  # which part of its trials a figure is over
 T = TypeVar("T")
+_TITLED = 4  # topologies that a title names
 _ENDED_EARLY = "The run ended early"
 # A prompt is cut from text, and the chat template put around it: merges at the seams make it a token or two longer or
 # shorter. The share: aiperf 0.13.0's own, from which on its count and the server's disagree (USAGE_PCT_DIFF_THRESHOLD).
@@ -183,6 +184,14 @@ class RunView:
     def labels(self) -> tuple[str, ...]:
         """Of the topologies."""
         return tuple(dict.fromkeys(row.topology for row in self.rows))
+
+    @property
+    def labels_text(self) -> str:
+        """For a title."""
+        *others, last = self.labels or ("nothing",)
+        if len(others) >= _TITLED:
+            return f"{len(self.labels)} topologies"
+        return f"{', '.join(others)} and {last}" if others else last
 
     @property
     def has_several_lengths(self) -> bool:

@@ -102,6 +102,15 @@ def test_ten_topologies_have_a_color_and_symbol_each(golden_run: Path) -> None:
     assert found["agg"] == Mark("#0072B2", "circle") and found["disagg"] == Mark("#D55E00", "diamond")
 
 
+def test_a_title_names_up_to_four_topologies(golden_run: Path) -> None:
+    assert read_run(golden_run).labels_text == "agg and disagg"
+    assert many(golden_run, 1).labels_text == "agg, disagg and disagg-0p1d"
+    for path in golden_run.glob("cells/disagg-0p1d-c1/*"):
+        path.unlink()
+    (golden_run / "cells" / "disagg-0p1d-c1").rmdir()
+    assert many(golden_run, 3).labels_text == "5 topologies"
+
+
 def test_tails_are_drawn_as_long_as_they_can_be_told_apart(golden_run: Path) -> None:
     for path in golden_run.glob("cells/*/cell.json"):
         document = json.loads(path.read_text())
