@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ def browser() -> Iterator[Browser]:
         running.close()
 
 
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_draws_its_charts_offline_and_without_errors(browser: Browser, tmp_path: Path, width: int) -> None:
     run = Path(shutil.copytree(RUN, tmp_path / "run"))
     render(run)
@@ -55,7 +56,7 @@ def test_the_page_draws_its_charts_offline_and_without_errors(browser: Browser, 
     drawn = page.locator("#pareto .scatterlayer .points path").count()
     assert drawn == 4  # one a cell
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.locator("tbody tr").count() == 4
+    assert page.locator("tbody tr:visible").count() == 4
     assert complaints == []
     assert requested == [(run / "report.html").as_uri()]
     page.close()
@@ -78,5 +79,39 @@ def test_the_page_shows_what_did_not_pass_and_unfolds_what_did(browser: Browser,
     section.locator("summary").click()
     assert passed.is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert complaints == []
+    page.close()
+
+
+def test_a_reader_chooses_the_part_the_lengths_and_the_topologies(browser: Browser, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(RUN, tmp_path / "run"))
+    for path in run.glob("cells/*-c2/cell.json"):  # each topology with a cell of two pairs of lengths
+        document = json.loads(path.read_text())
+        load = document["load"] | {"isl": 256, "label": "c2-i256-o16"}
+        path.write_text(json.dumps(document | {"load": load, "steady": None}))
+    render(run)
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto((run / "report.html").as_uri())
+    points = page.locator("#throughput .scatterlayer .points path")
+    page.wait_for_selector("#throughput .scatterlayer .points path")
+
+    first = page.locator("tbody tr:visible").first
+    assert "12" in first.inner_text().split()
+    page.get_by_text("Steady part", exact=True).click()
+    assert "10" in first.inner_text().split()  # requests sent in it
+
+    shown = page.locator("[data-of-lengths]:visible h2")
+    assert shown.all_inner_texts() == ["agg 64/16", "disagg 64/16"]
+    page.get_by_role("button", name="256 / 16").click()
+    assert shown.all_inner_texts() == ["agg 256/16", "disagg 256/16"]
+    assert page.locator("#throughput .xtick").all_inner_texts() == ["2"]
+
+    assert points.count() == 2
+    page.get_by_role("button", name="disagg").click()
+    assert points.count() == 1
+    page.get_by_role("button", name="disagg").click()
+    assert points.count() == 2
     assert complaints == []
     page.close()

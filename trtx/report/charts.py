@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from trtx.bench.figures import Spread
+from trtx.bench.checks import Level
+from trtx.bench.figures import Figure, Spread
 from trtx.bench.metrics import (
     inter_token_latency,
     output_token_throughput,
@@ -13,42 +16,46 @@ from trtx.bench.metrics import (
     output_token_throughput_per_user,
     time_to_first_token,
 )
-from trtx.report.columns import number
+from trtx.report.columns import Column, number
+from trtx.report.labels import Point, place
+from trtx.report.series import Mark, marks
+from trtx.report.validity import MARKS
 from trtx.report.view import Row, RunView
 
 Chart = dict[str, Any]
 
-# Okabe and Ito's colours, told apart by people who see red and green alike. The two modes always have theirs.
-_OF_MODES = {"agg": ("#0072B2", "circle"), "disagg": ("#D55E00", "diamond")}
-_OTHERS = (
-    ("#009E73", "square"), ("#CC79A7", "triangle-up"), ("#8A6D00", "triangle-down"), ("#56B4E9", "star"),
-    ("#7B4FA3", "pentagon"), ("#5b6b7c", "hexagon"), ("#0072B2", "circle-dot"), ("#D55E00", "diamond-dot"),
-)  # fmt: skip
-
 _INK, _GRID, _SOFT = "#1d2733", "#e6eaef", "#5b6b7c"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_TICK_SHARE = 0.08  # of an axis, between two ticks that don't write over each other
+_WITH_TAILS = 5  # topologies; of more the tails, a second line of each, can't be told apart
+_BAR_REACH = 1.5  # times the largest value: so far the bar of a wild one is drawn
 
 
-def _marks(view: RunView) -> dict[str, tuple[str, str]]:
-    """Colour and symbol of each series, in the order of the table; past the tenth they come again."""
-    others = itertools.cycle(_OTHERS)
-    return {series: _OF_MODES.get(series) or next(others) for series in view.all_series}
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """One cell in a chart."""
+
+    row: Row
+    value: float
+    low: float | None  # of the interval over its trials
+    high: float | None
 
 
-def colors(view: RunView) -> dict[str, str]:
-    """Of each series."""
-    return {series: color for series, (color, _) in _marks(view).items()}
-
-
-def charts(view: RunView) -> dict[str, Chart]:
-    """Chart id → figure. A chart without a single point is left out."""
+def charts(view: RunView, lengths: tuple[int | None, int | None]) -> dict[str, Chart]:
+    """Chart id → figure, of the cells with these ISL and OSL: others don't compare. One without a point is left out."""
+    rows = [row for row in view.rows if (row.load.isl, row.load.osl) == lengths]
     built = {
-        "pareto": _pareto(view),
-        "throughput": _throughput(view),
-        "ttft": _latency(view, time_to_first_token),
-        "itl": _latency(view, inter_token_latency),
+        "pareto": _pareto(view, rows),
+        "throughput": _throughput(view, rows),
+        "ttft": _latency(view, rows, time_to_first_token),
+        "itl": _latency(view, rows, inter_token_latency),
     }
     return {name: figure for name, figure in built.items() if figure["data"]}
+
+
+def shows_tails(view: RunView) -> bool:
+    """Whether latencies are drawn with a percentile beside their median."""
+    return len(view.labels) <= _WITH_TAILS
 
 
 def pareto_front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -60,121 +67,181 @@ def pareto_front(points: list[tuple[float, float]]) -> list[tuple[float, float]]
     return front[::-1]
 
 
-def _pareto(view: RunView) -> Chart:
-    data: list[dict[str, Any]] = []
-    per_user, per_device = output_token_throughput_per_user, output_token_throughput_per_device
-    x_unit, y_unit = (figure.unit.format(device=view.device) for figure in (per_user, per_device))
-    most = max((rate for row in view.rows if (rate := row.value(per_user))), default=0.0)
-    for series, (color, symbol) in _marks(view).items():
-        points = [
-            (x, y, row)
-            for row in view.rows
-            if view.series(row) == series and (x := row.value(per_user)) and (y := row.value(per_device))
-        ]
-        if not points:
-            continue
-        # Failed requests leave the others more room: a cell that has any competes with none that has not.
-        front = pareto_front([(x, y) for x, y, row in points if row.status == "ok"])
-        data.append(
-            {
-                "type": "scatter", "mode": "lines", "name": f"{series} front", "showlegend": False, "hoverinfo": "skip",
-                "x": [x for x, _ in front], "y": [y for _, y in front],
-                "line": {"color": color, "width": 2, "shape": "linear"},
-            }
-        )  # fmt: skip
-        on_front = [row.status == "ok" and (x, y) in front for x, y, row in points]
-        data.append(
-            {
-                "type": "scatter", "mode": "markers+text", "name": series,
-                "x": [x for x, _, _ in points], "y": [y for _, y, _ in points],
-                "text": [_label(row) for _, _, row in points],
-                "texttemplate": "\u2002%{text}\u2002",
-                "textposition": [_label_side(series, x / most) for x, _, _ in points],
-                "textfont": {"color": color, "size": 12, "shadow": "0 0 3px white, 0 0 3px white, 0 0 3px white"},
-                "marker": {
-                    "size": 11, "symbol": symbol,
-                    "color": [color if best else "#ffffff" for best in on_front],
-                    "line": {"color": color, "width": 2},
-                },
-                "cliponaxis": False,
-                "hovertemplate": f"{series}, %{{text}}<br>%{{x:.4g}} {x_unit}<br>%{{y:.4g}} {y_unit}<extra></extra>",
-            }
-        )  # fmt: skip
+def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
+    per_user, per_device = (
+        Column(figure, None, view.device)
+        for figure in (output_token_throughput_per_user, output_token_throughput_per_device)
+    )
+    x_unit, y_unit = (column.figure.unit.format(device=view.device) for column in (per_user, per_device))
+    points = [(x, y) for row in rows for x in _drawn([row], per_user) for y in _drawn([row], per_device)]
     layout = _layout(x_unit, y_unit)
-    layout["xaxis"]["rangemode"] = layout["yaxis"]["rangemode"] = "tozero"
+    if not points:
+        return {"data": [], "layout": layout}
+    x_range, y_range = (_linear_range([point[axis] for point in points]) for axis in (0, 1))
+    layout["xaxis"]["range"], layout["yaxis"]["range"] = x_range, y_range
+    labels = place([Point(x.value / x_range[1], y.value / y_range[1], x.row.load_text) for x, y in points])
+    data: list[dict[str, Any]] = []
+    for label, mark in marks(view).items():
+        chosen = [(x, y, at) for (x, y), at in zip(points, labels, strict=True) if x.row.topology == label]
+        if not chosen:
+            continue
+        front = pareto_front([(x.value, y.value) for x, y, _ in chosen if x.row.can_be_best])
+        data.append(
+            {
+                "type": "scatter", "mode": "lines", "name": f"{label} front", "legendgroup": label, "hoverinfo": "skip",
+                "x": [x for x, _ in front], "y": [y for _, y in front],
+                "line": {"color": mark.color, "width": 2, "shape": "linear"},
+            }
+        )  # fmt: skip
+        on_front = [x.row.can_be_best and (x.value, y.value) in front for x, y, _ in chosen]
+        data.append(
+            {
+                "type": "scatter", "mode": "markers+text", "name": label, "legendgroup": label,
+                "x": [x.value for x, _, _ in chosen], "y": [y.value for _, y, _ in chosen],
+                **_bars("error_x", mark, [x for x, _, _ in chosen]),
+                **_bars("error_y", mark, [y for _, y, _ in chosen]),
+                "text": [at.text for _, _, at in chosen],
+                "customdata": [x.row.load_text + _remark(x.row) for x, _, _ in chosen],
+                "texttemplate": "\u2002%{text}\u2002",
+                "textposition": [at.side for _, _, at in chosen],
+                "textfont": {"color": mark.color, "size": 12, "shadow": "0 0 3px white, 0 0 3px white, 0 0 3px white"},
+                "marker": {
+                    "size": 10, "symbol": mark.symbol,
+                    "color": [mark.color if best else "#ffffff" for best in on_front],
+                    "line": {"color": mark.color, "width": 2},
+                },
+                "hovertemplate": (
+                    f"{label}, %{{customdata}}<br>%{{x:.4g}} {x_unit}<br>%{{y:.4g}} {y_unit}<extra></extra>"
+                ),
+            }
+        )  # fmt: skip
     return {"data": data, "layout": layout}
 
 
-def _label_side(series: str, x: float) -> str:
-    """Away from an edge that would cut the label; between, agg's left and the others' right. x: 0 to 1."""
-    side = "right" if x < 0.2 else "left" if x > 0.8 else "left" if series == "agg" else "right"
-    return f"middle {side}"
+def _remark(row: Row) -> str:
+    """What is to be known of a point, in its hover."""
+    level = f"{row.level.value} cell" if row.level in MARKS and row.level else None
+    return "".join(f"<br>{text}" for text in (row.failed_text, level) if text)
 
 
-def _label(row: Row) -> str:
-    return row.load.label.partition("-")[0] + (f", {row.failed_text}" if row.failed_text else "")
+def _throughput(view: RunView, rows: Sequence[Row]) -> Chart:
+    column = Column(output_token_throughput, None, view.device)
+    lines = [
+        (_line(label, mark, label, found, column), found)
+        for label, mark in marks(view).items()
+        if (found := _drawn([row for row in rows if row.topology == label], column))
+    ]
+    return _over_load(view, rows, column.figure.unit, lines)
 
 
-def _throughput(view: RunView) -> Chart:
-    data, figure = [], output_token_throughput
-    for series, marks in _marks(view).items():
-        points = [(row, found) for row in view.rows if view.series(row) == series and (found := row.value(figure))]
-        if points:
-            data.append(_line(marks, series, points, figure.unit))
-    return {"data": data, "layout": _load_layout(view, figure.unit, data)}
-
-
-def _latency(view: RunView, figure: Spread) -> Chart:
-    """p50 as a line, and dotted the highest percentile that every cell of the series has the samples for."""
-    data = []
-    for series, marks in _marks(view).items():
-        found = [(row, spread) for row in view.rows if view.series(row) == series and (spread := row.value(figure))]
-        if not found:
-            continue
-        stated = [
-            q for q in figure.percentiles if all(spread.supports(q) and spread[q] is not None for _, spread in found)
-        ]
-        for q in dict.fromkeys((50, max(stated, default=50))):
-            line = _line(
-                marks,
-                f"{series} p{q}",
-                [(row, at) for row, spread in found if (at := spread[q]) is not None],
-                figure.unit,
-            )
+def _latency(view: RunView, rows: Sequence[Row], figure: Spread) -> Chart:
+    """p50 as a line, and dotted the highest percentile that every cell of the topology has the samples for."""
+    lines, has_tails = [], shows_tails(view)
+    for label, mark in marks(view).items():
+        measured = [row for row in rows if row.topology == label and row.value(figure) is not None]
+        columns = [Column(figure, q, view.device) for q in figure.percentiles]
+        stated = [column for column in columns if has_tails and all(_is_stated(column, row) for row in measured)]
+        for q in dict.fromkeys((50, max((column.percentile or 0 for column in stated), default=50))):
+            column = Column(figure, q, view.device)
+            if not (found := _drawn(measured, column)):
+                continue
+            line = _line(label, mark, f"{label} p{q}", found, column)
             if q != 50:
                 line["line"] |= {"dash": "dot", "width": 1.5}
-                line["marker"] |= {"size": 6}
-            data.append(line)
-    return {"data": data, "layout": _load_layout(view, f"{figure.title}, {figure.unit}", data)}
+                line["marker"] |= {"size": 5}
+            lines.append((line, found))
+    return _over_load(view, rows, f"{figure.title}, {figure.unit}", lines)
 
 
-def _line(marks: tuple[str, str], name: str, points: list[tuple[Row, float]], unit: str) -> dict[str, Any]:
-    """A cell with failed requests is a cross."""
-    color, symbol = marks
+def _is_stated(column: Column, row: Row) -> bool:
+    return column.is_sure(row) and _number(row, column) is not None
+
+
+def _drawn(rows: Sequence[Row], column: Column) -> list[_Drawn]:
+    """The cells that have the number, with its interval where it has one."""
+    found = []
+    for row in rows:
+        if (value := _number(row, column)) is not None:
+            interval = column.interval(row)
+            ends = (None, None) if interval is None else (interval.low, interval.high)
+            found.append(_Drawn(row, value, *ends))
+    return found
+
+
+def _number(row: Row, column: Column) -> float | None:
+    figure: Figure[Any] = column.figure
+    value = row.value(figure)
+    return None if value is None else figure.number(value, column.percentile)
+
+
+def _line(label: str, mark: Mark, name: str, points: Sequence[_Drawn], column: Column) -> dict[str, Any]:
+    """A cell with failed requests, or an INVALID one, is a cross."""
+    crossed = [bool(point.row.failed_text) or point.row.level is Level.INVALID for point in points]
     return {
-        "type": "scatter", "mode": "lines+markers", "name": name,
-        "x": [row.load.intensity for row, _ in points], "y": [y for _, y in points],
-        "text": [number(y) for _, y in points],
-        "customdata": [f"<br>{row.failed_text}" if row.failed_text else "" for row, _ in points],
-        "line": {"color": color, "width": 2},
-        "marker": {
-            "size": 8, "symbol": ["x" if row.failed_text else symbol for row, _ in points], "color": color,
-        },
-        "cliponaxis": False,
-        "hovertemplate": f"{name}, %{{x}}<br>%{{text}} {unit}%{{customdata}}<extra></extra>",
+        "type": "scatter", "mode": "lines+markers", "name": name, "legendgroup": label,
+        "x": [point.row.load.intensity for point in points], "y": [point.value for point in points],
+        **_bars("error_y", mark, points),
+        "text": [f"{number(point.value)} {column.margin(point.row)}".rstrip() for point in points],
+        "customdata": [_remark(point.row) for point in points],
+        "line": {"color": mark.color, "width": 2},
+        "marker": {"size": 8, "symbol": ["x" if cross else mark.symbol for cross in crossed], "color": mark.color},
+        "hovertemplate": f"{name}, %{{x}}<br>%{{text}} {column.figure.unit}%{{customdata}}<extra></extra>",
     }  # fmt: skip
 
 
-def _load_layout(view: RunView, title: str, data: list[dict[str, Any]]) -> dict[str, Any]:
-    layout = _layout(view.intensity, title)
-    ticks = sorted({row.load.intensity for row in view.rows})
-    layout["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
-    values = [y for line in data for y in line["y"] if y > 0]
-    if values and max(values) / min(values) > 30:  # one line would lie flat on the axis
+def _bars(axis: str, mark: Mark, points: Sequence[_Drawn]) -> dict[str, Any]:
+    """Error bars from the ends of the intervals over the trials; none where no cell has two trials."""
+    if all(point.high is None for point in points):
+        return {}
+    return {
+        axis: {
+            "type": "data", "symmetric": False, "thickness": 1, "width": 3, "color": f"{mark.color}66",
+            "array": [None if point.high is None else max(0.0, point.high - point.value) for point in points],
+            # No throughput and no latency is below 0, which few trials don't know.
+            "arrayminus": [
+                None if point.low is None else max(0.0, point.value - max(0.0, point.low)) for point in points
+            ],
+        }
+    }  # fmt: skip
+
+
+def _linear_range(points: Sequence[_Drawn]) -> tuple[float, float]:
+    """From 0 past the largest value and its bar; a bar that is far longer runs out of the chart."""
+    most = max(point.value for point in points)
+    reach = max((point.high for point in points if point.high is not None), default=most)
+    return (0.0, max(most, min(reach, _BAR_REACH * most)) * 1.06)
+
+
+def _over_load(
+    view: RunView, rows: Sequence[Row], title: str, lines: Sequence[tuple[dict[str, Any], list[_Drawn]]]
+) -> Chart:
+    layout = _layout(f"{view.intensity}{', requests/s' if view.intensity == 'request rate' else ''}", title)
+    loads = sorted({row.load.intensity for row in rows})
+    shown = ticks(loads)
+    layout["xaxis"] |= {"type": "log", "tickvals": shown, "ticktext": [f"{tick:g}" for tick in shown]}
+    if loads:
+        aside = max(0.05, 0.04 * math.log10(loads[-1] / loads[0]))  # so that no point lies on the edge
+        layout["xaxis"]["range"] = (math.log10(loads[0]) - aside, math.log10(loads[-1]) + aside)
+    points = [point for _, found in lines for point in found]
+    above_zero = [point.value for point in points if point.value > 0]
+    if above_zero and max(above_zero) / min(above_zero) > 30:  # one line would lie flat on the axis
         layout["yaxis"] |= {"type": "log", "dtick": 1}
-    else:
-        layout["yaxis"]["rangemode"] = "tozero"
-    return layout
+        layout["yaxis"]["range"] = (math.log10(min(above_zero)) - 0.15, math.log10(max(above_zero)) + 0.15)
+    elif above_zero:
+        layout["yaxis"]["range"] = _linear_range(points)
+    return {"data": [line for line, _ in lines], "layout": layout}
+
+
+def ticks(loads: Sequence[float]) -> list[float]:
+    """Of a logarithmic axis, from the largest load down, those that are far enough apart to be read."""
+    if len(loads) < 2:
+        return list(loads)
+    least = _TICK_SHARE * math.log(loads[-1] / loads[0])
+    kept = [loads[-1]]
+    for load in reversed(loads[:-1]):
+        if math.log(kept[-1] / load) >= least:
+            kept.append(load)
+    return kept[::-1]
 
 
 def _layout(x: str, y: str) -> dict[str, Any]:
@@ -187,7 +254,6 @@ def _layout(x: str, y: str) -> dict[str, Any]:
 
     return {
         "font": {"family": _FONT, "color": _INK}, "paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff",
-        "margin": {"l": 56, "r": 28, "t": 12, "b": 48}, "xaxis": axis(x), "yaxis": axis(y),
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
+        "margin": {"l": 56, "r": 20, "t": 12, "b": 48}, "xaxis": axis(x), "yaxis": axis(y), "showlegend": False,
         "hoverlabel": {"font": {"family": _FONT}}, "autosize": True,
     }  # fmt: skip

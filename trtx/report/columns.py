@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from trtx.bench import Distribution, Figure, samples_needed
 from trtx.bench.figures import Heading, all_figures
+from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.bench.metrics import error_request_count, request_count
-from trtx.report.view import Row, RunView
+from trtx.report.view import Part, Row, RunView
 
 MISSING = "–"
 UNSURE = "~"  # before a percentile that has too few samples
@@ -22,6 +24,7 @@ class Column:
     figure: Figure[Any]
     percentile: int | None
     device: str
+    part: Part = "whole"
 
     @property
     def title(self) -> str:
@@ -40,19 +43,36 @@ class Column:
         return self.figure.table[self.percentile].format(device=self.device)
 
     @property
+    def key(self) -> str:
+        """In the summaries."""
+        key = self.figure.key(self.device)
+        return key if len(self.figure.columns) == 1 else f"{key}_{self._statistic}"
+
+    @property
     def _statistic(self) -> str:
         return "avg" if self.percentile is None else f"p{self.percentile}"
 
     def is_sure(self, row: Row) -> bool:
         """False for a percentile of fewer samples than it needs."""
-        found = row.value(self.figure)
+        found = row.value(self.figure, self.part)
         return self.percentile is None or not isinstance(found, Distribution) or found.supports(self.percentile)
 
     def text(self, row: Row) -> str:
-        value = self.figure.number(row.value(self.figure), self.percentile)
+        value = self.figure.number(row.value(self.figure, self.part), self.percentile)
         if value is None:
             return MISSING
         return number(value) if self.is_sure(row) else UNSURE + number(value)
+
+    def interval(self, row: Row) -> Interval | None:
+        """Over the trials, of what says how well a server is: None of what was asked of it, as a length."""
+        if self.figure.better is None:
+            return None
+        return row.interval(self.figure, self.percentile, self.part)
+
+    def margin(self, row: Row) -> str:
+        """Half of the interval's width, with its sign; "" where there is none."""
+        found = self.interval(row)
+        return "" if found is None else f"±{margin_text((found.high - found.low) / 2)}"
 
 
 def number(value: float) -> str:
@@ -63,11 +83,20 @@ def number(value: float) -> str:
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
 
 
-def page_columns(view: RunView) -> tuple[tuple[str, tuple[Column, ...]], ...]:
+def margin_text(value: float) -> str:
+    """Two significant digits: more of an uncertainty is not known (JCGM 100:2008, 7.2.6)."""
+    if value == 0:
+        return "0"
+    digits = 1 - math.floor(math.log10(value))
+    rounded = round(value, digits)
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.{max(0, digits)}f}"
+
+
+def page_columns(view: RunView, part: Part = "whole") -> tuple[tuple[str, tuple[Column, ...]], ...]:
     """By heading."""
     shown = [(figure, column) for figure in all_figures() for column in figure.columns]
     return tuple(
-        (heading.value, tuple(Column(figure, q, view.device) for figure, q in shown if figure.heading is heading))
+        (heading.value, tuple(Column(figure, q, view.device, part) for figure, q in shown if figure.heading is heading))
         for heading in Heading
     )
 
@@ -77,8 +106,23 @@ def table_columns(view: RunView) -> tuple[Column, ...]:
     return tuple(Column(figure, column, view.device) for figure in all_figures() for column in figure.table)
 
 
-def markdown_columns(view: RunView) -> tuple[Column, ...]:
-    return tuple(Column(figure, column, view.device) for figure in all_figures() for column in figure.markdown)
+def markdown_columns(view: RunView, part: Part = "whole") -> tuple[Column, ...]:
+    return tuple(Column(figure, column, view.device, part) for figure in all_figures() for column in figure.markdown)
+
+
+def interval_columns(view: RunView, part: Part) -> tuple[Column, ...]:
+    """The numbers whose intervals the summaries have: those of the page that say how well a server is."""
+    return tuple(column for _, columns in page_columns(view, part) for column in columns if column.figure.better)
+
+
+def intervals_text(view: RunView) -> str:
+    """What the intervals are, or why there are none."""
+    if view.trials > 1:
+        return (
+            f"± is half of Student's interval of {100 * CONFIDENCE:g} % over the trials; a number has none where a "
+            "trial lacks it, or the requests that its percentile needs."
+        )
+    return "No intervals: a cell has one trial, and an interval over trials takes two or more (--trials)."
 
 
 def needed(columns: Iterable[Column]) -> dict[int, int]:
@@ -86,9 +130,11 @@ def needed(columns: Iterable[Column]) -> dict[int, int]:
     return {q: samples_needed(q) for q in sorted({column.percentile for column in columns if column.percentile})}
 
 
-def requests_text(row: Row) -> str:
+def requests_text(row: Row, part: Part = "whole") -> str:
     """Succeeded requests, and failed ones when there are any."""
     if row.figures is None:
         return {"missing": "not measured", "failed": "no result"}.get(row.status, MISSING)
-    failed = row.figures[error_request_count]
-    return f"{row.figures[request_count]:,}" + (f" + {failed:,} failed" if failed else "")
+    if (succeeded := row.value(request_count, part)) is None:
+        return MISSING
+    failed = row.value(error_request_count, part)
+    return f"{succeeded:,}" + (f" + {failed:,} failed" if failed else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -57,8 +57,8 @@ def conditions_of(
         (f"{of}Load average before", machine and machine.load_average),
         ("ISL / OSL", load and _lengths(load, cells)),
         ("Prompts", load and load.prompts),
-        ("Requests", load and ", ".join(f"{cell.request_count} at {cell.asked}" for cell in load.cells)),
-        ("Warm-up", load and ", ".join(f"{cell.warmup_request_count} at {cell.asked}" for cell in load.cells)),
+        ("Requests", load and _each(f"{cell.request_count} at {cell.asked}" for cell in load.cells)),
+        ("Warm-up", load and _each(f"{cell.warmup_request_count} at {cell.asked}" for cell in load.cells)),
         ("Trials", load and load.trials),
         ("Seed", load and load.seed),
         ("Streaming", load and ("yes" if load.streaming else "no")),
@@ -75,6 +75,10 @@ def conditions_of(
         ),
     ]
     return tuple(Condition(name, str(value)) for name, value in found if value not in (None, ""))
+
+
+def _each(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts))
 
 
 def _files(asked: AskedRun) -> str:

@@ -5,53 +5,43 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from trtx.bench.checks import Level
 from trtx.bench.figures import all_figures
 from trtx.bench.judgement import Verdict
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
-from trtx.report.charts import charts, colors
-from trtx.report.columns import UNSURE, needed, number, page_columns, requests_text
+from trtx.report.charts import charts, shows_tails
+from trtx.report.columns import MISSING, UNSURE, intervals_text, needed, number, page_columns, requests_text
+from trtx.report.series import marks
+from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons
 from trtx.report.verdict import compared_with, lines
 from trtx.report.verdict import headline as verdict_headline
-from trtx.report.view import Row, RunView
+from trtx.report.view import Part, Row, RunView
 
-_CHARTS = {
-    "pareto": (
-        "Pareto front",
-        "Up and to the right is better; c is concurrency, r requests/s. Hollow: not on the front, or requests failed.",
-    ),
-    "throughput": (
-        "Throughput against load",
-        "Output tokens of all users together. A cross: requests failed.",
-    ),
-    "ttft": (
-        "Time to first token against load",
-        "Median, and dotted the highest percentile with enough samples.",
-    ),
-    "itl": (
-        "Inter-token latency against load",
-        "Median, and dotted the highest percentile with enough samples.",
-    ),
-}
+_CROSS = "A cross: requests failed, or the cell is INVALID."
+_PARTS: dict[Part, str] = {"whole": "Whole trials", "steady": "Steady part"}
 
 _CLASSES = {Verdict.PASS: "good-text", Verdict.NO_VERDICT: "open-text"}
 
 
 def page(view: RunView) -> str:
     """The whole page as text."""
-    drawn = charts(view)
+    drawn = [charts(view, lengths) for lengths in view.length_pairs]
     headings = page_columns(view)
     judged = () if view.verdict is None else lines(view.verdict)
     return _template().render(
         view=view,
-        headings=headings,
         needed=needed(column for _, columns in headings for column in columns),
         failed=error_request_count,
         figures=[figure for figure in all_figures() if figure.heading],
-        charts=[(name, *_CHARTS[name]) for name in drawn],
+        parts=[(part, name, page_columns(view, part)) for part, name in _PARTS.items()],
+        charts=[(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
+        marks=marks(view),
+        pill=_pill(view),
         # "<" never appears raw inside the script, so no label can end it.
         drawn=Markup(json.dumps(drawn, sort_keys=True).replace("<", "\\u003c")),
         plotly=Markup(_plotly()),
@@ -61,6 +51,27 @@ def page(view: RunView) -> str:
         passed=[line for line in judged if line.judgement.verdict is Verdict.PASS],
         baseline=view.verdict and view.verdict.baseline,
     )
+
+
+def _captions(view: RunView) -> dict[str, tuple[str, str]]:
+    """Title of each chart, and how it is read."""
+    bars = " Bars: intervals over the trials." if view.trials > 1 else ""
+    tails = ", and dotted the highest percentile with enough samples" if shows_tails(view) else ""
+    return {
+        "pareto": (
+            "Pareto front",
+            "Up and to the right is better; c is concurrency, r requests/s. Hollow: not on the front, which failed "
+            f"requests, missing trials and INVALID keep a cell off.{bars}",
+        ),
+        "throughput": ("Throughput against load", f"Output tokens of all users together. {_CROSS}{bars}"),
+        "ttft": ("Time to first token against load", f"Median{tails}. {_CROSS}{bars}"),
+        "itl": ("Inter-token latency against load", f"Median{tails}. {_CROSS}{bars}"),
+    }
+
+
+def _pill(view: RunView) -> str:
+    """Class of the headline."""
+    return "bad" if not view.is_clean else "doubt" if doubtful(view) else ""
 
 
 def _headline(view: RunView) -> str:
@@ -74,16 +85,21 @@ def _headline(view: RunView) -> str:
         return f"{view.answers_uncounted:,} of {view.requests_sent:,} answers carry no usage"
     if view.verdict is not None and view.verdict.exit_code:
         return verdict_headline(view.verdict)
+    if invalid := [row.name for row in view.rows if row.level is Level.INVALID]:
+        return f"{len(invalid)} of {cells} INVALID: {', '.join(invalid)}"
+    if incomplete := sum(row.incomplete_text is not None for row in view.rows):
+        return f"{incomplete} of {cells} lack trials"
     if unlike := sum(row.isl_text is not None for row in view.rows):
         return f"{unlike} of {cells} had prompts of another length than asked"
-    return f"{cells}, {view.requests_sent:,} requests, none failed"
+    suspect = f"; {len(doubtful(view))} SUSPECT" if doubtful(view) else ""
+    return f"{cells}, {view.requests_sent:,} requests, none failed{suspect}"
 
 
-def _best(view: RunView) -> list[dict[str, str]]:
-    """For each series, what it did best where nothing failed: failed requests leave the others more room."""
-    cards = []
+def _best(view: RunView) -> list[dict[str, Any]]:
+    """For each series, what it did best where nothing failed or was measured wrongly."""
+    cards: list[dict[str, Any]] = []
     for series in view.all_series:
-        rows = [row for row in view.rows if view.series(row) == series and row.status == "ok"]
+        rows = [row for row in view.rows if view.series(row) == series and row.can_be_best]
         rates = [(rate, row) for row in rows if (rate := row.value(output_token_throughput_per_device))]
         waits = [(at, row) for row in rows if (ttft := row.value(time_to_first_token)) and (at := ttft[50])]
         if not rates or not waits:
@@ -92,7 +108,8 @@ def _best(view: RunView) -> list[dict[str, str]]:
         cards.append(
             {
                 "series": series,
-                "color": colors(view)[series],
+                "topology": most.topology,
+                "lengths": view.length_pairs.index((most.load.isl, most.load.osl)),
                 "throughput": number(throughput),
                 "throughput_at": most.load.asked,
                 "ttft": number(wait),
@@ -116,7 +133,10 @@ def _plotly() -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals |= {"colors": colors, "requests_text": requests_text, "UNSURE": UNSURE}
+    environment.globals |= {"requests_text": requests_text, "UNSURE": UNSURE, "MISSING": MISSING}
+    environment.globals |= {"by_level": by_level, "doubtful": doubtful, "level_text": level_text, "reasons": reasons}
+    environment.globals |= {"reason_text": reason_text}
+    environment.globals |= {"intervals_text": intervals_text, "not_checked": not_checked}
     environment.globals |= {"compared_with": compared_with, "verdict_headline": verdict_headline}
     environment.globals["verdict_class"] = {one.value: _CLASSES.get(one, "failed-text") for one in Verdict}
     return environment.from_string((resources.files("trtx.report") / "page.html.j2").read_text(encoding="utf-8"))

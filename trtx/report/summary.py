@@ -8,12 +8,25 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
 from typing import Any
 
+from trtx.bench.checks import Level
 from trtx.bench.figures import all_figures
 from trtx.bench.metrics import benchmark_duration
-from trtx.report.columns import UNSURE, markdown_columns, requests_text
+from trtx.report.columns import MISSING, UNSURE, interval_columns, intervals_text, markdown_columns, requests_text
 from trtx.report.forms import SUMMARY
+from trtx.report.validity import (
+    doubtful,
+    level_text,
+    not_checked,
+    not_checked_in,
+    reason_text,
+    reasons,
+    reasons_text,
+    validity_json,
+)
 from trtx.report.verdict import verdict_cases, verdict_json, verdict_markdown, xml_safe
-from trtx.report.view import Row, RunView
+from trtx.report.view import Part, Row, RunView
+
+_PREFIXES: dict[Part, str] = {"whole": "", "steady": "steady_"}
 
 
 def summary_rows(view: RunView) -> list[dict[str, Any]]:
@@ -39,6 +52,7 @@ def summary_fields(view: RunView) -> dict[str, Any]:
             if row.failures
         },
         "verdict": verdict_json(view.verdict),
+        "validity": validity_json(view),
         "rows": summary_rows(view),
     }
 
@@ -54,18 +68,15 @@ def summary_csv(view: RunView) -> str:
 
 
 def summary_markdown(view: RunView) -> str:
-    columns = markdown_columns(view)
     lines = [
-        f"# {view.model}: {' and '.join(view.labels)}",
+        f"# {view.model}: {view.labels_text}",
         "",
-        f"{view.subtitle}. Latencies in ms; {UNSURE} marks a percentile with fewer samples than it needs.",
+        f"{view.subtitle}. Latencies in ms; {UNSURE} marks a percentile with fewer samples than it needs. "
+        f"{intervals_text(view)}",
         "",
-        f"| topology | load | requests | {' | '.join(column.title for column in columns)} |",
-        f"|---|---|--:|{'--:|' * len(columns)}",
+        *_markdown_table(view),
+        *_markdown_validity(view),
     ]
-    for row in view.rows:
-        figures = " | ".join(column.text(row) for column in columns)
-        lines.append(f"| {row.topology} | {row.load.label} | {requests_text(row)} | {figures} |")
     problems = [*view.notes, *(f"{row.name}: {row.problem}" for row in view.rows if row.problem)]
     if problems:
         lines += ["", "## What went wrong", "", *(f"- {_one_line(problem)}" for problem in problems)]
@@ -74,6 +85,30 @@ def summary_markdown(view: RunView) -> str:
     lines += [f"| {c.name} | {_one_line(c.value).replace('|', chr(92) + '|')} |" for c in view.conditions]
     lines += [f"| {label} | {served} |" for label, served in view.topologies]
     return "\n".join(lines) + "\n"
+
+
+def _markdown_table(view: RunView) -> list[str]:
+    columns = markdown_columns(view)
+    lines = [
+        f"| topology | load | validity | requests | {' | '.join(column.title for column in columns)} |",
+        f"|---|---|---|--:|{'--:|' * len(columns)}",
+    ]
+    for row in view.rows:
+        figures = " | ".join(f"{column.text(row)} {column.margin(row)}".rstrip() for column in columns)
+        level = level_text(row) or MISSING
+        lines.append(f"| {row.topology} | {row.load.label} | {level} | {requests_text(row)} | {figures} |")
+    return lines
+
+
+def _markdown_validity(view: RunView) -> list[str]:
+    """What speaks against which cell, and what nobody checked; nothing where there is neither."""
+    told = [
+        f"- {reason.level.value} {row.name}: {_one_line(reason_text(reason))}"
+        for row in doubtful(view)
+        for reason in reasons(row)
+    ]
+    told += [f"- not checked: {_one_line(str(one))}" for one in not_checked(view)]
+    return ["", "## Validity", "", *told] if told else []
 
 
 def junit_xml(view: RunView) -> str:
@@ -87,31 +122,61 @@ def junit_xml(view: RunView) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
+def _seconds(row: Row) -> float:
+    return row.value(benchmark_duration) or 0.0
+
+
 def _cell_cases(suite: ElementTree.Element, view: RunView) -> None:
-    """Failed requests are a failure, a cell without a result or uncounted is an error."""
-    broken = [row for row in view.rows if row.status in ("failed", "missing", "uncounted")]
+    """Failed requests are a failure; an error is a cell whose figures can't stand for what was asked: without a result,
+    with fewer trials, uncounted, INVALID. What makes one SUSPECT, and what nobody checked, is told beside it."""
     failing = [row for row in view.rows if row.status == "errors"]
+    broken = [row for row in view.rows if row not in failing and not row.can_be_best]
     for name, found in (("tests", view.rows), ("failures", failing), ("errors", broken)):
         suite.set(name, str(len(found)))
     for row in view.rows:
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"trtx.bench.{row.topology}", name=row.name, time=f"{_seconds(row):.3f}"
         )
+        if row.level is not None:
+            properties = ElementTree.SubElement(case, "properties")
+            ElementTree.SubElement(properties, "property", name="validity", value=row.level.value)
         if row in broken or row in failing:
             kind = "error" if row in broken else "failure"
-            ElementTree.SubElement(case, kind, message=xml_safe(row.problem or row.status))
+            ElementTree.SubElement(case, kind, message=xml_safe(_why_not_ok(row)))
+        if said := _validity_lines(row):
+            ElementTree.SubElement(case, "system-out").text = xml_safe("\n".join(said))
 
 
-def _seconds(row: Row) -> float:
-    return row.value(benchmark_duration) or 0.0
+def _why_not_ok(row: Row) -> str:
+    invalid = f"INVALID: {reasons_text(row)}" if row.level is Level.INVALID else None
+    return "; ".join(text for text in (row.problem, invalid) if text) or row.status
+
+
+def _validity_lines(row: Row) -> list[str]:
+    told = [f"{reason.level.value}: {reason_text(reason)}" for reason in reasons(row)]
+    return told + [str(one) for one in (row.validity.unchecked if row.validity else ())]
 
 
 def _flat(view: RunView, row: Row) -> dict[str, Any]:
+    """Figures over all measured requests under their own keys, those over the steady part under ``steady_``."""
     flat: dict[str, Any] = {"topology": row.topology, **asdict(row.load), "load": row.load.label, "status": row.status}
     del flat["label"]
-    for figure in all_figures():
-        flat |= figure.flat(row.value(figure), figure.key(view.device))
-    return {**flat, "trials": len(row.cell.trials) if row.cell else 0, "problem": row.problem}
+    flat |= {
+        "validity": level_text(row),
+        "validity_reasons": reasons_text(row),
+        "not_checked": ", ".join(not_checked_in(row)),
+    }
+    for part, prefix in _PREFIXES.items():
+        for figure in all_figures():
+            flat |= figure.flat(row.value(figure, part), prefix + figure.key(view.device))
+        for column in interval_columns(view, part):
+            found = column.interval(row)
+            flat |= {
+                f"{prefix}{column.key}_low": found and found.low,
+                f"{prefix}{column.key}_high": found and found.high,
+            }
+    trials = {"trials": len(row.cell.trials), "trials_asked": row.cell.trials_asked} if row.cell else {}
+    return {**flat, "trials": 0, "trials_asked": None, **trials, "problem": row.problem}
 
 
 def _one_line(text: str) -> str:

@@ -7,12 +7,22 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from trtx.bench.checks import Level
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.report.columns import UNSURE, Column, needed, table_columns
+from trtx.report.validity import MARKS, AtLevel, by_level, doubtful, not_checked_counts, reason_text, reasons
 from trtx.report.verdict import verdict_table
 from trtx.report.view import Row, RunView
 
-_STYLE = {"ok": "", "uncounted": "yellow", "errors": "yellow", "failed": "red", "missing": "dim"}
+_STYLE = {
+    "ok": "",
+    "uncounted": "yellow",
+    "incomplete": "yellow",
+    "errors": "yellow",
+    "failed": "red",
+    "missing": "dim",
+}
+_NAMED = 6  # cells of a list that is no bad news; of more, their number is told
 
 
 def console_table(view: RunView) -> RenderableType:
@@ -27,7 +37,7 @@ def console_table(view: RunView) -> RenderableType:
         header_style="bold",
     )
     table.add_column("topology", max_width=13, overflow="fold")
-    table.add_column("load", justify="right", no_wrap=True)
+    table.add_column("load", justify="right", overflow="fold")
     table.add_column("ok", justify="right", no_wrap=True)
     table.add_column("failed", justify="right", no_wrap=True)
     for column in shown:
@@ -36,25 +46,66 @@ def console_table(view: RunView) -> RenderableType:
         if index and view.rows[index - 1].topology != row.topology:
             table.add_section()
         table.add_row(
-            row.topology, row.load.label, *_requests(row), *(_cell(column, row) for column in shown),
+            row.topology, _load(view, row), *_requests(row), *(_cell(column, row) for column in shown),
             style=_STYLE[row.status],
         )  # fmt: skip
     judged = verdict_table(view.verdict)
-    return Group(table, *_problems(view), *([] if judged is None else [Text(), judged]))
+    return Group(table, *_problems(view), *_validity(view), *([] if judged is None else [Text(), judged]))
 
 
 def _problems(view: RunView) -> list[RenderableType]:
-    """For each cell with failed or uncounted requests, how many; every reason with its count; prompts not as asked."""
+    """For each cell with failed requests, how many, and every reason with its count; then what else is wrong where."""
     lines: list[RenderableType] = []
     for row in view.rows:
         if row.failed_text:
             lines.append(Text(f"{row.name}: {row.failed_text}"))
             lines += [Padding(Text(f"{count} × {reason}"), (0, 0, 0, 2)) for reason, count in row.failures]
-        if row.uncounted_text:
-            lines.append(Text(f"{row.name}: {row.uncounted_text}"))
-        if row.isl_text:
-            lines.append(Text(f"{row.name}: {row.isl_text}"))
+    others: dict[str, list[str]] = {}
+    for row in view.rows:
+        for text in row.other_problems if row.figures is not None else ():
+            others.setdefault(text, []).append(row.name)
+    lines += [Text(f"{', '.join(names)}: {text}") for text, names in others.items()]
     return [Text(), *lines] if lines else []
+
+
+def _validity(view: RunView) -> list[RenderableType]:
+    """Each cell's level, each reason against it, which checks nobody could make; why not stands in the summaries."""
+    lines: list[RenderableType] = []
+    for row in doubtful(view):
+        for reason in reasons(row):
+            style = "bold red" if reason.level is Level.INVALID else "yellow"
+            lines.append(Text.assemble((reason.level.value, style), f" {row.name}: {reason_text(reason)}"))
+    lines += [Text(_valid(at, view)) for at in by_level(view) if at.level is Level.VALID]
+    if counts := not_checked_counts(view):
+        lines.append(Text(f"not checked: {', '.join(_in_cells(view, *entry) for entry in counts)}", "dim"))
+    return [Text(), *lines] if lines else []
+
+
+def _valid(at: AtLevel, view: RunView) -> str:
+    others = [row for row in view.rows if row.name not in at.cells]
+    if not others:
+        cells = f"all {len(at.cells)} cells" if len(at.cells) > 1 else at.cells[0]
+    elif all(row.level in MARKS for row in others) and len(at.cells) > 1:
+        cells = f"the other {len(at.cells)} cells"
+    elif len(at.cells) > _NAMED:
+        cells = f"{len(at.cells)} of {len(view.rows)} cells"
+    else:
+        cells = ", ".join(at.cells)
+    return f"{at.level.value}: {cells}"
+
+
+def _in_cells(view: RunView, name: str, count: int) -> str:
+    judged = sum(row.validity is not None for row in view.rows)
+    return name if count == judged else f"{name} ({count} of {judged} cells)"
+
+
+def _load(view: RunView, row: Row) -> str:
+    """With its lengths where there are several, and the mark of a cell that is not VALID, below which others are
+    indented."""
+    text = f"{row.load_text} {row.load.isl}/{row.load.osl}" if view.has_several_lengths else row.load_text
+    if not any(one.level in MARKS for one in view.rows):
+        return text
+    return text + (MARKS.get(row.level, " ") if row.level else " ")
 
 
 def _requests(row: Row) -> tuple[Text, Text]:
@@ -78,4 +129,6 @@ def _caption(view: RunView) -> str:
         if column.percentile:
             latencies.setdefault(column.figure.title, []).append(f"p{column.percentile}")
     told = [f"{title} {', '.join(percentiles)}" for title, percentiles in latencies.items()]
-    return f"{' and '.join(told)} in ms.{mark}"
+    marks = [f"{MARKS[at.level]} {at.level.value}" for at in reversed(by_level(view)) if at.level in MARKS]
+    levels = f" {', '.join(marks)}: see below." if marks else ""
+    return f"{' and '.join(told)} in ms.{mark}{levels}"

@@ -7,8 +7,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from trtx.bench import Cell, Figure, Figures, Load, Reasons, cell_name, describe, read_cells, read_journal
+from trtx.bench import (
+    Cell,
+    Distribution,
+    Figure,
+    Figures,
+    Load,
+    Reasons,
+    Trial,
+    cell_name,
+    describe,
+    read_cells,
+    read_journal,
+)
 from trtx.bench.cells import CellStatus, in_order
+from trtx.bench.checks import Level
+from trtx.bench.intervals import Interval, mean_interval
 from trtx.bench.journal import Event, RunFailed, RunResumed, TopologyStopping
 from trtx.bench.metrics import (
     error_request_count,
@@ -16,6 +30,7 @@ from trtx.bench.metrics import (
     request_count,
     uncounted_request_count,
 )
+from trtx.bench.validity import Validity
 from trtx.report.conditions import (
     NOT_KNOWN,
     Condition,
@@ -28,7 +43,9 @@ from trtx.report.conditions import (
 from trtx.report.forms import LOCK, PLAN, VERDICT, AskedRun, Environment, Planned, PlannedTopology, RunVerdict
 
 RowStatus = CellStatus | Literal["missing"]
+Part = Literal["whole", "steady"]  # which part of its trials a figure is over
 T = TypeVar("T")
+_TITLED = 4  # topologies that a title names
 _ENDED_EARLY = "The run ended early"
 # A prompt is cut from text, and the chat template put around it: merges at the seams make it a token or two longer or
 # shorter. The share: aiperf 0.13.0's own, from which on its count and the server's disagree (USAGE_PCT_DIFF_THRESHOLD).
@@ -49,6 +66,11 @@ class Row:
         return cell_name(self.topology, self.load)
 
     @property
+    def load_text(self) -> str:
+        """Its label without lengths, where those stand beside it."""
+        return self.load.label.partition("-")[0]
+
+    @property
     def status(self) -> RowStatus:
         return "missing" if self.cell is None else self.cell.status
 
@@ -56,9 +78,36 @@ class Row:
     def figures(self) -> Figures | None:
         return None if self.cell is None else self.cell.figures
 
-    def value(self, figure: Figure[T]) -> T | None:
+    @property
+    def validity(self) -> Validity | None:
+        """None where there are no figures to trust."""
+        return None if self.cell is None else self.cell.validity
+
+    @property
+    def level(self) -> Level | None:
+        return None if self.validity is None else self.validity.level
+
+    @property
+    def can_be_best(self) -> bool:
+        """Failed requests leave the others more room, and an INVALID cell measured something else."""
+        return self.status == "ok" and self.level is not Level.INVALID
+
+    def value(self, figure: Figure[T], part: Part = "whole") -> T | None:
         """A figure, by its record."""
-        return None if self.cell is None else self.cell.value(figure)
+        if self.cell is None or (figures := _part_of(self.cell, part)) is None:
+            return None
+        return figure.read(figures, self.cell.device_count)
+
+    def interval(self, figure: Figure[T], column: int | None, part: Part = "whole") -> Interval | None:
+        """Student's, of one number of a figure over the trials; None for a single trial, or where one lacks the number.
+
+        A percentile of a trial with too few requests is its maximum under another name: there is none of it either.
+        """
+        if self.cell is None:
+            return None
+        values = [_trial_number(trial, figure, column, part, self.cell.device_count) for trial in self.cell.trials]
+        known = [value for value in values if value is not None]
+        return mean_interval(known) if len(known) == len(values) else None
 
     @property
     def problem(self) -> str | None:
@@ -68,7 +117,21 @@ class Row:
         if self.cell.failure is not None:
             return self.cell.failure
         failed = f"{self.failed_text}: {describe(self.failures)}" if self.failed_text else None
-        return "; ".join(text for text in (failed, self.uncounted_text, self.isl_text) if text) or None
+        return "; ".join(text for text in (failed, *self.other_problems) if text) or None
+
+    @property
+    def other_problems(self) -> tuple[str, ...]:
+        """Beside failed requests, a sentence each."""
+        return tuple(text for text in (self.incomplete_text, self.uncounted_text, self.isl_text) if text)
+
+    @property
+    def incomplete_text(self) -> str | None:
+        """How many trials there are, when they are fewer than asked."""
+        if self.cell is None or len(self.cell.trials) >= self.cell.trials_asked:
+            return None
+        return (
+            f"{len(self.cell.trials)} of {self.cell.trials_asked} trials measured: trtx bench --resume goes on with it"
+        )
 
     @property
     def failures(self) -> Reasons:
@@ -124,14 +187,32 @@ class RunView:
         return tuple(dict.fromkeys(row.topology for row in self.rows))
 
     @property
+    def labels_text(self) -> str:
+        """For a title."""
+        *others, last = self.labels or ("nothing",)
+        if len(others) >= _TITLED:
+            return f"{len(self.labels)} topologies"
+        return f"{', '.join(others)} and {last}" if others else last
+
+    @property
     def has_several_lengths(self) -> bool:
-        return len({(row.load.isl, row.load.osl) for row in self.rows}) > 1
+        return len(self.length_pairs) > 1
 
     def series(self, row: Row) -> str:
         """What a row is a point of: its topology, and its lengths where there are several."""
         return (
             f"{row.topology} {row.load.isl or '–'}/{row.load.osl or '–'}" if self.has_several_lengths else row.topology
         )
+
+    @property
+    def length_pairs(self) -> tuple[tuple[int | None, int | None], ...]:
+        """ISL and OSL of the loads: curves of different ones don't compare."""
+        return tuple(dict.fromkeys((row.load.isl, row.load.osl) for row in self.rows))
+
+    @property
+    def trials(self) -> int:
+        """The most that a cell has."""
+        return max((len(row.cell.trials) for row in self.rows if row.cell), default=0)
 
     @property
     def all_series(self) -> tuple[str, ...]:
@@ -156,8 +237,9 @@ class RunView:
 
     @property
     def is_clean(self) -> bool:
+        """Nothing went wrong; what disturbed a SUSPECT cell is said apart."""
         is_bad = self.verdict is not None and self.verdict.exit_code
-        rows = bool(self.rows) and all(row.status == "ok" and not row.problem for row in self.rows)
+        rows = bool(self.rows) and all(row.can_be_best and not row.problem for row in self.rows)
         return rows and not self.notes and not is_bad
 
 
@@ -187,6 +269,20 @@ def read_run(run_dir: Path) -> RunView:
         subtitle=", ".join(part for part in (engine_text(plan, asked), _machine(environment, asked)) if part),
         verdict=VERDICT.find(run_dir, RunVerdict),
     )
+
+
+def _part_of(measured: Cell | Trial, part: Part) -> Figures | None:
+    return measured.figures if part == "whole" else measured.steady
+
+
+def _trial_number(
+    trial: Trial, figure: Figure[T], column: int | None, part: Part, device_count: int | None
+) -> float | None:
+    figures = _part_of(trial, part)
+    value = None if figures is None else figure.read(figures, device_count)
+    if value is None or (column is not None and isinstance(value, Distribution) and not value.supports(column)):
+        return None
+    return figure.number(value, column)
 
 
 def _rows(asked: AskedRun | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:

@@ -30,7 +30,7 @@ SAFE = {
     "doctor": ["doctor"],
 }
 _FLAGS = {"--dry-run", "--json", "--check", "--all", "--exact", "--help", "--remove"}
-_REPEATED = {"--set", "--config", "--role", "--axis", "--slo", "--allow-different"}
+_REPEATED = {"--set", "--config", "--role", "--axis", "--slo", "--allow-different", "--extra-inputs"}
 _USUAL = {
     "--engine": ["paced", "torch", "simulated", "auto"],
     "--mode": ["agg", "disagg", "agg,disagg"],

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 import json
+import math
+from itertools import pairwise
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.report import read_run
-from trtx.report.charts import charts, pareto_front
+from trtx.report import RunView, read_run
+from trtx.report.charts import Chart, charts, pareto_front, ticks
 from trtx.report.columns import number
+from trtx.report.series import Mark, marks
+
+
+def drawn(run: Path) -> dict[str, Chart]:
+    return charts(read_run(run), (64, 16))
 
 
 def test_the_front_holds_what_no_other_point_beats() -> None:
@@ -29,15 +36,15 @@ def test_every_point_is_on_the_front_or_beaten_by_one_of_it(points: list[tuple[f
 
 
 def test_percentiles_without_enough_samples_are_not_drawn(golden_run: Path) -> None:
-    names = [line["name"] for line in charts(read_run(golden_run))["ttft"]["data"]]
+    names = [line["name"] for line in drawn(golden_run)["ttft"]["data"]]
     assert names == ["agg p50", "disagg p50"]  # 12 samples
 
 
 def test_every_mode_has_its_points_in_the_pareto_chart(golden_run: Path) -> None:
-    drawn = charts(read_run(golden_run))["pareto"]
-    points = {line["name"]: line["text"] for line in drawn["data"] if "text" in line}
-    assert points == {"agg": ["c1", "c2"], "disagg": ["c1", "c2"]}
-    assert drawn["layout"]["yaxis"]["title"]["text"] == "tokens/s/worker"
+    pareto = drawn(golden_run)["pareto"]
+    points = {line["name"]: line["customdata"] for line in pareto["data"] if "text" in line}
+    assert points == {mode: ["c1<br>SUSPECT cell", "c2<br>SUSPECT cell"] for mode in ("agg", "disagg")}
+    assert pareto["layout"]["yaxis"]["title"]["text"] == "tokens/s/worker"
 
 
 def test_numbers_carry_three_digits() -> None:
@@ -51,13 +58,74 @@ def test_numbers_carry_three_digits() -> None:
     ]
 
 
-def test_labels_of_the_pareto_chart_point_away_from_the_edge_next_to_them(golden_run: Path) -> None:
-    rates = {("agg", 1): 5.0, ("agg", 2): 95.0, ("disagg", 1): 50.0, ("disagg", 2): 100.0}
-    for (mode, concurrency), rate in rates.items():
-        path = golden_run / "cells" / f"{mode}-c{concurrency}" / "cell.json"
+def change(run: Path, **fields: object) -> None:
+    for path in run.glob("cells/*/cell.json"):
         document = json.loads(path.read_text())
-        document["figures"]["output_token_throughput_per_user"] = rate
+        path.write_text(json.dumps(document | {"load": document["load"] | fields}))
+
+
+def test_curves_of_different_lengths_stand_in_charts_of_their_own(golden_run: Path) -> None:
+    for path in golden_run.glob("cells/*-c2/cell.json"):
+        document = json.loads(path.read_text())
+        path.write_text(json.dumps(document | {"load": document["load"] | {"isl": 256, "label": "c2-i256-o16"}}))
+    view = read_run(golden_run)
+    assert view.length_pairs == ((64, 16), (256, 16))
+    of_pairs = {pair: charts(view, pair)["throughput"]["data"] for pair in view.length_pairs}
+    assert [[line["name"] for line in lines] for lines in of_pairs.values()] == [["agg", "disagg"]] * 2
+    assert of_pairs[64, 16][0]["x"] == [1]
+    assert of_pairs[256, 16][0]["x"] == [2]
+
+
+def test_the_axis_of_an_open_loop_is_its_rate(golden_run: Path) -> None:
+    change(golden_run, concurrency=None, request_rate=2.5, label="r2.5")
+    chart = drawn(golden_run)["throughput"]
+    assert chart["layout"]["xaxis"]["title"]["text"] == "request rate, requests/s"
+    assert chart["layout"]["xaxis"]["ticktext"][-1] == "2.5"
+    assert chart["data"][0]["x"] == [2.5]
+
+
+def many(run: Path, count: int) -> RunView:
+    """The run with as many more topologies, all like its first cell."""
+    (path,) = run.glob("cells/agg-c1/cell.json")
+    for one in range(count):
+        directory = run / "cells" / f"disagg-{one}p1d-c1"
+        directory.mkdir()
+        (directory / "cell.json").write_text(
+            json.dumps(json.loads(path.read_text()) | {"topology": f"disagg-{one}p1d"})
+        )
+    return read_run(run)
+
+
+def test_ten_topologies_have_a_color_and_symbol_each(golden_run: Path) -> None:
+    found = marks(many(golden_run, 8))
+    assert len(found) == 10 and len(set(found.values())) == 10
+    assert found["agg"] == Mark("#0072B2", "circle") and found["disagg"] == Mark("#D55E00", "diamond")
+
+
+def test_a_title_names_up_to_four_topologies(golden_run: Path) -> None:
+    assert read_run(golden_run).labels_text == "agg and disagg"
+    assert many(golden_run, 1).labels_text == "agg, disagg and disagg-0p1d"
+    for path in golden_run.glob("cells/disagg-0p1d-c1/*"):
+        path.unlink()
+    (golden_run / "cells" / "disagg-0p1d-c1").rmdir()
+    assert many(golden_run, 3).labels_text == "5 topologies"
+
+
+def test_tails_are_drawn_as_long_as_they_can_be_told_apart(golden_run: Path) -> None:
+    for path in golden_run.glob("cells/*/cell.json"):
+        document = json.loads(path.read_text())
+        document["figures"]["time_to_first_token"]["count"] = 64  # p90 takes as many
         path.write_text(json.dumps(document))
-    drawn = charts(read_run(golden_run))["pareto"]["data"]
-    sides = {line["name"]: line["textposition"] for line in drawn if "text" in line}
-    assert sides == {"agg": ["middle right", "middle left"], "disagg": ["middle right", "middle left"]}
+    assert [line["name"] for line in drawn(golden_run)["ttft"]["data"]] == [
+        "agg p50", "agg p90", "disagg p50", "disagg p90",
+    ]  # fmt: skip
+    view = many(golden_run, 4)
+    assert {line["name"].split()[-1] for line in charts(view, (64, 16))["ttft"]["data"]} == {"p50"}
+
+
+@given(st.sets(st.integers(1, 4096), min_size=1))
+def test_ticks_of_the_load_are_apart_and_have_the_largest(loads: set[int]) -> None:
+    found = ticks(sorted(loads))
+    assert found[-1] == max(loads) and set(found) <= loads
+    span = math.log(max(loads) / min(loads))
+    assert all(math.log(after / before) >= 0.08 * span * 0.999 for before, after in pairwise(found))

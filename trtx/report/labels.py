@@ -1,0 +1,72 @@
+"""Where the labels of a chart's points go: none lies on another or on a point; one without room is left out.
+
+Judged on the smallest chart that the page draws, that of a telephone: what is apart there is apart on a wider one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_WIDTH_PX, _HEIGHT_PX = 250, 200  # of the area that points lie in
+_CHARACTER_PX, _LINE_PX, _POINT_PX, _GAP_PX = 7.0, 15.0, 11.0, 7.0
+# By preference: what lies up and right of a point of a front is free, and corners are clear of its error bars.
+_SIDES = ("top right", "bottom left", "top left", "bottom right", "middle right", "middle left")
+_MARGIN_PX = 20  # right of the area, which is free
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point with its label, x and y as shares of the axes, from 0 to 1."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    text: str  # "": it has no room
+    side: str  # as Plotly says it
+
+
+def place(points: Sequence[Point]) -> list[Placed]:
+    """For each point the first side with room, in the order of the points."""
+    taken = [point_box(point) for point in points]
+    placed = []
+    for point in points:
+        for side in _SIDES:
+            box = label_box(point, side)
+            if _is_inside(box) and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                placed.append(Placed(point.text, side))
+                break
+        else:
+            placed.append(Placed("", _SIDES[0]))
+    return placed
+
+
+def point_box(point: Point) -> Box:
+    x, y, half = point.x * _WIDTH_PX, (1 - point.y) * _HEIGHT_PX, _POINT_PX / 2
+    return (x - half, y - half, x + half, y + half)
+
+
+def label_box(point: Point, side: str) -> Box:
+    left, top, right, bottom = point_box(point)
+    width, middle = len(point.text) * _CHARACTER_PX, (top + bottom) / 2
+    across = (right, right + _GAP_PX + width) if side.endswith("right") else (left - _GAP_PX - width, left)
+    upright = {
+        "top": (top - _LINE_PX, top),
+        "middle": (middle - _LINE_PX / 2, middle + _LINE_PX / 2),
+        "bottom": (bottom, bottom + _LINE_PX),
+    }[side.partition(" ")[0]]
+    return (across[0], upright[0], across[1], upright[1])
+
+
+def _is_inside(box: Box) -> bool:
+    return box[0] >= 0 and box[1] >= 0 and box[2] <= _WIDTH_PX + _MARGIN_PX and box[3] <= _HEIGHT_PX
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -1,0 +1,125 @@
+"""How the validity of cells is shown: the same words, in the same order, in every form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from trtx.bench.checks import Level
+from trtx.bench.validity import Reason, Validity
+from trtx.report.view import Row, RunView
+
+MARKS = {Level.SUSPECT: "?", Level.INVALID: "!"}  # beside a load, where there is no room for the word
+_MEANINGS = {
+    Level.VALID: "nothing that was checked speaks against it",
+    Level.SUSPECT: "something disturbed it, or it is too little to conclude from",
+    Level.INVALID: "another load or another system was measured than asked",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """Checks that could not be made, where, and why: for one reason, or one that has other figures in each cell."""
+
+    names: tuple[str, ...]
+    cells: str  # their names, or that it is all of them
+    whys: tuple[tuple[str, str], ...]  # each with its cells
+
+    def __str__(self) -> str:
+        (first_cells, first), *others = self.whys
+        if not others:
+            return f"{', '.join(self.names)} ({first}): {self.cells}"
+        return f"{', '.join(self.names)} ({first_cells}: {first}; {len(others)} more in summary.json): {self.cells}"
+
+
+@dataclass(frozen=True, slots=True)
+class AtLevel:
+    """The cells of one level, and what the level means."""
+
+    level: Level
+    cells: tuple[str, ...]
+
+    @property
+    def meaning(self) -> str:
+        return _MEANINGS[self.level]
+
+
+def level_text(row: Row) -> str | None:
+    """VALID, SUSPECT or INVALID; None where there is nothing to judge."""
+    return None if row.level is None else row.level.value
+
+
+def reasons(row: Row) -> tuple[Reason, ...]:
+    """What speaks against a cell, worst first; each with its own level: an INVALID cell may be SUSPECT too."""
+    return () if row.validity is None else row.validity.reasons
+
+
+def reason_text(reason: Reason) -> str:
+    return f"{reason.name}: {reason.sentence}"
+
+
+def reasons_text(row: Row) -> str:
+    """All that speaks against a cell, in one line."""
+    return "; ".join(map(reason_text, reasons(row)))
+
+
+def not_checked_in(row: Row) -> tuple[str, ...]:
+    """Names of the checks that nobody could make of a cell."""
+    return () if row.validity is None else tuple(one.name for one in row.validity.unchecked)
+
+
+def by_level(view: RunView) -> tuple[AtLevel, ...]:
+    """The levels that cells have, worst first."""
+    return tuple(
+        AtLevel(level, cells)
+        for level in (Level.INVALID, Level.SUSPECT, Level.VALID)
+        if (cells := tuple(row.name for row in view.rows if row.level is level))
+    )
+
+
+def doubtful(view: RunView) -> tuple[Row, ...]:
+    """The cells that something speaks against, INVALID ones first."""
+    found = [row for row in view.rows if row.level in MARKS]
+    return tuple(sorted(found, key=lambda row: row.level is not Level.INVALID))
+
+
+def not_checked(view: RunView) -> tuple[NotChecked, ...]:
+    """What nobody checked, whatever the number of cells: checks that share their reason are one line."""
+    judged = [row for row in view.rows if row.validity is not None]
+    found: dict[str, dict[str, list[str]]] = {}  # by check and reason, the cells
+    for row in judged:
+        for one in row.validity.unchecked if row.validity else ():
+            found.setdefault(one.name, {}).setdefault(one.why, []).append(row.name)
+    names: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, whys in found.items():
+        names.setdefault(tuple((_named(cells, judged), why) for why, cells in whys.items()), []).append(name)
+    counts = dict(not_checked_counts(view))
+    lines = [
+        NotChecked(
+            tuple(checks), _named([row.name for row in judged if checks[0] in not_checked_in(row)], judged), whys
+        )
+        for whys, checks in names.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: -counts[line.names[0]]))
+
+
+def _named(cells: Sequence[str], judged: Sequence[Row]) -> str:
+    return "all cells" if len(cells) == len(judged) else ", ".join(cells)
+
+
+def not_checked_counts(view: RunView) -> tuple[tuple[str, int], ...]:
+    """By check, in how many cells nobody could make it; most first."""
+    counts: dict[str, int] = {}
+    for row in view.rows:
+        for name in not_checked_in(row):
+            counts[name] = counts.get(name, 0) + 1
+    return tuple(sorted(counts.items(), key=lambda entry: -entry[1]))
+
+
+def validity_json(view: RunView) -> dict[str, Any]:
+    """By cell, as in ``cell.json``; without those that have no figures."""
+    form = TypeAdapter(Validity)
+    return {row.name: form.dump_python(row.validity, mode="json") for row in view.rows if row.validity}
