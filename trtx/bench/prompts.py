@@ -11,6 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from trtx.config.wording import shown
+
 Corpus = Literal["sonnet", "coding", "random"]
 
 _NAMED = Field(default=None, min_length=1)
@@ -76,7 +78,8 @@ class Prompts(BaseModel):
     @property
     def dataset(self) -> str | None:
         """What prompts are read from, as a person says it; None where aiperf makes them."""
-        return self.public_dataset if self.input_file is None else self.input_file.name
+        name = self.public_dataset if self.input_file is None else self.input_file.name
+        return None if name is None else shown(name)
 
     @property
     def has_sessions(self) -> bool:

@@ -29,7 +29,7 @@ SAFE = {
     "doctor": ["doctor"],
 }
 _FLAGS = {"--dry-run", "--json", "--check", "--all", "--exact", "--help", "--remove"}
-_REPEATED = {"--set", "--config", "--role", "--axis", "--slo", "--allow-different"}
+_REPEATED = {"--set", "--config", "--role", "--axis", "--slo", "--allow-different", "--extra-inputs"}
 _USUAL = {
     "--engine": ["paced", "torch", "simulated", "auto"],
     "--mode": ["agg", "disagg", "agg,disagg"],
@@ -47,6 +47,11 @@ _USUAL = {
     "--metrics": ["request_latency:p50", "output_token_throughput"],
     "--baseline": ["file", "directory", "main"],
     "--max-regression": ["5%", "0%"],
+    "--extra-inputs": ["seed:1", '{"a": 1}', "stream:no"],
+    "--aiperf-args": ["--slice-duration 1", "--concurrency 4"],
+    "--input-file": ["file", "directory", "fifo"],
+    "--public-dataset": ["sharegpt"],
+    "--custom-dataset-type": ["single_turn", "mooncake_trace"],
 }
 
 
