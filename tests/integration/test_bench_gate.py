@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
-LOAD = ["--concurrency", "2", "--request-count", "24", "--isl", "32", "--osl", "6", "--trials", "2"]
+# 16 requests: the median of each trial takes 11.
+LOAD = ["--concurrency", "2", "--request-count", "16", "--isl", "32", "--osl", "6", "--trials", "2"]
 GATE = ["--baseline", "main", "--max-regression", "12%", "--metrics", "inter_token_latency:p50"]
 FAST, SLOW = 10, 13  # ms a token, of the paced engine
 
@@ -46,6 +47,7 @@ def verdict(run: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.proof  # a run costs 14 s of CPU; what the verdict is on figures that are alike, the unit tests ask
 def test_the_same_build_never_regresses(saved: Path) -> None:
     done = bench(saved, FAST, *GATE)
     found = verdict(latest(saved))
@@ -74,7 +76,10 @@ def test_a_slower_build_regresses_with_exit_1_and_misses_its_objective(saved: Pa
 @pytest.mark.parametrize(
     ("gate", "words"),
     [
-        (["--baseline", "main", "--max-regression", "0.01%"], ["can't be resolved", "take", "trials of 24 requests"]),
+        (
+            ["--baseline", "main", "--max-regression", "0.01%"],
+            ["--max-regression 0.01% can't be resolved", "raise the lim"],
+        ),
         ([*GATE, "--seed", "8"], ["load.seed was 7 and is 8", "--allow-different load.seed"]),
         (["--baseline", "baselines", "--max-regression", "5%"], ["no promoted baseline", "trtx baseline promote NAME"]),
         (["--baseline", "mian", "--max-regression", "5%"], ["did you mean main"]),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from judged_runs import a_run, judged
 from playwright.sync_api import Browser, Error, sync_playwright
 
 from trtx.report import render
@@ -57,4 +58,25 @@ def test_the_page_draws_its_charts_offline_and_without_errors(browser: Browser, 
     assert page.locator("tbody tr").count() == 4
     assert complaints == []
     assert requested == [(run / "report.html").as_uri()]
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_shows_what_did_not_pass_and_unfolds_what_did(browser: Browser, tmp_path: Path, width: int) -> None:
+    run = a_run(tmp_path / "run", slower=1.3)
+    judged(run, baseline=str(a_run(tmp_path / "base")), max_regression="5%", slo=["request_latency:p50:le:5000"])
+    render(run)
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto((run / "report.html").as_uri())
+    section = page.locator("section[aria-label=Verdict]")
+    assert section.get_by_text("regressed", exact=True).first.is_visible()
+    passed = section.get_by_text("request_latency:p50:le:5000").first
+    assert not passed.is_visible()
+    section.locator("summary").click()
+    assert passed.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert complaints == []
     page.close()

@@ -97,7 +97,8 @@ class Cell:
 
 
 def cell_name(topology: str, load: Load) -> str:
-    return f"{topology}-{load.label}"
+    """``topology`` "": of a load alone, whatever serves it."""
+    return f"{topology}-{load.label}" if topology else load.label
 
 
 def cell_directory(run_dir: Path, name: str) -> Path:

@@ -21,6 +21,7 @@ VERBS = {
     "serve": ("trtx.cli.serve", "Serve a model: a frontend and the workers of a topology."),
     "build": ("trtx.cli.build", "Build a model: quantize it, resolve and check its engine configs, prove it."),
     "bench": ("trtx.cli.bench", "Sweep a served topology with aiperf and render a report."),
+    "bench ab": ("trtx.cli.ab", "Measure two topologies in turn on the same GPUs, restarted each round."),
     "bench reproduce": ("trtx.cli.reproduce", "Make a run again from its lock, after what differs here."),
     "compare": ("trtx.cli.compare", "Compare runs or baselines: ratios, intervals, which conditions differ."),
     "baseline": ("trtx.cli.baseline", "List, show, save, promote and expire baselines."),

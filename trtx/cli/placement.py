@@ -57,6 +57,10 @@ USES: Mapping[str, Mapping[str, Use]] = {
         ),
         "dry run": Use("beside --dry-run", "which measures nothing"),
     },
+    "bench ab": {
+        "no gate": Use("without --max-regression", "which alone compares in a verdict", "add it, or leave it out"),
+        "dry run": Use("beside --dry-run", "which measures nothing"),
+    },
     "bench reproduce": {"dry run": Use("beside --dry-run", "which measures nothing")},
     "build": {
         "build": Use("without --check", "to which it belongs", "add --check, or leave it out"),
@@ -127,6 +131,11 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("dry run",), "--json"),
         ),
     },
+    "bench ab": _placed(
+        ((), "A B --rounds --max-regression --max-error-rate --output --dry-run"),
+        (("no gate",), "--metrics"),
+        (("dry run",), "--json"),
+    ),
     "bench reproduce": _placed(((), "LOCK --exact --output --dry-run"), (("dry run",), "--json")),
     "build": _placed(
         ((), "--set --trtllm-version --check"),

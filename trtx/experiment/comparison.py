@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtx.bench.gate import DEFAULT_METRICS, Limit, compare, measured_ratio
+from trtx.bench.gate import DEFAULT_METRICS, Design, Limit, compare, measured_ratio
 from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
 from trtx.bench.judgement import Refusal, Verdict
 from trtx.bench.sample import Metric, Sample
@@ -70,6 +70,7 @@ def compare_measured(
     max_error_rate: float = 0.0,
     limit: Limit | None = None,
     allowed: Sequence[str] = (),
+    design: Design = "independent",
 ) -> Comparison:
     """Every cell that either has. All intervals hold at once with 95 % (Bonferroni).
 
@@ -84,7 +85,7 @@ def compare_measured(
         refuse_others(baseline.name, found, allowed)
         rows = _judged(baseline, candidate, metrics, max_error_rate, limit)
     else:
-        rows = _measured(baseline, candidate, metrics, max_error_rate)
+        rows = _measured(baseline, candidate, metrics, max_error_rate, design)
     return Comparison(baseline, candidate, found, unchecked(baseline.conditions, candidate.conditions), rows)
 
 
@@ -100,7 +101,7 @@ def _judged(
 
 
 def _measured(
-    baseline: Baseline, candidate: Baseline, metrics: Sequence[Metric], max_error_rate: float
+    baseline: Baseline, candidate: Baseline, metrics: Sequence[Metric], max_error_rate: float, design: Design
 ) -> tuple[ComparedMetric, ...]:
     sides = _by_cell(baseline), _by_cell(candidate)
     cells = tuple(dict.fromkeys((*sides[0], *sides[1])))
@@ -113,7 +114,12 @@ def _measured(
                 Refusal(Verdict.NO_VERDICT, f"{candidate.name} has no such cell")
                 if measured is None
                 else measured_ratio(
-                    sides[0].get(cell), measured, metric, max_error_rate=max_error_rate, confidence=confidence
+                    sides[0].get(cell),
+                    measured,
+                    metric,
+                    design=design,
+                    max_error_rate=max_error_rate,
+                    confidence=confidence,
                 )
             )
             interval, reason = (None, ratio.reason) if isinstance(ratio, Refusal) else (ratio, None)

@@ -46,7 +46,7 @@ def prepare(run_dir: Path, spec: ExperimentSpec, plans: Mapping[str, Plan], prov
     baselines = Baselines(Path(gate.baseline_dir))
     if gate.save_baseline is not None:
         baselines.check_can_save(gate.save_baseline)
-    if gate.baseline is None or gate.limit is None:
+    if gate.baseline is None or gate.limit is None or _pairs(spec) is not None:
         return
     loads = planned_loads(spec)
     baseline = open_baseline(gate.baseline, baselines, conditions, loads, gate.allow_different)
@@ -63,16 +63,29 @@ def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
     """Judges every cell that was to be measured, writes ``verdict.json``, and returns it."""
     loads = planned_loads(spec)
     cells = {cell.name: cell for cell in read_cells(run_dir)}
-    baseline = read_baseline(run_dir / BASELINE.file) if spec.gate.limit is not None else None
+    pairs = _pairs(spec)
+    has_baseline = spec.gate.limit is not None and pairs is None
+    baseline = read_baseline(run_dir / BASELINE.file) if has_baseline else None
     judgements = judge_cells(
         spec.gate, tuple(loads), cells,
         goodputs=_goodputs(run_dir, spec.gate, cells.values()),
         baseline=() if baseline is None else baseline.samples,
+        pairs=pairs,
     )  # fmt: skip
     compared = None if baseline is None else _compared(run_dir, baseline, loads)
     verdict = run_verdict(tuple(cells.values()), judgements, compared)
     VERDICT.write(run_dir, verdict)
     return verdict
+
+
+def _pairs(spec: ExperimentSpec) -> dict[str, str] | None:
+    """Of an A/B run that is gated by one of its own topologies, the cell of that one beside each of the others'; None:
+    the baseline is another run's."""
+    arm = spec.gate.baseline
+    if spec.order != "abba" or arm not in spec.labels:
+        return None
+    others = (label for label in spec.labels if label != arm)
+    return {cell_name(label, load): cell_name(arm, load) for label in others for load in spec.load.loads}
 
 
 def forget(run_dir: Path) -> None:

@@ -27,12 +27,14 @@ def judge_cells(
     *,
     goodputs: Mapping[str, Sequence[float | None]] | None = None,
     baseline: Sequence[Sample] = (),
+    pairs: Mapping[str, str] | None = None,
 ) -> tuple[Judgement, ...]:
     """Every criterion in every cell of ``names``, cell by cell; one that is not among ``cells`` was not measured.
 
-    ``goodputs``: of each trial, by cell, where a least one is asked for. Failed requests are always judged.
+    ``goodputs``: of each trial, by cell, where a least one is asked for. Failed requests are always judged. ``pairs``:
+    of an A/B run, the cell that each cell is compared with round by round, in place of one of a ``baseline``.
     """
-    samples = [Sample.of(cells[name]) if name in cells else _unmeasured(name) for name in names]
+    samples = [_sample(cells, name) for name in names]
     found: list[Judgement] = []
     for sample in samples:
         failures = _judge_failures(sample, cells.get(sample.cell), gate.error_rate_limit)
@@ -41,9 +43,19 @@ def judge_cells(
         found += [judge_objective(sample, objective) for objective in gate.objectives]
         if gate.min_goodput is not None:
             found.append(judge_goodput(sample, (goodputs or {}).get(sample.cell, ()), gate.min_goodput))
-    if gate.limit is not None:
+    if gate.limit is not None and pairs is not None:
+        arm = [replace(_sample(cells, of_arm), cell=name) for name, of_arm in pairs.items()]
+        candidates = [sample for sample in samples if sample.cell in pairs]
+        found += compare(
+            arm, candidates, gate.limit, gate.compared, design="paired", max_error_rate=gate.error_rate_limit
+        )
+    elif gate.limit is not None:
         found += compare(baseline, samples, gate.limit, gate.compared, max_error_rate=gate.error_rate_limit)
     return tuple(sorted(found, key=lambda judgement: names.index(judgement.cell)))
+
+
+def _sample(cells: Mapping[str, Cell], name: str) -> Sample:
+    return Sample.of(cells[name]) if name in cells else _unmeasured(name)
 
 
 def run_verdict(cells: Sequence[Cell], judgements: Sequence[Judgement], baseline: ComparedWith | None) -> RunVerdict:
@@ -75,7 +87,7 @@ def ending(cells: Sequence[Cell], judgements: Sequence[Judgement]) -> TrtxError 
     if not missed:
         return outcome(judgements)
     others = outcome([one for one in judgements if not (_is_of_failures(one) and one.cell in missed)])
-    beside = f"; {others}" if isinstance(others, GateError) and len(judgements) > len(missed) else ""
+    beside = f"; {others}" if isinstance(others, GateError) else ""
     return GateError(f"{_failed_requests(cells, missed, judgements)}{beside}")
 
 

@@ -45,6 +45,11 @@ CALLS = {
         "dry run": ["bench", "--dry-run"],
         "": ["bench", "--slo", "request_latency:p50:le:900", "--baseline", "main", "--max-regression", "5%"],
     },
+    "bench ab": {
+        "": ["bench", "ab", "one.yaml", "two.yaml", "--max-regression", "5%"],
+        "no gate": ["bench", "ab", "one.yaml", "two.yaml"],
+        "dry run": ["bench", "ab", "one.yaml", "two.yaml", "--dry-run"],
+    },
     "bench reproduce": {"": REPRODUCE, "dry run": [*REPRODUCE, "--dry-run"]},
     "build": {
         "build": ["build", "synthetic:tiny", "--quant", "fp8"],
@@ -84,17 +89,18 @@ VALUES = {
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
 VALUES_IN |= {("--mode", use): "disagg" for use in USES["bench"] if use not in ("agg", "disagg", "no GPU")}
 VALUES_IN |= {("--backend", "tensorrt"): "pytorch"}
-VALUES |= {"ACTION": "expire"}
+VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
 # What stands in the calls above in the place of an argument.
 POSITIONAL = {
     "MODEL": ("synthetic:tiny",), "ACTION": tuple(CALLS["baseline"]), "WORDS": ("main",), "RUN": ("run",),
-    "RUNS": ("other",),
+    "RUNS": ("other",), "A": ("one.yaml",), "B": ("two.yaml",),
 }  # fmt: skip
 # What changes nothing that the engine room is asked for, and the file of the test that sees what it does.
 SEEN_ELSEWHERE = {
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
+    ("bench ab", "--json"): "tests/integration/test_bench_ab.py",
     ("bench reproduce", "LOCK"): "tests/unit/cli/test_reproduce.py",
     ("bench reproduce", "--exact"): "tests/unit/cli/test_reproduce.py",
     ("bench reproduce", "--json"): "tests/integration/test_bench.py",
@@ -212,6 +218,8 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
     Path("sweep.yaml").write_text("load: {seed: 99}\n")
+    for number, name in enumerate(("one", "two", "three"), 1):
+        Path(f"{name}.yaml").write_text(f"topology: {{workers: {number}}}\n")
     Path("a.yaml").write_text("max_batch_size: 1\n")
 
 

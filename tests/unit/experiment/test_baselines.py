@@ -94,6 +94,7 @@ def test_promotion_supersedes_the_one_of_the_same_machine_model_and_load_alone(k
         "one": "superseded by two", "two": "promoted", "elsewhere": "promoted",
     }  # fmt: skip
     assert kept.promote("one")[1] == ("two",)  # and back again
+    assert kept.promote("one")[1] == () and kept.get("one").state == "promoted"
 
 
 def test_one_with_other_cells_is_not_superseded(kept: Baselines, run: Path) -> None:

@@ -260,6 +260,15 @@ def test_a_run_is_saved_under_the_name_that_it_asked_for(tmp_path: Path) -> None
     assert gate.saved(run, gated(run)) is None
 
 
+def test_a_run_that_would_be_saved_over_a_promoted_baseline_is_not_begun(tmp_path: Path) -> None:
+    run, baselines = a_run(tmp_path / "run"), Baselines(tmp_path / "baselines")
+    judged(run)
+    baselines.save(run, "main")
+    baselines.promote("main")
+    with pytest.raises(UsageError, match="main.json is promoted, and saving would replace it"):
+        prepare(run, gated(run, save_baseline="main", baseline_dir=str(baselines.directory)))
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -22,6 +22,7 @@ SAFE = {
     "bench": ["bench", "--dry-run"],
     "build": ["build", "--check"],
     "build --quant": ["build", "--config", "agg=no/such.yaml", "--quant", "fp8"],
+    "bench ab": ["bench", "ab", "no-such.yaml", "no-other.yaml", "--dry-run"],
     "bench reproduce": ["bench", "reproduce", "no-such.lock.yaml", "--dry-run"],
     "compare": ["compare", "file", "directory"],
     "baseline": ["baseline", "list"],
