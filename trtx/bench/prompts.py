@@ -5,6 +5,7 @@ Fields have the names of aiperf 0.13.0's flags.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Literal
@@ -82,6 +83,20 @@ class Prompts(BaseModel):
         return None if name is None else shown(name)
 
     @property
+    def dataset_sha256(self) -> str | None:
+        """Of what an ``input_file`` holds, wherever it lies and whatever it is called; None without one.
+
+        All of it is read. Raises OSError where it can't be.
+        """
+        if self.input_file is None:
+            return None
+        if self.input_file.is_file():
+            return _sha256(self.input_file)
+        files = sorted(path for path in self.input_file.rglob("*") if path.is_file())
+        each = (f"{path.relative_to(self.input_file)} {_sha256(path)}\n" for path in files)
+        return hashlib.sha256("".join(each).encode(errors="surrogateescape")).hexdigest()
+
+    @property
     def has_sessions(self) -> bool:
         """Requests are turns of conversations."""
         return self.session_turns_mean > 1
@@ -137,3 +152,8 @@ class Prompts(BaseModel):
             if value != Prompts.model_fields[name].default:
                 flags += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
         return tuple(flags)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
