@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,9 +52,9 @@ def check_load(spec: LoadSpec) -> None:
     Imports aiperf, one to four seconds, only where the load has words that trtx does not know all of itself: further
     arguments, or a dataset.
     """
-    if spec.input_file is not None and not spec.input_file.exists():
+    if (file := spec.input_file) is not None and not _is_readable(file):
         raise UsageError(
-            f"input_file {quoted(str(spec.input_file))} is not there; expected a file of records, or a directory"
+            f"input_file {quoted(str(file))} is not there to be read; expected a file of records, or a directory"
         )
     if not spec.aiperf_args and spec.dataset is None:
         return
@@ -70,6 +71,14 @@ def check_load(spec: LoadSpec) -> None:
             f"{what}: aiperf refuses it ({_reason(error)}); correct it, or leave it out (aiperf profile --help lists "
             "its flags)"
         ) from error
+
+
+def _is_readable(path: Path) -> bool:
+    """Not so a pipe, which may never end and gives its records once."""
+    try:
+        return (path.is_file() or path.is_dir()) and os.access(path, os.R_OK)
+    except OSError:  # a name that is too long
+        return False
 
 
 def _refuse_owned(words: tuple[str, ...]) -> None:

@@ -5,11 +5,14 @@ Fields have the names of aiperf 0.13.0's flags.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from trtx.config.wording import shown
 
 Corpus = Literal["sonnet", "coding", "random"]
 
@@ -76,7 +79,22 @@ class Prompts(BaseModel):
     @property
     def dataset(self) -> str | None:
         """What prompts are read from, as a person says it; None where aiperf makes them."""
-        return self.public_dataset if self.input_file is None else self.input_file.name
+        name = self.public_dataset if self.input_file is None else self.input_file.name
+        return None if name is None else shown(name)
+
+    @property
+    def dataset_sha256(self) -> str | None:
+        """Of what an ``input_file`` holds, wherever it lies and whatever it is called; None without one.
+
+        All of it is read. Raises OSError where it can't be.
+        """
+        if self.input_file is None:
+            return None
+        if self.input_file.is_file():
+            return _sha256(self.input_file)
+        files = sorted(path for path in self.input_file.rglob("*") if path.is_file())
+        each = (f"{path.relative_to(self.input_file)} {_sha256(path)}\n" for path in files)
+        return hashlib.sha256("".join(each).encode(errors="surrogateescape")).hexdigest()
 
     @property
     def has_sessions(self) -> bool:
@@ -134,3 +152,8 @@ class Prompts(BaseModel):
             if value != Prompts.model_fields[name].default:
                 flags += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
         return tuple(flags)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

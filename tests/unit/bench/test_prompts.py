@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,10 @@ def test_drawn_turns_have_spare_conversations_as_some_are_short() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"input_file": "/no/such.jsonl"}, "input_file '/no/such.jsonl' is not there; expected a file of records"),
+        (
+            {"input_file": "/no/such.jsonl"},
+            "input_file '/no/such.jsonl' is not there to be read; expected a file of records",
+        ),
         ({"public_dataset": "nope"}, "dataset nope: aiperf refuses it"),
         ({"input_file": __file__, "custom_dataset_type": "nope"}, "test_prompts.py: aiperf refuses it"),
         ({"aiperf_args": ["--bogus"]}, "--aiperf-args --bogus: aiperf refuses it (Unknown option: --bogus"),
@@ -133,6 +137,12 @@ def test_what_aiperf_would_end_over_is_told_before_anything_starts(fields: dict[
         check_load(LoadSpec.model_validate(fields))
     said = str(refused.value)
     assert words in said and "\n" not in said and len(said) < 900 and "hidden" not in said
+
+
+def test_a_pipe_is_no_dataset(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is not there to be read"):
+        check_load(LoadSpec(input_file=tmp_path / "pipe"))
 
 
 def test_what_aiperf_takes_passes_and_reaches_it(tmp_path: Path) -> None:

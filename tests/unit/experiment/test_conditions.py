@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +49,25 @@ DEPLOYMENT = Deployment(
 def _of(deployment: Deployment) -> Provenance:
     kept = provenance(GOLDEN)
     return replace(kept, environment=replace(kept.environment, deployment=deployment))
+
+
+def test_a_dataset_is_the_same_by_what_it_holds(tmp_path: Path) -> None:
+    def of(name: str, content: str, kind: str = "file") -> Conditions:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        if kind == "directory":
+            path.mkdir()
+        (path / "records" if kind == "directory" else path).write_text(content)
+        load = {"input_file": str(path), "custom_dataset_type": "random_pool"}
+        return conditions_of(load_sweep(None, {"load": load}), {}, _of(DEPLOYMENT))
+
+    first = of("a.jsonl", "1")
+    assert differences(first, of("elsewhere/b.jsonl", "1")) == ()
+    assert [one.name for one in differences(first, of("a.jsonl", "2"))] == ["load.input_file"]
+    assert differences(of("pool", "1", "directory"), of("other-pool", "1", "directory")) == ()
+    assert differences(of("third-pool", "1", "directory"), of("fourth-pool", "2", "directory"))
+    plain = conditions_of(load_sweep(None, {}), {}, _of(DEPLOYMENT))
+    assert plain.load["input_file"] is None
 
 
 def test_of_an_attached_run_they_are_those_of_the_deployment() -> None:

@@ -48,6 +48,11 @@ _USUAL = {
     "--metrics": ["request_latency:p50", "output_token_throughput"],
     "--baseline": ["file", "directory", "main"],
     "--max-regression": ["5%", "0%"],
+    "--extra-inputs": ["seed:1", '{"a": 1}', "stream:no"],
+    "--aiperf-args": ["--slice-duration 1", "--concurrency 4"],
+    "--input-file": ["file", "directory", "fifo"],
+    "--public-dataset": ["sharegpt"],
+    "--custom-dataset-type": ["single_turn", "mooncake_trace"],
 }
 
 
