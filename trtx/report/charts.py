@@ -78,7 +78,8 @@ def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
     layout = _layout(x_unit, y_unit)
     if not points:
         return {"data": [], "layout": layout}
-    x_range, y_range = (_linear_range([point[axis] for point in points]) for axis in (0, 1))
+    x_range = _linear_range([x for x, _ in points])
+    y_range = _linear_range([y for _, y in points], room=1.13)  # a label above the highest point
     layout["xaxis"]["range"], layout["yaxis"]["range"] = x_range, y_range
     fronts = {
         label: pareto_front([(x.value, y.value) for x, y in points if x.row.topology == label and x.row.can_be_best])
@@ -213,11 +214,11 @@ def _bars(axis: str, mark: Mark, points: Sequence[_Drawn]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _linear_range(points: Sequence[_Drawn]) -> tuple[float, float]:
+def _linear_range(points: Sequence[_Drawn], room: float = 1.06) -> tuple[float, float]:
     """From 0 past the largest value and its bar; a bar that is far longer runs out of the chart."""
     most = max(point.value for point in points)
     reach = max((point.high for point in points if point.high is not None), default=most)
-    return (0.0, max(most, min(reach, _BAR_REACH * most)) * 1.06)
+    return (0.0, max(most, min(reach, _BAR_REACH * most)) * room)
 
 
 def _over_load(

@@ -5,6 +5,7 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,3 +130,15 @@ def test_ticks_of_the_load_are_apart_and_have_the_largest(loads: set[int]) -> No
     assert found[-1] == max(loads) and set(found) <= loads
     span = math.log(max(loads) / min(loads))
     assert all(math.log(after / before) >= 0.08 * span * 0.999 for before, after in pairwise(found))
+
+
+@pytest.mark.parametrize(("most", "shown"), [(900.0, "200"), (90_000.0, "1,000")])
+def test_a_logarithmic_axis_has_ticks_to_read_it_by(golden_run: Path, most: float, shown: str) -> None:
+    path = golden_run / "cells" / "agg-c2" / "cell.json"
+    document = json.loads(path.read_text())
+    document["figures"]["time_to_first_token"]["p50"] = most
+    path.write_text(json.dumps(document))
+    axis = drawn(golden_run)["ttft"]["layout"]["yaxis"]
+    low, high = (10**end for end in axis["range"])
+    within = [text for value, text in zip(axis["tickvals"], axis["ticktext"], strict=True) if low < value < high]
+    assert axis["type"] == "log" and shown in within and 3 <= len(within) <= 6

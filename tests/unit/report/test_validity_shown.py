@@ -205,6 +205,8 @@ def test_what_is_wrong_with_several_cells_in_one_way_is_one_line(golden_run: Pat
     judged(golden_run, {}, trials_asked=2)
     told = " ".join(console_text(golden_run).split())
     assert "agg-c1, agg-c2, disagg-c1, disagg-c2: 1 of 2 trials measured" in told and told.count("1 of 2") == 1
+    render(golden_run)
+    assert (golden_run / "report.html").read_text().count("1 of 2 trials measured") == 1
 
 
 def test_the_table_fits_80_columns_with_marks_long_names_lengths_and_large_figures(golden_run: Path) -> None:
