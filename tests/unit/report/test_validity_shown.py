@@ -139,7 +139,14 @@ def test_an_invalid_cell_is_no_best_not_on_the_front_and_a_cross(golden_run: Pat
     page = (golden_run / "report.html").read_text(encoding="utf-8")
     best = page[page.index('aria-label="Best of each topology"') : page.index('aria-label="Validity"')]
     assert "<h2>disagg</h2>" in best and "<h2>agg</h2>" not in best
-    assert "2 of 4 cells INVALID: agg-c1, agg-c2" in page
+    assert '<p class="verdict bad">2 of 4 cells INVALID: agg-c1, agg-c2</p>' in page
+
+
+def test_the_headline_of_a_run_with_doubts_is_neither_good_nor_bad(golden_run: Path) -> None:
+    judged(golden_run, {"agg-c1": SUSPECT})
+    assert render(golden_run).is_clean
+    page = (golden_run / "report.html").read_text(encoding="utf-8")
+    assert '<p class="verdict doubt">4 cells, 48 requests, none failed; 1 SUSPECT</p>' in page
 
 
 def test_what_nobody_checked_is_one_line_for_each_reason_whatever_the_number_of_cells(golden_run: Path) -> None:
