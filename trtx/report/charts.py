@@ -27,6 +27,7 @@ Chart = dict[str, Any]
 _INK, _GRID, _SOFT = "#1d2733", "#e6eaef", "#5b6b7c"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _TICK_SHARE = 0.08  # of an axis, between two ticks that don't write over each other
+_FEW_DECADES = 3
 _WITH_TAILS = 5  # topologies; of more the tails, a second line of each, can't be told apart
 _BAR_REACH = 1.5  # times the largest value: so far the bar of a wild one is drawn
 
@@ -77,15 +78,23 @@ def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
     layout = _layout(x_unit, y_unit)
     if not points:
         return {"data": [], "layout": layout}
-    x_range, y_range = (_linear_range([point[axis] for point in points]) for axis in (0, 1))
+    x_range = _linear_range([x for x, _ in points])
+    y_range = _linear_range([y for _, y in points], room=1.13)  # a label above the highest point
     layout["xaxis"]["range"], layout["yaxis"]["range"] = x_range, y_range
-    labels = place([Point(x.value / x_range[1], y.value / y_range[1], x.row.load_text) for x, y in points])
+    fronts = {
+        label: pareto_front([(x.value, y.value) for x, y in points if x.row.topology == label and x.row.can_be_best])
+        for label in view.labels
+    }
+    labels = place(
+        [Point(x.value / x_range[1], y.value / y_range[1], x.row.load_text) for x, y in points],
+        [[(x / x_range[1], y / y_range[1]) for x, y in front] for front in fronts.values()],
+    )
     data: list[dict[str, Any]] = []
     for label, mark in marks(view).items():
         chosen = [(x, y, at) for (x, y), at in zip(points, labels, strict=True) if x.row.topology == label]
         if not chosen:
             continue
-        front = pareto_front([(x.value, y.value) for x, y, _ in chosen if x.row.can_be_best])
+        front = fronts[label]
         data.append(
             {
                 "type": "scatter", "mode": "lines", "name": f"{label} front", "legendgroup": label, "hoverinfo": "skip",
@@ -205,11 +214,11 @@ def _bars(axis: str, mark: Mark, points: Sequence[_Drawn]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _linear_range(points: Sequence[_Drawn]) -> tuple[float, float]:
+def _linear_range(points: Sequence[_Drawn], room: float = 1.06) -> tuple[float, float]:
     """From 0 past the largest value and its bar; a bar that is far longer runs out of the chart."""
     most = max(point.value for point in points)
     reach = max((point.high for point in points if point.high is not None), default=most)
-    return (0.0, max(most, min(reach, _BAR_REACH * most)) * 1.06)
+    return (0.0, max(most, min(reach, _BAR_REACH * most)) * room)
 
 
 def _over_load(
@@ -225,11 +234,18 @@ def _over_load(
     points = [point for _, found in lines for point in found]
     above_zero = [point.value for point in points if point.value > 0]
     if above_zero and max(above_zero) / min(above_zero) > 30:  # one line would lie flat on the axis
-        layout["yaxis"] |= {"type": "log", "dtick": 1}
-        layout["yaxis"]["range"] = (math.log10(min(above_zero)) - 0.15, math.log10(max(above_zero)) + 0.15)
+        low, high = math.log10(min(above_zero)) - 0.15, math.log10(max(above_zero)) + 0.15
+        layout["yaxis"] |= {"type": "log", "range": (low, high), **_log_ticks(low, high)}
     elif above_zero:
         layout["yaxis"]["range"] = _linear_range(points)
     return {"data": [line for line, _ in lines], "layout": layout}
+
+
+def _log_ticks(low: float, high: float) -> dict[str, Any]:
+    """Of a vertical axis between two powers of ten: those, and where they are few, their doubles and halves too."""
+    digits = (1, 2, 5) if high - low < _FEW_DECADES else (1,)
+    values = [digit * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
+    return {"tickvals": values, "ticktext": [f"{value:,g}" for value in values]}
 
 
 def ticks(loads: Sequence[float]) -> list[float]:

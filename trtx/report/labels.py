@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 _WIDTH_PX, _HEIGHT_PX = 250, 200  # of the area that points lie in
 _CHARACTER_PX, _LINE_PX, _POINT_PX, _GAP_PX = 7.0, 15.0, 11.0, 7.0
 # By preference: what lies up and right of a point of a front is free, and corners are clear of its error bars.
 _SIDES = ("top right", "bottom left", "top left", "bottom right", "middle right", "middle left")
 _MARGIN_PX = 20  # right of the area, which is free
+Line = Sequence[tuple[float, float]]  # as points, in shares of the axes
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -31,20 +33,35 @@ class Placed:
     side: str  # as Plotly says it
 
 
-def place(points: Sequence[Point]) -> list[Placed]:
-    """For each point the first side with room, in the order of the points."""
+def place(points: Sequence[Point], lines: Sequence[Line] = ()) -> list[Placed]:
+    """For each point the first side with room, clear of ``lines`` too where one is, in the order of the points."""
     taken = [point_box(point) for point in points]
+    crossed = [box for line in lines for start, end in pairwise(line) for box in _along(start, end)]
     placed = []
     for point in points:
-        for side in _SIDES:
-            box = label_box(point, side)
-            if _is_inside(box) and not any(_overlap(box, other) for other in taken):
-                taken.append(box)
-                placed.append(Placed(point.text, side))
-                break
-        else:
+        boxes = {side: label_box(point, side) for side in _SIDES}
+        free = [
+            side for side, box in boxes.items() if _is_inside(box) and not any(_overlap(box, other) for other in taken)
+        ]
+        if not free:
             placed.append(Placed("", _SIDES[0]))
+            continue
+        clear = (side for side in free if not any(_overlap(boxes[side], other) for other in crossed))
+        side = next(clear, free[0])
+        taken.append(boxes[side])
+        placed.append(Placed(point.text, side))
     return placed
+
+
+def _along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
+    """A stretch of a line, as boxes without an extent that lie closer than a label is high."""
+    steps = 30
+    found = []
+    for step in range(steps + 1):
+        x = (start[0] + (end[0] - start[0]) * step / steps) * _WIDTH_PX
+        y = (1 - start[1] - (end[1] - start[1]) * step / steps) * _HEIGHT_PX
+        found.append((x, y, x, y))
+    return found
 
 
 def point_box(point: Point) -> Box:

@@ -22,6 +22,7 @@ from trtx.report.verdict import compared_with, lines
 from trtx.report.verdict import headline as verdict_headline
 from trtx.report.view import Part, Row, RunView
 
+_HEADLINED = 4  # cells that a headline names
 _CROSS = "A cross: requests failed, or the cell is INVALID."
 _PARTS: dict[Part, str] = {"whole": "Whole trials", "steady": "Steady part"}
 
@@ -78,7 +79,7 @@ def _headline(view: RunView) -> str:
     cells = f"{len(view.rows)} cell{'s' if len(view.rows) != 1 else ''}"
     without = [row.name for row in view.rows if row.figures is None]
     if without:
-        return f"{len(without)} of {cells} have no result: {', '.join(without)}"
+        return f"{len(without)} of {cells} have no result{_named(without)}"
     if view.requests_failed:
         return f"{view.requests_failed:,} of {view.requests_sent:,} requests failed"
     if view.answers_uncounted:
@@ -86,13 +87,17 @@ def _headline(view: RunView) -> str:
     if view.verdict is not None and view.verdict.exit_code:
         return verdict_headline(view.verdict)
     if invalid := [row.name for row in view.rows if row.level is Level.INVALID]:
-        return f"{len(invalid)} of {cells} INVALID: {', '.join(invalid)}"
+        return f"{len(invalid)} of {cells} INVALID{_named(invalid)}"
     if incomplete := sum(row.incomplete_text is not None for row in view.rows):
         return f"{incomplete} of {cells} lack trials"
     if unlike := sum(row.isl_text is not None for row in view.rows):
         return f"{unlike} of {cells} had prompts of another length than asked"
     suspect = f"; {len(doubtful(view))} SUSPECT" if doubtful(view) else ""
     return f"{cells}, {view.requests_sent:,} requests, none failed{suspect}"
+
+
+def _named(cells: list[str]) -> str:
+    return f": {', '.join(cells)}" if len(cells) <= _HEADLINED else ""
 
 
 def _best(view: RunView) -> list[dict[str, Any]]:

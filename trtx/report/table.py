@@ -60,11 +60,9 @@ def _problems(view: RunView) -> list[RenderableType]:
         if row.failed_text:
             lines.append(Text(f"{row.name}: {row.failed_text}"))
             lines += [Padding(Text(f"{count} × {reason}"), (0, 0, 0, 2)) for reason, count in row.failures]
-    others: dict[str, list[str]] = {}
-    for row in view.rows:
-        for text in row.other_problems if row.figures is not None else ():
-            others.setdefault(text, []).append(row.name)
-    lines += [Text(f"{', '.join(names)}: {text}") for text, names in others.items()]
+    for text, rows in view.other_problems:
+        if names := [row.name for row in rows if row.figures is not None]:
+            lines.append(Text(f"{', '.join(names)}: {text}"))
     return [Text(), *lines] if lines else []
 
 

@@ -236,6 +236,15 @@ class RunView:
         return sum(row.value(uncounted_request_count) or 0 for row in self.rows)
 
     @property
+    def other_problems(self) -> tuple[tuple[str, tuple[Row, ...]], ...]:
+        """Beside failed requests: a sentence, and the rows that it is true of."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            for text in row.other_problems if row.figures is not None else filter(None, (row.problem,)):
+                found.setdefault(text, []).append(row)
+        return tuple((text, tuple(rows)) for text, rows in found.items())
+
+    @property
     def is_clean(self) -> bool:
         """Nothing went wrong; what disturbed a SUSPECT cell is said apart."""
         is_bad = self.verdict is not None and self.verdict.exit_code

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,7 +99,10 @@ def many(run: Path, count: int) -> RunView:
 
 
 def test_ten_topologies_have_a_color_and_symbol_each(golden_run: Path) -> None:
-    found = marks(many(golden_run, 8))
+    view = many(golden_run, 9)
+    without_disagg = replace(view, rows=tuple(row for row in view.rows if row.topology != "disagg"))
+    assert len(without_disagg.labels) == len(set(marks(without_disagg).values())) == 10
+    found = marks(replace(view, rows=tuple(row for row in view.rows if row.topology != "disagg-8p1d")))
     assert len(found) == 10 and len(set(found.values())) == 10
     assert found["agg"] == Mark("#0072B2", "circle") and found["disagg"] == Mark("#D55E00", "diamond")
 
@@ -129,3 +134,15 @@ def test_ticks_of_the_load_are_apart_and_have_the_largest(loads: set[int]) -> No
     assert found[-1] == max(loads) and set(found) <= loads
     span = math.log(max(loads) / min(loads))
     assert all(math.log(after / before) >= 0.08 * span * 0.999 for before, after in pairwise(found))
+
+
+@pytest.mark.parametrize(("most", "shown"), [(900.0, "200"), (90_000.0, "1,000")])
+def test_a_logarithmic_axis_has_ticks_to_read_it_by(golden_run: Path, most: float, shown: str) -> None:
+    path = golden_run / "cells" / "agg-c2" / "cell.json"
+    document = json.loads(path.read_text())
+    document["figures"]["time_to_first_token"]["p50"] = most
+    path.write_text(json.dumps(document))
+    axis = drawn(golden_run)["ttft"]["layout"]["yaxis"]
+    low, high = (10**end for end in axis["range"])
+    within = [text for value, text in zip(axis["tickvals"], axis["ticktext"], strict=True) if low < value < high]
+    assert axis["type"] == "log" and shown in within and 3 <= len(within) <= 6

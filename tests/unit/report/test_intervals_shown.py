@@ -86,10 +86,12 @@ def test_a_number_that_one_trial_lacks_or_has_too_few_requests_for_has_no_interv
     with_trials(golden_run)
     path = golden_run / "cells" / "agg-c1" / "cell.json"
     document = json.loads(path.read_text())
+    third = copy.deepcopy(document["trials"][0]) | {"number": 3}
     if lacking == "count":
-        document["trials"][1]["figures"]["time_to_first_token"]["count"] = 10  # p50 takes 11
+        third["figures"]["time_to_first_token"]["count"] = 10  # p50 takes 11
     else:
-        document["trials"][1]["figures"]["time_to_first_token"] = None
+        third["figures"]["time_to_first_token"] = None
+    document |= {"trials": [*document["trials"], third], "trials_asked": 3}
     path.write_text(json.dumps(document))
     render(golden_run)
     row = first_row(golden_run)
@@ -104,6 +106,7 @@ def test_the_page_and_markdown_have_half_of_the_interval_beside_its_number(golde
     assert "| 102 ±25 | " in (golden_run / "summary.md").read_text()
     page = (golden_run / "report.html").read_text(encoding="utf-8")
     assert ">102<small>±25</small></td>" in page and ">20.5<small>±6.4</small></td>" in page
+    assert ">64.0</td>" in page and ">64.0<small>" not in page  # a length was asked: it has no interval
     assert "Student&#39;s interval of 95 % over the trials" in page
     console = Console(width=80, file=io.StringIO())
     console.print(console_table(read_run(golden_run)))

@@ -45,3 +45,11 @@ def test_a_label_without_room_is_left_out_and_the_others_stay() -> None:
     heap = [Point(0.5, 0.5, "c8") for _ in range(9)]
     texts = [at.text for at in place(heap)]
     assert texts[0] == "c8" and "" in texts
+
+
+def test_a_label_is_clear_of_a_line_where_a_side_is() -> None:
+    rising = [[(0.5, 0.5), (0.9, 0.9)]]
+    (placed,) = place([Point(0.5, 0.5, "c8")], rising)
+    assert placed.side == "bottom left"
+    everywhere = [[(0.0, y / 50), (1.0, y / 50)] for y in range(51)]
+    assert place([Point(0.5, 0.5, "c8")], everywhere) == [Placed("c8", "top right")]

@@ -386,7 +386,8 @@ def test_prompts_that_are_not_as_long_as_asked_are_told_in_every_form(golden_run
 def test_the_table_in_the_readme_has_the_columns_and_the_caption_of_the_real_one(golden_run: Path) -> None:
     lines = [line.rstrip() for line in _console_text(read_run(golden_run)).splitlines()]
     header = next(line for line in lines if line.startswith("topology")).split()
-    caption = " ".join(line for line in lines[lines.index(next(x for x in lines if x.startswith("TTFT"))) :] if line)
+    at = next(number for number, line in enumerate(lines) if line.startswith("TTFT"))
+    caption = " ".join(lines[at : lines.index("", at)])
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").splitlines()
     shown = [line.split() for line in readme if line.startswith("topology ")]
     assert shown == [header], f"README.md shows a table with {shown}; trtx bench ends with {header}: put it right there"

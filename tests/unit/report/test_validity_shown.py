@@ -139,7 +139,14 @@ def test_an_invalid_cell_is_no_best_not_on_the_front_and_a_cross(golden_run: Pat
     page = (golden_run / "report.html").read_text(encoding="utf-8")
     best = page[page.index('aria-label="Best of each topology"') : page.index('aria-label="Validity"')]
     assert "<h2>disagg</h2>" in best and "<h2>agg</h2>" not in best
-    assert "2 of 4 cells INVALID: agg-c1, agg-c2" in page
+    assert '<p class="verdict bad">2 of 4 cells INVALID: agg-c1, agg-c2</p>' in page
+
+
+def test_the_headline_of_a_run_with_doubts_is_neither_good_nor_bad(golden_run: Path) -> None:
+    judged(golden_run, {"agg-c1": SUSPECT})
+    assert render(golden_run).is_clean
+    page = (golden_run / "report.html").read_text(encoding="utf-8")
+    assert '<p class="verdict doubt">4 cells, 48 requests, none failed; 1 SUSPECT</p>' in page
 
 
 def test_what_nobody_checked_is_one_line_for_each_reason_whatever_the_number_of_cells(golden_run: Path) -> None:
@@ -205,6 +212,8 @@ def test_what_is_wrong_with_several_cells_in_one_way_is_one_line(golden_run: Pat
     judged(golden_run, {}, trials_asked=2)
     told = " ".join(console_text(golden_run).split())
     assert "agg-c1, agg-c2, disagg-c1, disagg-c2: 1 of 2 trials measured" in told and told.count("1 of 2") == 1
+    render(golden_run)
+    assert (golden_run / "report.html").read_text().count("1 of 2 trials measured") == 1
 
 
 def test_the_table_fits_80_columns_with_marks_long_names_lengths_and_large_figures(golden_run: Path) -> None:
