@@ -143,7 +143,7 @@ def test_a_cell_is_made_again_from_a_copy_of_the_lock_alone(
 ) -> None:
     """One of the four: a lock says of each mode and each cell what it needs, so taking the others out leaves a lock."""
     lock = yaml.safe_load((paced_run[0] / "run.lock.yaml").read_text())
-    lock["modes"], lock["load"]["concurrency"] = ["agg"], [4]
+    lock["modes"], lock["topologies"], lock["load"]["concurrency"] = ["agg"], ["agg"], [4]
     lock["load"]["cells"] = [cell for cell in lock["load"]["cells"] if cell["concurrency"] == 4]
     agg = lock["provenance"]["measured"].pop("agg")
     lock["provenance"]["measured"] = {"agg": {**agg, "aiperf": {"agg-c4": agg["aiperf"]["agg-c4"]}}}

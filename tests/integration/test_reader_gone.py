@@ -22,7 +22,7 @@ def topology_of(run_parent: Path) -> Plan | None:
     """The plan that a verb wrote under ``run_parent``, once its frontend and its worker live."""
     for path in (*run_parent.glob("*/plan.json"), *run_parent.glob("*/agg/plan.json")):
         text = path.read_text()
-        if '"processes"' in text and '"modes"' not in text:
+        if '"processes"' in text and '"topologies"' not in text:
             plan = Plan.from_json(json.loads(text))
             return plan if len(members(plan.marker, ())) >= 2 else None
     return None

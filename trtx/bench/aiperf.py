@@ -62,8 +62,13 @@ def check_endpoint() -> None:
         )
 
 
-def command(target: Target, spec: LoadSpec, load: Load, trial: int, directory: Path) -> tuple[str, ...]:
-    """The call for one trial, counted from 1, of ``load`` on one topology; its files go to ``directory``."""
+def command(
+    target: Target, spec: LoadSpec, load: Load, trial: int, directory: Path, *, attempt: int = 1
+) -> tuple[str, ...]:
+    """The call for one trial, counted from 1, of ``load`` on one topology; its files go to ``directory``.
+
+    ``attempt``: how often it was made on this server, this time included.
+    """
     argv = [
         PROGRAM, "profile",
         "--model", target.model,
@@ -75,7 +80,7 @@ def command(target: Target, spec: LoadSpec, load: Load, trial: int, directory: P
         "--apply-chat-template",
         "--use-server-token-count",
         # Each trial draws its own prompts, or the second would find all of the first's in the prefix cache.
-        "--random-seed", str(prompt_seed(spec.seed, load.label, trial)),
+        "--random-seed", str(prompt_seed(spec.seed, load.label, trial, attempt)),
         # One prompt a request, warm-up included, or later ones would be found in the prefix cache.
         "--num-dataset-entries", str(
             spec.conversation_count(load.warmup_request_count + load.request_count, load.concurrency or 1)
@@ -113,13 +118,15 @@ def command(target: Target, spec: LoadSpec, load: Load, trial: int, directory: P
     return (*argv, *spec.aiperf_args, "--artifact-dir", str(directory))
 
 
-def prompt_seed(seed: int, label: str, trial: int) -> int:
+def prompt_seed(seed: int, label: str, trial: int, attempt: int = 1) -> int:
     """Of one trial's prompts: the same in every topology, and others in each load and trial.
 
     It is what aiperf itself makes of the seed for one run of a sweep (``derive_variation_seed``, whose trials count
-    from 0), so a trial that is measured anew gets the prompts that it would have had.
+    from 0), so a trial that is measured anew gets the prompts that it would have had. A second ``attempt`` on the same
+    server gets others: it holds the first one's in its prefix cache.
     """
-    digest = hashlib.sha256(f"{seed}:variation:{label}:trial:{trial - 1}".encode()).digest()
+    which = label if attempt == 1 else f"{label}:attempt:{attempt}"
+    digest = hashlib.sha256(f"{seed}:variation:{which}:trial:{trial - 1}".encode()).digest()
     return int.from_bytes(digest[:8], "big") & (2**63 - 1)
 
 

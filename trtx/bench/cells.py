@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from trtx.bench.documents import Document
-from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
+from trtx.bench.evidence import AskedLength, Evidence, GpuReading, event_loop_delays_ms
 from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.figures import FIRST_SCHEMA, Figure, Figures, PerDevice, all_figures, latest_schema
 from trtx.bench.load import Load, LoadSpec, Target
@@ -132,7 +132,7 @@ def measure_cell(
         )
         measured.append(found)
         usable += [] if records is None else [records]
-    evidence = _evidence(directory, measured, usable, spec, load, restarted)
+    evidence = _evidence(directory, measured, usable, target, spec, load, restarted)
     spans = [phases.steady for phases in evidence.phases if isinstance(phases, Phases)]
     has_steady = bool(usable) and len(spans) == len(usable)
     device: DeviceKind = "gpu" if target.gpu_count else "worker"
@@ -172,6 +172,7 @@ def _evidence(
     directory: Path,
     measured: Sequence[Trial],
     usable: Sequence[TrialRecords],
+    target: Target,
     spec: LoadSpec,
     load: Load,
     restarted: tuple[str, ...] | None,
@@ -181,6 +182,7 @@ def _evidence(
     for log in logs:
         for service, found in event_loop_delays_ms(log.read_text(encoding="utf-8") if log.exists() else "").items():
             delays[service] = (*delays.get(service, ()), *found)
+    no_gpus: tuple[GpuReading, ...] | None = () if target.gpu_count == 0 else None  # none to be throttled or shared
     return Evidence(
         trials=tuple(usable),
         concurrency=spec.held_concurrency(load),
@@ -188,6 +190,8 @@ def _evidence(
         output_length=_output_length(spec, load),
         prompts=spec.sharing,
         restarted=restarted,
+        gpus_before=no_gpus,
+        gpus_after=no_gpus,
         event_loop_delays_ms=delays if all(log.exists() for log in logs) else None,
     )
 

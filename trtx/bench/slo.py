@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import ge, gt, le, lt
 from typing import Literal, get_args
 
+from trtx.bench.checks import Level
 from trtx.bench.intervals import mean_interval
 from trtx.bench.judgement import Judgement, Refusal, Verdict, doubts, why_not_judged
 from trtx.bench.metrics import request_error_rate, uncounted_request_count
@@ -95,7 +96,11 @@ def judge_objective(sample: Sample, objective: Objective) -> Judgement:
 
 
 def judge_error_rate(sample: Sample, limit: float = 0.0) -> Judgement:
-    """Of one cell: failed requests, in % of all, against the most that there may be."""
+    """Of one cell: failed requests, in % of all, against the most that there may be.
+
+    Of an INVALID one too: a request has failed whatever disturbed the load.
+    """
+    sample = replace(sample, validity=Level.VALID)
     return judge_objective(sample, Objective(Metric(request_error_rate, None), Bound("le", limit, "%")))
 
 

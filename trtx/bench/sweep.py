@@ -163,6 +163,7 @@ class _Measured:
         self.exit_code: int | None = None
         self._warmup_request_count = trial.load.warmup_request_count
         self._restarts = restarts
+        self._attempt = 0
         self._moved_at = time.monotonic()
         self._last_seen: tuple[object, ...] = ()
 
@@ -184,7 +185,8 @@ class _Measured:
 
     def _run_once(self, on_progress: Callable[[Progress], None], still_serving: Callable[[], None]) -> None:
         load = replace(self.trial.load, warmup_request_count=self._warmup_request_count)
-        argv = command(self.target, self.spec, load, self.trial.number, self.files.directory)
+        self._attempt += 1
+        argv = command(self.target, self.spec, load, self.trial.number, self.files.directory, attempt=self._attempt)
         self.journal.note(TrialStarted(cell=self.name, trial=self.trial.number, argv=argv))
         on_progress(self._progress("starting"))
         before = None if self._restarts is None else len(self._restarts())

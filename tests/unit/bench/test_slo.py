@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,6 +192,7 @@ def test_failed_requests_are_held_against_the_most_that_there_may_be(limit: str,
     judged = judge_error_rate(sample, parse_percent("--max-error-rate", limit))
     assert (judged.verdict, judged.value) == (verdict, 25)
     assert judge_error_rate(of_requests([])).verdict is Verdict.NO_VERDICT
+    assert judge_error_rate(replace(sample, validity=Level.INVALID)).verdict is judge_error_rate(sample).verdict
 
 
 @pytest.mark.parametrize("typed", ["5", "0.05", "-1%", "101%", "five%", "nan%", "%", "", "5 % of it"])
