@@ -92,7 +92,8 @@ def spec_to_run(locked: Locked, parent: Path) -> ExperimentSpec:
     """The spec of the lock, with the engine that ``auto`` led to then, and with engine configs that are not at their
     paths here written under ``parent`` as they were resolved. Raises UsageError where they can't be.
     """
-    spec, measured = locked.spec, locked.provenance.measured
+    gate = locked.spec.gate.model_copy(update={"save_baseline": None})  # its name is taken by the run of then
+    spec, measured = locked.spec.model_copy(update={"gate": gate}), locked.provenance.measured
     if spec.arms:
         arms = {label: _here(locked, arm, [measured[label]], parent) for label, arm in spec.arms.items()}
         return spec.model_copy(update={"arms": arms})
