@@ -8,15 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from topology_clients import wait_until
 
 TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 ARM = """
 topology: {{model: synthetic:tiny, engine: paced, overrides: [paced_ttft_ms=5, paced_itl_ms={itl}]}}
-load: {{concurrency: [2], isl: 32, osl: 8, request_count: 20, warmup_request_count: 0}}
+load: {{concurrency: [2], isl: 32, osl: 8, request_count: 20, warmup_request_count: 0, prompt_corpus: random}}
 """
 
 
+@pytest.mark.proof  # five topologies are started for it; order and pairs, the unit tests ask
 def test_a_killed_ab_run_goes_on_with_the_rounds_that_it_lacks(tmp_path: Path) -> None:
     for name, itl in (("quick", 4), ("slow", 8)):
         (tmp_path / f"{name}.yaml").write_text(ARM.format(itl=itl))
