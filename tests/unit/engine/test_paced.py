@@ -43,6 +43,12 @@ def paced(model: Path, **llm_args: Any) -> Iterator[LLM]:
         llm.shutdown()
 
 
+async def has_made(llm: LLM, tokens: int) -> bool:
+    """Whether the only request, of so many tokens, is through. Gives the event loop to nobody."""
+    (stats,) = [stats async for stats in llm.get_stats_async(0)]
+    return stats["iter"] >= tokens and stats["numActiveRequests"] == 0
+
+
 async def steps(result: Any) -> list[int]:
     """How many tokens each look found."""
     widths, seen = [], 0
@@ -79,7 +85,9 @@ def test_a_consumer_that_looks_late_finds_all_that_was_made_in_one_step(model: P
     async def late() -> list[int]:
         with paced(model) as llm:
             result = llm.generate_async(PROMPT, SamplingParams(max_tokens=50), streaming=True)
-            time.sleep(0.2)  # the consumer's loop is busy; the engine's thread is not
+            deadline = time.monotonic() + 60
+            while not await has_made(llm, 50) and time.monotonic() < deadline:
+                time.sleep(0.001)  # the consumer's loop is busy; the engine's thread is not
             return await steps(result)
 
     assert asyncio.run(late()) == [50]
