@@ -1,4 +1,4 @@
-"""The kernels of ``benchmarks/device_sampling``, token for token against their definition in torch.
+"""The sampling kernels, token for token against their definition in torch.
 
 Without a GPU: TRITON_INTERPRET=1 and the package triton.
 """
@@ -6,19 +6,15 @@ Without a GPU: TRITON_INTERPRET=1 and the package triton.
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from kernel_cases import DEVICE, DTYPES, IS_INTERPRETED
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from device_sampling.definition import NO_TOKEN, replace_tokens
-from device_sampling.rows import BANNED, SamplingRow
-
-from trtx.torch_engine.runner.sampler import best_tokens
+from trtx.torch_engine.runner.sampling import definition
+from trtx.torch_engine.runner.sampling.definition import BANNED, NO_TOKEN
+from trtx.torch_engine.runner.sampling.rows import SamplingRow
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 pytestmark = [
@@ -27,6 +23,7 @@ pytestmark = [
 ]
 VOCABS = [1, 3, 211, 9000] if IS_INTERPRETED else [1, 3, 211, 9000, 151_936, 262_144]
 ROWS = 3 if IS_INTERPRETED else 32
+PROMPT = 5
 
 
 class Case:
@@ -36,34 +33,34 @@ class Case:
         self.vocab = logits.shape[1]
         self.logits = logits.to(DEVICE)
         self.rows = [
-            SamplingRow.of(plan, seed * 0x9E3779B97F4A7C15 % 2**64, self.vocab) for seed, plan in enumerate(plans)
+            SamplingRow.of(plan, seed * 0x9E3779B97F4A7C15 % 2**64, PROMPT, self.vocab)
+            for seed, plan in enumerate(plans)
         ]
         self.edits = edits
-        self.indices = [at * at for at in range(len(plans))]
+        self.positions = [PROMPT - 1 + at * at for at in range(len(plans))]
 
     def by_kernels(self, order: list[int] | None = None) -> tuple[list[int], list[torch.Tensor | None]]:
         """Tokens and edits after them; ``order``: of the rows in the batch."""
-        from device_sampling.kernels import TritonSampling
+        from trtx.torch_engine.runner.sampling.triton_sampling import TritonSampling
 
         order = order or list(range(len(self.rows)))
-        edits = [None if edit is None else edit.to(DEVICE).clone() for edit in self.edits]
-        on_device = [row.fields(edit) for row, edit in zip(self.rows, edits, strict=True)]
-        logits = self.logits[order]
-        tokens = best_tokens(logits)
-        TritonSampling(len(order), self.vocab, DEVICE).replace_tokens(
-            tokens, logits, torch.tensor(order, dtype=torch.int32, device=DEVICE),
-            torch.tensor([self.indices[at] for at in order], dtype=torch.int32, device=DEVICE),
-            torch.tensor(on_device, dtype=torch.int64, device=DEVICE),
-            has_edits=any(edit is not None for edit in edits), is_sampled=any(row.is_sampled for row in self.rows),
-            is_restricted=any(row.is_restricted for row in self.rows),
+        edits = [None if edit is None else torch.stack([edit, edit]).to(DEVICE)[0] for edit in self.edits]
+        fields = [
+            row.fields(0 if edit is None else edit.data_ptr()) for row, edit in zip(self.rows, edits, strict=True)
+        ]
+        kernels = TritonSampling(torch.tensor(fields, dtype=torch.int64, device=DEVICE), self.vocab)
+        tokens = torch.full((len(order),), -7, dtype=torch.int64, device=DEVICE)
+        kernels.sample(
+            tokens, self.logits[order], torch.tensor(order, dtype=torch.int32, device=DEVICE),
+            torch.tensor([self.positions[at] for at in order], dtype=torch.int32, device=DEVICE),
         )  # fmt: skip
         found = dict(zip(order, tokens.tolist(), strict=True))
         return [found[at] for at in range(len(order))], [None if edit is None else edit.cpu() for edit in edits]
 
     def by_torch(self) -> tuple[list[int], list[torch.Tensor | None]]:
         edits = [None if edit is None else edit.clone() for edit in self.edits]
-        tokens = torch.empty(len(self.rows), dtype=torch.int64)
-        replace_tokens(tokens, self.logits.cpu().float().clone(), self.rows, edits, self.indices)
+        indices = [row.index(position) for row, position in zip(self.rows, self.positions, strict=True)]
+        tokens = definition.sample(self.logits.cpu().float().clone(), self.rows, edits, indices)
         return tokens.tolist(), edits
 
     def check(self) -> None:
