@@ -11,8 +11,7 @@ first, in vocabulary order, at which the sum of the candidates' weights exceeds 
 times their total, over 2**64. Top-p keeps a token before which, in the order, there is less than ``top_p`` of the
 weight of what top-k kept, and always the first. If it keeps the one drawn, that is the token; else it keeps none behind
 it either, and the next attempt draws among the candidates before it. So each token that is kept comes out as often as
-among the kept alone, and nobody looks for where top-p ends: rejection sampling with a pivot, as FlashInfer's kernels do
-it (Ye et al., "FlashInfer", 2025).
+among the kept alone, and nobody looks for where top-p ends: rejection sampling with a pivot that rises.
 """
 
 from __future__ import annotations
