@@ -43,12 +43,14 @@ def sample(
     ``edits``: of a row with penalties or banned ids, an int32 for each token of the vocabulary: how often it was there
     in prompt and output, or ``BANNED``. ``indices``: of each row's random number.
     """
-    is_number = logits.amax(dim=-1) < torch.inf
     for at, (row, edit) in enumerate(zip(rows, edits, strict=True)):
         if edit is not None:
-            _edit_logits(logits[at], edit, row)
-    best = logits.max(dim=-1)
-    tokens = best.indices.masked_fill_(~(is_number & (best.values > -torch.inf)), NO_TOKEN)
+            if logits[at].amax() < torch.inf:
+                _edit_logits(logits[at], edit, row)
+            else:
+                logits[at].fill_(torch.nan)
+    best = logits.max(dim=-1)  # NaN, where one is among them
+    tokens = best.indices.masked_fill_(~best.values.isfinite(), NO_TOKEN)
     sampled = [at for at, token in enumerate(tokens.tolist()) if rows[at].is_sampled and token != NO_TOKEN]
     if sampled:
         tokens[sampled] = draw(logits[sampled], [rows[at] for at in sampled], [indices[at] for at in sampled])
