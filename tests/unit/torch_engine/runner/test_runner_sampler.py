@@ -162,6 +162,45 @@ def test_every_row_gets_as_many_logprobs_as_it_asked_for() -> None:
     assert list(results[2].logprobs or {}) == [int(logits[2].argmax())]
 
 
+_NUMBERS = st.one_of(
+    st.floats(0, allow_nan=False, allow_infinity=False), st.sampled_from([0.0, 5e-324, 1e-46, 1.0, 1.7e308])
+)
+_SHARES = st.one_of(st.floats(0, 1), st.sampled_from([5e-324, 1.0 - 2**-53]))
+_SIGNED = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from([-1.7e308, 1.7e308]))
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": _NUMBERS, "top_k": st.integers(0, 2**70), "top_p": _SHARES, "min_p": _SHARES,
+            "repetition_penalty": _NUMBERS.filter(lambda value: value > 0), "presence_penalty": _SIGNED,
+            "frequency_penalty": _SIGNED, "seed": st.integers(0, 2**64 - 1), "logprobs": st.integers(0, 1024),
+        },
+    ),
+    st.lists(st.sampled_from([0.0, -0.0, 1.0, -3.0, 88.0, 3e38, -3e38, 1e-45, -torch.inf]), min_size=4, max_size=4),
+    st.sampled_from([None, torch.nan, torch.inf]),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_parameters_at_their_limits_give_a_token_and_change_no_other(
+    params: dict[str, Any], extreme: list[float], broken: float | None
+) -> None:
+    logits = random_logits(5, rows=3)
+    logits[1, 10:14] = torch.tensor(extreme)
+    logits[1, 14:] = -torch.inf
+    if broken is not None:
+        logits[1, 12] = broken
+    beside: list[dict[str, Any]] = [
+        {"seed": 1, "top_p": 0.9}, {"seed": 2, "repetition_penalty": 1.3, "output": [4, 4]}
+    ]  # fmt: skip
+    alone = [sample(logits[[at]], [sequence(**asked)])[0] for at, asked in zip((0, 2), beside, strict=True)]
+    batch = [sequence(0, **beside[0]), sequence(1, prompt=[3, 3, 12], **params), sequence(2, **beside[1])]
+    first, found, third = sample(logits, batch)
+    assert [first.token_id, third.token_id] == [one.token_id for one in alone]
+    assert (found.error is None) is (broken is None), found.error
+    assert found.error is not None or logits[1, found.token_id or 0] > -torch.inf
+
+
 def test_a_slot_taken_by_another_sequence_samples_by_its_own_parameters() -> None:
     sampler, logits = Sampler(1, VOCAB, torch.device("cpu")), random_logits(0)
     first, second, third = logits[0].topk(3).indices.tolist()
