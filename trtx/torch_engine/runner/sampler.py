@@ -94,13 +94,15 @@ class Sampler:
             Sampled(token) if token != NO_TOKEN else self._without_token(sequence)
             for token, sequence in zip(tokens.tolist(), sequences, strict=True)
         ]
-        problems = self._slots.problems
-        asked = []
-        for row, sequence in enumerate(sequences):
-            if problems[sequence.slot] is not None:
-                results[row] = self._without_token(sequence)
-            elif sequence.sampling.logprobs is not None and results[row].error is None:
-                asked.append((row, sequence.sampling.logprobs))
+        if self._slots.problems:
+            for row, sequence in enumerate(sequences):
+                if sequence.slot in self._slots.problems:
+                    results[row] = self._without_token(sequence)
+        asked = [
+            (row, sequence.sampling.logprobs)
+            for row, sequence in enumerate(sequences)
+            if sequence.sampling.logprobs is not None and results[row].error is None
+        ]
 
         def rank(part: range) -> None:
             rows, counts = zip(*asked[part.start : part.stop], strict=True)
@@ -116,7 +118,7 @@ class Sampler:
 
     def _without_token(self, sequence: ScheduledSequence) -> Sampled:
         known = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
-        return Sampled(None, error=self._slots.problems[sequence.slot] or _NO_NUMBERS.format(tokens=known))
+        return Sampled(None, error=self._slots.problems.get(sequence.slot) or _NO_NUMBERS.format(tokens=known))
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """On CUDA, compiles and loads all that a request may ask for later, over logits of ``dtype``."""

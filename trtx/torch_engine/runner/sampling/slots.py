@@ -33,7 +33,7 @@ class SamplingSlots:
         self._plain = SamplingRow.of(SamplingPlan(), 0, 0, vocab_size)
         self.rows = [self._plain] * slots
         self.edits: list[Tensor | None] = [None] * slots
-        self.problems: list[str | None] = [None] * slots
+        self.problems: dict[int, str] = {}
         """Why a slot's sequence gets no token."""
         self.on_device = torch.zeros(slots, FIELDS, dtype=torch.int64, device=device)
 
@@ -49,7 +49,8 @@ class SamplingSlots:
     def _write(self, sequence: ScheduledSequence) -> None:
         slot, plan = sequence.slot, sequence.sampling
         self._banned[slot] = sequence.banned_ids
-        self.edits[slot] = self.problems[slot] = None
+        self.edits[slot] = None
+        self.problems.pop(slot, None)
         fields = PLAIN_FIELDS
         try:
             row = SamplingRow.of(plan, sequence.seed, len(sequence.prompt_token_ids), self._vocab_size)
