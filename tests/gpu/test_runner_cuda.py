@@ -102,7 +102,7 @@ def test_what_sampling_needs_is_compiled_when_the_runner_is_ready(model_dir: Pat
 
     kernels = [
         triton_draw.edit_kernel, triton_draw.summaries_kernel, triton_draw.weights_kernel, triton_draw.choose_kernel,
-        triton_draw.check_kernel, triton_search.search_kernel,
+        triton_draw.check_kernel, triton_draw.retry_kernel, triton_search.search_kernel,
     ]  # fmt: skip
 
     def variants() -> list[int]:

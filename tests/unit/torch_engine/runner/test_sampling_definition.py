@@ -115,6 +115,12 @@ def test_ties_at_a_limit_are_kept_by_their_ids(vocab: int) -> None:
     assert kept(equal, draws=draws, top_k=1) == kept(equal, draws=draws, min_p=1.0) == [vocab - 1]
 
 
+def test_top_p_keeps_no_token_before_which_there_is_all_of_it() -> None:
+    assert kept(torch.zeros(4), top_p=0.5) == [0, 1]
+    assert kept(torch.zeros(4), top_p=0.5 + 2**-50) == [0, 1, 2]
+    assert kept(torch.zeros(8), top_p=0.5, top_k=4) == [0, 1]
+
+
 def test_negative_zero_is_zero() -> None:
     assert kept(torch.tensor([0.0, -0.0, 0.0, -1.0]), top_k=2) == [0, 1]
     assert kept(torch.tensor([-0.0, 0.0, 0.0, -1.0]), top_k=2) == [0, 1]

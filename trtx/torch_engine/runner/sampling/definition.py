@@ -34,6 +34,8 @@ EXP2 = (1.0, 0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009
 iteration); not the library's, which is another one on each device."""
 ROUNDER = 12582912.0  # 1.5 * 2**23: a float32 of less than 2**22 added to it has no fraction left
 
+LOWEST_EXPONENT = -63.0  # below it, and long before, a weight is 0
+
 
 def sample(
     logits: Tensor, rows: Sequence[SamplingRow], edits: Sequence[Tensor | None], indices: Sequence[int]
@@ -63,7 +65,7 @@ def sample(
 def weights(logits: Tensor, scales: Tensor) -> Tensor:
     """``[rows, vocab]`` int64 from float32 logits and ``scales`` [rows, 1]. Rows have a finite maximum."""
     rest = logits - logits.amax(dim=-1, keepdim=True)
-    whole = rest.mul_(scales).clamp_min_(-64.0) + ROUNDER
+    whole = rest.mul_(scales).clamp_min_(LOWEST_EXPONENT) + ROUNDER
     whole -= ROUNDER
     rest -= whole  # -0.5 to 0.5
     power = rest * EXP2[-1]
@@ -73,7 +75,7 @@ def weights(logits: Tensor, scales: Tensor) -> Tensor:
     power += EXP2[0]
     mantissa = power.mul_(2.0**24).long()  # exact: 24 bits
     mantissa <<= WEIGHT_BITS - 24
-    mantissa >>= whole.neg_().long().clamp_max_(63)
+    mantissa >>= whole.neg_().long()
     return mantissa
 
 

@@ -21,6 +21,7 @@ IS_SAMPLED, HAS_TOP_P = tl.constexpr(rows.IS_SAMPLED), tl.constexpr(rows.HAS_TOP
 GOLDEN, MIX_1, MIX_2 = tl.constexpr(rows.GOLDEN), tl.constexpr(rows.MIX_1), tl.constexpr(rows.MIX_2)
 E0, E1, E2, E3, E4, E5 = (tl.constexpr(factor) for factor in definition.EXP2)
 ROUNDER = tl.constexpr(definition.ROUNDER)
+LOWEST_EXPONENT = tl.constexpr(definition.LOWEST_EXPONENT)
 ROUNDER_BITS = tl.constexpr(0x4B400000)  # of ROUNDER as float32
 
 
@@ -31,8 +32,7 @@ def bits_as_float(bits):
 
 @triton.jit
 def load_logits(row_logits, row_params, tokens, vocab):
-    """float32 logits of a row, those of ``edit_kernel`` where it has edits; minus infinity outside of the vocabulary.
-    What is no number comes as plus infinity, which nothing else is."""
+    """float32 logits of a row, ``edit_kernel``'s where it has edits; minus infinity outside of the vocabulary."""
     inside = tokens < vocab
     address = tl.load(row_params + EDITS)
     if address != 0:
@@ -40,7 +40,7 @@ def load_logits(row_logits, row_params, tokens, vocab):
         values = tl.load(edited, mask=inside, other=-float("inf"))
     else:
         values = tl.load(row_logits + tokens, mask=inside, other=-float("inf")).to(tl.float32)
-    return tl.where(values < float("inf"), values, float("inf"))
+    return values
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def has_token(best):
 @triton.jit
 def weights_of(values, best, scale):
     """int64; see ``definition.weights``. Launched with ``enable_fp_fusion=False``: every rounding counts."""
-    exponents = tl.maximum((values - best) * scale, -64.0)
+    exponents = tl.maximum((values - best) * scale, LOWEST_EXPONENT)
     rounded = exponents + ROUNDER
     rest = exponents - (rounded - ROUNDER)
     power = rest * E5 + E4
@@ -74,7 +74,7 @@ def weights_of(values, best, scale):
     power = power * rest + E1
     power = power * rest + E0
     mantissa = (power * 16777216.0).to(tl.int32).to(tl.int64)
-    down = tl.minimum(ROUNDER_BITS - rounded.to(tl.int32, bitcast=True), 63)
+    down = ROUNDER_BITS - rounded.to(tl.int32, bitcast=True)
     return (mantissa << 16) >> down.to(tl.int64)
 
 

@@ -5,7 +5,8 @@ one pass over its logits (:func:`summaries_kernel`), the sums of its weights fro
 top-k does not limit it. :func:`choose_kernel` draws: among all tokens by those
 sums, and within one part; or by top-k among the 128 groups of 64 tokens with the largest maxima, which hold every
 logit not below the least of these maxima, in registers. Whether top-p keeps what was drawn among all takes one pass
-more (:func:`check_kernel`). What is not decided then is rare, and :mod:`triton_search` does it.
+more (:func:`check_kernel`); if not, there is a second attempt, checked alike (:func:`retry_kernel`). What is not
+decided then is rare, and :mod:`triton_search` does it.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -96,14 +97,18 @@ def edit_kernel(logits, slots, rows, vocab, parts, PROGRAMS: tl.constexpr):
 def summaries_kernel(
     logits, slots, rows, part_best, group_keys, vocab, groups, parts, IS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of each part of a row; of a row with top-k also the key of the largest of each group."""
+    """The largest logit of each part of a row; of a row with top-k also the key of the largest of each group.
+
+    What is no number counts as infinity, and the row gets no token: the kernels after this one see numbers alone.
+    """
     row = tl.program_id(0)
     part = tl.program_id(1)
     row_params = rows + tl.load(slots + row).to(tl.int64) * FIELDS
     GROUPS: tl.constexpr = PART // GROUP
     group = part * GROUPS + tl.arange(0, GROUPS)
     ids = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    best = tl.max(load_logits(logits + row.to(tl.int64) * vocab, row_params, ids, vocab), axis=1)
+    values = load_logits(logits + row.to(tl.int64) * vocab, row_params, ids, vocab)
+    best = tl.max(tl.where(values < float("inf"), values, float("inf")), axis=1)
     tl.store(part_best + row * parts + part, tl.max(best, axis=0))
     if tl.load(row_params + TOP_K) > 0:
         tl.store(group_keys + row * groups + group, keys_of(best, shift_of(row_params, IS_BFLOAT16)), group < groups)
@@ -131,12 +136,16 @@ def weights_kernel(logits, slots, rows, part_best, sums, vocab, parts, PARTS: tl
 
 
 @triton.jit
-def _draw_from_all(row_logits, row_params, position, best, candidates, vocab, PARTS: tl.constexpr):
-    wanted = wanted_of(row_params, position, tl.zeros((), tl.int64), tl.sum(candidates, axis=0))
+def draw_before(
+    row_logits, row_params, position, attempt, best, value, token, candidates, vocab, PARTS: tl.constexpr
+):  # fmt: skip
+    """A candidate before ``token``, whose logit is ``value``; ``candidates``: sums of those by parts."""
+    wanted = wanted_of(row_params, position, attempt, tl.sum(candidates, axis=0))
     part, wanted = part_beyond(candidates, wanted, PARTS)
     ids, values = load_part(row_logits, row_params, part, vocab)
     found = weights_of(values, best, bits_as_float(tl.load(row_params + SCALE)))
-    return first_beyond(tl.where(found >= tl.load(row_params + MIN_WEIGHT), found, 0), ids, wanted)
+    is_candidate = is_before(values, ids, value, token) & (found >= tl.load(row_params + MIN_WEIGHT))
+    return first_beyond(tl.where(is_candidate, found, 0), ids, wanted)
 
 
 @triton.jit
@@ -229,8 +238,9 @@ def choose_kernel(
         candidates = tl.load(
             sums_at(sums, row, CANDIDATES, PARTS) + tl.arange(0, PARTS), mask=tl.arange(0, PARTS) < parts, other=0
         )
-        token = _draw_from_all(
-            row_logits, row_params, tl.load(positions + row), best, candidates, vocab, PARTS
+        token = draw_before(
+            row_logits, row_params, tl.load(positions + row), tl.zeros((), tl.int64), best, -float("inf"), BEYOND,
+            candidates, vocab, PARTS,
         )  # fmt: skip
         tl.store(tokens + row, token.to(tl.int64))
         tl.store(states + row, tl.where((mode & HAS_TOP_P) != 0, DRAWN, DECIDED))
@@ -265,3 +275,31 @@ def check_kernel(logits, tokens, states, slots, rows, part_best, sums, vocab, pa
     if floor > 0:
         mass = tl.sum(tl.where(found >= floor, found, 0), axis=0)
     tl.store(sums_at(sums, row, CANDIDATES_BEFORE, PARTS) + part, mass)
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
+def retry_kernel(
+    logits, tokens, states, slots, positions, rows, part_best, sums, vocab, parts, PARTS: tl.constexpr
+):  # fmt: skip
+    """Of rows with top-p: whether it keeps the token that was drawn; if not, the next attempt, to be checked again."""
+    row = tl.program_id(0)
+    if tl.load(states + row) != DRAWN:
+        return
+    row_params = rows + tl.load(slots + row).to(tl.int64) * FIELDS
+    at = tl.arange(0, PARTS)
+    own = at < parts
+    total = tl.sum(tl.load(sums_at(sums, row, ALL, PARTS) + at, mask=own, other=0), axis=0)
+    before = tl.sum(tl.load(sums_at(sums, row, BEFORE, PARTS) + at, mask=own, other=0), axis=0)
+    if before < top_p_limit(row_params, total):
+        tl.store(states + row, DECIDED)
+        return
+    row_logits = logits + row.to(tl.int64) * vocab
+    token = tl.load(tokens + row).to(tl.int32)
+    best = tl.max(load_best(part_best, row, parts, PARTS), axis=0)
+    value = load_logits(row_logits, row_params, token, vocab)
+    candidates = tl.load(sums_at(sums, row, CANDIDATES_BEFORE, PARTS) + at, mask=own, other=0)
+    token = draw_before(
+        row_logits, row_params, tl.load(positions + row), tl.zeros((), tl.int64) + 1, best, value, token, candidates,
+        vocab, PARTS,
+    )  # fmt: skip
+    tl.store(tokens + row, token.to(tl.int64))

@@ -14,13 +14,13 @@ from trtx.torch_engine.runner.sampling.triton_draw import (
     check_kernel,
     choose_kernel,
     edit_kernel,
+    retry_kernel,
     summaries_kernel,
     weights_kernel,
 )
 from trtx.torch_engine.runner.sampling.triton_search import search_kernel
 
 _EDITING = 8  # programs of a row: few, as most rows need none
-_CHOOSING_WARPS = 8
 
 
 class TritonSampling:
@@ -51,6 +51,7 @@ class TritonSampling:
         vocab, groups, parts = self._vocab, self._groups, self._parts
         is_bfloat16, most_parts = logits.dtype == torch.bfloat16, self._most_parts
         best, sums, states = self._part_best, self._sums, self._states
+        most_groups = triton.next_power_of_2(groups)
         edit_kernel[(count, _EDITING)](
             logits, slots, self._rows, vocab, parts, PROGRAMS=_EDITING, num_warps=8, enable_fp_fusion=False
         )
@@ -63,14 +64,22 @@ class TritonSampling:
         )
         choose_kernel[(count,)](
             logits, tokens, states, slots, positions, self._rows, best, self._group_keys, sums, self._chosen_groups,
-            vocab, groups, parts, PARTS=most_parts, GROUPS=triton.next_power_of_2(groups), IS_BFLOAT16=is_bfloat16,
-            num_warps=_CHOOSING_WARPS, enable_fp_fusion=False,
+            vocab, groups, parts, PARTS=most_parts, GROUPS=most_groups, IS_BFLOAT16=is_bfloat16,
+            num_warps=16, enable_fp_fusion=False,
         )  # fmt: skip
-        check_kernel[(count, parts)](
-            logits, tokens, states, slots, self._rows, best, sums, vocab, parts, PARTS=most_parts,
+        self._check(tokens, logits, slots)
+        retry_kernel[(count,)](
+            logits, tokens, states, slots, positions, self._rows, best, sums, vocab, parts, PARTS=most_parts,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
+        self._check(tokens, logits, slots)
         search_kernel[(count,)](
-            logits, tokens, states, slots, positions, self._rows, best, sums, vocab, parts, PARTS=most_parts,
-            IS_BFLOAT16=is_bfloat16, num_warps=16, enable_fp_fusion=False,
+            logits, tokens, states, slots, positions, self._rows, best, self._group_keys, sums, vocab, groups, parts,
+            PARTS=most_parts, GROUPS=most_groups, IS_BFLOAT16=is_bfloat16, num_warps=16, enable_fp_fusion=False,
+        )  # fmt: skip
+
+    def _check(self, tokens: Tensor, logits: Tensor, slots: Tensor) -> None:
+        check_kernel[(logits.shape[0], self._parts)](
+            logits, tokens, self._states, slots, self._rows, self._part_best, self._sums, self._vocab, self._parts,
+            PARTS=self._most_parts, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip

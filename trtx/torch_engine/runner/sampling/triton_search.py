@@ -14,20 +14,18 @@ from trtx.torch_engine.runner.sampling.triton_arithmetic import (
     HAS_TOP_P,
     MIN_WEIGHT,
     MODE,
+    PART,
     SCALE,
     TOP_K,
     bits_as_float,
-    first_beyond,
     is_before,
     keys_of,
     load_best,
     load_logits,
     load_part,
-    part_beyond,
     shift_of,
     top_p_limit,
     value_of,
-    wanted_of,
     weights_of,
 )
 from trtx.torch_engine.runner.sampling.triton_draw import (
@@ -37,33 +35,53 @@ from trtx.torch_engine.runner.sampling.triton_draw import (
     DECIDED,
     DRAWN,
     LOWEST_KEY,
+    draw_before,
     sums_at,
 )
 
-BITS = tl.constexpr(4)  # of a key that one pass over the row finds
-TRIED = tl.constexpr(2**4)
-FIRST_STEP = tl.constexpr(2**32 // 2**4)
-
 
 @triton.jit
-def _end_of_top_k(row_logits, row_params, top_k, vocab, parts, shift):
-    """(logit, id): the ``top_k`` first tokens are those before it."""
-    low = (top_k * 0 + LOWEST_KEY) >> shift
-    step = (top_k * 0 + FIRST_STEP) >> shift
-    while step > 0:
-        tried = low + step * tl.arange(0, TRIED)
-        counts = tl.zeros((TRIED,), tl.int32)
+def _least_key_of_top_k(row_logits, row_params, maxima, is_group, best, top_k, vocab, groups, parts, shift):
+    """The largest key that ``top_k`` tokens are not below."""
+    low = keys_of(best * 0 - float("inf"), shift)
+    high = keys_of(best, shift) + 1
+    if top_k <= groups:  # so many maxima are not below the least of them
+        above = high
+        while low + 1 < above:
+            middle = (low & above) + ((low ^ above) >> 1)
+            enough = tl.sum((is_group & (maxima >= middle)).to(tl.int32), axis=0) >= top_k
+            low = tl.where(enough, middle, low)
+            above = tl.where(enough, above, middle)
+    while low + 1 < high:
+        span = high.to(tl.int64) - low.to(tl.int64)
+        first = (low + tl.maximum(span // 4, 1)).to(tl.int32)
+        second = (low + tl.maximum(span // 2, 1)).to(tl.int32)
+        third = (low + tl.maximum(span * 3 // 4, 1)).to(tl.int32)
+        at_first = tl.zeros((PART,), tl.int32)
+        at_second = tl.zeros((PART,), tl.int32)
+        at_third = tl.zeros((PART,), tl.int32)
         for part in range(parts):
             ids, values = load_part(row_logits, row_params, part, vocab)
             keys = tl.where(ids < vocab, keys_of(values, shift), LOWEST_KEY)
-            counts += tl.sum((keys[:, None] >= tried[None, :]).to(tl.int32), axis=0)
-        low += step * (tl.sum((counts >= top_k).to(tl.int32), axis=0) - 1)
-        step = step >> BITS
-    value = value_of(low, shift)
-    ties = top_k
+            at_first += (keys >= first).to(tl.int32)
+            at_second += (keys >= second).to(tl.int32)
+            at_third += (keys >= third).to(tl.int32)
+        has_first = tl.sum(at_first, axis=0) >= top_k
+        has_second = tl.sum(at_second, axis=0) >= top_k
+        has_third = tl.sum(at_third, axis=0) >= top_k
+        high = tl.where(has_third, high, tl.where(has_second, third, tl.where(has_first, second, first)))
+        low = tl.where(has_third, third, tl.where(has_second, second, tl.where(has_first, first, low)))
+    return low
+
+
+@triton.jit
+def _end_of_top_k(row_logits, row_params, value, top_k, vocab, parts):
+    """The id such that the ``top_k`` first tokens are those before it; ``value``: the last one's logit."""
+    above = tl.zeros((PART,), tl.int32)
     for part in range(parts):
         _, values = load_part(row_logits, row_params, part, vocab)
-        ties -= tl.sum((values > value).to(tl.int32), axis=0)
+        above += (values > value).to(tl.int32)
+    ties = top_k - tl.sum(above, axis=0)
     end = top_k * 0
     for part in range(parts):
         ids, values = load_part(row_logits, row_params, part, vocab)
@@ -71,7 +89,7 @@ def _end_of_top_k(row_logits, row_params, top_k, vocab, parts, shift):
         rank = tl.cumsum(is_tie.to(tl.int32), axis=0)
         end = tl.maximum(end, tl.max(tl.where(is_tie & (rank == ties), ids + 1, 0), axis=0))
         ties -= tl.sum(is_tie.to(tl.int32), axis=0)
-    return value, end
+    return end
 
 
 @triton.jit
@@ -93,26 +111,21 @@ def _sums_before(row_logits, row_params, best, value, token, vocab, parts, PARTS
 
 
 @triton.jit
-def _draw_before(
-    row_logits, row_params, position, attempt, best, value, token, sums, has_top_p, limit, vocab, parts,
+def _draw_until_kept(
+    row_logits, row_params, position, attempt, best, value, token, candidates, limit, vocab, parts,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """A token among the candidates before one, whose sums by parts are ``sums``, in as many attempts as it takes."""
-    scale = bits_as_float(tl.load(row_params + SCALE))
-    floor = tl.load(row_params + MIN_WEIGHT)
+    """A token among the candidates before one, in as many attempts as top-p takes."""
+    has_top_p = (tl.load(row_params + MODE) & HAS_TOP_P) != 0
     is_drawing = limit > 0  # always
     while is_drawing:
-        part, wanted = part_beyond(
-            sums, wanted_of(row_params, position, attempt, tl.sum(sums, axis=0)), PARTS
+        token = draw_before(
+            row_logits, row_params, position, attempt, best, value, token, candidates, vocab, PARTS
         )  # fmt: skip
-        ids, values = load_part(row_logits, row_params, part, vocab)
-        found = weights_of(values, best, scale)
-        is_candidate = is_before(values, ids, value, token) & (found >= floor)
-        token = first_beyond(tl.where(is_candidate, found, 0), ids, wanted)
         is_drawing = has_top_p
         if has_top_p:
             value = load_logits(row_logits, row_params, token, vocab)
-            before, sums = _sums_before(row_logits, row_params, best, value, token, vocab, parts, PARTS)
+            before, candidates = _sums_before(row_logits, row_params, best, value, token, vocab, parts, PARTS)
             is_drawing = before >= limit
             attempt += 1
     return token
@@ -120,8 +133,8 @@ def _draw_before(
 
 @triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def search_kernel(
-    logits, tokens, states, slots, positions, rows, part_best, sums, vocab, parts,
-    PARTS: tl.constexpr, IS_BFLOAT16: tl.constexpr,
+    logits, tokens, states, slots, positions, rows, part_best, group_keys, sums, vocab, groups, parts,
+    PARTS: tl.constexpr, GROUPS: tl.constexpr, IS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
     """Decides rows that are not; one more of its token in each row's edits."""
     row = tl.program_id(0)
@@ -132,9 +145,8 @@ def search_kernel(
     if state != DECIDED:
         position = tl.load(positions + row)
         best = tl.max(load_best(part_best, row, parts, PARTS), axis=0)
-        has_top_p = (tl.load(row_params + MODE) & HAS_TOP_P) != 0
-        at = tl.arange(0, PARTS)
         if state == DRAWN:
+            at = tl.arange(0, PARTS)
             own = at < parts
             total = tl.sum(tl.load(sums_at(sums, row, ALL, PARTS) + at, mask=own, other=0), axis=0)
             before = tl.sum(tl.load(sums_at(sums, row, BEFORE, PARTS) + at, mask=own, other=0), axis=0)
@@ -142,19 +154,25 @@ def search_kernel(
             if before >= limit:
                 value = load_logits(row_logits, row_params, token, vocab)
                 candidates = tl.load(sums_at(sums, row, CANDIDATES_BEFORE, PARTS) + at, mask=own, other=0)
-                token = _draw_before(
-                    row_logits, row_params, position, tl.zeros((), tl.int64) + 1, best, value, token, candidates,
-                    has_top_p, limit, vocab, parts, PARTS,
+                token = _draw_until_kept(
+                    row_logits, row_params, position, tl.zeros((), tl.int64) + 2, best, value, token, candidates,
+                    limit, vocab, parts, PARTS,
                 )  # fmt: skip
         else:
             top_k = tl.load(row_params + TOP_K).to(tl.int32)
-            value, end = _end_of_top_k(
-                row_logits, row_params, top_k, vocab, parts, shift_of(row_params, IS_BFLOAT16)
+            shift = shift_of(row_params, IS_BFLOAT16)
+            at_group = tl.arange(0, GROUPS)
+            is_group = at_group < groups
+            maxima = tl.load(group_keys + row * groups + at_group, mask=is_group, other=LOWEST_KEY)
+            least = _least_key_of_top_k(
+                row_logits, row_params, maxima, is_group, best, top_k, vocab, groups, parts, shift
             )  # fmt: skip
+            value = value_of(least, shift)
+            end = _end_of_top_k(row_logits, row_params, value, top_k, vocab, parts)
             total, candidates = _sums_before(row_logits, row_params, best, value, end, vocab, parts, PARTS)
-            token = _draw_before(
+            token = _draw_until_kept(
                 row_logits, row_params, position, tl.zeros((), tl.int64), best, value, end, candidates,
-                has_top_p, top_p_limit(row_params, total), vocab, parts, PARTS,
+                top_p_limit(row_params, total), vocab, parts, PARTS,
             )  # fmt: skip
         tl.store(tokens + row, token.to(tl.int64))
     address = tl.load(row_params + EDITS)
