@@ -16,6 +16,7 @@ from kernel_cases import DEVICE, IS_INTERPRETED
 from trtx.torch_engine.runner.sampling import definition
 from trtx.torch_engine.runner.sampling.definition import BANNED, NO_TOKEN
 from trtx.torch_engine.runner.sampling.rows import SamplingRow
+from trtx.torch_engine.runner.sampling.slots import new_edits
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 pytestmark = [
@@ -53,7 +54,7 @@ class Case:
         from trtx.torch_engine.runner.sampling.triton_sampling import TritonSampling
 
         order = order or list(range(len(self.rows)))
-        edits = [None if edit is None else torch.stack([edit, edit]).to(DEVICE)[0] for edit in self.edits]
+        edits = [None if edit is None else new_edits(self.vocab, DEVICE).copy_(edit) for edit in self.edits]
         fields = [
             row.fields(0 if edit is None else edit.data_ptr()) for row, edit in zip(self.rows, edits, strict=True)
         ]

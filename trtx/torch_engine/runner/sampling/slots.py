@@ -78,14 +78,18 @@ class SamplingSlots:
         self._changed.clear()
 
     def _new_edits(self, sequence: ScheduledSequence) -> Tensor:
-        whole = torch.zeros(2, self._vocab_size, dtype=torch.int32, device=self._device)
-        edits = whole[0]  # behind them the kernels' edited logits, of as many bytes
+        edits = new_edits(self._vocab_size, self._device)
         if sequence.sampling.has_penalties:
             seen = int32(sequence.prompt_token_ids + sequence.output_token_ids, self._device)
             edits.index_add_(0, seen, torch.ones_like(seen))
         if sequence.banned_ids:
             edits.index_fill_(0, int32(list(sequence.banned_ids), self._device).long(), BANNED)
         return edits
+
+
+def new_edits(vocab_size: int, device: torch.device) -> Tensor:
+    """``[vocab]`` int32 zeros. Behind them, from a multiple of 16 bytes on, lie the kernels' edited logits."""
+    return torch.zeros(2, -(-vocab_size // 4) * 4, dtype=torch.int32, device=device)[0, :vocab_size]
 
 
 def is_device_error(error: Exception) -> bool:

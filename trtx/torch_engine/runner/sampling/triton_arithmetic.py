@@ -31,13 +31,24 @@ def bits_as_float(bits):
 
 
 @triton.jit
+def edits_at(row_params):
+    """Where a row's edits begin: 0 if it has none."""
+    return tl.load(row_params + EDITS)
+
+
+@triton.jit
+def edited_logits(address, vocab):
+    """Behind the edits, see ``SamplingSlots``."""
+    return tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16) + (vocab + 3) // 4 * 4
+
+
+@triton.jit
 def load_logits(row_logits, row_params, tokens, vocab):
     """float32 logits of a row, ``edit_kernel``'s where it has edits; minus infinity outside of the vocabulary."""
     inside = tokens < vocab
-    address = tl.load(row_params + EDITS)
+    address = edits_at(row_params)
     if address != 0:
-        edited = address.to(tl.pointer_type(tl.float32)) + vocab + tokens
-        values = tl.load(edited, mask=inside, other=-float("inf"))
+        values = tl.load(edited_logits(address, vocab) + tokens, mask=inside, other=-float("inf"))
     else:
         values = tl.load(row_logits + tokens, mask=inside, other=-float("inf")).to(tl.float32)
     return values
@@ -140,4 +151,4 @@ def value_of(key, shift):
 
 @triton.jit
 def shift_of(row_params, IS_BFLOAT16: tl.constexpr):
-    return tl.where(IS_BFLOAT16 & (tl.load(row_params + EDITS) == 0), 16, 0)
+    return tl.where(IS_BFLOAT16 & (edits_at(row_params) == 0), 16, 0)

@@ -20,7 +20,6 @@ import triton.language as tl
 from trtx.torch_engine.runner.sampling import definition
 from trtx.torch_engine.runner.sampling.triton_arithmetic import (
     BEYOND,
-    EDITS,
     FIELDS,
     HAS_TOP_P,
     IS_SAMPLED,
@@ -32,6 +31,8 @@ from trtx.torch_engine.runner.sampling.triton_arithmetic import (
     SCALE,
     TOP_K,
     bits_as_float,
+    edited_logits,
+    edits_at,
     first_beyond,
     has_token,
     is_before,
@@ -71,11 +72,11 @@ def edit_kernel(logits, slots, rows, vocab, parts, PROGRAMS: tl.constexpr):
     number. ``PROGRAMS`` of a row share its parts."""
     row = tl.program_id(0)
     row_params = rows + tl.load(slots + row).to(tl.int64) * FIELDS
-    address = tl.load(row_params + EDITS)
+    address = edits_at(row_params)
     if address == 0:
         return
-    edits_of_row = address.to(tl.pointer_type(tl.int32))
-    edited = address.to(tl.pointer_type(tl.float32)) + vocab
+    edits_of_row = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
+    edited = edited_logits(address, vocab)
     repetition = bits_as_float(tl.load(row_params + SCALE) >> 32)
     presence = bits_as_float(tl.load(row_params + PRESENCE))
     frequency = bits_as_float(tl.load(row_params + PRESENCE) >> 32)

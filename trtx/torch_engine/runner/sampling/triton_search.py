@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from trtx.torch_engine.runner.sampling.triton_arithmetic import (
-    EDITS,
     FIELDS,
     HAS_TOP_P,
     MIN_WEIGHT,
@@ -18,6 +17,7 @@ from trtx.torch_engine.runner.sampling.triton_arithmetic import (
     SCALE,
     TOP_K,
     bits_as_float,
+    edits_at,
     is_before,
     keys_of,
     load_best,
@@ -175,7 +175,7 @@ def search_kernel(
                 top_p_limit(row_params, total), vocab, parts, PARTS,
             )  # fmt: skip
         tl.store(tokens + row, token.to(tl.int64))
-    address = tl.load(row_params + EDITS)
+    address = edits_at(row_params)
     if (address != 0) & (token >= 0):
         count = address.to(tl.pointer_type(tl.int32)) + token
         tl.store(count, tl.load(count) + 1)
