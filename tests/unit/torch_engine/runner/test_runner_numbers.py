@@ -14,7 +14,7 @@ from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, create_runner
-from trtx.torch_engine.runner.sampling import definition
+from trtx.torch_engine.runner.sampling import definition, slots
 from trtx.torch_engine.runner.sampling.rows import mix
 
 POISON = 17  # the token whose embedding is NaN
@@ -216,3 +216,28 @@ def test_a_row_that_cannot_be_sampled_ends_alone_and_a_device_error_does_not(
     engine.submit(99, [5, 6], temperature=1.0, seed=13)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.run()
+
+
+def test_a_request_that_finds_no_memory_for_its_counts_ends_alone(
+    checkpoint: Path, expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = slots.new_edits, []
+
+    def edits(vocab_size: int, device: torch.device) -> torch.Tensor:
+        made.append(device)
+        if len(made) == 2:  # the first ones are the neighbour's
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(vocab_size, device)
+
+    engine = Engine(checkpoint)
+    monkeypatch.setattr(slots, "new_edits", edits)
+    for index, neighbour in enumerate(NEIGHBOURS):
+        engine.submit(index, clean_prompt(9 + 7 * index, index), **neighbour)
+    engine.submit(99, [5, 6], presence_penalty=1.0)
+    engine.run()
+    assert engine.errors.keys() == engine.failed == {99}
+    assert "out of memory" in engine.errors[99]
+    assert {index: engine.tokens[index] for index in expected} == expected
+    engine.submit(100, [5, 6], presence_penalty=1.0)
+    engine.run()
+    assert len(engine.tokens[100]) == 6
