@@ -61,15 +61,59 @@ def test_bfloat16_logprobs_are_close_to_float32_on_the_cpu(model_dir: Path) -> N
     assert (exact - rounded).abs().median() < 0.2 and (exact - rounded).abs().mean() < 0.3
 
 
-def test_seeded_sampling_gives_the_cpus_tokens(model_dir: Path) -> None:
-    asked = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, repetition_penalty=1.1)
-    results = []
-    for one in (runner(model_dir, "cpu"), runner(model_dir, "cuda", dtype="float32")):
-        player = Player(one)
-        playing = [player.add(random_prompt(30, seed), sampling=asked, seed=seed) for seed in range(9)]
-        playing.append(player.add(random_prompt(30, 99)))
-        results.append(player.finish(playing, 12))
-    assert results[0] == results[1]
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "repetition_penalty": 1.1},
+    {},
+    {"temperature": 1.0},
+    {"top_p": 0.6},
+    {"temperature": 2.0, "top_k": 150, "min_p": 0.05},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.2},
+    {"temperature": 1.5, "min_tokens": 5},
+    {"temperature": 1.0, "top_p": 0.3, "logprobs": 2},
+]
+
+
+def sampled(one: TorchRunner) -> list[list[int]]:
+    """Tokens of a mixed batch, its prompts in chunks beside decodes, whose slots other sequences had before."""
+    player = Player(one)
+    others = [player.add(random_prompt(9, seed), sampling=SamplingParams(**KINDS[-seed]), seed=99) for seed in range(8)]
+    player.finish(others, 3)
+    player = Player(one, seed=1)
+    playing = [
+        player.add(
+            random_prompt(30 + 7 * at, at), sampling=SamplingParams(**KINDS[at % 8]), seed=at, stop_ids=(1, 2, 3, 5)
+        )
+        for at in range(17)
+    ]
+    return player.finish(playing, 12, chunk=40)
+
+
+def test_seeded_sampling_gives_the_cpus_tokens_with_and_without_graphs(model_dir: Path) -> None:
+    expected = sampled(runner(model_dir, "cpu"))
+    for graphs in (True, False):
+        one = runner(model_dir, "cuda", dtype="float32", cuda_graphs=graphs)
+        assert sampled(one) == expected
+        one.close()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_what_sampling_needs_is_compiled_when_the_runner_is_ready(model_dir: Path, graphs: bool) -> None:
+    from trtx.torch_engine.runner.sampling import triton_draw, triton_search
+
+    kernels = [
+        triton_draw.edit_kernel, triton_draw.summaries_kernel, triton_draw.weights_kernel, triton_draw.choose_kernel,
+        triton_draw.check_kernel, triton_draw.retry_kernel, triton_search.search_kernel,
+    ]  # fmt: skip
+
+    def variants() -> list[int]:
+        return [sum(len(caches[0]) for caches in kernel.device_caches.values()) for kernel in kernels]
+
+    one = runner(model_dir, "cuda", cuda_graphs=graphs, max_batch_size=18)  # no row of its inputs begins at 16 bytes
+    compiled = variants()
+    assert all(compiled)
+    sampled(one)
+    assert variants() == compiled
+    one.close()
 
 
 def test_the_pool_takes_its_share_of_free_memory_and_close_gives_it_back(model_dir: Path) -> None:

@@ -100,14 +100,16 @@ def vocabulary_bytes(config: ModelConfig, dtype: str) -> int:
 def activation_bytes(
     config: ModelConfig, *, max_num_tokens: int, max_batch_size: int, dtype: str, scaled_products: bool
 ) -> int:
-    """Peak of a pass over ``max_num_tokens``: the widest moment is the MLP's, plus the sampler's copies of logits.
+    """Peak of a pass over ``max_num_tokens``: the widest moment is the MLP's, plus logits and what is made of them.
 
     Where activations are rounded to a format that no product here takes, what that holds of the widest comes on top.
     """
     width = DTYPE_BYTES[dtype]
     token = 2 * config.hidden_size + max(3 * config.intermediate_size, 2 * config.q_size + 2 * config.kv_size)
     logits = max_batch_size * config.vocab_size * (2 * width + 4)
-    sampler = 5 * 64 * config.vocab_size * 8  # five float64 or int64 copies of at most 64 rows
+    # Logprobs of 256 of a prompt's tokens, or counts of every row's tokens and logprobs of 64 rows. What penalties make
+    # of every row's logits is the float32 above.
+    sampler = config.vocab_size * max(256 * 10, max_batch_size * 4 + 64 * 12)
     return max_num_tokens * (token * width + _rounding_bytes(config, scaled_products)) + logits + sampler
 
 

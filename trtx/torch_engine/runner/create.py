@@ -18,13 +18,14 @@ from trtx.torch_engine.runner.kernels import Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.runner import TorchRunner
+from trtx.torch_engine.runner.sampler import Sampler
 from trtx.torch_engine.runner.slots import new_block_table
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 from trtx.torch_engine.runner.weights import load_weights
 
 
 def create_runner(args: RunnerArgs) -> TorchRunner:
-    """Loads weights, sizes and zeroes the KV pool, captures CUDA graphs. Takes seconds to a minute.
+    """Loads weights, sizes and zeroes the KV pool, compiles kernels, captures CUDA graphs. Takes seconds to a minute.
 
     ``max_seq_len`` past the model's positions is lowered to them, as TensorRT-LLM does. Raises UsageError for a
     checkpoint, device, dtype or size that cannot work.
@@ -71,13 +72,16 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     positions = table.shape[1] * args.tokens_per_block  # whole blocks: no position of a listed block lies outside
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     decoder = Decoder(weights, _kernels(config, cache, rotary))
+    sampler = Sampler(args.max_batch_size, config.vocab_size, device)
     graphs = None
+    if device.type == "cuda":
+        sampler.warm_up(decoder.dtype)
     if device.type == "cuda" and args.cuda_graphs:
         sizes = args.cuda_graph_batch_sizes or default_batch_sizes(args.max_batch_size)
         useful = {min(size, args.max_batch_size) for size in sizes}
-        graphs = DecodeGraphs(decoder, cache, sorted(useful), config.vocab_size)
+        graphs = DecodeGraphs(decoder, sampler, cache, sorted(useful), config.vocab_size)
     return TorchRunner(
-        decoder=decoder, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
+        decoder=decoder, sampler=sampler, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
         vocab_size=config.vocab_size, graphs=graphs,
     )  # fmt: skip
 

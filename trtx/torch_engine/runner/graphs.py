@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs
-from trtx.torch_engine.runner.sampler import best_tokens
+from trtx.torch_engine.runner.sampler import Sampler
 
 _WARM_UP_PASSES = 2  # Triton compiles and cuBLAS picks its workspace outside the capture
 
@@ -19,12 +19,14 @@ def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
 
 
 class DecodeGraphs:
-    """Captured at start, replayed for ever. A graph ends with the best tokens, so a greedy step launches one thing.
+    """Captured at start, replayed for ever. A graph ends with the sampled tokens, so a step launches one thing.
 
     Inputs and outputs are the same memory for every size: what :meth:`replay` returns holds until the next one.
     """
 
-    def __init__(self, decoder: Decoder, cache: KvCache, batch_sizes: list[int], vocab_size: int) -> None:
+    def __init__(
+        self, decoder: Decoder, sampler: Sampler, cache: KvCache, batch_sizes: list[int], vocab_size: int
+    ) -> None:
         """Captures every size of the ascending ``batch_sizes``, the largest first: the others share its memory."""
         self._sizes = batch_sizes
         self._padding_slot = cache.padding_slot
@@ -36,27 +38,27 @@ class DecodeGraphs:
         memory = torch.cuda.graph_pool_handle()
         with torch.inference_mode():
             logits = torch.empty(largest, vocab_size, dtype=decoder.dtype, device=device)
-            greedy = torch.empty(largest, dtype=torch.int64, device=device)
+            sampled = torch.empty(largest, dtype=torch.int64, device=device)
             for size in reversed(self._sizes):
                 inputs = PassInputs(*(row[:size] for row in self._inputs))
 
                 def run(inputs: PassInputs = inputs, size: int = size) -> None:
                     decoder.logits(decoder.hidden(inputs), out=logits[:size])
-                    greedy[:size] = best_tokens(logits[:size])
+                    sampler.sample(logits[:size], inputs.slots, inputs.positions, out=sampled[:size])
 
                 for _ in range(_WARM_UP_PASSES):
                     run()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=memory):
                     run()
-                self._graphs[size] = (graph, logits[:size], greedy[:size])
+                self._graphs[size] = (graph, logits[:size], sampled[:size])
 
     def fits(self, num_sequences: int) -> bool:
         """False for a batch beyond the largest size, which then runs without a graph."""
         return num_sequences <= self._sizes[-1]
 
     def replay(self, tokens: list[int], positions: list[int], slots: list[int]) -> tuple[Tensor, Tensor]:
-        """(logits [rows, vocab], their best tokens [rows] int64) of one decode pass."""
+        """(logits [rows, vocab], their sampled tokens [rows] int64) of one decode pass."""
         rows = len(tokens)
         size = next(size for size in self._sizes if size >= rows)
         padding = size - rows
@@ -68,6 +70,6 @@ class DecodeGraphs:
             )
         )
         self._inputs[:, :size].copy_(host, non_blocking=True)
-        graph, logits, greedy = self._graphs[size]
+        graph, logits, sampled = self._graphs[size]
         graph.replay()
-        return logits[:rows], greedy[:rows]
+        return logits[:rows], sampled[:rows]

@@ -10,7 +10,7 @@ from trtx.torch_engine.messages import Logprob
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans, int32
-from trtx.torch_engine.runner.sampler import Sampler, best_tokens, prompt_problem, rank_logprobs
+from trtx.torch_engine.runner.sampler import Sampler, prompt_problem, rank_logprobs
 from trtx.torch_engine.runner.slots import BlockTable
 
 _PROMPT_LOGPROB_ROWS = 256  # of the vocabulary in float32: 256 rows of 151,936 are 156 MB
@@ -28,6 +28,7 @@ class TorchRunner:
         self,
         *,
         decoder: Decoder,
+        sampler: Sampler,
         pool: Tensor,
         cache: KvCache,
         geometry: KvGeometry,
@@ -44,13 +45,14 @@ class TorchRunner:
         self._device = pool.device
         self._graphs = graphs
         self._block_table = BlockTable(cache)
-        self._sampler = Sampler(cache.padding_slot)
+        self._sampler = sampler
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> list[Sampled]:
         """See :meth:`trtx.torch_engine.batch.ModelRunner.execute`. Returns when the tokens are on the host."""
         sequences = batch.sequences
         self._block_table.update(sequences)
+        self._sampler.update(sequences)
         num_decodes = 0
         while num_decodes < len(sequences) and _is_decode(sequences[num_decodes]):
             num_decodes += 1
@@ -59,13 +61,13 @@ class TorchRunner:
         computed = self._prefill(chunks) if chunks else None
         results: list[Sampled] = []
         if decoded is not None:
-            results += self._sampler.sample(*decoded, decodes)
+            results += self._sampler.results(*decoded, decodes)
         if computed is not None:
             results += self._sample_chunks(*computed, chunks)
         return results
 
     def _decode(self, sequences: list[ScheduledSequence]) -> tuple[Tensor, Tensor]:
-        """(logits [rows, vocab], their best tokens [rows])"""
+        """(logits [rows, vocab], their sampled tokens [rows])"""
         tokens = [sequence.new_token_ids[0] for sequence in sequences]
         positions = [sequence.start for sequence in sequences]
         slots = [sequence.slot for sequence in sequences]
@@ -73,7 +75,7 @@ class TorchRunner:
             return self._graphs.replay(tokens, positions, slots)
         inputs = PassInputs(*_upload(tokens, positions, slots, self._device))
         logits = self._decoder.logits(self._decoder.hidden(inputs))
-        return logits, best_tokens(logits)
+        return logits, self._sampler.sample(logits, inputs.slots, inputs.positions)
 
     def _prefill(self, sequences: list[ScheduledSequence]) -> tuple[Tensor, list[int]]:
         """(hidden states of all chunks [tokens, hidden], where among them each sequence ends)"""
@@ -84,9 +86,12 @@ class TorchRunner:
         results = [Sampled(None) for _ in sequences]
         sampling = [index for index, sequence in enumerate(sequences) if sequence.samples]
         if sampling:
-            last = int32([ends[index] - 1 for index in sampling], self._device).long()
-            logits = self._decoder.logits(hidden[last])
-            chosen = self._sampler.sample(logits, best_tokens(logits), [sequences[index] for index in sampling])
+            last = [ends[index] - 1 for index in sampling]
+            those = [sequences[index] for index in sampling]
+            positions = [sequence.start + len(sequence.new_token_ids) - 1 for sequence in those]
+            rows, at, slots = _upload(last, positions, [sequence.slot for sequence in those], self._device)
+            logits = self._decoder.logits(hidden[rows.long()])
+            chosen = self._sampler.results(logits, self._sampler.sample(logits, slots, at), those)
             for index, sampled in zip(sampling, chosen, strict=True):
                 results[index] = sampled
         for index, sequence in enumerate(sequences):
@@ -138,7 +143,7 @@ class TorchRunner:
     def close(self) -> None:
         """Frees graphs, weights and pool. The runner must not be used after."""
         self.synchronize()
-        del self._graphs, self._decoder, self._block_table, self.pool
+        del self._graphs, self._decoder, self._sampler, self._block_table, self.pool
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

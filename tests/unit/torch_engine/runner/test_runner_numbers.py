@@ -13,7 +13,9 @@ from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
-from trtx.torch_engine.runner import RunnerArgs, create_runner, sampler
+from trtx.torch_engine.runner import RunnerArgs, create_runner
+from trtx.torch_engine.runner.sampling import definition, slots
+from trtx.torch_engine.runner.sampling.rows import mix
 
 POISON = 17  # the token whose embedding is NaN
 NEIGHBOURS: list[dict[str, Any]] = [
@@ -46,7 +48,7 @@ class Engine:
         self.failed: set[int] = set()  # whose request was not at fault
 
     def submit(self, sequence_id: int, prompt: list[int], **params: Any) -> None:
-        plan = resolve_sampling(SamplingParams(**{"max_tokens": 6} | params))
+        plan = resolve_sampling(SamplingParams(**{"max_tokens": 6, "seed": sequence_id} | params))
         self.core.submit(Submit(sequence_id, prompt, plan))
 
     def run(self) -> None:
@@ -186,18 +188,18 @@ def test_a_row_that_cannot_be_sampled_ends_alone_and_a_device_error_does_not(
     checkpoint: Path, expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the fault is: nobody can think of all of them, so one is planted where rows are sampled together."""
-    real = sampler.uniform
+    real = definition.random_bits
 
     def broken(error: Exception) -> Any:
-        def draw(seed: int, index: int) -> float:
-            if seed == 13:
+        def draw(mixed_seed: int, index: int, attempt: int) -> int:
+            if mixed_seed == mix(13):
                 raise error
-            return real(seed, index)
+            return real(mixed_seed, index, attempt)
 
         return draw
 
     engine = Engine(checkpoint)
-    monkeypatch.setattr(sampler, "uniform", broken(ZeroDivisionError("planted")))
+    monkeypatch.setattr(definition, "random_bits", broken(ZeroDivisionError("planted")))
     for index, neighbour in enumerate(NEIGHBOURS):
         engine.submit(index, clean_prompt(9 + 7 * index, index), **neighbour)
     engine.submit(99, [5, 6], temperature=1.0, seed=13)
@@ -208,7 +210,34 @@ def test_a_row_that_cannot_be_sampled_ends_alone_and_a_device_error_does_not(
     engine.run()
     assert "ZeroDivisionError: planted" in engine.errors[100]
 
-    monkeypatch.setattr(sampler, "uniform", broken(torch.AcceleratorError("CUDA error: an illegal memory access")))
+    monkeypatch.setattr(
+        definition, "random_bits", broken(torch.AcceleratorError("CUDA error: an illegal memory access"))
+    )
     engine.submit(99, [5, 6], temperature=1.0, seed=13)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.run()
+
+
+def test_a_request_that_finds_no_memory_for_its_counts_ends_alone(
+    checkpoint: Path, expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = slots.new_edits, []
+
+    def edits(vocab_size: int, device: torch.device) -> torch.Tensor:
+        made.append(device)
+        if len(made) == 2:  # the first ones are the neighbour's
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(vocab_size, device)
+
+    engine = Engine(checkpoint)
+    monkeypatch.setattr(slots, "new_edits", edits)
+    for index, neighbour in enumerate(NEIGHBOURS):
+        engine.submit(index, clean_prompt(9 + 7 * index, index), **neighbour)
+    engine.submit(99, [5, 6], presence_penalty=1.0)
+    engine.run()
+    assert engine.errors.keys() == engine.failed == {99}
+    assert "out of memory" in engine.errors[99]
+    assert {index: engine.tokens[index] for index in expected} == expected
+    engine.submit(100, [5, 6], presence_penalty=1.0)
+    engine.run()
+    assert len(engine.tokens[100]) == 6

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trtx.torch_engine.batch import Sampled, ScheduledSequence
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
-from trtx.torch_engine.runner.sampler import Sampler, best_tokens, uniform
+from trtx.torch_engine.runner.sampler import Sampler
 
 VOCAB = 40
 
@@ -21,12 +21,22 @@ def sequence(
     slot: int = 0, *, seed: int = 0, prompt: list[int] | None = None, output: list[int] | None = None,
     stops: tuple[int, ...] = (), **params: Any,
 ) -> ScheduledSequence:  # fmt: skip
+    """The last token that it has is new: a sequence that decodes, just come into its slot."""
     plan = resolve_sampling(SamplingParams(**params))
-    return ScheduledSequence(slot, True, [0], 5, [], True, plan, prompt or [0], output or [], seed, stops)
+    prompt, output = prompt or [0], output or []
+    start = len(prompt) + len(output) - 1
+    return ScheduledSequence(slot, True, [(prompt + output)[-1]], start, [], True, plan, prompt, output, seed, stops)
+
+
+def step(sampler: Sampler, logits: torch.Tensor, sequences: list[ScheduledSequence]) -> list[Sampled]:
+    sampler.update(sequences)
+    slots = torch.tensor([sequence.slot for sequence in sequences], dtype=torch.int32)
+    positions = torch.tensor([sequence.start for sequence in sequences], dtype=torch.int32)
+    return sampler.results(logits, sampler.sample(logits, slots, positions), sequences)
 
 
 def sample(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> list[Sampled]:
-    return Sampler(len(sequences)).sample(logits, best_tokens(logits), sequences)
+    return step(Sampler(len(sequences), VOCAB, torch.device("cpu")), logits, sequences)
 
 
 def token(logits: torch.Tensor, **more: Any) -> int:
@@ -43,11 +53,6 @@ def counts(logits: torch.Tensor, draws: int = 2000, **params: Any) -> Counter[in
     """How often each token comes up over ``draws`` seeds: fixed seeds, so the answer never changes."""
     sequences = [sequence(slot, seed=slot, **params) for slot in range(draws)]
     return Counter(result.token_id or 0 for result in sample(logits.expand(draws, -1), sequences))
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**20))
-def test_uniform_numbers_lie_in_the_half_open_unit_interval(seed: int, index: int) -> None:
-    assert 0.0 <= uniform(seed, index) < 1.0
 
 
 @given(st.integers(0, 1000), st.integers(0, 2**32), st.integers(1, VOCAB))
@@ -157,12 +162,80 @@ def test_every_row_gets_as_many_logprobs_as_it_asked_for() -> None:
     assert list(results[2].logprobs or {}) == [int(logits[2].argmax())]
 
 
+_NUMBERS = st.one_of(
+    st.floats(0, allow_nan=False, allow_infinity=False), st.sampled_from([0.0, 5e-324, 1e-46, 1.0, 1.7e308])
+)
+_SHARES = st.one_of(st.floats(0, 1), st.sampled_from([5e-324, 1.0 - 2**-53]))
+_SIGNED = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from([-1.7e308, 1.7e308]))
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": _NUMBERS, "top_k": st.integers(0, 2**70), "top_p": _SHARES, "min_p": _SHARES,
+            "repetition_penalty": _NUMBERS.filter(lambda value: value > 0), "presence_penalty": _SIGNED,
+            "frequency_penalty": _SIGNED, "seed": st.integers(0, 2**64 - 1), "logprobs": st.integers(0, 1024),
+        },
+    ),
+    st.lists(st.sampled_from([0.0, -0.0, 1.0, -3.0, 88.0, 3e38, -3e38, 1e-45, -torch.inf]), min_size=4, max_size=4),
+    st.sampled_from([None, torch.nan, torch.inf]),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_parameters_at_their_limits_give_a_token_and_change_no_other(
+    params: dict[str, Any], extreme: list[float], broken: float | None
+) -> None:
+    logits = random_logits(5, rows=3)
+    logits[1, 10:14] = torch.tensor(extreme)
+    logits[1, 14:] = -torch.inf
+    if broken is not None:
+        logits[1, 12] = broken
+    beside: list[dict[str, Any]] = [
+        {"seed": 1, "top_p": 0.9}, {"seed": 2, "repetition_penalty": 1.3, "output": [4, 4]}
+    ]  # fmt: skip
+    alone = [sample(logits[[at]], [sequence(**asked)])[0] for at, asked in zip((0, 2), beside, strict=True)]
+    batch = [sequence(0, **beside[0]), sequence(1, prompt=[3, 3, 12], **params), sequence(2, **beside[1])]
+    first, found, third = sample(logits, batch)
+    assert [first.token_id, third.token_id] == [one.token_id for one in alone]
+    assert (found.error is None) is (broken is None), found.error
+    assert found.error is not None or logits[1, found.token_id or 0] > -torch.inf
+
+
 def test_a_slot_taken_by_another_sequence_samples_by_its_own_parameters() -> None:
-    sampler, logits = Sampler(1), random_logits(0)
+    sampler, logits = Sampler(1, VOCAB, torch.device("cpu")), random_logits(0)
     first, second, third = logits[0].topk(3).indices.tolist()
-    greedy = best_tokens(logits)
-    assert sampler.sample(logits, greedy, [sequence(stops=(first,))])[0].token_id == second
-    later = sequence(stops=(first, second))
-    later.is_first = False  # its first chunk did not sample
-    assert sampler.sample(logits, greedy, [later])[0].token_id == third
-    assert sampler.sample(logits, greedy, [sequence()])[0].token_id == first
+    assert step(sampler, logits, [sequence(stops=(first,))])[0].token_id == second
+    assert step(sampler, logits, [sequence(stops=(first, second))])[0].token_id == third
+    assert step(sampler, logits, [sequence(temperature=5.0, seed=4)])[0].token_id == token(
+        logits[0], temperature=5.0, seed=4
+    )
+    assert step(sampler, logits, [sequence()])[0].token_id == first
+
+
+def test_ids_that_are_banned_no_longer_come_back() -> None:
+    sampler, logits = Sampler(1, VOCAB, torch.device("cpu")), random_logits(0)
+    first, second = logits[0].topk(2).indices.tolist()
+    one = sequence(stops=(first,))
+    assert step(sampler, logits, [one])[0].token_id == second
+    one.is_first, one.banned_ids = False, ()
+    assert step(sampler, logits, [one])[0].token_id == first
+
+
+def test_counts_kept_from_step_to_step_are_those_of_the_whole_sequence() -> None:
+    """And another sequence in the slot starts with its own, as does one that has been preempted."""
+    generator = torch.Generator().manual_seed(0)
+    kept = Sampler(2, VOCAB, torch.device("cpu"))
+    asked = {"temperature": 0.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2, "presence_penalty": 0.1}
+    for life, stop in enumerate((12, 5)):
+        prompt, output = [1, 2, 2, life], list[int]()
+        stops = (3, 4)
+        for at in range(stop):
+            logits = torch.randn(1, VOCAB, generator=generator) * 2
+            if at == 3:
+                stops = ()
+            one = sequence(1, seed=7, prompt=prompt, output=output, stops=stops, **asked)
+            anew = step(Sampler(2, VOCAB, torch.device("cpu")), logits, [one])[0].token_id
+            one.is_first = at in (0, 8)
+            found = step(kept, logits, [one])[0].token_id
+            assert found == anew and found is not None and found not in stops
+            output.append(found)
