@@ -17,9 +17,9 @@ from trtx.config.files import path_problem
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 from trtx.experiment.baseline import Baseline, of_run, read_baseline, write_baseline
-from trtx.experiment.conditions import COMPARED_BY, Conditions, Difference, differences, load_differences
+from trtx.experiment.conditions import COMPARED_BY, Conditions, differences, load_differences
 from trtx.experiment.gate_spec import check_baseline_name
-from trtx.report.forms import LOCK
+from trtx.report.forms import LOCK, Difference
 
 
 @dataclass(frozen=True, slots=True)

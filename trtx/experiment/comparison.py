@@ -11,7 +11,7 @@ from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
 from trtx.bench.judgement import Refusal, Verdict
 from trtx.bench.sample import Metric, Sample
 from trtx.experiment.baseline import Baseline
-from trtx.experiment.conditions import Difference, differences, load_differences, refuse_others, unchecked
+from trtx.experiment.conditions import differences, load_differences, refuse_others, unchecked
 
 
 @dataclass(frozen=True, slots=True)

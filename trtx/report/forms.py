@@ -173,6 +173,31 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing in which two runs differ, or a run and what it would be here. None: not known, or there is none."""
+
+    name: str  # dotted: machine.cpu, agg.engine_configs.agg.max_batch_size
+    before: Any
+    now: Any
+
+    @property
+    def group(self) -> str:
+        return self.name.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.name} was {told(self.before)} and is {told(self.now)}"
+
+
+def told(value: Any) -> str:
+    """A value of a condition, for people."""
+    if value is None:
+        return "not known"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
 class ComparedWith:
     """The baseline of a verdict."""
 

@@ -214,7 +214,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     for name in ROOMS:
         monkeypatch.setattr(name, teller(name))
-    monkeypatch.setattr("trtx.experiment.differences", lambda locked: ())  # or this machine would be looked at
+    monkeypatch.setattr("trtx.experiment.differences_here", lambda locked: ())  # or this machine would be looked at
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
     Path("sweep.yaml").write_text("load: {seed: 99}\n")
