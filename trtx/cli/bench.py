@@ -155,9 +155,7 @@ def own_command_line() -> list[str]:
 def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
     from trtx.cli.bench_view import BenchView
-    from trtx.cli.comparison_text import comparison_table
     from trtx.cli.step_summary import add_step_summary
-    from trtx.experiment.ab import compared_arms
     from trtx.report import console_table, read_run
     from trtx.report.forms import LOCK
     from trtx.report.summary import summary_json
@@ -177,16 +175,13 @@ def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
     add_step_summary(outcome.run_dir)
     summary = read_run(outcome.run_dir)
     view.print_table(console_table(summary), to_stderr=as_json)
-    if (arms := compared_arms(outcome.run_dir)) is not None:
-        view.print_table(comparison_table(arms), to_stderr=as_json)
     if outcome.error is not None:
         typer.echo(f"trtx: {outcome.error}", err=True)
     if outcome.baseline is not None:
         typer.echo(f"candidate for a baseline: {outcome.baseline}", err=True)
     if as_json:
         typer.echo(f"report: {outcome.report}", err=True)
-        of_arms = {} if arms is None else {"ab": arms.to_json()}
-        typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **summary_json(summary), **of_arms}))
+        typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **summary_json(summary)}))
     else:
         typer.echo(str(outcome.report))
     if outcome.error is not None:

@@ -21,7 +21,7 @@ from trtx.cli.placement import refuse_ignored
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtx.experiment.comparison import Comparison
+    from trtx.report.forms import Comparison
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -64,6 +64,8 @@ def compare(
       trtx compare main runs/20261122T081500Z-bench-9a1c6852 --max-regression 5%
     """
     refuse_ignored(context, ["no gate"] if max_regression is None else [])
+    from trtx.bench.documents import plain
+
     if len(runs) < 2:
         raise UsageError(f"{runs[0]!r} is one run, and there is nothing to compare it with; expected two or more")
     request = CompareRequest(
@@ -76,7 +78,7 @@ def compare(
     )
     found = answer(request)
     if as_json:
-        typer.echo(json.dumps({"comparisons": [one.to_json() for one in found]}))
+        typer.echo(json.dumps({"comparisons": [plain(one) for one in found]}))
     else:
         _show(found)
     if max_regression is not None and (error := _outcome(found)) is not None:
@@ -106,7 +108,7 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
 def _show(found: tuple[Comparison, ...]) -> None:
     from rich.console import Console
 
-    from trtx.cli.comparison_text import comparison_table
+    from trtx.report.comparison import comparison_table
 
     console = Console(highlight=False, markup=False)
     for one in found:

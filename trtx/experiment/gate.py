@@ -26,7 +26,7 @@ from trtx.experiment.conditions import (
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.spec import ExperimentSpec
 from trtx.experiment.verdict import judge_cells, run_verdict
-from trtx.report.forms import BASELINE, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
+from trtx.report.forms import BASELINE, COMPARISON, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
 from trtx.topology import Plan
 
 
@@ -89,8 +89,9 @@ def _pairs(spec: ExperimentSpec) -> dict[str, str] | None:
 
 
 def forget(run_dir: Path) -> None:
-    """A run that goes on has no verdict until it has ended again."""
-    (run_dir / VERDICT.file).unlink(missing_ok=True)
+    """A run that goes on has no verdict, and its arms no comparison, until it has ended again."""
+    for document in (VERDICT, COMPARISON):
+        (run_dir / document.file).unlink(missing_ok=True)
 
 
 def _compared(run_dir: Path, baseline: Baseline, loads: Mapping[str, Load]) -> ComparedWith:

@@ -37,7 +37,7 @@ from trtx.bench.journal import (
 )
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import LoadGeneratorError, TrtxError, UsageError
-from trtx.experiment import directory, gate, resumption
+from trtx.experiment import ab, directory, gate, resumption
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
@@ -326,9 +326,10 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
         with suppress(OSError, UsageError):  # what failed first is what is told
             state.check_directory()  # nothing is left to render
             state.journal.note(RunFailed(error=str(error) or type(error).__name__))
+            ab.keep_comparison(state.run_dir, state.spec, None)
             render(state.run_dir)
         raise
-    gate.judge(state.run_dir, state.spec)
+    ab.keep_comparison(state.run_dir, state.spec, gate.judge(state.run_dir, state.spec))
     state.journal.note(RunEnded())
     render(state.run_dir)
 

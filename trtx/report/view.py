@@ -40,7 +40,18 @@ from trtx.report.conditions import (
     swept_model,
     with_counts,
 )
-from trtx.report.forms import LOCK, PLAN, VERDICT, AskedRun, Environment, Planned, PlannedTopology, RunVerdict
+from trtx.report.forms import (
+    COMPARISON,
+    LOCK,
+    PLAN,
+    VERDICT,
+    AskedRun,
+    ComparedArms,
+    Environment,
+    Planned,
+    PlannedTopology,
+    RunVerdict,
+)
 
 RowStatus = CellStatus | Literal["missing"]
 Part = Literal["whole", "steady"]  # which part of its trials a figure is over
@@ -180,6 +191,7 @@ class RunView:
     started_at: datetime | None
     subtitle: str  # engine and machine, short
     verdict: RunVerdict | None = None  # None: it ended early, and was not judged
+    arms: ComparedArms | None = None  # of an A/B run
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -277,6 +289,7 @@ def read_run(run_dir: Path) -> RunView:
         started_at=environment.started_at if environment else None,
         subtitle=", ".join(part for part in (engine_text(plan, asked), _machine(environment, asked)) if part),
         verdict=VERDICT.find(run_dir, RunVerdict),
+        arms=COMPARISON.find(run_dir, ComparedArms),
     )
 
 

@@ -51,7 +51,8 @@ def test_all_of_it_is_json_too(capsys: Said) -> None:
     (found,) = json.loads(capsys.readouterr().out)["comparisons"]
     assert (found["baseline"], found["candidate"], len(found["metrics"])) == ("base", "slow", 4)
     first = found["metrics"][0]
-    assert first["ratio"] == pytest.approx(1.3) and first["low"] < 1.3 < first["high"] and first["verdict"] is None
+    ratio = first["ratio"]
+    assert ratio["estimate"] == pytest.approx(1.3) and ratio["low"] < 1.3 < ratio["high"] and first["verdict"] is None
 
 
 @pytest.mark.parametrize(
