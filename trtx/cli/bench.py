@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -24,6 +24,7 @@ from trtx.errors import TrtxError, UsageError
 
 if TYPE_CHECKING:
     from trtx.experiment import ExperimentSpec, FinishedRun
+    from trtx.report.forms import ComparedWith
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -193,8 +194,8 @@ def show_plans(spec: ExperimentSpec, output: Path) -> None:
     from trtx.cli.topology_text import describe_plan
     from trtx.experiment import cells_ahead, estimate, plan_only, read_history
 
-    topologies = plan_only(spec, parent=output)
-    for planned in topologies:
+    run = plan_only(spec, parent=output)
+    for planned in run.topologies:
         if planned.plan is not None:
             typer.echo(describe_plan(planned.plan))
             typer.echo("")
@@ -211,12 +212,22 @@ def show_plans(spec: ExperimentSpec, output: Path) -> None:
         if spec.load.trials > 1:
             typer.echo(f"  and so on for trials 2 to {spec.load.trials}, each with a seed of its own")
         typer.echo("")
-    ahead = cells_ahead(spec, [(planned.label, planned.plan) for planned in topologies])
+    ahead = cells_ahead(spec, [(planned.label, planned.plan) for planned in run.topologies])
     typer.echo(f"Cells: {', '.join(cell.name for cell in ahead)}")
     typer.echo(f"Time: {estimate(ahead, read_history(output)).sentence(output)}")
     typer.echo("Judged in each cell:")
     for criterion in spec.gate.criteria:
         typer.echo(f"  {criterion}")
+    if run.baseline is not None:
+        for line in _compared_with(run.baseline):
+            typer.echo(line)
+
+
+def _compared_with(baseline: ComparedWith) -> Iterator[str]:
+    from trtx.report.verdict import against_baseline, compared_with
+
+    yield compared_with(baseline)
+    yield from (f"  {one}" for one in against_baseline(baseline))
 
 
 def _overlay(given: dict[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,10 @@ goes on with a run that ended early. :func:`differences_here` says what is not a
 Always holds: a run directory is new or resumed, and however a run ends, what was measured is written and rendered.
 """
 
+from trtx.experiment.dry_run import plan_only
 from trtx.experiment.estimate import cells_ahead, estimate, read_history
 from trtx.experiment.reproduction import differences_here, read_locked, spec_to_run
-from trtx.experiment.runner import FinishedRun, Listener, plan_only, resume, run
+from trtx.experiment.runner import FinishedRun, Listener, resume, run
 from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
 
 __all__ = [

@@ -61,7 +61,7 @@ def _judgement_case(suite: ElementTree.Element, judgement: Judgement, row: Row) 
 
 
 def _found(case: ElementTree.Element, kind: str, message: str, **attributes: str) -> None:
-    ElementTree.SubElement(case, kind, message=_xml_safe(message), **attributes)
+    ElementTree.SubElement(case, kind, {**attributes, "message": _xml_safe(message)})
 
 
 def _told(case: ElementTree.Element, lines: list[str]) -> None:

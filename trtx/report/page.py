@@ -20,7 +20,7 @@ from trtx.report.comparison import arms_shown
 from trtx.report.forest import forest, forest_height_px
 from trtx.report.series import marks
 from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons
-from trtx.report.verdict import compared_with, lines
+from trtx.report.verdict import against_baseline, compared_with, lines
 from trtx.report.verdict import headline as verdict_headline
 from trtx.report.view import Part, Row, RunView
 
@@ -151,6 +151,10 @@ def _template() -> Template:
     environment.globals |= {"by_level": by_level, "doubtful": doubtful, "level_text": level_text, "reasons": reasons}
     environment.globals |= {"reason_text": reason_text, "forest_height_px": forest_height_px}
     environment.globals |= {"intervals_text": intervals_text, "not_checked": not_checked}
-    environment.globals |= {"compared_with": compared_with, "verdict_headline": verdict_headline}
+    environment.globals |= {
+        "against_baseline": against_baseline,
+        "compared_with": compared_with,
+        "verdict_headline": verdict_headline,
+    }
     environment.globals["verdict_class"] = {one.value: _CLASSES.get(one, "failed-text") for one in Verdict}
     return environment.from_string((resources.files("trtx.report") / "page.html.j2").read_text(encoding="utf-8"))

@@ -75,6 +75,12 @@ def compared_with(baseline: ComparedWith) -> str:
     return f"Baseline {baseline.name}, run {baseline.run}, {baseline.saved_at:%Y-%m-%d}."
 
 
+def against_baseline(baseline: ComparedWith) -> tuple[str, ...]:
+    """A sentence for each condition that is another, or that nobody checked."""
+    unchecked = (f"{one} is not known of either, so nobody checked that it is the same" for one in baseline.unchecked)
+    return (*baseline.differences, *unchecked)
+
+
 def verdict_table(verdict: RunVerdict | None) -> RenderableType | None:
     """For a terminal, at 80 columns. None where nothing was judged but requests that all succeeded: the cells' own
     table says that."""
@@ -137,11 +143,8 @@ def _doubted(shown: Sequence[JudgedLine]) -> list[RenderableType]:
 
 
 def _differing(baseline: ComparedWith | None) -> list[str]:
-    if baseline is None or not (baseline.differences or baseline.unchecked):
-        return []
-    told = [f"- {table_cell(one)}" for one in baseline.differences]
-    told += [f"- {one} is not known of either, so nobody checked that it is the same" for one in baseline.unchecked]
-    return ["", "Against the baseline:", "", *told]
+    found = () if baseline is None else against_baseline(baseline)
+    return ["", "Against the baseline:", "", *(f"- {table_cell(one)}" for one in found)] if found else []
 
 
 def _ratio(value: float) -> str:
