@@ -18,6 +18,7 @@ from trtx.cli.gate_options import (
     MetricsOption,
 )
 from trtx.cli.placement import refuse_ignored
+from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def compare(
 
     \b
     Examples:
-      trtx compare runs/20261121T050132Z-bench-9a1c6852 runs/20261122T081500Z-bench-9a1c6852
+      trtx compare before.json runs/20261122T081500Z-bench-9a1c6852
       trtx compare main runs/20261122T081500Z-bench-9a1c6852 --max-regression 5%
     """
     refuse_ignored(context, ["no gate"] if max_regression is None else [])
@@ -68,6 +69,12 @@ def compare(
 
     if len(runs) < 2:
         raise UsageError(f"{runs[0]!r} is one run, and there is nothing to compare it with; expected two or more")
+    for place, one in enumerate(runs):
+        if twice := [other for other in runs[:place] if Path(other).resolve() == Path(one).resolve()]:
+            raise UsageError(
+                f"{quoted(one)} is {quoted(twice[0])} once more, and a run differs in nothing from itself; "
+                "name each once"
+            )
     request = CompareRequest(
         measured=tuple(runs),
         metrics=tuple(part.strip() for part in metrics.split(",")) if metrics else (),

@@ -19,12 +19,14 @@ from trtx.bench.sample import Metric
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 from trtx.experiment.comparison import judged, measured
-from trtx.experiment.conditions import Conditions, differences, unchecked
+from trtx.experiment.conditions import Conditions, differences, model_of, unchecked
 from trtx.experiment.spec import ExperimentSpec, load_sweep
 from trtx.experiment.verdict import sample_of
 from trtx.report.forms import (
     COMPARISON,
     CONDITIONS,
+    LOCK,
+    AskedRun,
     ComparedArms,
     ComparedMetric,
     Comparison,
@@ -38,7 +40,8 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
     B against A. Raises UsageError naming the file and what is wrong with it."""
     if a.stem == b.stem:
         raise UsageError(
-            f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}; give the files names that differ"
+            f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}, and topologies go by the names of their "
+            "files; give one of them another name, or copy it for an A/A run"
         )
     specs = {path.stem: load_sweep(path, {}) for path in (a, b)}
     for path, spec in zip((a, b), specs.values(), strict=True):
@@ -49,8 +52,13 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
     if differing := [name for name in loads[0] if loads[0][name] != loads[1][name] and name != "trials"]:
         name = differing[0]
         raise UsageError(
-            f"load.{name} is {loads[0][name]} in {shown(a)} and {loads[1][name]} in {shown(b)}; expected one load, "
-            "or the difference would be its"
+            f"load.{name} is {loads[0][name]} in {shown(a)} and {loads[1][name]} in {shown(b)}; expected one load in "
+            "both, or they would be compared by it"
+        )
+    if rounds < 2 and gate.get("max_regression"):
+        raise UsageError(
+            f"--max-regression {gate['max_regression']}: {rounds} round has no interval; expected --rounds 2 or more, "
+            "5 to begin with"
         )
     return load_sweep(
         None,
@@ -85,6 +93,7 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
 
     All intervals hold at once with 95 % (Bonferroni), those of the gate are the same.
     """
+    models = LOCK.read(run_dir, AskedRun).provenance.measured
     arm = spec.gate.baseline if spec.gate.baseline in spec.labels else spec.labels[0]
     others = [label for label in spec.labels if label != arm]
     cells, conditions = {cell.name: cell for cell in read_cells(run_dir)}, CONDITIONS.read(run_dir, Conditions)
@@ -105,7 +114,10 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
 
     comparisons = []
     for label in others:
-        one, other = (replace(conditions, topology=conditions.topology.get(of, {})) for of in (arm, label))
+        one, other = (
+            replace(conditions, model=model_of(models[of]), topology=conditions.topology.get(of, {}))
+            for of in (arm, label)
+        )
         metrics = tuple(compared(label, load, metric) for load in spec.load.loads for metric in spec.gate.compared)
         comparisons.append(Comparison(arm, label, differences(one, other), unchecked(one, other), metrics))
     return ComparedArms(_starts(run_dir, spec), tuple(comparisons))

@@ -148,12 +148,18 @@ def open_measured(text: str, baselines: Baselines) -> Baseline:
     if path.is_dir():
         return of_run(path)
     if path.is_file():
-        return read_baseline(path)
+        try:
+            return read_baseline(path)
+        except UsageError as error:
+            raise UsageError(f"{quoted(text)} can't be read as a baseline: {error}") from error
     if "/" in text:
         raise UsageError(
             f"{quoted(text)} is not there; expected a run directory, a baseline's file, or the name of one"
         )
-    return baselines.get(text)
+    try:
+        return baselines.get(text)
+    except UsageError as error:
+        raise UsageError(f"{quoted(text)} is no run directory or file, and {error}") from error
 
 
 def located(text: str) -> Path:

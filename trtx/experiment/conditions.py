@@ -15,7 +15,7 @@ from trtx.bench import Cell, Load, LoadSpec
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 from trtx.experiment.spec import ExperimentSpec
-from trtx.report.forms import Deployment, Difference, Environment, Provenance
+from trtx.report.forms import Deployment, Difference, Environment, Measured, Provenance
 from trtx.topology import Plan
 
 _ROUTER = "--router-mode"
@@ -115,7 +115,11 @@ def refuse_others(source: str, found: Sequence[Difference], allowed: Sequence[st
 def _model(provenance: Provenance) -> dict[str, Any]:
     if provenance.environment.deployment is not None:  # the files here are those of a tokenizer
         return {"name": provenance.environment.deployment.model, "weights": None}
-    measured = next(iter(provenance.measured.values()))
+    return model_of(next(iter(provenance.measured.values())))
+
+
+def model_of(measured: Measured) -> dict[str, Any]:
+    """Of one topology that was served here."""
     return {"name": measured.model, "weights": measured.files.sampled_sha256[:16]}
 
 

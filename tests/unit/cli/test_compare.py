@@ -59,7 +59,11 @@ def test_all_of_it_is_json_too(capsys: Said) -> None:
     ("argv", "words"),
     [
         (["base"], ["is one run, and there is nothing to compare it with"]),
-        (["base", "nothing"], ["no baseline is called 'nothing'"]),
+        (["base", "nothing"], ["'nothing' is no run directory or file, and no baseline is called 'nothing'"]),
+        (["base", "slow", "./base"], ["'./base' is 'base' once more, and a run differs in nothing from itself"]),
+        (["base", "slow/verdict.json"], ["'slow/verdict.json' is not there; expected a run directory"]),
+        (["base", "base/verdict.json"], ["'base/verdict.json' can't be read as a baseline", "name is missing"]),
+        (["base", ""], ["a value of RUN... is empty, as an unset variable leaves it"]),
         (
             ["base", "slow", "--allow-different", "machine"],
             ["--allow-different means nothing without --max-regression"],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judged_runs import NOISY, ROUNDS, a_run, an_ab_run, change_cells, compared, gated, judged
+from judged_runs import NOISY, ROUNDS, a_run, an_ab_run, change_cells, compared, gated, judged, provenance
 
 from trtx.bench.gate import DEFAULT_METRICS
 from trtx.bench.journal import Journal, TrialEnded
@@ -15,6 +15,7 @@ from trtx.bench.judgement import Verdict
 from trtx.errors import UsageError
 from trtx.experiment import gate
 from trtx.experiment.ab import ab_spec, keep_comparison
+from trtx.experiment.directory import read_lock, write_lock
 from trtx.report.forms import COMPARISON, VERDICT, ComparedArms, RunVerdict
 
 SLOW, FAST = "topology: {engine: paced, workers: 2}\n", "topology: {engine: paced}\n"
@@ -39,7 +40,11 @@ def test_two_files_make_one_run_of_two_arms_that_take_turns(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [
-        (SLOW + LOAD, FAST, "load.concurrency is [1, 8] in .*a.yaml and [1, 8, 64] in .*b.yaml; expected one load"),
+        (
+            SLOW + LOAD,
+            FAST,
+            "load.concurrency is [1, 8] in .*a.yaml and [1, 8, 64] in .*b.yaml; expected one load in both",
+        ),
         ("modes: [agg, disagg]\n", FAST, "a.yaml has the topologies agg, disagg; expected one"),
         (FAST, "attach: {url: http://127.0.0.1:9}\n", "b.yaml has the topologies attached; expected one"),
     ],
@@ -48,8 +53,15 @@ def test_files_that_make_no_pair_are_one_sentence(tmp_path: Path, a: str, b: str
     with pytest.raises(UsageError, match=says.replace("[", r"\[").replace("]", r"\]")):
         ab_spec(*_files(tmp_path, a, b), 2, {})
     same = _files(tmp_path, FAST, FAST)[0]
-    with pytest.raises(UsageError, match="are both called 'a'"):
+    with pytest.raises(UsageError, match="are both called 'a', and topologies go by the names of their files"):
         ab_spec(same, same, 2, {})
+
+
+def test_one_round_is_compared_and_not_judged(tmp_path: Path) -> None:
+    files = _files(tmp_path, SLOW + LOAD, FAST + LOAD)
+    assert ab_spec(*files, 1, {}).load.trials == 1
+    with pytest.raises(UsageError, match="--max-regression 5%: 1 round has no interval; expected --rounds 2 or more"):
+        ab_spec(*files, 1, {"max_regression": "5%"})
 
 
 @pytest.mark.parametrize(("slower", "verdict", "exit_code"), [(1.03, Verdict.PASS, 0), (1.1, Verdict.REGRESSED, 1)])
@@ -89,6 +101,15 @@ def test_what_is_shown_of_the_arms_is_what_was_judged(tmp_path: Path, said: dict
         judgement = judgements[f"disagg-{one.cell}", one.metric]
         assert (one.ratio, one.verdict, one.reason) == (judgement.interval, judgement.verdict, judgement.reason)
         assert one.limit == judgement.limit == pytest.approx(0.95 if "throughput" in one.metric else 1.05)
+
+
+def test_another_model_of_an_arm_is_told(tmp_path: Path) -> None:
+    run = an_ab_run(tmp_path / "run", 1.1)
+    known = provenance(run)
+    other = replace(known.measured["disagg"], model="tiny-fp8")
+    write_lock(run, read_lock(run), replace(known, measured=known.measured | {"disagg": other}))
+    (found,) = compared(run).comparisons
+    assert ("model.name", "tiny-trained", "tiny-fp8") in [(one.name, one.before, one.now) for one in found.differences]
 
 
 def test_the_arm_that_the_gate_names_is_the_baseline(tmp_path: Path) -> None:
