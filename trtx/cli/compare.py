@@ -69,12 +69,6 @@ def compare(
 
     if len(runs) < 2:
         raise UsageError(f"{runs[0]!r} is one run, and there is nothing to compare it with; expected two or more")
-    for place, one in enumerate(runs):
-        if twice := [other for other in runs[:place] if Path(other).resolve() == Path(one).resolve()]:
-            raise UsageError(
-                f"{quoted(one)} is {quoted(twice[0])} once more, and a run differs in nothing from itself; "
-                "name each once"
-            )
     request = CompareRequest(
         measured=tuple(runs),
         metrics=tuple(part.strip() for part in metrics.split(",")) if metrics else (),
@@ -103,7 +97,15 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
     limit = None if request.max_regression is None else parse_limit(request.max_regression)
     max_error_rate = parse_percent("--max-error-rate", request.max_error_rate)
     baselines = Baselines(request.baseline_dir)
-    first, *others = (open_measured(text, baselines) for text in request.measured)
+    opened = [open_measured(text, baselines) for text in request.measured]
+    names = [(one.name, one.run, one.saved_at) for one in opened]
+    for place, (text, name) in enumerate(zip(request.measured, names, strict=True)):
+        if (at := names.index(name)) < place:
+            twice = quoted(request.measured[at])
+            raise UsageError(
+                f"{quoted(text)} is {twice} once more, and a run differs in nothing from itself; name each once"
+            )
+    first, *others = opened
     return tuple(
         compare_measured(
             first, other, metrics, max_error_rate=max_error_rate, limit=limit, allowed=request.allow_different

@@ -34,8 +34,13 @@ class Baselines:
         return self.directory / f"{name}.json"
 
     def all(self) -> tuple[Baseline, ...]:
-        """The latest first."""
-        found = [_named(path) for path in self.directory.glob("*.json")]
+        """The latest first. Raises UsageError for a file that can't be read."""
+        found = []
+        for path in self.directory.glob("*.json"):
+            try:
+                found.append(_named(path))
+            except UsageError as error:
+                raise UsageError(f"{error}; or remove {path}, which keeps the others from being read") from error
         return tuple(sorted(found, key=lambda one: (one.saved_at, one.name), reverse=True))
 
     def get(self, name: str) -> Baseline:

@@ -61,6 +61,8 @@ def test_all_of_it_is_json_too(capsys: Said) -> None:
         (["base"], ["is one run, and there is nothing to compare it with"]),
         (["base", "nothing"], ["'nothing' is no run directory or file, and no baseline is called 'nothing'"]),
         (["base", "slow", "./base"], ["'./base' is 'base' once more, and a run differs in nothing from itself"]),
+        (["main", "baselines/main.json"], ["'baselines/main.json' is 'main' once more"]),
+        (["base", "base"], ["'base' is 'base' once more"]),
         (["base", "slow/verdict.json"], ["'slow/verdict.json' is not there; expected a run directory"]),
         (["base", "base/verdict.json"], ["'base/verdict.json' can't be read as a baseline", "name is missing"]),
         (["base", ""], ["a value of RUN... is empty, as an unset variable leaves it"]),
