@@ -14,6 +14,8 @@ escapes is a bug of trtx: traceback, exit 70.
 
 from __future__ import annotations
 
+import signal
+
 
 class TrtxError(Exception):
     """Base of every error whose message is meant for a person."""
@@ -45,5 +47,5 @@ class Interrupted(TrtxError):
     """A person or a supervisor asked trtx to stop: ``signal_number`` 2, 15 or 1."""
 
     def __init__(self, signal_number: int) -> None:
-        super().__init__(f"interrupted by signal {signal_number}")
+        super().__init__(f"interrupted by {signal.Signals(signal_number).name}")
         self.exit_code = 128 + signal_number

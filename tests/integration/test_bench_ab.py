@@ -44,8 +44,10 @@ def test_a_killed_ab_run_goes_on_with_the_rounds_that_it_lacks(tmp_path: Path) -
         if event["event"] == "trial_ended"
     ]
     assert trials == [("quick-c2", 1), ("slow-c2", 1), ("slow-c2", 2), ("quick-c2", 2)]
-    (itl,) = [one for one in said["ab"]["metrics"] if one["metric"].startswith("inter_token_latency")]
-    assert itl["cell"] == "c2" and 1.5 < itl["ratio"] < 2.5, "8 ms are to 4 as 2 to 1"
+    (compared,) = said["comparison"]["comparisons"]
+    (itl,) = [one for one in compared["metrics"] if one["metric"].startswith("inter_token_latency")]
+    assert itl["cell"] == "c2" and 1.5 < itl["ratio"]["estimate"] < 2.5, "8 ms are to 4 as 2 to 1"
+    assert [one["topology"] for one in said["comparison"]["starts"]] == ["quick", "slow", "slow", "quick"]
     # Two rounds tell little: whether that is enough is the interval's to say. It can't have passed.
     assert done.returncode in (1, 3) and "slow-c2" in done.stderr, done.stderr
-    assert "paced_itl_ms was 4 and is 8" in done.stderr
+    assert "paced_itl_ms: A 4, B 8" in done.stderr

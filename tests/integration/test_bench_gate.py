@@ -68,7 +68,7 @@ def test_a_slower_build_regresses_with_exit_1_and_misses_its_objective(saved: Pa
         name: value for name, value in verdict(latest(saved)).items() if name != "schema_version"
     }
     suite = ElementTree.parse(latest(saved) / "junit.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "2", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "2", "0")
     assert "inter_token_latency:p50 | 1." in (saved / "step.md").read_text()
     table = done.stderr[done.stderr.index("cell ") :]
     assert max(len(line) for line in table.split("\n\n")[0].splitlines()) <= 80

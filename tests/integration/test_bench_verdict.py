@@ -66,7 +66,7 @@ def test_every_reason_is_told_with_its_count(hostile: tuple[Path, subprocess.Com
     assert all(len(line) <= 80 for line in table.splitlines())
     suite = ElementTree.parse(run_dir / "junit.xml").getroot()
     assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
-    failure = suite[0].find("failure")
+    failure = suite.find("testcase/failure")
     assert failure is not None and "1 × HTTP 404 model not found" in (failure.get("message") or "")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from judged_runs import a_run, judged
+from judged_runs import a_run, an_ab_run, compared, judged
 from playwright.sync_api import Browser, Error, sync_playwright
 
 from trtx.report import render
@@ -78,6 +78,35 @@ def test_the_page_shows_what_did_not_pass_and_unfolds_what_did(browser: Browser,
     assert not passed.is_visible()
     section.locator("summary").click()
     assert passed.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert complaints == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1400, 700, 390])
+def test_an_ab_run_has_a_forest_plot_and_its_rounds_unfold(browser: Browser, tmp_path: Path, width: int) -> None:
+    run = an_ab_run(tmp_path / "run", 1.1)
+    compared(run, baseline="agg", max_regression="5%")
+    render(run)
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto((run / "report.html").as_uri())
+    forest = page.locator("#forest-0")
+    page.wait_for_selector("#forest-0 .scatterlayer .points path")
+    assert forest.locator(".scatterlayer .points path").count() == 6 * (3 + 1)  # rounds and ratios
+    assert forest.locator(".errorbar").count() == 6
+    assert "c2 ITL p50" in forest.locator(".ytick").all_text_contents()
+    box, panel = forest.locator(".main-svg").first.bounding_box(), forest.bounding_box()
+    assert box is not None and panel is not None and box["width"] <= panel["width"] + 1
+    limits = [one.bounding_box() for one in forest.locator(".shapelayer path").all()]
+    assert sum(box is not None and box["width"] > 0 for box in limits) >= 6, "what lies beyond each limit is shaded"
+    section = page.get_by_role("region", name="A/B: disagg against agg")
+    first = section.locator("table.rounds td").nth(4)
+    assert not first.is_visible()
+    section.get_by_text("Round by round").click()
+    assert first.is_visible() and first.inner_text() == "0.909"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert complaints == []
     page.close()

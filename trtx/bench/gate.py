@@ -107,7 +107,7 @@ def compare(
     for sample in candidate:
         for metric in metrics:
             paired_with = of_baseline.get(sample.cell)
-            marks = doubts(sample) + (doubts(paired_with, _BASELINE) if paired_with else ())
+            marks = doubts_of_both(paired_with, sample)
             ratio = measured_ratio(
                 paired_with, sample, metric, design=design, max_error_rate=max_error_rate, confidence=each
             )
@@ -116,6 +116,12 @@ def compare(
             else:
                 judgements.append(_judgement(sample, metric, ratio, limit, marks))
     return tuple(judgements)
+
+
+def doubts_of_both(baseline: Sample | None, candidate: Sample | None) -> tuple[str, ...]:
+    """Why a cell is SUSPECT, on either side."""
+    sides = ((candidate, ""), (baseline, _BASELINE))
+    return tuple(doubt for sample, side in sides if sample is not None for doubt in doubts(sample, side))
 
 
 def comparable_values(sample: Sample, metric: Metric, max_error_rate: float = 0.0) -> tuple[float, ...] | Refusal:

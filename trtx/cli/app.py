@@ -135,7 +135,9 @@ def _refuse(error: TyperException) -> int:
         return error.exit_code
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "trtx"
-    return _complain(f"{error.format_message().strip().rstrip('.')}; see {path} --help", error.exit_code)
+    message = error.format_message().strip().rstrip(".").replace("Value error, ", "")
+    message = message.replace("Input should be", "expected")  # pydantic's words, in Typer's (0.29)
+    return _complain(f"{message}; see {path} --help", error.exit_code)
 
 
 def _complain(message: str, exit_code: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -24,6 +24,7 @@ from trtx.errors import TrtxError, UsageError
 
 if TYPE_CHECKING:
     from trtx.experiment import ExperimentSpec, FinishedRun
+    from trtx.report.forms import ComparedWith
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -155,9 +156,7 @@ def own_command_line() -> list[str]:
 def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
     from trtx.cli.bench_view import BenchView
-    from trtx.cli.comparison_text import comparison_table
     from trtx.cli.step_summary import add_step_summary
-    from trtx.experiment.ab import compared_arms
     from trtx.report import console_table, read_run
     from trtx.report.forms import LOCK
     from trtx.report.summary import summary_json
@@ -177,16 +176,13 @@ def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
     add_step_summary(outcome.run_dir)
     summary = read_run(outcome.run_dir)
     view.print_table(console_table(summary), to_stderr=as_json)
-    if (arms := compared_arms(outcome.run_dir)) is not None:
-        view.print_table(comparison_table(arms), to_stderr=as_json)
     if outcome.error is not None:
         typer.echo(f"trtx: {outcome.error}", err=True)
     if outcome.baseline is not None:
         typer.echo(f"candidate for a baseline: {outcome.baseline}", err=True)
     if as_json:
         typer.echo(f"report: {outcome.report}", err=True)
-        of_arms = {} if arms is None else {"ab": arms.to_json()}
-        typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **summary_json(summary), **of_arms}))
+        typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **summary_json(summary)}))
     else:
         typer.echo(str(outcome.report))
     if outcome.error is not None:
@@ -198,8 +194,8 @@ def show_plans(spec: ExperimentSpec, output: Path) -> None:
     from trtx.cli.topology_text import describe_plan
     from trtx.experiment import cells_ahead, estimate, plan_only, read_history
 
-    topologies = plan_only(spec, parent=output)
-    for planned in topologies:
+    run = plan_only(spec, parent=output)
+    for planned in run.topologies:
         if planned.plan is not None:
             typer.echo(describe_plan(planned.plan))
             typer.echo("")
@@ -216,12 +212,22 @@ def show_plans(spec: ExperimentSpec, output: Path) -> None:
         if spec.load.trials > 1:
             typer.echo(f"  and so on for trials 2 to {spec.load.trials}, each with a seed of its own")
         typer.echo("")
-    ahead = cells_ahead(spec, [(planned.label, planned.plan) for planned in topologies])
+    ahead = cells_ahead(spec, [(planned.label, planned.plan) for planned in run.topologies])
     typer.echo(f"Cells: {', '.join(cell.name for cell in ahead)}")
     typer.echo(f"Time: {estimate(ahead, read_history(output)).sentence(output)}")
     typer.echo("Judged in each cell:")
     for criterion in spec.gate.criteria:
         typer.echo(f"  {criterion}")
+    if run.baseline is not None:
+        for line in _compared_with(run.baseline):
+            typer.echo(line)
+
+
+def _compared_with(baseline: ComparedWith) -> Iterator[str]:
+    from trtx.report.verdict import against_baseline, compared_with
+
+    yield compared_with(baseline)
+    yield from (f"  {one}" for one in against_baseline(baseline))
 
 
 def _overlay(given: dict[str, Any]) -> dict[str, Any]:

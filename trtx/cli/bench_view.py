@@ -53,7 +53,8 @@ class BenchView(BarsView):
 
     def _on_cells(self, kept: tuple[str, ...], ahead: tuple[str, ...], trials: int) -> None:
         if kept:
-            self._say(f"kept: {', '.join(kept)}")
+            told = (f"{name} (some of its trials)" if name in ahead else name for name in kept)
+            self._say(f"kept: {', '.join(told)}")
             self._say(f"to measure: {', '.join(ahead) or 'nothing'}")
         self._trials_total = trials
         self._bars.update(self._run_bar, total=self._trials_total)

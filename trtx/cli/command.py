@@ -22,19 +22,20 @@ class Verb(TyperCommand):
             given, _, order = self.make_parser(ctx).parse_args(args=list(args))
             seen = set()
             for parameter in order:
-                name = option_name(parameter)
+                name = spoken_name(parameter)
                 takes_one = not getattr(parameter, "multiple", False) and not getattr(parameter, "is_flag", False)
                 if takes_one and parameter.name in seen:
                     raise UsageError(f"{name} is given twice, and it takes one value; leave one of them out")
                 seen.add(parameter.name)
                 values = given.get(parameter.name)
                 if any(isinstance(one, str) and not one.strip() for one in _each(values)):
-                    raise UsageError(f"{name} is empty, as an unset variable leaves it; give a value, or leave it out")
+                    what = name if getattr(parameter, "nargs", 1) == 1 else f"a value of {name}"
+                    raise UsageError(f"{what} is empty, as an unset variable leaves it; give a value, or leave it out")
         rest = list(super().parse_args(ctx, args))
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
             if isinstance(value, Path) and (problem := path_problem(value)):
-                raise UsageError(f"{option_name(parameter)} {quoted(str(value))} {problem}; name another path")
+                raise UsageError(f"{spoken_name(parameter)} {quoted(str(value))} {problem}; name another path")
         return rest
 
 
@@ -42,6 +43,13 @@ def option_name(parameter: Any) -> str:
     """As a person types it: ``--output``, or ``MODEL`` for an argument."""
     longest = max((str(option) for option in parameter.opts), key=len)
     return longest if longest.startswith("-") else str(parameter.name).upper()
+
+
+def spoken_name(parameter: Any) -> str:
+    """As the help has it: an argument by its metavar."""
+    name = option_name(parameter)
+    metavar = None if name.startswith("-") else parameter.metavar
+    return " ".join(str(metavar).replace("[", "").replace("]", "").split()) if metavar else name
 
 
 def typed(context: typer.Context) -> Iterator[Any]:

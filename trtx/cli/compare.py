@@ -18,10 +18,11 @@ from trtx.cli.gate_options import (
     MetricsOption,
 )
 from trtx.cli.placement import refuse_ignored
+from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtx.experiment.comparison import Comparison
+    from trtx.report.forms import Comparison
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -60,10 +61,12 @@ def compare(
 
     \b
     Examples:
-      trtx compare runs/20261121T050132Z-bench-9a1c6852 runs/20261122T081500Z-bench-9a1c6852
+      trtx compare before.json runs/20261122T081500Z-bench-9a1c6852
       trtx compare main runs/20261122T081500Z-bench-9a1c6852 --max-regression 5%
     """
     refuse_ignored(context, ["no gate"] if max_regression is None else [])
+    from trtx.bench.documents import plain
+
     if len(runs) < 2:
         raise UsageError(f"{runs[0]!r} is one run, and there is nothing to compare it with; expected two or more")
     request = CompareRequest(
@@ -76,7 +79,7 @@ def compare(
     )
     found = answer(request)
     if as_json:
-        typer.echo(json.dumps({"comparisons": [one.to_json() for one in found]}))
+        typer.echo(json.dumps({"comparisons": [plain(one) for one in found]}))
     else:
         _show(found)
     if max_regression is not None and (error := _outcome(found)) is not None:
@@ -94,7 +97,15 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
     limit = None if request.max_regression is None else parse_limit(request.max_regression)
     max_error_rate = parse_percent("--max-error-rate", request.max_error_rate)
     baselines = Baselines(request.baseline_dir)
-    first, *others = (open_measured(text, baselines) for text in request.measured)
+    opened = [open_measured(text, baselines) for text in request.measured]
+    names = [(one.name, one.run, one.saved_at) for one in opened]
+    for place, (text, name) in enumerate(zip(request.measured, names, strict=True)):
+        if (at := names.index(name)) < place:
+            twice = quoted(request.measured[at])
+            raise UsageError(
+                f"{quoted(text)} is {twice} once more, and a run differs in nothing from itself; name each once"
+            )
+    first, *others = opened
     return tuple(
         compare_measured(
             first, other, metrics, max_error_rate=max_error_rate, limit=limit, allowed=request.allow_different
@@ -106,7 +117,7 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
 def _show(found: tuple[Comparison, ...]) -> None:
     from rich.console import Console
 
-    from trtx.cli.comparison_text import comparison_table
+    from trtx.report.comparison import comparison_table
 
     console = Console(highlight=False, markup=False)
     for one in found:

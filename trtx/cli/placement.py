@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import typer
 
-from trtx.cli.command import option_name, typed
+from trtx.cli.command import option_name, spoken_name, typed
 from trtx.errors import UsageError
 
 
@@ -180,5 +180,5 @@ def refuse_ignored(context: typer.Context, uses: Iterable[str]) -> None:
             if use in held:
                 words = USES[verb][use]
                 raise UsageError(
-                    f"{option_name(parameter)} means nothing {words.where}, {words.because}; {words.way_out}"
+                    f"{spoken_name(parameter)} means nothing {words.where}, {words.because}; {words.way_out}"
                 )

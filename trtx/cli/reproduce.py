@@ -20,7 +20,7 @@ from trtx.config.wording import shown
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtx.experiment import Difference
+    from trtx.report.forms import Difference
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -65,10 +65,10 @@ def reproduce(
     """
     refuse_ignored(context, ["dry run"] if dry_run else [])
     from trtx.cli.bench import own_command_line, run_and_show, show_plans
-    from trtx.experiment import differences, read_locked, run, spec_to_run
+    from trtx.experiment import differences_here, read_locked, run, spec_to_run
 
     locked = read_locked(lock)
-    found = differences(locked)
+    found = differences_here(locked)
     for line in table(found, shutil.get_terminal_size().columns):
         typer.echo(line, err=as_json)
     if exact and found:
@@ -90,7 +90,7 @@ def table(found: Sequence[Difference], width: int) -> Iterator[str]:
         return
     width = min(_WIDEST, max(_NARROWEST, width))
     widths = [width * share // sum(_SHARES) - 2 for share in _SHARES]
-    rows = [("what", "then", "here"), *((one.what, one.then, one.here) for one in found)]
+    rows = [("what", "then", "here"), *((one.name, one.before, one.now) for one in found)]
     for row in rows:
         cells = [
             textwrap.wrap(_NOT_THERE if text is None else text, limit, break_on_hyphens=False) or [""]

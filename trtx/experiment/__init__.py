@@ -3,23 +3,23 @@
 Owns the run directory, its order of events and the verdict that becomes an exit code.
 Does not start processes (``launch``), make load (``bench``), draw (``report``) or print (``cli``).
 Enter through :func:`run` with an :class:`ExperimentSpec`; :func:`plan_only` is its ``--dry-run``, and :func:`resume`
-goes on with a run that ended early. :func:`differences` says what is not as the lock of a run says that it was.
+goes on with a run that ended early. :func:`differences_here` says what is not as the lock of a run says that it was.
 Always holds: a run directory is new or resumed, and however a run ends, what was measured is written and rendered.
 """
 
+from trtx.experiment.dry_run import plan_only
 from trtx.experiment.estimate import cells_ahead, estimate, read_history
-from trtx.experiment.reproduction import Difference, differences, read_locked, spec_to_run
-from trtx.experiment.runner import FinishedRun, Listener, plan_only, resume, run
+from trtx.experiment.reproduction import differences_here, read_locked, spec_to_run
+from trtx.experiment.runner import FinishedRun, Listener, resume, run
 from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
 
 __all__ = [
     "Attach",
-    "Difference",
     "ExperimentSpec",
     "FinishedRun",
     "Listener",
     "cells_ahead",
-    "differences",
+    "differences_here",
     "estimate",
     "load_sweep",
     "plan_only",

@@ -5,19 +5,34 @@ Rounds are pairs: what slows both cancels out, so it takes fewer of them than of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from trtx.bench.gate import DEFAULT_METRICS
+from trtx.bench import Load, cell_name, read_cells, read_journal
+from trtx.bench.cells import CELL
+from trtx.bench.gate import measured_ratio
+from trtx.bench.intervals import CONFIDENCE, per_interval
+from trtx.bench.journal import TrialEnded
 from trtx.bench.sample import Metric
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
-from trtx.experiment.baseline import Baseline, of_run
-from trtx.experiment.comparison import Comparison, compare_measured
-from trtx.experiment.directory import read_lock
+from trtx.experiment.comparison import judged, measured
+from trtx.experiment.conditions import Conditions, differences, model_of, unchecked
 from trtx.experiment.spec import ExperimentSpec, load_sweep
+from trtx.experiment.verdict import sample_of
+from trtx.report.forms import (
+    COMPARISON,
+    CONDITIONS,
+    LOCK,
+    AskedRun,
+    ComparedArms,
+    ComparedMetric,
+    Comparison,
+    MeasuredStart,
+    RunVerdict,
+)
 
 
 def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSpec:
@@ -25,7 +40,8 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
     B against A. Raises UsageError naming the file and what is wrong with it."""
     if a.stem == b.stem:
         raise UsageError(
-            f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}; give the files names that differ"
+            f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}, and topologies go by the names of their "
+            "files; give one of them another name, or copy it for an A/A run"
         )
     specs = {path.stem: load_sweep(path, {}) for path in (a, b)}
     for path, spec in zip((a, b), specs.values(), strict=True):
@@ -36,8 +52,13 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
     if differing := [name for name in loads[0] if loads[0][name] != loads[1][name] and name != "trials"]:
         name = differing[0]
         raise UsageError(
-            f"load.{name} is {loads[0][name]} in {shown(a)} and {loads[1][name]} in {shown(b)}; expected one load, "
-            "or the difference would be its"
+            f"load.{name} is {loads[0][name]} in {shown(a)} and {loads[1][name]} in {shown(b)}; expected one load in "
+            "both, or they would be compared by it"
+        )
+    if rounds < 2 and gate.get("max_regression"):
+        raise UsageError(
+            f"--max-regression {gate['max_regression']}: {rounds} round has no interval; expected --rounds 2 or more, "
+            "5 to begin with"
         )
     return load_sweep(
         None,
@@ -58,18 +79,54 @@ def _said(spec: ExperimentSpec) -> dict[str, Any]:
     return spec.load.model_dump(mode="json", exclude_unset=True)
 
 
-def compared_arms(run_dir: Path, metrics: Sequence[Metric] = DEFAULT_METRICS) -> Comparison | None:
-    """B against A by their rounds, and in what the two differ; None of a run that is no A/B run, or has no cell yet."""
-    spec = read_lock(run_dir)
-    if spec.order != "abba" or len(spec.labels) != 2 or not any((run_dir / "cells").glob("*/cell.json")):
-        return None
-    run = of_run(run_dir)
-    a, b = (_arm(run, label) for label in spec.labels)
-    return compare_measured(a, b, metrics, max_error_rate=spec.gate.error_rate_limit, design="paired")
+def keep_comparison(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None) -> None:
+    """Writes ``comparison.json`` of an A/B run; of another, or one without a cell yet, there is none.
+
+    ``verdict``: of a run that has ended; None of one that ended early, and has what was measured until then.
+    """
+    if spec.order == "abba" and len(spec.labels) > 1 and any((run_dir / "cells").glob(f"*/{CELL.file}")):
+        COMPARISON.write(run_dir, compare_arms(run_dir, spec, verdict))
 
 
-def _arm(run: Baseline, label: str) -> Baseline:
-    """One topology of a run, its cells under the names of their loads alone."""
-    cells = tuple(replace(cell, topology="") for cell in run.cells if cell.topology == label)
-    conditions = replace(run.conditions, topology=run.conditions.topology.get(label, {}))
-    return replace(run, name=label, cells=cells, conditions=conditions)
+def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None) -> ComparedArms:
+    """Each topology of an A/B run against the one that the gate names, or the first, by their rounds.
+
+    All intervals hold at once with 95 % (Bonferroni), those of the gate are the same.
+    """
+    models = LOCK.read(run_dir, AskedRun).provenance.measured
+    arm = spec.gate.baseline if spec.gate.baseline in spec.labels else spec.labels[0]
+    others = [label for label in spec.labels if label != arm]
+    cells, conditions = {cell.name: cell for cell in read_cells(run_dir)}, CONDITIONS.read(run_dir, Conditions)
+    confidence = per_interval(CONFIDENCE, len(others) * len(spec.load.loads) * len(spec.gate.compared))
+    found = {(one.cell, one.criterion): one for one in (verdict.judgements if verdict else ())}
+
+    def compared(label: str, load: Load, metric: Metric) -> ComparedMetric:
+        baseline, candidate = (sample_of(cells, cell_name(of, load)) for of in (arm, label))
+        rounds = tuple(zip_longest(baseline.values(metric), candidate.values(metric)))
+        judgement = found.get((candidate.cell, metric.name))
+        if judgement is not None and spec.gate.limit is not None:
+            return judged(load.label, metric, (baseline, candidate), judgement, spec.gate.limit, rounds=rounds)
+        ratio = measured_ratio(
+            baseline, candidate, metric,
+            design="paired", max_error_rate=spec.gate.error_rate_limit, confidence=confidence,
+        )  # fmt: skip
+        return measured(load.label, metric, (baseline, candidate), ratio, rounds=rounds)
+
+    comparisons = []
+    for label in others:
+        one, other = (
+            replace(conditions, model=model_of(models[of]), topology=conditions.topology.get(of, {}))
+            for of in (arm, label)
+        )
+        metrics = tuple(compared(label, load, metric) for load in spec.load.loads for metric in spec.gate.compared)
+        comparisons.append(Comparison(arm, label, differences(one, other), unchecked(one, other), metrics))
+    return ComparedArms(_starts(run_dir, spec), tuple(comparisons))
+
+
+def _starts(run_dir: Path, spec: ExperimentSpec) -> tuple[MeasuredStart, ...]:
+    """As the journal has them: a resumed run measures what it lacks, in the order that it has then."""
+    topologies = {cell_name(label, load): label for label in spec.labels for load in spec.load.loads}
+    ended = [one for one in read_journal(run_dir) if isinstance(one, TrialEnded) and one.cell in topologies]
+    last = {(one.cell, one.trial): place for place, one in enumerate(ended)}  # one that was made again counts once
+    starts = [MeasuredStart(topologies[cell], trial) for cell, trial in sorted(last, key=last.__getitem__)]
+    return tuple(dict.fromkeys(starts))

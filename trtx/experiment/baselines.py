@@ -17,9 +17,9 @@ from trtx.config.files import path_problem
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 from trtx.experiment.baseline import Baseline, of_run, read_baseline, write_baseline
-from trtx.experiment.conditions import COMPARED_BY, Conditions, Difference, differences, load_differences
+from trtx.experiment.conditions import COMPARED_BY, Conditions, differences, load_differences
 from trtx.experiment.gate_spec import check_baseline_name
-from trtx.report.forms import LOCK
+from trtx.report.forms import LOCK, Difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,13 @@ class Baselines:
         return self.directory / f"{name}.json"
 
     def all(self) -> tuple[Baseline, ...]:
-        """The latest first."""
-        found = [_named(path) for path in self.directory.glob("*.json")]
+        """The latest first. Raises UsageError for a file that can't be read."""
+        found = []
+        for path in self.directory.glob("*.json"):
+            try:
+                found.append(_named(path))
+            except UsageError as error:
+                raise UsageError(f"{error}; or remove {path}, which keeps the others from being read") from error
         return tuple(sorted(found, key=lambda one: (one.saved_at, one.name), reverse=True))
 
     def get(self, name: str) -> Baseline:
@@ -148,12 +153,18 @@ def open_measured(text: str, baselines: Baselines) -> Baseline:
     if path.is_dir():
         return of_run(path)
     if path.is_file():
-        return read_baseline(path)
+        try:
+            return read_baseline(path)
+        except UsageError as error:
+            raise UsageError(f"{quoted(text)} can't be read as a baseline: {error}") from error
     if "/" in text:
         raise UsageError(
             f"{quoted(text)} is not there; expected a run directory, a baseline's file, or the name of one"
         )
-    return baselines.get(text)
+    try:
+        return baselines.get(text)
+    except UsageError as error:
+        raise UsageError(f"{quoted(text)} is no run directory or file, and {error}") from error
 
 
 def located(text: str) -> Path:

@@ -3,63 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from trtx.bench.gate import DEFAULT_METRICS, Design, Limit, compare, measured_ratio
+from trtx.bench.gate import DEFAULT_METRICS, Limit, compare, doubts_of_both, measured_ratio
 from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
-from trtx.bench.judgement import Refusal, Verdict
+from trtx.bench.judgement import Judgement, Refusal, Verdict
 from trtx.bench.sample import Metric, Sample
 from trtx.experiment.baseline import Baseline
-from trtx.experiment.conditions import Difference, differences, load_differences, refuse_others, unchecked
+from trtx.experiment.conditions import differences, load_differences, refuse_others, unchecked
+from trtx.report.forms import ComparedMetric, Comparison
 
-
-@dataclass(frozen=True, slots=True)
-class ComparedMetric:
-    """One metric of one cell on both sides."""
-
-    cell: str
-    metric: str
-    baseline: float | None  # over all trials, in the metric's unit
-    candidate: float | None
-    unit: str
-    ratio: Interval | None  # candidate / baseline
-    reason: str | None  # why there is no ratio, or of its verdict
-    verdict: Verdict | None  # None: nothing was judged
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Of a run, or a baseline, with the one that was named first."""
-
-    baseline: Baseline
-    candidate: Baseline
-    differences: tuple[Difference, ...]
-    unchecked: tuple[str, ...]  # conditions that neither knows
-    metrics: tuple[ComparedMetric, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "baseline": self.baseline.name,
-            "candidate": self.candidate.name,
-            "differences": [{"name": one.name, "before": one.before, "now": one.now} for one in self.differences],
-            "unchecked": list(self.unchecked),
-            "metrics": [
-                {
-                    "cell": one.cell,
-                    "metric": one.metric,
-                    "baseline": one.baseline,
-                    "candidate": one.candidate,
-                    "unit": one.unit,
-                    "ratio": None if one.ratio is None else one.ratio.estimate,
-                    "low": None if one.ratio is None else one.ratio.low,
-                    "high": None if one.ratio is None else one.ratio.high,
-                    "verdict": None if one.verdict is None else one.verdict.value,
-                    "reason": one.reason,
-                }
-                for one in self.metrics
-            ],
-        }
+Sides = tuple[Sample | None, Sample | None]  # baseline and candidate in one cell
+Rounds = Sequence[tuple[float | None, float | None]]
 
 
 def compare_measured(
@@ -70,7 +24,6 @@ def compare_measured(
     max_error_rate: float = 0.0,
     limit: Limit | None = None,
     allowed: Sequence[str] = (),
-    design: Design = "independent",
 ) -> Comparison:
     """Every cell that either has. All intervals hold at once with 95 % (Bonferroni).
 
@@ -81,62 +34,59 @@ def compare_measured(
         *differences(baseline.conditions, candidate.conditions),
         *load_differences(baseline.cells, candidate.loads),
     )
+    sides = _by_cell(baseline), _by_cell(candidate)
     if limit is not None:
         refuse_others(baseline.name, found, allowed)
-        rows = _judged(baseline, candidate, metrics, max_error_rate, limit)
+        by_name = {metric.name: metric for metric in metrics}
+        judgements = compare(baseline.samples, candidate.samples, limit, metrics, max_error_rate=max_error_rate)
+        rows = [
+            judged(one.cell, by_name[one.criterion], (sides[0].get(one.cell), sides[1].get(one.cell)), one, limit)
+            for one in judgements
+        ]
     else:
-        rows = _measured(baseline, candidate, metrics, max_error_rate, design)
-    return Comparison(baseline, candidate, found, unchecked(baseline.conditions, candidate.conditions), rows)
-
-
-def _judged(
-    baseline: Baseline, candidate: Baseline, metrics: Sequence[Metric], max_error_rate: float, limit: Limit
-) -> tuple[ComparedMetric, ...]:
-    judgements = compare(baseline.samples, candidate.samples, limit, metrics, max_error_rate=max_error_rate)
-    by_name = {metric.name: metric for metric in metrics}
-    sides = _by_cell(baseline), _by_cell(candidate)
-    return tuple(
-        _row(one.cell, by_name[one.criterion], sides, one.interval, one.reason, one.verdict) for one in judgements
+        cells = tuple(dict.fromkeys((*sides[0], *sides[1])))
+        confidence = per_interval(CONFIDENCE, max(1, len(cells) * len(metrics)))
+        rows = []
+        for cell in cells:
+            of_both = sides[0].get(cell), sides[1].get(cell)
+            for metric in metrics:
+                ratio = (
+                    Refusal(Verdict.NO_VERDICT, f"{candidate.name} has no such cell")
+                    if of_both[1] is None
+                    else measured_ratio(
+                        of_both[0], of_both[1], metric, max_error_rate=max_error_rate, confidence=confidence
+                    )
+                )
+                rows.append(measured(cell, metric, of_both, ratio))
+    return Comparison(
+        baseline.name, candidate.name, found, unchecked(baseline.conditions, candidate.conditions), tuple(rows)
     )
 
 
-def _measured(
-    baseline: Baseline, candidate: Baseline, metrics: Sequence[Metric], max_error_rate: float, design: Design
-) -> tuple[ComparedMetric, ...]:
-    sides = _by_cell(baseline), _by_cell(candidate)
-    cells = tuple(dict.fromkeys((*sides[0], *sides[1])))
-    confidence = per_interval(CONFIDENCE, max(1, len(cells) * len(metrics)))
-    rows = []
-    for cell in cells:
-        for metric in metrics:
-            measured = sides[1].get(cell)
-            ratio = (
-                Refusal(Verdict.NO_VERDICT, f"{candidate.name} has no such cell")
-                if measured is None
-                else measured_ratio(
-                    sides[0].get(cell),
-                    measured,
-                    metric,
-                    design=design,
-                    max_error_rate=max_error_rate,
-                    confidence=confidence,
-                )
-            )
-            interval, reason = (None, ratio.reason) if isinstance(ratio, Refusal) else (ratio, None)
-            rows.append(_row(cell, metric, sides, interval, reason, None))
-    return tuple(rows)
-
-
-def _row(
-    cell: str,
-    metric: Metric,
-    sides: tuple[dict[str, Sample], dict[str, Sample]],
-    ratio: Interval | None,
-    reason: str | None,
-    verdict: Verdict | None,
+def measured(
+    cell: str, metric: Metric, sides: Sides, ratio: Interval | Refusal, *, rounds: Rounds = ()
 ) -> ComparedMetric:
-    baseline, candidate = (side[cell].value(metric) if cell in side else None for side in sides)
-    return ComparedMetric(cell, metric.name, baseline, candidate, metric.figure.unit, ratio, reason, verdict)
+    """A metric that nothing was judged by: its ratio, or why there is none."""
+    found, reason = (None, ratio.reason) if isinstance(ratio, Refusal) else (ratio, None)
+    return ComparedMetric(
+        cell, metric.name, *_values(sides, metric), metric.figure.unit, found, None, None, reason,
+        doubts_of_both(*sides), tuple(rounds),
+    )  # fmt: skip
+
+
+def judged(
+    cell: str, metric: Metric, sides: Sides, judgement: Judgement, limit: Limit, *, rounds: Rounds = ()
+) -> ComparedMetric:
+    """A metric as a gate judged it."""
+    return ComparedMetric(
+        cell, metric.name, *_values(sides, metric), metric.figure.unit, judgement.interval, limit.ratio(metric),
+        judgement.verdict, judgement.reason, judgement.doubts, tuple(rounds),
+    )  # fmt: skip
+
+
+def _values(sides: Sides, metric: Metric) -> tuple[float | None, float | None]:
+    baseline, candidate = (None if side is None else side.value(metric) for side in sides)
+    return baseline, candidate
 
 
 def _by_cell(measured: Baseline) -> dict[str, Sample]:

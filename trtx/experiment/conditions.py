@@ -6,7 +6,7 @@ group and key, ``machine.cpu``. What nobody knows is None, and differs from what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from typing import Any
@@ -15,7 +15,7 @@ from trtx.bench import Cell, Load, LoadSpec
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 from trtx.experiment.spec import ExperimentSpec
-from trtx.report.forms import Deployment, Environment, Provenance
+from trtx.report.forms import Deployment, Difference, Environment, Measured, Provenance
 from trtx.topology import Plan
 
 _ROUTER = "--router-mode"
@@ -35,22 +35,6 @@ class Conditions:
     machine: dict[str, Any]
     topology: dict[str, Any]
     versions: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One condition in which two runs differ. None: not known."""
-
-    name: str
-    before: Any
-    now: Any
-
-    @property
-    def group(self) -> str:
-        return self.name.partition(".")[0]
-
-    def __str__(self) -> str:
-        return f"{self.name} was {_told(self.before)} and is {_told(self.now)}"
 
 
 def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: Provenance) -> Conditions:
@@ -75,14 +59,15 @@ def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: P
 
 def differences(before: Conditions, now: Conditions) -> tuple[Difference, ...]:
     """In what two runs differ, those that make figures incomparable first."""
-    flat_before, flat_now = _flat(asdict(before)), _flat(asdict(now))
-    names = dict.fromkeys((*flat_before, *flat_now))
-    found = [
-        Difference(name, flat_before.get(name), flat_now.get(name))
-        for name in names
-        if flat_before.get(name) != flat_now.get(name)
-    ]
+    found = differing(_flat(asdict(before)), _flat(asdict(now)))
     return tuple(sorted(found, key=lambda one: one.group not in COMPARED_BY))
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    """What is not the same, by name: in the order of before, what came since at the end."""
+    for name in dict.fromkeys((*before, *now)):
+        if before.get(name) != now.get(name):
+            yield Difference(name, before.get(name), now.get(name))
 
 
 def unchecked(before: Conditions, now: Conditions) -> tuple[str, ...]:
@@ -130,7 +115,11 @@ def refuse_others(source: str, found: Sequence[Difference], allowed: Sequence[st
 def _model(provenance: Provenance) -> dict[str, Any]:
     if provenance.environment.deployment is not None:  # the files here are those of a tokenizer
         return {"name": provenance.environment.deployment.model, "weights": None}
-    measured = next(iter(provenance.measured.values()))
+    return model_of(next(iter(provenance.measured.values())))
+
+
+def model_of(measured: Measured) -> dict[str, Any]:
+    """Of one topology that was served here."""
     return {"name": measured.model, "weights": measured.files.sampled_sha256[:16]}
 
 
@@ -175,11 +164,3 @@ def _flat(document: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
     for name, value in document.items():
         flat |= _flat(value, f"{parent}{name}.") if isinstance(value, Mapping) else {f"{parent}{name}": value}
     return flat
-
-
-def _told(value: Any) -> str:
-    if value is None:
-        return "not known"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value)) or "none"
-    return str(value)

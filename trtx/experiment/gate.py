@@ -26,7 +26,7 @@ from trtx.experiment.conditions import (
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.spec import ExperimentSpec
 from trtx.experiment.verdict import judge_cells, run_verdict
-from trtx.report.forms import BASELINE, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
+from trtx.report.forms import BASELINE, COMPARISON, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
 from trtx.topology import Plan
 
 
@@ -38,17 +38,36 @@ def planned_loads(spec: ExperimentSpec) -> dict[str, Load]:
 def prepare(run_dir: Path, spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: Provenance) -> None:
     """Writes what a run is measured under, and the baseline that it will be compared with.
 
-    Raises UsageError for a baseline that is not there, of another model, load or machine, without one of the cells, or
-    whose spread is too wide for the limit; and where ``--save-baseline`` names one that must not be replaced.
+    Raises UsageError as :func:`check_can_save` and :func:`baseline_of`.
     """
-    gate, conditions = spec.gate, conditions_of(spec, plans, provenance)
+    conditions = conditions_of(spec, plans, provenance)
     CONDITIONS.write(run_dir, conditions)
+    check_can_save(spec)
+    if takes_baseline(spec):
+        write_baseline(run_dir / BASELINE.file, baseline_of(spec, conditions))
+
+
+def check_can_save(spec: ExperimentSpec) -> None:
+    """Raises UsageError where ``--save-baseline`` names one that must not be replaced."""
+    if spec.gate.save_baseline is not None:
+        Baselines(Path(spec.gate.baseline_dir)).check_can_save(spec.gate.save_baseline)
+
+
+def takes_baseline(spec: ExperimentSpec) -> bool:
+    """Whether a run is compared with another one, and not only with one of its own topologies."""
+    return spec.gate.limit is not None and _pairs(spec) is None
+
+
+def baseline_of(spec: ExperimentSpec, conditions: Conditions) -> Baseline:
+    """The one that a run under these conditions will be compared with.
+
+    Raises UsageError for a baseline that is not there, of another model, load or machine, without one of the cells, or
+    whose spread is too wide for the limit.
+    """
+    gate, loads = spec.gate, planned_loads(spec)
+    if gate.baseline is None or gate.limit is None:
+        raise ValueError("nothing is compared: ask takes_baseline() first")
     baselines = Baselines(Path(gate.baseline_dir))
-    if gate.save_baseline is not None:
-        baselines.check_can_save(gate.save_baseline)
-    if gate.baseline is None or gate.limit is None or _pairs(spec) is not None:
-        return
-    loads = planned_loads(spec)
     baseline = open_baseline(gate.baseline, baselines, conditions, loads, gate.allow_different)
     found = [*differences(baseline.conditions, conditions), *load_differences(baseline.cells, loads)]
     refuse_others(f"baseline {baseline.name}", found, gate.allow_different)
@@ -56,7 +75,7 @@ def prepare(run_dir: Path, spec: ExperimentSpec, plans: Mapping[str, Plan], prov
         baseline.samples, tuple(loads), spec.load.trials, gate.limit, gate.compared,
         max_error_rate=gate.error_rate_limit,
     )  # fmt: skip
-    write_baseline(run_dir / BASELINE.file, baseline)
+    return baseline
 
 
 def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
@@ -64,15 +83,14 @@ def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
     loads = planned_loads(spec)
     cells = {cell.name: cell for cell in read_cells(run_dir)}
     pairs = _pairs(spec)
-    has_baseline = spec.gate.limit is not None and pairs is None
-    baseline = read_baseline(run_dir / BASELINE.file) if has_baseline else None
+    baseline = read_baseline(run_dir / BASELINE.file) if takes_baseline(spec) else None
     judgements = judge_cells(
         spec.gate, tuple(loads), cells,
         goodputs=_goodputs(run_dir, spec.gate, cells.values()),
         baseline=() if baseline is None else baseline.samples,
         pairs=pairs,
     )  # fmt: skip
-    compared = None if baseline is None else _compared(run_dir, baseline, loads)
+    compared = None if baseline is None else compared_with(spec, baseline, CONDITIONS.read(run_dir, Conditions))
     verdict = run_verdict(tuple(cells.values()), judgements, compared)
     VERDICT.write(run_dir, verdict)
     return verdict
@@ -89,13 +107,14 @@ def _pairs(spec: ExperimentSpec) -> dict[str, str] | None:
 
 
 def forget(run_dir: Path) -> None:
-    """A run that goes on has no verdict until it has ended again."""
-    (run_dir / VERDICT.file).unlink(missing_ok=True)
+    """A run that goes on has no verdict, and its arms no comparison, until it has ended again."""
+    for document in (VERDICT, COMPARISON):
+        (run_dir / document.file).unlink(missing_ok=True)
 
 
-def _compared(run_dir: Path, baseline: Baseline, loads: Mapping[str, Load]) -> ComparedWith:
-    now = CONDITIONS.read(run_dir, Conditions)
-    found = [*differences(baseline.conditions, now), *load_differences(baseline.cells, loads)]
+def compared_with(spec: ExperimentSpec, baseline: Baseline, now: Conditions) -> ComparedWith:
+    """In what a run under the conditions ``now`` differs from its baseline."""
+    found = [*differences(baseline.conditions, now), *load_differences(baseline.cells, planned_loads(spec))]
     return ComparedWith(
         name=baseline.name,
         run=baseline.run,

@@ -24,6 +24,7 @@ from trtx.bench.documents import RESTORE
 from trtx.config import TopologySpec
 from trtx.config.wording import shown
 from trtx.errors import UsageError
+from trtx.experiment.conditions import differing
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.directory import spec_of
 from trtx.experiment.environment import environment
@@ -31,7 +32,7 @@ from trtx.experiment.provenance import provenance_of
 from trtx.experiment.spec import ExperimentSpec
 from trtx.experiment.targets import attached_target
 from trtx.launch import prepare
-from trtx.report.forms import LOCK, AskedRun, Measured, Provenance
+from trtx.report.forms import LOCK, AskedRun, Difference, Measured, Provenance
 from trtx.topology import Plan
 
 # Of one start, or of a place: they are no conditions, or others tell the same without it.
@@ -48,15 +49,6 @@ class Locked:
     provenance: Provenance
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One thing that is not as it was. None: it has no such thing, or does not say."""
-
-    what: str
-    then: str | None
-    here: str | None
-
-
 def read_locked(path: Path) -> Locked:
     """A lock by its path, or that of a run directory. Raises UsageError: file, field, what was expected."""
     path = path / LOCK.file if path.is_dir() else path
@@ -71,7 +63,7 @@ def read_locked(path: Path) -> Locked:
     return Locked(path, spec, asked.provenance)
 
 
-def differences(locked: Locked) -> tuple[Difference, ...]:
+def differences_here(locked: Locked) -> tuple[Difference, ...]:
     """What differs here from what the lock says. Plans every topology and starts nothing.
 
     Raises UsageError where the run can't be made here: an engine, GPUs, a model or a deployment is not there.
@@ -85,7 +77,7 @@ def differences(locked: Locked) -> tuple[Difference, ...]:
             raise UsageError(f"{shown(str(locked.path))} can't be reproduced here: {error}") from error
     for label, then in locked.provenance.measured.items():
         _refuse_another(locked, label, then, here.measured[label])
-    return tuple(compared(_facts(locked.provenance), _facts(here)))
+    return tuple(differing(_facts(locked.provenance), _facts(here)))
 
 
 def spec_to_run(locked: Locked, parent: Path) -> ExperimentSpec:
@@ -190,10 +182,3 @@ def _options(argv: Sequence[str]) -> dict[str, str]:
         elif name:
             options[name] = word
     return {option: value for option, value in options.items() if option not in _OF_A_PLACE}
-
-
-def compared(then: Mapping[str, str], here: Mapping[str, str]) -> Iterator[Difference]:
-    """What is not the same, by name: in the order of then, what came since at the end."""
-    for what in [*then, *(name for name in here if name not in then)]:
-        if then.get(what) != here.get(what):
-            yield Difference(what, then.get(what), here.get(what))

@@ -13,18 +13,13 @@ from pathlib import Path
 from trtx.bench import (
     AiperfHost,
     Journal,
-    LoadSpec,
     Progress,
     Target,
-    cell_directory,
     cell_name,
     check_endpoint,
     check_load,
-    command,
-    planned_trials,
     read_cells,
     sweep,
-    trial_directory,
 )
 from trtx.bench.journal import (
     LoadStarted,
@@ -35,15 +30,14 @@ from trtx.bench.journal import (
     TopologyReady,
     TopologyStopping,
 )
-from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import LoadGeneratorError, TrtxError, UsageError
-from trtx.experiment import directory, gate, resumption
+from trtx.experiment import ab, directory, gate, resumption
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
 from trtx.experiment.schedule import Step, schedule
-from trtx.experiment.spec import ATTACHED, ExperimentSpec
-from trtx.experiment.targets import attached_target, target_of
+from trtx.experiment.spec import ExperimentSpec
+from trtx.experiment.targets import attached_target, check_fits, target_of
 from trtx.experiment.verdict import error_of
 from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, prepare, serve
 from trtx.report import REPORT_FILE, render
@@ -71,15 +65,6 @@ class FinishedRun:
     report: Path
     error: TrtxError | None
     baseline: Path | None = None  # that was made of it
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedTopology:
-    """One topology of a dry run: its plan (None when attached) and aiperf's calls, first each cell's first trial."""
-
-    label: str
-    plan: Plan | None
-    aiperf: tuple[tuple[str, ...], ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -184,30 +169,6 @@ def _measure_missing(state: _Run) -> FinishedRun:
     return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, error, saved)
 
 
-def plan_only(spec: ExperimentSpec, *, parent: Path) -> tuple[PlannedTopology, ...]:
-    """What :func:`run` would start, without starting or writing; paths say RUN in place of the directory's name."""
-    run_dir = parent / "RUN"
-    check_load(spec.load)
-    if spec.attach is not None:
-        target = attached_target(spec.attach, ask_deployment(spec.attach))
-        return (PlannedTopology(ATTACHED, None, _aiperf(spec, target, run_dir)),)
-    planned = []
-    for topology in spec.topologies:
-        plan = prepare(topology.spec, run_dir=run_dir / topology.label)
-        _check_fits(plan, spec.load)
-        calls = _aiperf(spec, target_of(topology.label, plan), run_dir)
-        planned.append(PlannedTopology(topology.label, plan, calls))
-    return tuple(planned)
-
-
-def _aiperf(spec: ExperimentSpec, target: Target, run_dir: Path) -> tuple[tuple[str, ...], ...]:
-    calls = []
-    for trial in planned_trials(spec.load):
-        cell = cell_directory(run_dir, cell_name(target.topology, trial.load))
-        calls.append(command(target, spec.load, trial.load, trial.number, trial_directory(cell, trial.number)))
-    return tuple(calls)
-
-
 def _plan(state: _Run) -> None:
     if state.spec.attach is not None:
         return
@@ -215,7 +176,7 @@ def _plan(state: _Run) -> None:
     for topology in state.spec.topologies:
         if topology.label in ahead:
             plan = prepare(topology.spec, run_dir=state.run_dir / topology.label)
-            _check_fits(plan, state.spec.load)
+            check_fits(plan, state.spec.load)
             state.plans[topology.label] = plan
 
 
@@ -226,26 +187,6 @@ def _write_plans(state: _Run, plans: Mapping[str, Plan], checkpoints: Mapping[st
     prints = {label: resumption.fingerprint(plan.model_path) for label, plan in state.plans.items()}
     topologies = {label: plan.to_json() for label, plan in {**plans, **state.plans}.items()}
     PLAN.write(state.run_dir, {"topologies": topologies, "checkpoints": {**checkpoints, **prints}})
-
-
-def _check_fits(plan: Plan, load: LoadSpec) -> None:
-    if load.dataset is not None:
-        return  # how long its requests are, nobody said
-    isl, osl = max(((isl or 0, osl or 0) for isl, osl in load.pairs), key=sum)
-    turns = load.session_turns_mean
-    asked = turns * (isl + osl)  # a turn's prompt has all turns and answers before it
-    each = f", {turns} turns of them" if load.has_sessions else ""
-    what = f"isl {isl} and osl {osl}{each} make {asked} tokens"
-    context = resolve_checkpoint(str(plan.model_path)).context_length
-    if context is not None and asked > context:
-        raise UsageError(f"{what}, and the context of {plan.model} is {context}; ask for less")
-    for role, config in plan.engine_configs.items():
-        longest = config.get("max_seq_len")
-        if longest is not None and asked > longest:
-            raise UsageError(
-                f"{what}, and {role} workers of {plan.model} take max_seq_len {longest}; "
-                f"ask for less, or --set max_seq_len={asked}"
-            )
 
 
 @contextmanager
@@ -326,9 +267,10 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
         with suppress(OSError, UsageError):  # what failed first is what is told
             state.check_directory()  # nothing is left to render
             state.journal.note(RunFailed(error=str(error) or type(error).__name__))
+            ab.keep_comparison(state.run_dir, state.spec, None)
             render(state.run_dir)
         raise
-    gate.judge(state.run_dir, state.spec)
+    ab.keep_comparison(state.run_dir, state.spec, gate.judge(state.run_dir, state.spec))
     state.journal.note(RunEnded())
     render(state.run_dir)
 

@@ -1,10 +1,10 @@
-"""Who is measured: a topology of ours, or a deployment that something else serves."""
+"""Who is measured: a topology of ours that the load fits, or a deployment that something else serves."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from trtx.bench import Target
+from trtx.bench import LoadSpec, Target
 from trtx.checkpoint import list_shapes, resolve_checkpoint
 from trtx.errors import UsageError
 from trtx.experiment.deployment import api_key
@@ -29,6 +29,27 @@ def attached_target(attach: Attach, deployment: Deployment) -> Target:
         worker_count=deployment.worker_count,
         api_key=api_key(deployment),
     )
+
+
+def check_fits(plan: Plan, load: LoadSpec) -> None:
+    """Raises UsageError where requests of this load are longer than the model or a worker of ``plan`` takes."""
+    if load.dataset is not None:
+        return  # how long its requests are, nobody said
+    isl, osl = max(((isl or 0, osl or 0) for isl, osl in load.pairs), key=sum)
+    turns = load.session_turns_mean
+    asked = turns * (isl + osl)  # a turn's prompt has all turns and answers before it
+    each = f", {turns} turns of them" if load.has_sessions else ""
+    what = f"isl {isl} and osl {osl}{each} make {asked} tokens"
+    context = resolve_checkpoint(str(plan.model_path)).context_length
+    if context is not None and asked > context:
+        raise UsageError(f"{what}, and the context of {plan.model} is {context}; ask for less")
+    for role, config in plan.engine_configs.items():
+        longest = config.get("max_seq_len")
+        if longest is not None and asked > longest:
+            raise UsageError(
+                f"{what}, and {role} workers of {plan.model} take max_seq_len {longest}; "
+                f"ask for less, or --set max_seq_len={asked}"
+            )
 
 
 def _tokenizer(attach: Attach, model: str) -> Path:

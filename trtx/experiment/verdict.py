@@ -34,7 +34,7 @@ def judge_cells(
     ``goodputs``: of each trial, by cell, where a least one is asked for. Failed requests are always judged. ``pairs``:
     of an A/B run, the cell that each cell is compared with round by round, in place of one of a ``baseline``.
     """
-    samples = [_sample(cells, name) for name in names]
+    samples = [sample_of(cells, name) for name in names]
     found: list[Judgement] = []
     for sample in samples:
         failures = _judge_failures(sample, cells.get(sample.cell), gate.error_rate_limit)
@@ -44,7 +44,7 @@ def judge_cells(
         if gate.min_goodput is not None:
             found.append(judge_goodput(sample, (goodputs or {}).get(sample.cell, ()), gate.min_goodput))
     if gate.limit is not None and pairs is not None:
-        arm = [replace(_sample(cells, of_arm), cell=name) for name, of_arm in pairs.items()]
+        arm = [replace(sample_of(cells, of_arm), cell=name) for name, of_arm in pairs.items()]
         candidates = [sample for sample in samples if sample.cell in pairs]
         found += compare(
             arm, candidates, gate.limit, gate.compared, design="paired", max_error_rate=gate.error_rate_limit
@@ -54,7 +54,8 @@ def judge_cells(
     return tuple(sorted(found, key=lambda judgement: names.index(judgement.cell)))
 
 
-def _sample(cells: Mapping[str, Cell], name: str) -> Sample:
+def sample_of(cells: Mapping[str, Cell], name: str) -> Sample:
+    """As it is judged: one that is not there was not measured."""
     return Sample.of(cells[name]) if name in cells else _unmeasured(name)
 
 

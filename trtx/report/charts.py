@@ -24,7 +24,7 @@ from trtx.report.view import Row, RunView
 
 Chart = dict[str, Any]
 
-_INK, _GRID, _SOFT = "#1d2733", "#e6eaef", "#5b6b7c"
+INK, _GRID, SOFT = "#1d2733", "#e6eaef", "#5b6b7c"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _TICK_SHARE = 0.08  # of an axis, between two ticks that don't write over each other
 _FEW_DECADES = 3
@@ -75,7 +75,7 @@ def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
     )
     x_unit, y_unit = (column.figure.unit.format(device=view.device) for column in (per_user, per_device))
     points = [(x, y) for row in rows for x in _drawn([row], per_user) for y in _drawn([row], per_device)]
-    layout = _layout(x_unit, y_unit)
+    layout = axes_layout(x_unit, y_unit)
     if not points:
         return {"data": [], "layout": layout}
     x_range = _linear_range([x for x, _ in points])
@@ -224,7 +224,7 @@ def _linear_range(points: Sequence[_Drawn], room: float = 1.06) -> tuple[float, 
 def _over_load(
     view: RunView, rows: Sequence[Row], title: str, lines: Sequence[tuple[dict[str, Any], list[_Drawn]]]
 ) -> Chart:
-    layout = _layout(f"{view.intensity}{', requests/s' if view.intensity == 'request rate' else ''}", title)
+    layout = axes_layout(f"{view.intensity}{', requests/s' if view.intensity == 'request rate' else ''}", title)
     loads = sorted({row.load.intensity for row in rows})
     shown = ticks(loads)
     layout["xaxis"] |= {"type": "log", "tickvals": shown, "ticktext": [f"{tick:g}" for tick in shown]}
@@ -260,16 +260,18 @@ def ticks(loads: Sequence[float]) -> list[float]:
     return kept[::-1]
 
 
-def _layout(x: str, y: str) -> dict[str, Any]:
+def axes_layout(x: str, y: str) -> dict[str, Any]:
+    """Of every chart. ``x``, ``y``: titles of the axes."""
+
     def axis(title: str) -> dict[str, Any]:
         return {
-            "title": {"text": title, "font": {"size": 12, "color": _SOFT}, "standoff": 8},
+            "title": {"text": title, "font": {"size": 12, "color": SOFT}, "standoff": 8},
             "gridcolor": _GRID, "zeroline": False, "linecolor": "#c3ccd6", "automargin": True,
-            "tickfont": {"size": 11, "color": _SOFT}, "fixedrange": True,
+            "tickfont": {"size": 11, "color": SOFT}, "fixedrange": True,
         }  # fmt: skip
 
     return {
-        "font": {"family": _FONT, "color": _INK}, "paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff",
+        "font": {"family": _FONT, "color": INK}, "paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff",
         "margin": {"l": 56, "r": 20, "t": 12, "b": 48}, "xaxis": axis(x), "yaxis": axis(y), "showlegend": False,
         "hoverlabel": {"font": {"family": _FONT}}, "autosize": True,
     }  # fmt: skip

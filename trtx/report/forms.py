@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from trtx.bench.documents import Document
+from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.load import Load
 
@@ -21,6 +22,7 @@ SUMMARY = Document("summary.json", version=2, oldest=2, since="")
 CONDITIONS = Document("conditions.json", version=1, oldest=1, since="")
 BASELINE = Document("baseline.json", version=1, oldest=1, since="")
 VERDICT = Document("verdict.json", version=1, oldest=1, since="")
+COMPARISON = Document("comparison.json", version=1, oldest=1, since="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,31 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing in which two runs differ, or a run and what it would be here. None: not known, or there is none."""
+
+    name: str  # dotted: machine.cpu, agg.engine_configs.agg.max_batch_size
+    before: Any
+    now: Any
+
+    @property
+    def group(self) -> str:
+        return self.name.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.name} was {told(self.before)} and is {told(self.now)}"
+
+
+def told(value: Any) -> str:
+    """A value of a condition, for people."""
+    if value is None:
+        return "not known"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
 class ComparedWith:
     """The baseline of a verdict."""
 
@@ -192,3 +219,47 @@ class RunVerdict:
     sentence: str | None  # why it did not pass
     baseline: ComparedWith | None  # None: compared with none
     judgements: tuple[Judgement, ...]  # by cell
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedMetric:
+    """One metric of one cell on both sides. None: it can't be computed, or was not measured."""
+
+    cell: str
+    metric: str
+    baseline: float | None  # over all trials, in the metric's unit
+    candidate: float | None
+    unit: str
+    ratio: Interval | None  # candidate / baseline
+    limit: float | None  # of the ratio, beyond which it regressed; None: nothing was judged
+    verdict: Verdict | None  # None: nothing was judged
+    reason: str | None  # of the verdict, or why there is no ratio
+    doubts: tuple[str, ...]  # why the cell, on either side, is SUSPECT
+    rounds: tuple[tuple[float | None, float | None], ...]  # baseline and candidate in each; none of two runs' trials
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of a run, a baseline or a topology with another one."""
+
+    baseline: str
+    candidate: str
+    differences: tuple[Difference, ...]
+    unchecked: tuple[str, ...]  # conditions that neither side knows
+    metrics: tuple[ComparedMetric, ...]  # by cell
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStart:
+    """A start of a topology that was measured."""
+
+    topology: str
+    round: int  # from 1
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedArms:
+    """``comparison.json``: the topologies of an A/B run, each against the one that is their baseline."""
+
+    starts: tuple[MeasuredStart, ...]  # in their order
+    comparisons: tuple[Comparison, ...]

@@ -16,9 +16,11 @@ from trtx.bench.judgement import Verdict
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
 from trtx.report.charts import charts, shows_tails
 from trtx.report.columns import MISSING, UNSURE, intervals_text, needed, number, page_columns, requests_text
+from trtx.report.comparison import arms_shown
+from trtx.report.forest import forest, forest_height_px
 from trtx.report.series import marks
 from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons
-from trtx.report.verdict import compared_with, lines
+from trtx.report.verdict import against_baseline, compared_with, lines
 from trtx.report.verdict import headline as verdict_headline
 from trtx.report.view import Part, Row, RunView
 
@@ -34,6 +36,7 @@ def page(view: RunView) -> str:
     drawn = [charts(view, lengths) for lengths in view.length_pairs]
     headings = page_columns(view)
     judged = () if view.verdict is None else lines(view.verdict)
+    arms = {f"forest-{place}": shown for place, shown in enumerate(arms_shown(view))}
     return _template().render(
         view=view,
         needed=needed(column for _, columns in headings for column in columns),
@@ -43,8 +46,9 @@ def page(view: RunView) -> str:
         charts=[(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
         marks=marks(view),
         pill=_pill(view),
-        # "<" never appears raw inside the script, so no label can end it.
-        drawn=Markup(json.dumps(drawn, sort_keys=True).replace("<", "\\u003c")),
+        drawn=_in_script(drawn),
+        arms=arms,
+        forests=_in_script({name: forest(shown) for name, shown in arms.items()}),
         plotly=Markup(_plotly()),
         headline=_headline(view),
         best=_best(view),
@@ -52,6 +56,11 @@ def page(view: RunView) -> str:
         passed=[line for line in judged if line.judgement.verdict is Verdict.PASS],
         baseline=view.verdict and view.verdict.baseline,
     )
+
+
+def _in_script(value: Any) -> Markup:
+    """As JSON in which "<" never appears raw, so that no label can end the script."""
+    return Markup(json.dumps(value, sort_keys=True).replace("<", "\\u003c"))
 
 
 def _captions(view: RunView) -> dict[str, tuple[str, str]]:
@@ -140,8 +149,12 @@ def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {"requests_text": requests_text, "UNSURE": UNSURE, "MISSING": MISSING}
     environment.globals |= {"by_level": by_level, "doubtful": doubtful, "level_text": level_text, "reasons": reasons}
-    environment.globals |= {"reason_text": reason_text}
+    environment.globals |= {"reason_text": reason_text, "forest_height_px": forest_height_px}
     environment.globals |= {"intervals_text": intervals_text, "not_checked": not_checked}
-    environment.globals |= {"compared_with": compared_with, "verdict_headline": verdict_headline}
+    environment.globals |= {
+        "against_baseline": against_baseline,
+        "compared_with": compared_with,
+        "verdict_headline": verdict_headline,
+    }
     environment.globals["verdict_class"] = {one.value: _CLASSES.get(one, "failed-text") for one in Verdict}
     return environment.from_string((resources.files("trtx.report") / "page.html.j2").read_text(encoding="utf-8"))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from trtx.bench.files import write_text
 from trtx.report.forms import SUMMARY
+from trtx.report.junit import junit_xml
 from trtx.report.page import page
-from trtx.report.summary import junit_xml, summary_csv, summary_fields, summary_markdown
+from trtx.report.summary import summary_csv, summary_fields, summary_markdown
 from trtx.report.view import RunView, read_run
 
 REPORT_FILE = "report.html"

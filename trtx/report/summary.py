@@ -1,17 +1,15 @@
-"""The summary files: JSON for programs, CSV for spreadsheets, Markdown for a pull request, JUnit for a CI job."""
+"""The summary files: JSON for programs, CSV for spreadsheets, Markdown for a pull request."""
 
 from __future__ import annotations
 
 import csv
 import io
-import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
 from typing import Any
 
-from trtx.bench.checks import Level
 from trtx.bench.figures import all_figures
-from trtx.bench.metrics import benchmark_duration
 from trtx.report.columns import MISSING, UNSURE, interval_columns, intervals_text, markdown_columns, requests_text
+from trtx.report.comparison import arms_markdown, comparison_json
 from trtx.report.forms import SUMMARY
 from trtx.report.validity import (
     doubtful,
@@ -23,7 +21,7 @@ from trtx.report.validity import (
     reasons_text,
     validity_json,
 )
-from trtx.report.verdict import verdict_cases, verdict_json, verdict_markdown, xml_safe
+from trtx.report.verdict import verdict_json, verdict_markdown
 from trtx.report.view import Part, Row, RunView
 
 _PREFIXES: dict[Part, str] = {"whole": "", "steady": "steady_"}
@@ -52,6 +50,7 @@ def summary_fields(view: RunView) -> dict[str, Any]:
             if row.failures
         },
         "verdict": verdict_json(view.verdict),
+        "comparison": comparison_json(view.arms),
         "validity": validity_json(view),
         "rows": summary_rows(view),
     }
@@ -80,7 +79,7 @@ def summary_markdown(view: RunView) -> str:
     problems = [*view.notes, *(f"{row.name}: {row.problem}" for row in view.rows if row.problem)]
     if problems:
         lines += ["", "## What went wrong", "", *(f"- {_one_line(problem)}" for problem in problems)]
-    lines += verdict_markdown(view.verdict)
+    lines += [*verdict_markdown(view.verdict), *arms_markdown(view)]
     lines += ["", "## Conditions", "", "| | |", "|---|---|"]
     lines += [f"| {c.name} | {_one_line(c.value).replace('|', chr(92) + '|')} |" for c in view.conditions]
     lines += [f"| {label} | {served} |" for label, served in view.topologies]
@@ -109,52 +108,6 @@ def _markdown_validity(view: RunView) -> list[str]:
     ]
     told += [f"- not checked: {_one_line(str(one))}" for one in not_checked(view)]
     return ["", "## Validity", "", *told] if told else []
-
-
-def junit_xml(view: RunView) -> str:
-    """One test case a judgement; of a run that was not judged, one a cell."""
-    suite = ElementTree.Element("testsuite", name=f"trtx bench {view.name}")
-    if view.verdict is not None:
-        verdict_cases(suite, view.verdict, {row.name: _seconds(row) for row in view.rows})
-    else:
-        _cell_cases(suite, view)
-    ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
-
-
-def _seconds(row: Row) -> float:
-    return row.value(benchmark_duration) or 0.0
-
-
-def _cell_cases(suite: ElementTree.Element, view: RunView) -> None:
-    """Failed requests are a failure; an error is a cell whose figures can't stand for what was asked: without a result,
-    with fewer trials, uncounted, INVALID. What makes one SUSPECT, and what nobody checked, is told beside it."""
-    failing = [row for row in view.rows if row.status == "errors"]
-    broken = [row for row in view.rows if row not in failing and not row.can_be_best]
-    for name, found in (("tests", view.rows), ("failures", failing), ("errors", broken)):
-        suite.set(name, str(len(found)))
-    for row in view.rows:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=f"trtx.bench.{row.topology}", name=row.name, time=f"{_seconds(row):.3f}"
-        )
-        if row.level is not None:
-            properties = ElementTree.SubElement(case, "properties")
-            ElementTree.SubElement(properties, "property", name="validity", value=row.level.value)
-        if row in broken or row in failing:
-            kind = "error" if row in broken else "failure"
-            ElementTree.SubElement(case, kind, message=xml_safe(_why_not_ok(row)))
-        if said := _validity_lines(row):
-            ElementTree.SubElement(case, "system-out").text = xml_safe("\n".join(said))
-
-
-def _why_not_ok(row: Row) -> str:
-    invalid = f"INVALID: {reasons_text(row)}" if row.level is Level.INVALID else None
-    return "; ".join(text for text in (row.problem, invalid) if text) or row.status
-
-
-def _validity_lines(row: Row) -> list[str]:
-    told = [f"{reason.level.value}: {reason_text(reason)}" for reason in reasons(row)]
-    return told + [str(one) for one in (row.validity.unchecked if row.validity else ())]
 
 
 def _flat(view: RunView, row: Row) -> dict[str, Any]:

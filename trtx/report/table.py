@@ -10,6 +10,7 @@ from rich.text import Text
 from trtx.bench.checks import Level
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.report.columns import UNSURE, Column, needed, table_columns
+from trtx.report.comparison import arms_tables
 from trtx.report.validity import MARKS, AtLevel, by_level, doubtful, not_checked_counts, reason_text, reasons
 from trtx.report.verdict import verdict_table
 from trtx.report.view import Row, RunView
@@ -50,7 +51,8 @@ def console_table(view: RunView) -> RenderableType:
             style=_STYLE[row.status],
         )  # fmt: skip
     judged = verdict_table(view.verdict)
-    return Group(table, *_problems(view), *_validity(view), *([] if judged is None else [Text(), judged]))
+    below = [*([] if judged is None else [judged]), *arms_tables(view)]
+    return Group(table, *_problems(view), *_validity(view), *(part for one in below for part in (Text(), one)))
 
 
 def _problems(view: RunView) -> list[RenderableType]:

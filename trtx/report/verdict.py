@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,7 @@ from trtx.bench.metrics import request_error_rate
 from trtx.report.forms import ComparedWith, RunVerdict
 
 MISSING = "–"
-_STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
-_BAD = "bold red"
+_STYLES = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,11 @@ class JudgedLine:
         return (self.judgement.reason, *([f"SUSPECT: {'; '.join(doubts)}"] if doubts else []))
 
 
+def verdict_style(verdict: Verdict) -> str:
+    """On a terminal."""
+    return _STYLES.get(verdict, "bold red")
+
+
 def ratio_text(interval: Interval) -> str:
     """``0.998 (0.985–1.011)``; an end that has no meaning any more as ``>999``."""
     return f"{_ratio(interval.estimate)} ({_ratio(interval.low)}–{_ratio(interval.high)})"
@@ -72,6 +75,12 @@ def compared_with(baseline: ComparedWith) -> str:
     return f"Baseline {baseline.name}, run {baseline.run}, {baseline.saved_at:%Y-%m-%d}."
 
 
+def against_baseline(baseline: ComparedWith) -> tuple[str, ...]:
+    """A sentence for each condition that is another, or that nobody checked."""
+    unchecked = (f"{one} is not known of either, so nobody checked that it is the same" for one in baseline.unchecked)
+    return (*baseline.differences, *unchecked)
+
+
 def verdict_table(verdict: RunVerdict | None) -> RenderableType | None:
     """For a terminal, at 80 columns. None where nothing was judged but requests that all succeeded: the cells' own
     table says that."""
@@ -84,10 +93,8 @@ def verdict_table(verdict: RunVerdict | None) -> RenderableType | None:
     table.add_column("measured", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for line in shown:
-        style = _STYLE.get(line.judgement.verdict, _BAD)
-        table.add_row(
-            line.judgement.cell, line.judgement.criterion, line.measured, Text(line.judgement.verdict.value, style)
-        )
+        one = line.judgement
+        table.add_row(one.cell, one.criterion, line.measured, Text(one.verdict.value, verdict_style(one.verdict)))
     if verdict.baseline is not None:
         ratios = "Of a metric: its ratio to the baseline's, and the interval of that."
         table.caption = f"{ratios} {compared_with(verdict.baseline)}"
@@ -103,7 +110,7 @@ def verdict_markdown(verdict: RunVerdict | None) -> list[str]:
         told.append(compared_with(verdict.baseline))
     rows = [
         f"| {line.judgement.cell} | {line.judgement.criterion} | {line.measured} | {line.judgement.verdict.value} | "
-        f"{_cell('; '.join(line.remarks))} |"
+        f"{table_cell('; '.join(line.remarks))} |"
         for line in lines(verdict)
     ]
     table = ["| cell | criterion | measured | verdict | why |", "|---|---|--:|---|---|", *rows]
@@ -115,32 +122,13 @@ def verdict_json(verdict: RunVerdict | None) -> dict[str, Any] | None:
     return None if verdict is None else TypeAdapter(RunVerdict).dump_python(verdict, mode="json")
 
 
-def verdict_cases(suite: ElementTree.Element, verdict: RunVerdict, seconds: dict[str, float]) -> None:
-    """A test case for each judgement, and their numbers in the suite: failed where it was found bad, an error where
-    there is no verdict. ``seconds``: by cell, told once of each."""
-    broken = [one for one in verdict.judgements if one.verdict is Verdict.NO_VERDICT]
-    failing = [one for one in verdict.judgements if one.verdict not in (Verdict.NO_VERDICT, Verdict.PASS)]
-    for name, found in (("tests", verdict.judgements), ("failures", failing), ("errors", broken)):
-        suite.set(name, str(len(found)))
-    left = dict(seconds)
-    for one in verdict.judgements:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=f"trtx.bench.{one.cell}", name=one.criterion,
-            time=f"{left.pop(one.cell, 0.0):.3f}",
-        )  # fmt: skip
-        if one.verdict is not Verdict.PASS:
-            kind = "error" if one in broken else "failure"
-            ElementTree.SubElement(case, kind, type=one.verdict.value, message=xml_safe(one.reason))
-        if one.doubts:
-            ElementTree.SubElement(case, "system-out").text = xml_safe(f"SUSPECT: {'; '.join(one.doubts)}")
-
-
 def lines(verdict: RunVerdict) -> tuple[JudgedLine, ...]:
     return tuple(JudgedLine(one) for one in verdict.judgements)
 
 
-def xml_safe(text: str) -> str:
-    return "".join(char for char in text if char.isprintable() or char in "\n\t")
+def table_cell(text: str) -> str:
+    """Of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _is_told(judgement: Judgement) -> bool:
@@ -155,16 +143,9 @@ def _doubted(shown: Sequence[JudgedLine]) -> list[RenderableType]:
 
 
 def _differing(baseline: ComparedWith | None) -> list[str]:
-    if baseline is None or not (baseline.differences or baseline.unchecked):
-        return []
-    told = [f"- {_cell(one)}" for one in baseline.differences]
-    told += [f"- {one} is not known of either, so nobody checked that it is the same" for one in baseline.unchecked]
-    return ["", "Against the baseline:", "", *told]
+    found = () if baseline is None else against_baseline(baseline)
+    return ["", "Against the baseline:", "", *(f"- {table_cell(one)}" for one in found)] if found else []
 
 
 def _ratio(value: float) -> str:
     return f"{value:.3f}" if value < 1000 else ">999"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")

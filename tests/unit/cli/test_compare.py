@@ -51,14 +51,21 @@ def test_all_of_it_is_json_too(capsys: Said) -> None:
     (found,) = json.loads(capsys.readouterr().out)["comparisons"]
     assert (found["baseline"], found["candidate"], len(found["metrics"])) == ("base", "slow", 4)
     first = found["metrics"][0]
-    assert first["ratio"] == pytest.approx(1.3) and first["low"] < 1.3 < first["high"] and first["verdict"] is None
+    ratio = first["ratio"]
+    assert ratio["estimate"] == pytest.approx(1.3) and ratio["low"] < 1.3 < ratio["high"] and first["verdict"] is None
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["base"], ["is one run, and there is nothing to compare it with"]),
-        (["base", "nothing"], ["no baseline is called 'nothing'"]),
+        (["base", "nothing"], ["'nothing' is no run directory or file, and no baseline is called 'nothing'"]),
+        (["base", "slow", "./base"], ["'./base' is 'base' once more, and a run differs in nothing from itself"]),
+        (["main", "baselines/main.json"], ["'baselines/main.json' is 'main' once more"]),
+        (["base", "base"], ["'base' is 'base' once more"]),
+        (["base", "slow/verdict.json"], ["'slow/verdict.json' is not there; expected a run directory"]),
+        (["base", "base/verdict.json"], ["'base/verdict.json' can't be read as a baseline", "name is missing"]),
+        (["base", ""], ["a value of RUN... is empty, as an unset variable leaves it"]),
         (
             ["base", "slow", "--allow-different", "machine"],
             ["--allow-different means nothing without --max-regression"],

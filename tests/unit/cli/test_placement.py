@@ -14,7 +14,7 @@ import typer
 from trtx.build import BuildRequest
 from trtx.cli import app
 from trtx.cli.check import CheckRequest
-from trtx.cli.command import Verb, option_name
+from trtx.cli.command import Verb, option_name, spoken_name
 from trtx.cli.placement import PLACES, USES, ignored_in
 
 REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml")]
@@ -187,7 +187,7 @@ def test_an_option_that_its_use_would_ignore_is_refused(
     asked = with_option(CALLS[verb][use], parameter, use)
     assert asked is not None and app.run(asked) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"trtx: {option_name(parameter)} means nothing ") and said.count("\n") == 1
+    assert said.startswith(f"trtx: {spoken_name(parameter)} means nothing ") and said.count("\n") == 1
     assert USES[verb][use].where in said
     assert list(tmp_path.iterdir()) == []
 
@@ -214,7 +214,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     for name in ROOMS:
         monkeypatch.setattr(name, teller(name))
-    monkeypatch.setattr("trtx.experiment.differences", lambda locked: ())  # or this machine would be looked at
+    monkeypatch.setattr("trtx.experiment.differences_here", lambda locked: ())  # or this machine would be looked at
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
     Path("sweep.yaml").write_text("load: {seed: 99}\n")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trtx.cli.app import run
 from trtx.cli.reproduce import NOTHING_DIFFERS, table
-from trtx.experiment import Difference
+from trtx.report.forms import Difference
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml"  # of another machine than any
 
@@ -86,5 +86,5 @@ def test_every_value_is_whole_in_a_table_of_at_most_80_columns(found: list[Diffe
     lines = list(table(found, width))
     assert max(map(len, lines)) <= min(80, max(60, width))
     letters = sorted("".join("".join(lines[1:]).split()))
-    shown = [one.what + "".join("–" if value is None else value for value in (one.then, one.here)) for one in found]
+    shown = [one.name + "".join("–" if value is None else value for value in (one.before, one.now)) for one in found]
     assert letters == sorted("".join(shown))

@@ -10,17 +10,19 @@ from typing import Any
 
 from trtx.bench import Cell, Figures, read_cells
 from trtx.bench.cells import write_cell
-from trtx.experiment import ExperimentSpec, gate
+from trtx.bench.journal import Journal, TrialEnded
+from trtx.experiment import ExperimentSpec, ab, gate
 from trtx.experiment.conditions import Conditions, conditions_of
 from trtx.experiment.directory import read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.resumption import read_recorded
-from trtx.report.forms import CONDITIONS, LOCK, AskedRun, Provenance, RunVerdict
+from trtx.report.forms import COMPARISON, CONDITIONS, LOCK, AskedRun, ComparedArms, Provenance, RunVerdict
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"
 CELLS = ("agg-c1", "agg-c2", "disagg-c1", "disagg-c2")
 NEARLY_ALIKE = (1.0, 1.001, 0.999)  # a spread of 0.1 %
 NOISY = (0.9, 1.0, 1.1)
+ROUNDS = (1.0, 1.3, 0.8)  # which differ more than the arms of an A/B run do
 _LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
 
 
@@ -97,3 +99,26 @@ def judged(run: Path, **said: Any) -> RunVerdict:
     spec = gated(run, **said)
     prepare(run, spec)
     return gate.judge(run, spec)
+
+
+def an_ab_run(directory: Path, slower: float, rounds: Sequence[float] = ROUNDS) -> Path:
+    """As if agg and disagg of the kept run had been arms of one kind, the second so much slower in each round."""
+    run = a_run(directory, trials=rounds)
+    write_lock(run, read_lock(run).model_copy(update={"order": "abba"}), provenance(run))
+    for kept in (cell for cell in read_cells(GOLDEN) if cell.topology == "agg"):
+        for topology, factor in (("agg", 1.0), ("disagg", slower)):
+            cell = replace(of_trials(kept, [factor * one for one in rounds]), topology=topology)
+            write_cell(run / "cells" / cell.name, cell)
+    (run / "journal.jsonl").unlink()
+    for number in range(1, len(rounds) + 1):
+        for topology in ("agg", "disagg")[:: 1 if number % 2 else -1]:
+            for load in ("c1", "c2"):
+                ended = TrialEnded(cell=f"{topology}-{load}", trial=number, aiperf_exit_code=0, restarted=())
+                Journal(run).note(ended)
+    return run
+
+
+def compared(run: Path, **said: Any) -> ComparedArms:
+    """What an A/B run with this gate has of its arms when it has ended."""
+    ab.keep_comparison(run, gated(run, **said), judged(run, **said))
+    return COMPARISON.read(run, ComparedArms)

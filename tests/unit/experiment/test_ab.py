@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from judged_runs import GOLDEN, a_run, gated, judged, of_trials, provenance
+from judged_runs import NOISY, ROUNDS, a_run, an_ab_run, change_cells, compared, gated, judged, provenance
 
-from trtx.bench import read_cells
-from trtx.bench.cells import write_cell
+from trtx.bench.gate import DEFAULT_METRICS
+from trtx.bench.journal import Journal, TrialEnded
 from trtx.bench.judgement import Verdict
 from trtx.errors import UsageError
-from trtx.experiment.ab import ab_spec, compared_arms
+from trtx.experiment import gate
+from trtx.experiment.ab import ab_spec, keep_comparison
 from trtx.experiment.directory import read_lock, write_lock
+from trtx.report.forms import COMPARISON, VERDICT, ComparedArms, RunVerdict
 
 SLOW, FAST = "topology: {engine: paced, workers: 2}\n", "topology: {engine: paced}\n"
 LOAD = "load: {concurrency: [1, 8], isl: 64}\n"
@@ -37,7 +40,11 @@ def test_two_files_make_one_run_of_two_arms_that_take_turns(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [
-        (SLOW + LOAD, FAST, "load.concurrency is [1, 8] in .*a.yaml and [1, 8, 64] in .*b.yaml; expected one load"),
+        (
+            SLOW + LOAD,
+            FAST,
+            "load.concurrency is [1, 8] in .*a.yaml and [1, 8, 64] in .*b.yaml; expected one load in both",
+        ),
         ("modes: [agg, disagg]\n", FAST, "a.yaml has the topologies agg, disagg; expected one"),
         (FAST, "attach: {url: http://127.0.0.1:9}\n", "b.yaml has the topologies attached; expected one"),
     ],
@@ -46,29 +53,22 @@ def test_files_that_make_no_pair_are_one_sentence(tmp_path: Path, a: str, b: str
     with pytest.raises(UsageError, match=says.replace("[", r"\[").replace("]", r"\]")):
         ab_spec(*_files(tmp_path, a, b), 2, {})
     same = _files(tmp_path, FAST, FAST)[0]
-    with pytest.raises(UsageError, match="are both called 'a'"):
+    with pytest.raises(UsageError, match="are both called 'a', and topologies go by the names of their files"):
         ab_spec(same, same, 2, {})
 
 
-ROUNDS = (1.0, 1.3, 0.8)  # which differ more than the arms
-
-
-def _ab_run(tmp_path: Path, slower: float) -> Path:
-    """As if agg and disagg of the kept run had been arms of one kind, the second so much slower in each round."""
-    run = a_run(tmp_path / "run", trials=ROUNDS)
-    write_lock(run, read_lock(run).model_copy(update={"order": "abba"}), provenance(run))
-    for kept in (cell for cell in read_cells(GOLDEN) if cell.topology == "agg"):
-        for topology, factor in (("agg", 1.0), ("disagg", slower)):
-            cell = replace(of_trials(kept, [factor * one for one in ROUNDS]), topology=topology)
-            write_cell(run / "cells" / cell.name, cell)
-    return run
+def test_one_round_is_compared_and_not_judged(tmp_path: Path) -> None:
+    files = _files(tmp_path, SLOW + LOAD, FAST + LOAD)
+    assert ab_spec(*files, 1, {}).load.trials == 1
+    with pytest.raises(UsageError, match="--max-regression 5%: 1 round has no interval; expected --rounds 2 or more"):
+        ab_spec(*files, 1, {"max_regression": "5%"})
 
 
 @pytest.mark.parametrize(("slower", "verdict", "exit_code"), [(1.03, Verdict.PASS, 0), (1.1, Verdict.REGRESSED, 1)])
 def test_rounds_that_differ_more_than_the_arms_still_tell_them_apart(
     tmp_path: Path, slower: float, verdict: Verdict, exit_code: int
 ) -> None:
-    run = _ab_run(tmp_path, slower)
+    run = an_ab_run(tmp_path / "run", slower)
     said = judged(run, baseline="agg", max_regression="5%")
     ratios = [one for one in said.judgements if one.criterion.count(":") == 1]  # a bound has two more
     assert {one.cell for one in ratios} == {"disagg-c1", "disagg-c2"}, "an arm is not compared with itself"
@@ -77,14 +77,74 @@ def test_rounds_that_differ_more_than_the_arms_still_tell_them_apart(
 
 
 def test_the_second_is_told_against_the_first_by_loads(tmp_path: Path) -> None:
-    run = _ab_run(tmp_path, 1.1)
-    found = compared_arms(run)
-    assert found is not None and (found.baseline.name, found.candidate.name) == ("agg", "disagg")
+    (found,) = compared(an_ab_run(tmp_path / "run", 1.1)).comparisons
+    assert (found.baseline, found.candidate) == ("agg", "disagg")
     assert {one.cell for one in found.metrics} == {"c1", "c2"}
     for one in found.metrics:
         expected = 1 / 1.1 if "throughput" in one.metric else 1.1
         assert one.ratio is not None and one.ratio.estimate == pytest.approx(expected)
         assert one.ratio.high / one.ratio.low < 1.001
+        assert [b / a for a, b in one.rounds if a and b] == pytest.approx([expected] * len(ROUNDS))
+        assert (one.verdict, one.limit, one.reason) == (None, None, None)
     assert any("workers" in difference.name for difference in found.differences)
-    write_lock(run, gated(run).model_copy(update={"order": "in turn"}), provenance(run))
-    assert compared_arms(run) is None
+
+
+@pytest.mark.parametrize("said", [{}, {"metrics": ["request_latency:p50"]}])
+def test_what_is_shown_of_the_arms_is_what_was_judged(tmp_path: Path, said: dict[str, Any]) -> None:
+    run = an_ab_run(tmp_path / "run", 1.1, rounds=NOISY)
+    (found,) = compared(run, baseline="agg", max_regression="5%", **said).comparisons
+    judgements = {(one.cell, one.criterion): one for one in VERDICT.read(run, RunVerdict).judgements}
+    assert found.metrics and {one.metric for one in found.metrics} == set(
+        said.get("metrics") or [metric.name for metric in DEFAULT_METRICS]
+    )
+    for one in found.metrics:
+        judgement = judgements[f"disagg-{one.cell}", one.metric]
+        assert (one.ratio, one.verdict, one.reason) == (judgement.interval, judgement.verdict, judgement.reason)
+        assert one.limit == judgement.limit == pytest.approx(0.95 if "throughput" in one.metric else 1.05)
+
+
+def test_another_model_of_an_arm_is_told(tmp_path: Path) -> None:
+    run = an_ab_run(tmp_path / "run", 1.1)
+    known = provenance(run)
+    other = replace(known.measured["disagg"], model="tiny-fp8")
+    write_lock(run, read_lock(run), replace(known, measured=known.measured | {"disagg": other}))
+    (found,) = compared(run).comparisons
+    assert ("model.name", "tiny-trained", "tiny-fp8") in [(one.name, one.before, one.now) for one in found.differences]
+
+
+def test_the_arm_that_the_gate_names_is_the_baseline(tmp_path: Path) -> None:
+    (found,) = compared(an_ab_run(tmp_path / "run", 1.1), baseline="disagg", max_regression="5%").comparisons
+    assert (found.baseline, found.candidate) == ("disagg", "agg")
+    (itl, _) = [one for one in found.metrics if one.metric.startswith("inter_token")]
+    assert itl.ratio and itl.ratio.estimate == pytest.approx(1 / 1.1) and itl.verdict is Verdict.PASS
+
+
+def test_the_order_is_that_of_the_journal_and_a_trial_made_again_counts_once(tmp_path: Path) -> None:
+    run = an_ab_run(tmp_path / "run", 1.1)
+    told = [(one.topology, one.round) for one in compared(run).starts]
+    assert told == [("agg", 1), ("disagg", 1), ("disagg", 2), ("agg", 2), ("agg", 3), ("disagg", 3)]
+    for cell in ("agg-c1", "agg-c2"):
+        Journal(run).note(TrialEnded(cell=cell, trial=1, aiperf_exit_code=0, restarted=()))
+    assert [(one.topology, one.round) for one in compared(run).starts] == [*told[1:], told[0]]
+
+
+def test_a_run_that_ended_early_has_its_rounds_and_no_ratio(tmp_path: Path) -> None:
+    run = an_ab_run(tmp_path / "run", 1.1)
+    change_cells(run, lambda cell: replace(cell, trials=cell.trials[: 1 if cell.topology == "agg" else 2]))
+    (run / "cells" / "disagg-c2" / "cell.json").unlink()
+    keep_comparison(run, gated(run, baseline="agg", max_regression="5%"), None)
+    (found,) = COMPARISON.read(run, ComparedArms).comparisons
+    rows = {(one.cell, one.metric): one for one in found.metrics}
+    one, other = (rows[cell, "inter_token_latency:p50"] for cell in ("c1", "c2"))
+    assert one.ratio is one.verdict is None and "trial 3 of 3 has no result" in str(one.reason)
+    assert [(a is None, b is None) for a, b in one.rounds] == [(False, False), (True, False), (True, True)]
+    assert other.candidate is None and "it was not measured" in str(other.reason)
+    assert [(a is None, b is None) for a, b in other.rounds] == [(False, True), (True, True), (True, True)]
+    gate.forget(run)
+    assert COMPARISON.find(run, ComparedArms) is None, "a run that goes on has none until it has ended"
+
+
+def test_a_run_that_is_no_ab_run_has_no_comparison(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    keep_comparison(run, gated(run), judged(run))
+    assert COMPARISON.find(run, ComparedArms) is None

@@ -63,6 +63,16 @@ def test_a_candidate_of_that_name_is_replaced_and_a_promoted_one_is_not(kept: Ba
         kept.save(run, "main")
 
 
+def test_a_file_that_can_not_be_read_is_named_with_the_way_out(kept: Baselines, run: Path) -> None:
+    kept.save(run, "main")
+    kept.path("cut").write_text("{")
+    with pytest.raises(
+        UsageError, match=r"cut\.json is not JSON.*; or remove .*cut\.json, which keeps the others from"
+    ):
+        kept.all()
+    assert kept.get("main").state == "candidate"
+
+
 def test_a_cell_without_a_result_is_no_baseline(kept: Baselines, run: Path) -> None:
     change_cells(run, lambda cell: replace(cell, figures=None) if cell.name == "agg-c2" else cell)
     with pytest.raises(UsageError, match="has no result of agg-c2; expected one of each cell"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from judged_runs import a_run, conditions_of_kept, gated
+from judged_runs import a_run, an_ab_run, compared, conditions_of_kept, gated
 
 from trtx.bench import Cell, Load, Trial, cells, journal, read_cells, read_journal
 from trtx.bench.documents import Document
@@ -27,10 +27,15 @@ from trtx.report.forms import (
     CONDITIONS,
     AskedLoad,
     AskedRun,
+    ComparedArms,
+    ComparedMetric,
     ComparedWith,
+    Comparison,
+    Difference,
     Environment,
     Files,
     Measured,
+    MeasuredStart,
     PlannedProcess,
     PlannedTopology,
     Provenance,
@@ -90,11 +95,16 @@ FORMS: list[tuple[Any, str, Where]] = [
     (RunVerdict, "verdict.json", ()),
     (Judgement, "verdict.json", ("judgements", 0)),
     (ComparedWith, "verdict.json", ("baseline",)),
+    (ComparedArms, "comparison.json", ()),
+    (MeasuredStart, "comparison.json", ("starts", 0)),
+    (Comparison, "comparison.json", ("comparisons", 0)),
+    (Difference, "comparison.json", ("comparisons", 0, "differences", 0)),
+    (ComparedMetric, "comparison.json", ("comparisons", 0, "metrics", 0)),
     (Conditions, "conditions.json", ()),
     (Stored, "baseline.json", ()),
 ]
 FIELDS = [
-    pytest.param(file, where, field.name, id=f"{form.__name__}.{field.name}")
+    pytest.param(file, where, field.name, field.type != "Any", id=f"{form.__name__}.{field.name}")
     for form, file, where in FORMS
     for field in dataclasses.fields(form)
     if field.default is dataclasses.MISSING
@@ -117,6 +127,9 @@ def judged_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     CONDITIONS.write(run, conditions_of_kept(run))
     write_baseline(run / "baseline.json", of_run(a_run(parent / "base")))
     gate.judge(run, gated(run, baseline="base", max_regression="5%"))
+    of_arms = an_ab_run(parent / "arms", 1.1)
+    compared(of_arms)
+    shutil.copy(of_arms / "comparison.json", run)
     return run
 
 
@@ -132,9 +145,9 @@ def _spoil(path: Path, change: Callable[[Any], None]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))  # YAML too
 
 
-@pytest.mark.parametrize(("file", "where", "field"), FIELDS)
+@pytest.mark.parametrize(("file", "where", "field", "has_a_type"), FIELDS)
 def test_a_field_that_is_missing_or_of_another_type_is_named_with_its_file(
-    run: Path, file: str, where: Where, field: str
+    run: Path, file: str, where: Where, field: str, has_a_type: bool
 ) -> None:
     original = (run / file).read_text()
     changes: list[Callable[[Any], object]] = [
@@ -143,7 +156,7 @@ def test_a_field_that_is_missing_or_of_another_type_is_named_with_its_file(
     ]
     inside = where[1:] if file.endswith(".jsonl") else where
     name = ".".join(str(key) for key in (*inside, field))
-    for change in changes:
+    for change in changes if has_a_type else changes[:1]:
         (run / file).write_text(original)
         _spoil(run / file, lambda document, change=change: change(_inside(document, *where)))  # type: ignore[misc]
         try:
@@ -201,7 +214,7 @@ def test_nan_is_no_figure(run: Path) -> None:
 @pytest.mark.parametrize(
     "file",
     ["cells/agg-c1/cell.json", "journal.jsonl", "run.lock.yaml", "plan.json", "verdict.json", "conditions.json",
-     "baseline.json"],
+     "comparison.json", "baseline.json"],
 )  # fmt: skip
 def test_a_document_of_another_version_is_refused_with_both(run: Path, file: str, version: object) -> None:
     _spoil(run / file, lambda document: (document[0] if "jsonl" in file else document).update(schema_version=version))

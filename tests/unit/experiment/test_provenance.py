@@ -54,7 +54,7 @@ def test_a_lock_has_configs_and_calls_as_a_dry_run_shows_them_and_comes_back_as_
     assert told.measured["disagg"].workers == {"prefill": 1, "decode": 2}
     assert told.measured["agg"].engine_configs == plans["agg"].engine_configs
     assert told.measured["agg"].files == told.measured["disagg"].files
-    for planned in plan_only(spec, parent=tmp_path):
+    for planned in plan_only(spec, parent=tmp_path).topologies:
         calls = told.measured[planned.label].aiperf
         assert list(calls) == [f"{planned.label}-c2", f"{planned.label}-c1"]
         for call, of_dry_run in zip(calls.values(), planned.aiperf, strict=True):

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
-from trtx.experiment import Difference, ExperimentSpec, differences, load_sweep, read_locked, spec_to_run
+from trtx.experiment import ExperimentSpec, differences_here, load_sweep, read_locked, spec_to_run
+from trtx.experiment.conditions import differing
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.directory import write_lock
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
-from trtx.experiment.reproduction import compared
 from trtx.experiment.targets import attached_target
 from trtx.launch import prepare
-from trtx.report.forms import LOCK
+from trtx.report.forms import LOCK, Difference
 
 LOAD = {"concurrency": [1, 2], "request_count": 5}
 PACED = {"topology": {"engine": "paced", "port": 0}, "load": LOAD}
@@ -62,7 +62,7 @@ def copy(kept: str, tmp_path: Path) -> Path:
 
 def test_nothing_differs_where_nothing_changed(copy: Path) -> None:
     locked = read_locked(copy)
-    assert differences(locked) == ()
+    assert differences_here(locked) == ()
     assert spec_to_run(locked, copy.parent) == locked.spec
     assert locked.spec == load_sweep(None, PACED)
 
@@ -85,7 +85,7 @@ def test_what_changed_is_told_with_both_values_and_what_one_start_has_is_not(cop
         agg["aiperf"]["agg-c2"] = agg["aiperf"]["agg-c2"].replace("--concurrency 2", "--concurrency 3 --new-flag")
         agg["aiperf"]["agg-c2"] = agg["aiperf"]["agg-c2"].replace("http://127.0.0.1", "http://elsewhere")
 
-    found = {one.what: (one.then, one.here) for one in differences(read_locked(edit(copy, change)))}
+    found = {one.name: (one.before, one.now) for one in differences_here(read_locked(edit(copy, change)))}
     expected = {
         "cpu_cores": "64", "driver_cuda": "13.0", "versions.torch": "2.11.0", "versions.tensorrt-llm": "1.3.0",
         "versions.aiperf": None, "gpus.0.uuid": "GPU-1", "gpus.0.name": "H100", "gpus.0.memory_bytes": str(2**36),
@@ -105,7 +105,7 @@ FACTS = st.dictionaries(st.text("abc.", max_size=3), st.text("xy", max_size=2), 
 def test_a_difference_is_whatever_stands_on_one_side_alone_or_has_another_value(
     then: dict[str, str], here: dict[str, str]
 ) -> None:
-    found = {one.what: one for one in compared(then, here)}
+    found = {one.name: one for one in differing(then, here)}
     assert found.keys() == {what for what in then.keys() | here.keys() if then.get(what) != here.get(what)}
     assert all(one == Difference(what, then.get(what), here.get(what)) for what, one in found.items())
 
@@ -144,7 +144,7 @@ def test_what_can_not_be_made_here_is_one_sentence_with_the_lock(
 ) -> None:
     edit(copy, change)
     with pytest.raises(UsageError, match=words) as raised:
-        differences(read_locked(copy))
+        differences_here(read_locked(copy))
     said = str(raised.value)
     assert "copy.yaml" in said and "\n" not in said and len(said) < 1000
 
@@ -160,7 +160,7 @@ def test_an_engine_that_auto_led_to_then_and_that_is_not_installed_is_refused(
         document["provenance"]["measured"]["agg"]["engine"] = "tensorrt-llm"
 
     with pytest.raises(UsageError, match=r"can't be reproduced here: engine tensorrt-llm needs the package"):
-        differences(read_locked(edit(copy, change)))
+        differences_here(read_locked(edit(copy, change)))
 
 
 def test_a_config_that_was_named_and_is_gone_comes_out_of_the_lock(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_config_that_was_named_and_is_gone_comes_out_of_the_lock(tmp_path: Pat
 
     config.unlink()
     locked = read_locked(path)
-    assert differences(locked) == ()
+    assert differences_here(locked) == ()
     once, again = (spec_to_run(locked, tmp_path / "runs") for _ in range(2))
     written = once.topology.engine_configs["agg"]
     assert once == again and written.is_relative_to(tmp_path / "runs")
@@ -181,7 +181,7 @@ def test_a_config_that_was_named_and_is_gone_comes_out_of_the_lock(tmp_path: Pat
     assert (plan.engine_configs["agg"]["max_batch_size"], plan.engine_configs["agg"]["paced_itl_ms"]) == (5, 5)
 
     config.write_text("max_batch_size: 6\nmax_num_tokens: 512\n")  # there again, and another
-    assert [one.what for one in differences(locked)] == ["agg.engine_configs.agg.max_batch_size"]
+    assert [one.name for one in differences_here(locked)] == ["agg.engine_configs.agg.max_batch_size"]
 
 
 class _Served(BaseHTTPRequestHandler):
@@ -213,17 +213,17 @@ def test_an_attached_run_is_made_again_where_the_deployment_answers(
         write_lock(tmp_path, spec, provenance_of(spec, here, {}, attached_target(spec.attach, deployment)))
         locked = read_locked(tmp_path)
         (tokenizer / "more.safetensors").write_bytes(b"")  # weights are the other side's
-        assert differences(locked) == ()
+        assert differences_here(locked) == ()
         (tokenizer / "tokenizer_config.json").write_text("{}")
-        found = {one.what for one in differences(locked)}
+        found = {one.name for one in differences_here(locked)}
         assert found == {"attached.files.total_bytes", "attached.files.sampled_sha256"}
         monkeypatch.setattr(_Served, "models", ("other",))
         with pytest.raises(UsageError, match="can't be reproduced here: model 'tiny' is not served"):
-            differences(locked)
+            differences_here(locked)
         server.shutdown()
         thread.join()
     with pytest.raises(UsageError, match="can't be reproduced here: http.* did not answer"):
-        differences(locked)
+        differences_here(locked)
 
 
 def test_a_run_directory_stands_for_its_lock(copy: Path, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
 def test_every_shipped_sweep_can_be_planned(sweep: Path, tmp_path: Path) -> None:
     spec = load_sweep(sweep, {"topology": {"engine": "paced"}})
     assert spec.name == sweep.stem
-    planned = plan_only(spec, parent=tmp_path)
+    planned = plan_only(spec, parent=tmp_path).topologies
     assert [one.label for one in planned] == list(spec.labels)
     assert sum(len(one.aiperf) for one in planned) == spec.cell_count * spec.load.trials
 

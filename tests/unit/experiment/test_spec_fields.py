@@ -126,7 +126,7 @@ def _asked(sweep: dict[str, Any], tmp_path: Path) -> str:
     file = tmp_path / "sweep.yaml"
     file.write_text(json.dumps(sweep))
     spec = load_sweep(file, {})
-    planned = plan_only(spec, parent=tmp_path)
+    planned = plan_only(spec, parent=tmp_path).topologies
     documents = [(one.label, one.plan and one.plan.to_json(), one.aiperf) for one in planned]
     kept_port = str(spec.topology.port)
     return _OWN.sub(lambda found: found.group() if found.group() == kept_port else "own", json.dumps(documents))

@@ -9,10 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from judged_runs import a_run, judged
+from judged_runs import a_run, change_cells, judged
 from rich.console import Console
 
+from trtx.bench import Cell
+from trtx.bench.checks import Level
 from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.validity import Reason
 from trtx.report import console_table, read_run, render
 from trtx.report.forms import VERDICT, RunVerdict
 
@@ -78,7 +81,7 @@ def test_junit_has_a_case_for_each_judgement_and_its_numbers(run: Path) -> None:
     counts = {name: sum(one.verdict is verdict for one in judgements) for name, verdict in (
         ("regressed", Verdict.REGRESSED), ("missed", Verdict.MISSED), ("no verdict", Verdict.NO_VERDICT),
     )}  # fmt: skip
-    assert int(suite.get("tests") or 0) == len(suite) == len(judgements) == 4 * 6
+    assert int(suite.get("tests") or 0) == len(suite) == 4 + len(judgements) == 4 + 4 * 6
     assert int(suite.get("failures") or 0) == counts["regressed"] + counts["missed"] == 4 * 4
     assert int(suite.get("errors") or 0) == counts["no verdict"] == 0
     case = next(one for one in suite if one.get("name") == "inter_token_latency:p50")
@@ -91,17 +94,77 @@ def test_no_verdict_is_an_error_of_junit(tmp_path: Path) -> None:
     judged(run, slo=["time_to_first_token:p99:le:5000"])
     render(run)
     suite = ElementTree.parse(run / "junit.xml").getroot()
-    assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("0", "4", "8")
+    assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("0", "4", "12")
     assert "p99 takes 662 requests" in str(next(iter(suite.iter("error"))).get("message"))
 
 
-def test_a_cell_that_failed_is_one_failure_with_its_reasons(tmp_path: Path) -> None:
+def cases(run: Path) -> dict[str, dict[str, ElementTree.Element]]:
+    """By class name without ``trtx.bench.``, then by name, of what was rendered."""
+    found: dict[str, dict[str, ElementTree.Element]] = {}
+    for case in ElementTree.parse(run / "junit.xml").getroot():
+        found.setdefault(str(case.get("classname")).removeprefix("trtx.bench."), {})[str(case.get("name"))] = case
+    return found
+
+
+def ends(case: ElementTree.Element) -> list[tuple[str, str]]:
+    """How it ended, if not well, and the message."""
+    return [(one.tag, str(one.get("message"))) for one in case if one.tag in ("failure", "error")]
+
+
+@pytest.mark.parametrize("lost", ["not measured", "no result"])
+def test_a_cell_without_a_result_is_an_error_as_is_each_of_its_judgements(tmp_path: Path, lost: str) -> None:
     run = a_run(tmp_path / "run")
-    (run / "cells" / "agg-c2" / "cell.json").unlink()
+    if lost == "not measured":
+        (run / "cells" / "agg-c2" / "cell.json").unlink()
+    else:
+        change_cells(run, lambda cell: without_a_result(cell) if cell.name == "agg-c2" else cell)
+    judged(run, slo=["request_latency:p50:le:5000"])
+    render(run)
+    suite = ElementTree.parse(run / "junit.xml").getroot()
+    assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("0", "3", "12")
+    found = cases(run)
+    told = [ends(case) for case in (found["agg"]["agg-c2"], *found["agg-c2"].values())]
+    assert [[tag for tag, _ in one] for one in told] == [["error"]] * 3
+    why = "not measured" if lost == "not measured" else "aiperf exited 1 without a result"
+    assert all(why in message for one in told for _, message in one)
+
+
+def without_a_result(cell: Cell) -> Cell:
+    lost = replace(cell.trials[0], status="failed", figures=None, failure="aiperf exited 1 without a result")
+    return replace(cell, trials=(lost,), figures=None, validity=None)
+
+
+def at_level(cell: Cell, level: Level) -> Cell:
+    assert cell.validity is not None
+    reason = Reason(level=level, name="restarts", sentence="decode-0 was started again")
+    return replace(cell, validity=replace(cell.validity, level=level, reasons=(reason,)))
+
+
+def test_an_invalid_cell_of_a_judged_run_is_an_error_of_its_own_and_a_suspect_one_shows(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    levels = {"agg-c1": Level.INVALID, "agg-c2": Level.SUSPECT}
+    change_cells(run, lambda cell: at_level(cell, levels[cell.name]) if cell.name in levels else cell)
+    judged(run)  # by failed requests alone, and there were none
+    render(run)
+    suite = ElementTree.parse(run / "junit.xml").getroot()
+    assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("0", "1", "8")
+    found = cases(run)["agg"]
+    assert ends(found["agg-c1"]) == [("error", "INVALID: restarts: decode-0 was started again")]
+    assert ends(found["agg-c2"]) == []
+    for name, level in levels.items():
+        assert [one.get("value") for one in found[name].iter("property")] == [level.value]
+        assert f"{level.value}: restarts: decode-0" in str(found[name].findtext("system-out"))
+
+
+def test_failed_requests_that_a_limit_allows_fail_no_case_of_a_judged_run(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    change_cells(run, lambda cell: replace(cell, trials=(replace(cell.trials[0], status="errors"), *cell.trials[1:])))
+    render(run)  # not judged: they are the cell's failure
+    assert ElementTree.parse(run / "junit.xml").getroot().get("failures") == "4"
     judged(run)
     render(run)
-    (failure,) = ElementTree.parse(run / "junit.xml").getroot().iter("failure")
-    assert "it was not measured" in str(failure.get("message"))
+    suite = ElementTree.parse(run / "junit.xml").getroot()
+    assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
 
 
 def test_markdown_and_page_have_the_reasons(run: Path) -> None:

@@ -1,0 +1,108 @@
+"""A dry run opens the baseline, and refuses what the run itself would refuse, in the same sentence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judged_runs import GOLDEN, NEARLY_ALIKE, NOISY, of_trials
+
+from trtx.bench import read_cells
+from trtx.bench.judgement import Verdict
+from trtx.cli.app import run as trtx
+from trtx.errors import UsageError
+from trtx.experiment import ExperimentSpec, gate, load_sweep, plan_only
+from trtx.experiment.baseline import Baseline, write_baseline
+from trtx.experiment.conditions import conditions_of
+from trtx.experiment.environment import environment
+from trtx.experiment.provenance import provenance_of
+from trtx.launch import prepare
+from trtx.report.forms import Provenance
+from trtx.topology import Plan
+
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+SWEEP: dict[str, Any] = {"topology": {"engine": "paced"}, "load": {"concurrency": [1], "trials": 3}}
+
+
+def asked(directory: Path, **load: Any) -> ExperimentSpec:
+    said = {"baseline": "main", "max_regression": "5%", "baseline_dir": str(directory)}
+    return load_sweep(None, SWEEP | {"load": SWEEP["load"] | load, "gate": said})
+
+
+def here(spec: ExperimentSpec, directory: Path) -> tuple[dict[str, Plan], Provenance]:
+    plans = {one.label: prepare(one.spec, run_dir=directory / one.label) for one in spec.topologies}
+    return plans, provenance_of(spec, environment((), NOON), plans, None)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
+    """As if it had been measured on this machine."""
+    directory = tmp_path_factory.mktemp("kept")
+    spec = asked(directory)
+    (load,) = spec.load.loads
+    cell = replace(of_trials(read_cells(GOLDEN)[0], NEARLY_ALIKE), topology="agg", load=load)
+    return Baseline(
+        "main", "then", NOON, Verdict.PASS, conditions_of(spec, *here(spec, directory)), None, None, (cell,)
+    )
+
+
+def test_the_baseline_is_told_with_what_differs(kept: Baseline, tmp_path: Path) -> None:
+    versions = kept.conditions.versions | {"torch": "1.0"}
+    write_baseline(tmp_path / "main.json", replace(kept, conditions=replace(kept.conditions, versions=versions)))
+    found = plan_only(asked(tmp_path), parent=tmp_path).baseline
+    assert found is not None and (found.name, found.run) == ("main", "then")
+    assert [one.partition(" and ")[0] for one in found.differences] == ["versions.torch was 1.0"]
+    assert not (tmp_path / "RUN").exists()
+
+
+def other(group: str, **values: Any) -> Any:
+    return lambda kept: replace(
+        kept, conditions=replace(kept.conditions, **{group: getattr(kept.conditions, group) | values})
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "load", "words"),
+    [
+        (other("model", name="other"), {}, "model.name was other and is"),
+        (other("machine", cpu_cores=999), {}, "machine.cpu_cores was 999 and is"),
+        (other("load", seed=8), {}, "load.seed was 8 and is"),
+        (lambda kept: kept, {"concurrency": [1, 8]}, "the baseline has no cell agg-c8"),
+        (lambda kept: replace(kept, cells=(of_trials(kept.cells[0], NOISY),)), {}, "5% can't be resolved"),
+        (lambda kept: kept, {"trials": 1}, "one trial has no interval"),
+        (lambda kept: None, {}, "no baseline is called 'main'"),
+    ],
+)
+def test_what_the_run_would_refuse_is_refused_in_the_same_sentence(
+    kept: Baseline, change: Any, load: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    if (changed := change(kept)) is not None:
+        write_baseline(tmp_path / "main.json", changed)
+    spec = asked(tmp_path, **load)
+    with pytest.raises(UsageError) as of_run:
+        gate.prepare(tmp_path, spec, *here(spec, tmp_path))
+    with pytest.raises(UsageError) as of_dry_run:
+        plan_only(spec, parent=tmp_path)
+    assert str(of_dry_run.value) == str(of_run.value) and words in str(of_run.value)
+
+
+def test_as_a_person_types_it(
+    kept: Baseline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bench = ["bench", "--engine", "paced", "--concurrency", "1", "--trials", "3", "--dry-run"]
+    gated = [*bench, "--baseline", "main", "--max-regression", "5%"]
+    assert trtx(gated) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "no baseline is called 'main' in 'baselines'; " in said.err
+    Path("baselines").mkdir()
+    write_baseline(Path("baselines/main.json"), replace(kept, promoted_at=NOON))
+    assert trtx(gated) == 0
+    assert "against main: output_token_throughput:avg" in (shown := capsys.readouterr().out)
+    assert shown.endswith("Baseline main, run then, 2026-11-22.\n")
+    assert trtx([*bench, "--save-baseline", "main"]) == 2
+    assert "main.json is promoted, and saving would replace it" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["baselines"]

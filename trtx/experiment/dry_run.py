@@ -1,0 +1,78 @@
+"""What a run would start, send and be judged by, without starting anything: ``--dry-run``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trtx.bench import Target, cell_directory, cell_name, check_load, command, planned_trials, trial_directory
+from trtx.experiment import gate
+from trtx.experiment.conditions import conditions_of
+from trtx.experiment.deployment import ask_deployment
+from trtx.experiment.environment import environment
+from trtx.experiment.provenance import provenance_of
+from trtx.experiment.spec import ATTACHED, ExperimentSpec
+from trtx.experiment.targets import attached_target, check_fits, target_of
+from trtx.launch import prepare
+from trtx.report.forms import ComparedWith, Deployment
+from trtx.topology import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTopology:
+    """One topology of a dry run: its plan (None when attached) and aiperf's calls, first each cell's first trial."""
+
+    label: str
+    plan: Plan | None
+    aiperf: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run that was not started."""
+
+    topologies: tuple[PlannedTopology, ...]
+    baseline: ComparedWith | None  # None: it is compared with none, or with one of its own topologies
+
+
+def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
+    """What :func:`trtx.experiment.run` would start, without starting or writing; paths say RUN in place of the
+    directory's name. Raises UsageError as that would before anything starts, over the gate's baseline too.
+    """
+    run_dir = parent / "RUN"
+    check_load(spec.load)
+    if spec.attach is not None:
+        deployment = ask_deployment(spec.attach)
+        target = attached_target(spec.attach, deployment)
+        planned = PlannedTopology(ATTACHED, None, _aiperf(spec, target, run_dir))
+        return PlannedRun((planned,), _baseline(spec, {}, target, deployment))
+    topologies, plans = [], {}
+    for topology in spec.topologies:
+        plan = prepare(topology.spec, run_dir=run_dir / topology.label)
+        check_fits(plan, spec.load)
+        plans[topology.label] = plan
+        calls = _aiperf(spec, target_of(topology.label, plan), run_dir)
+        topologies.append(PlannedTopology(topology.label, plan, calls))
+    return PlannedRun(tuple(topologies), _baseline(spec, plans, None, None))
+
+
+def _baseline(
+    spec: ExperimentSpec, plans: Mapping[str, Plan], target: Target | None, deployment: Deployment | None
+) -> ComparedWith | None:
+    """Looks at this machine and reads the models' files only where something is to be compared."""
+    gate.check_can_save(spec)
+    if not gate.takes_baseline(spec):
+        return None
+    here = environment((), datetime.now(UTC), deployment)
+    conditions = conditions_of(spec, plans, provenance_of(spec, here, plans, target))
+    return gate.compared_with(spec, gate.baseline_of(spec, conditions), conditions)
+
+
+def _aiperf(spec: ExperimentSpec, target: Target, run_dir: Path) -> tuple[tuple[str, ...], ...]:
+    calls = []
+    for trial in planned_trials(spec.load):
+        cell = cell_directory(run_dir, cell_name(target.topology, trial.load))
+        calls.append(command(target, spec.load, trial.load, trial.number, trial_directory(cell, trial.number)))
+    return tuple(calls)

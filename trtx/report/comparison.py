@@ -1,0 +1,287 @@
+"""Comparisons as they are shown: of runs and baselines for a terminal, of an A/B run's topologies in every form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from pydantic import TypeAdapter
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trtx.bench.checks import Level
+from trtx.bench.intervals import CONFIDENCE
+from trtx.bench.judgement import Verdict
+from trtx.bench.sample import parse_metric
+from trtx.report.columns import MISSING, number
+from trtx.report.forms import COMPARISON, ComparedArms, ComparedMetric, Comparison, MeasuredStart, told
+from trtx.report.validity import MARKS
+from trtx.report.verdict import ratio_text, table_cell, verdict_style
+from trtx.report.view import RunView
+
+_DIFFER, _NONE_DIFFERS = "They differ in:", "No condition is known to differ."
+_NO_LIMIT = "Nothing was judged: no limit was given (--max-regression)."
+_ENDED_EARLY = "Nothing was judged: the run ended early."
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedLine:
+    """One metric of one cell, ready to be shown."""
+
+    metric: ComparedMetric
+    levels: tuple[tuple[str, Level], ...] = ()  # letters of the sides whose cell is not VALID
+
+    @property
+    def label(self) -> str:
+        """``c8 TTFT p50``, where there is no room for the metric's name."""
+        found = parse_metric(self.metric.metric, f"{COMPARISON.file}: metric {self.metric.metric}")
+        statistic = f" {found.statistic}" if len(found.figure.columns) > 1 else ""
+        return f"{self.metric.cell} {found.figure.title}{statistic}"
+
+    @property
+    def baseline(self) -> str:
+        return _value(self.metric.baseline)
+
+    @property
+    def candidate(self) -> str:
+        return _value(self.metric.candidate)
+
+    @property
+    def ratio(self) -> str:
+        """``0.998 (0.985–1.011)``."""
+        return ratio_text(self.metric.ratio) if self.metric.ratio else MISSING
+
+    @property
+    def limit(self) -> str:
+        return MISSING if self.metric.limit is None else f"{self.metric.limit:.4g}"
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        return tuple(Round(number, *values) for number, values in enumerate(self.metric.rounds, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One metric in one round."""
+
+    number: int
+    baseline_value: float | None
+    candidate_value: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """candidate / baseline; None where one is not known, or 0, which has none."""
+        if not self.baseline_value or not self.candidate_value:
+            return None
+        found = self.candidate_value / self.baseline_value
+        return found if math.isfinite(found) else None
+
+    @property
+    def baseline(self) -> str:
+        return _value(self.baseline_value)
+
+    @property
+    def candidate(self) -> str:
+        return _value(self.candidate_value)
+
+    @property
+    def ratio_text(self) -> str:
+        return MISSING if self.ratio is None else f"{self.ratio:.3f}" if self.ratio < 1000 else ">999"
+
+
+@dataclass(frozen=True, slots=True)
+class ArmsShown:
+    """One topology of an A/B run against the one that is their baseline."""
+
+    comparison: Comparison
+    letters: tuple[str, str]  # of the two
+    order: str
+    lines: tuple[ComparedLine, ...]
+    ended_early: bool
+
+    @property
+    def title(self) -> str:
+        return f"A/B: {self.comparison.candidate} against {self.comparison.baseline}"
+
+    @property
+    def ratio_name(self) -> str:
+        return " / ".join(reversed(self.letters))
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The worst; None: nothing was judged."""
+        said = {line.metric.verdict for line in self.lines}
+        return next((verdict for verdict in Verdict if verdict in said), None)
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """Who is who, in which order they were measured, and what the ratios are."""
+        (one, other), compared = self.letters, self.comparison
+        return (
+            f"{one} is {compared.baseline}, the baseline; {other} is {compared.candidate}.",
+            f"Measured in the order {self.order}, each started anew for it.",
+            f"{self.ratio_name}: rounds are pairs; all intervals hold at once with {100 * CONFIDENCE:g} %.",
+            *([] if self.verdict else [_ENDED_EARLY if self.ended_early else _NO_LIMIT]),
+        )
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What speaks against a cell on either side, once a cell."""
+        found = [f"{one.cell} SUSPECT: {doubt}" for one in self.comparison.metrics for doubt in one.doubts]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def differing(self) -> tuple[tuple[str, str, str], ...]:
+        """In which conditions the two differ, and what each has there."""
+        return tuple((one.name, _has(one.before), _has(one.now)) for one in self.comparison.differences)
+
+    @property
+    def rounds(self) -> range:
+        """Their numbers."""
+        return range(1, 1 + max((len(line.metric.rounds) for line in self.lines), default=0))
+
+
+def arms_shown(view: RunView) -> tuple[ArmsShown, ...]:
+    """Of an A/B run, each topology but the baseline; of another run, none."""
+    if view.arms is None:
+        return ()
+    compared = view.arms.comparisons
+    labels = dict.fromkeys(one for each in compared for one in (each.baseline, each.candidate))
+    letters = {label: chr(ord("A") + place) if place < 26 else label for place, label in enumerate(labels)}
+    levels = {(row.topology, row.load.label): row.level for row in view.rows}
+
+    def line(of: Comparison, metric: ComparedMetric) -> ComparedLine:
+        found = ((letters[label], levels.get((label, metric.cell))) for label in (of.baseline, of.candidate))
+        return ComparedLine(metric, tuple((letter, level) for letter, level in found if level and level in MARKS))
+
+    return tuple(
+        ArmsShown(
+            one, (letters[one.baseline], letters[one.candidate]), _order(view.arms.starts, letters),
+            tuple(line(one, metric) for metric in one.metrics), view.verdict is None,
+        )
+        for one in compared
+    )  # fmt: skip
+
+
+def comparison_json(arms: ComparedArms | None) -> dict[str, Any] | None:
+    """As in ``comparison.json``."""
+    return None if arms is None else TypeAdapter(ComparedArms).dump_python(arms, mode="json")
+
+
+def comparison_table(comparison: Comparison) -> RenderableType:
+    """Who, the metrics with their ratios, why some have none, and which conditions differ. At 80 columns."""
+    who = Text(f"baseline:  {comparison.baseline}\ncandidate: {comparison.candidate}", style="bold")
+    rows = [ComparedLine(one) for one in comparison.metrics]
+    is_judged = any(one.verdict is not None for one in comparison.metrics)
+    table = _with_verdicts(rows) if is_judged else _with_values(rows, ("baseline", "candidate", "ratio"))
+    explained = [one for one in comparison.metrics if one.verdict is not Verdict.PASS]
+    return Group(who, Text(), table, *_reasons(explained), *_differing(comparison, [*map(str, comparison.differences)]))
+
+
+def arms_tables(view: RunView) -> list[RenderableType]:
+    """The same of an A/B run: what was judged of it stands in the table of its verdict."""
+    found: list[RenderableType] = []
+    for one in arms_shown(view):
+        table = _with_values(one.lines, (*one.letters, one.ratio_name))
+        without = [metric for metric in one.comparison.metrics if metric.ratio is None]
+        head = Text("\n".join((one.title, *one.said)), style="bold")
+        found.append(Group(head, Text(), table, *_reasons(without), *_differing(one.comparison, _sides(one))))
+    return found
+
+
+def arms_markdown(view: RunView) -> list[str]:
+    """A section for each topology against the baseline; none of a run that is no A/B run."""
+    lines: list[str] = []
+    for one in arms_shown(view):
+        verdict = [f"**{one.verdict.value}**."] if one.verdict else []
+        lines += ["", f"## {one.title}", "", " ".join([*verdict, *one.said]), ""]
+        lines += [
+            f"| load | metric | {' | '.join(one.letters)} | {one.ratio_name} | limit | verdict | "
+            f"{one.ratio_name} by round | why |",
+            "|---|---|--:|--:|--:|--:|---|---|---|",
+        ]
+        for line in one.lines:
+            metric, by_round = line.metric, ", ".join(each.ratio_text for each in line.rounds) or MISSING
+            marks = "".join(f" {letter} {level.value}" for letter, level in line.levels)
+            judged = metric.verdict.value if metric.verdict else MISSING
+            lines.append(
+                f"| {metric.cell}{marks} | {metric.metric} | {line.baseline} | {line.candidate} | {line.ratio} | "
+                f"{line.limit} | {judged} | {by_round} | {table_cell(line.metric.reason or '')} |"
+            )
+        lines += ["", *(f"- {table_cell(doubt)}" for doubt in one.doubts)] if one.doubts else []
+        lines += ["", _DIFFER if one.differing else _NONE_DIFFERS]
+        conditions = [*_sides(one), *_unchecked(one.comparison)]
+        lines += ["", *(f"- {table_cell(text)}" for text in conditions)] if conditions else []
+    return lines
+
+
+def _with_values(rows: Sequence[ComparedLine], titles: tuple[str, str, str]) -> Table:
+    table = _table()
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row.metric.cell, row.metric.metric, row.baseline, row.candidate, row.ratio)
+    return table
+
+
+def _with_verdicts(rows: Sequence[ComparedLine]) -> Table:
+    table = _table()
+    table.add_column("ratio", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for row in rows:
+        verdict = row.metric.verdict
+        judged = Text(verdict.value, verdict_style(verdict)) if verdict else MISSING
+        table.add_row(row.metric.cell, row.metric.metric, row.ratio, judged)
+    return table
+
+
+def _table() -> Table:
+    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("cell", overflow="fold")
+    table.add_column("metric", overflow="fold")
+    return table
+
+
+def _reasons(metrics: Sequence[ComparedMetric]) -> list[RenderableType]:
+    """Each once, with the cells and metrics that it is of."""
+    found: dict[str, list[str]] = {}
+    for one in metrics:
+        if one.reason:
+            found.setdefault(one.reason, []).append(f"{one.cell} {one.metric}")
+    lines = [Text(f"{', '.join(names)}: {reason}") for reason, names in found.items()]
+    return [Text(), *lines] if lines else []
+
+
+def _differing(comparison: Comparison, differences: Sequence[str]) -> list[RenderableType]:
+    lines = [Padding(Text(one), (0, 0, 0, 2)) for one in (*differences, *_unchecked(comparison))]
+    return [Text(), Text(_DIFFER if differences else _NONE_DIFFERS), *lines]
+
+
+def _sides(shown: ArmsShown) -> list[str]:
+    """``topology.workers.agg: A 1, B 2``."""
+    one, other = shown.letters
+    return [f"{name}: {one} {before}, {other} {now}" for name, before, now in shown.differing]
+
+
+def _unchecked(comparison: Comparison) -> list[str]:
+    return [f"{name} is not known of either, so nobody checked that it is the same" for name in comparison.unchecked]
+
+
+def _has(value: Any) -> str:
+    """Two topologies of one run know all of each other's: what one lacks, it has not."""
+    return MISSING if value is None else told(value)
+
+
+def _order(starts: Sequence[MeasuredStart], letters: dict[str, str]) -> str:
+    """``AB BA AB``: a round a word."""
+    rounds = groupby(starts, key=lambda start: start.round)
+    return " ".join("".join(letters.get(start.topology, "?") for start in round) for _, round in rounds) or MISSING
+
+
+def _value(value: float | None) -> str:
+    return MISSING if value is None else number(value)

@@ -1,0 +1,77 @@
+"""``junit.xml``: a test case for each cell, and one for each judgement of it."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+from trtx.bench.checks import Level
+from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.metrics import benchmark_duration
+from trtx.report.validity import reason_text, reasons, reasons_text
+from trtx.report.view import Row, RunView
+
+_HAS_FIGURES = ("ok", "errors")  # every other status is of a cell whose figures can't stand for what was asked
+
+
+def junit_xml(view: RunView) -> str:
+    """A failure is what was measured and found bad. An error is what can't be told: a cell without a result, with fewer
+    trials than asked, uncounted or INVALID; a judgement without a verdict, and each of a cell without a result.
+
+    Failed requests are the cell's failure in a run that was not judged; else they are judged: a limit may allow some.
+    What makes a cell SUSPECT, and what nobody checked, is told beside it and fails nothing.
+    """
+    suite = ElementTree.Element("testsuite", name=f"trtx bench {view.name}")
+    judgements = view.verdict.judgements if view.verdict is not None else ()
+    for row in view.rows:
+        _cell_case(suite, row, is_judged=view.verdict is not None)
+        for judgement in judgements:
+            if judgement.cell == row.name:
+                _judgement_case(suite, judgement, row)
+    for name, found in (("tests", "testcase"), ("failures", "testcase/failure"), ("errors", "testcase/error")):
+        suite.set(name, str(len(suite.findall(found))))
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _cell_case(suite: ElementTree.Element, row: Row, *, is_judged: bool) -> None:
+    seconds = row.value(benchmark_duration) or 0.0
+    case = ElementTree.SubElement(
+        suite, "testcase", classname=f"trtx.bench.{row.topology}", name=row.name, time=f"{seconds:.3f}"
+    )
+    if row.level is not None:
+        properties = ElementTree.SubElement(case, "properties")
+        ElementTree.SubElement(properties, "property", name="validity", value=row.level.value)
+    invalid = f"INVALID: {reasons_text(row)}" if row.level is Level.INVALID else None
+    if row.status == "errors" and not is_judged:
+        _found(case, "failure", "; ".join(text for text in (row.problem, invalid) if text))
+    elif row.status not in _HAS_FIGURES or invalid:
+        problem = row.problem if row.status not in _HAS_FIGURES else None
+        _found(case, "error", "; ".join(text for text in (problem, invalid) if text) or row.status)
+    _told(case, [f"{reason.level.value}: {reason_text(reason)}" for reason in reasons(row)] + _unchecked(row))
+
+
+def _judgement_case(suite: ElementTree.Element, judgement: Judgement, row: Row) -> None:
+    case = ElementTree.SubElement(
+        suite, "testcase", classname=f"trtx.bench.{judgement.cell}", name=judgement.criterion, time="0.000"
+    )
+    if judgement.verdict is not Verdict.PASS:
+        is_error = judgement.verdict is Verdict.NO_VERDICT or row.figures is None
+        _found(case, "error" if is_error else "failure", judgement.reason, type=judgement.verdict.value)
+    _told(case, [f"SUSPECT: {'; '.join(judgement.doubts)}"] if judgement.doubts else [])
+
+
+def _found(case: ElementTree.Element, kind: str, message: str, **attributes: str) -> None:
+    ElementTree.SubElement(case, kind, {**attributes, "message": _xml_safe(message)})
+
+
+def _told(case: ElementTree.Element, lines: list[str]) -> None:
+    if lines:
+        ElementTree.SubElement(case, "system-out").text = _xml_safe("\n".join(lines))
+
+
+def _unchecked(row: Row) -> list[str]:
+    return [str(one) for one in (row.validity.unchecked if row.validity else ())]
+
+
+def _xml_safe(text: str) -> str:
+    return "".join(char for char in text if char.isprintable() or char in "\n\t")
