@@ -15,6 +15,7 @@ from trtx.bench import (
     Journal,
     LoadSpec,
     Progress,
+    ServerReading,
     Target,
     cell_directory,
     cell_name,
@@ -42,6 +43,7 @@ from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
 from trtx.experiment.schedule import Step, schedule
+from trtx.experiment.server_readings import open_attached, open_topology
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, target_of
 from trtx.experiment.verdict import error_of
@@ -175,7 +177,8 @@ def _measure_missing(state: _Run) -> FinishedRun:
         for step in state.missing:
             state.listener.on_topology(step.label)
             if state.target is not None:
-                _sweep(state, host, state.target, step, state.interruption.check, None)
+                with open_attached(state.target) as read:
+                    _sweep(state, host, state.target, step, state.interruption.check, None, read)
             else:
                 _measure(state, host, step)
     error = error_of(VERDICT.read(state.run_dir, RunVerdict))
@@ -273,7 +276,8 @@ def _measure(state: _Run, host: AiperfHost, step: Step) -> None:
         state.journal.note(TopologyReady(topology=label, load_seconds=loaded, warm_up_seconds=warmed_up))
         try:
             names = partial(_restarted, served)
-            _sweep(state, host, target_of(label, plan), step, served.check, names)
+            with open_topology(plan) as read:
+                _sweep(state, host, target_of(label, plan), step, served.check, names, read)
         finally:
             restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
             state.journal.note(TopologyStopping(topology=label, restarts=restarts))
@@ -301,6 +305,7 @@ def _sweep(
     step: Step,
     still_serving: Callable[[], None],
     restarts: Callable[[], Sequence[str]] | None,
+    read_server: Callable[[], ServerReading] | None,
 ) -> None:
     def still_there() -> None:
         still_serving()
@@ -315,6 +320,7 @@ def _sweep(
         on_progress=state.listener.on_progress,
         still_serving=still_there,
         restarts=restarts,
+        read_server=read_server,
     )
 
 
