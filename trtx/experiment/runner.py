@@ -150,6 +150,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
         recorded = resumption.read_recorded(run_dir, spec)
         resumption.check_conditions(recorded, environment(argv, datetime.now(UTC)))
+        resumption.check_dataset(recorded)
         resumption.wait_for_the_end(recorded)
         missing = resumption.missing_steps(recorded)
         state = _Run(spec, run_dir, listener or Listener(), missing, check_directory=check_directory)

@@ -52,7 +52,7 @@ def open_topology(plan: Plan) -> Iterator[Read]:
 
         def read() -> ServerReading:
             at_ns = time.time_ns()
-            states = None if read_gpus is None else read_gpus()
+            states = () if not gpus else None if read_gpus is None else read_gpus()
             sees_all = sees_host_pids()
             return ServerReading(
                 at_ns,

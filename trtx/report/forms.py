@@ -120,6 +120,7 @@ class Provenance:
 
     environment: Environment
     measured: dict[str, Measured]  # by mode
+    dataset_sha256: str | None = None  # of what an input_file held; None: there was none, or an older run did not say
 
 
 @dataclass(frozen=True, slots=True)

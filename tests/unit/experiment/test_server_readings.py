@@ -134,7 +134,7 @@ def test_gpus_and_workers_of_a_topology_are_read_while_it_serves(
 
 
 def test_a_topology_on_the_cpu_has_no_gpu_to_read(servers: tuple[Served, Served], monkeypatch: Any) -> None:
-    script_two_gpus(monkeypatch)
+    monkeypatch.setattr(pynvml, "nvmlInit", refuses)
     with open_topology(_plan(_worker("agg-0", "agg", servers[0].port, None))) as read:
         assert read().gpus == ()
 
