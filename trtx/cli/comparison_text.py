@@ -31,7 +31,8 @@ def comparison_table(comparison: Comparison) -> RenderableType:
         values = () if is_judged else (_number(one.baseline), _number(one.candidate))
         verdict = () if one.verdict is None else (Text(one.verdict.value, _STYLE.get(one.verdict, "bold red")),)
         table.add_row(one.cell, one.metric, *values, ratio_text(one.ratio) if one.ratio else MISSING, *verdict)
-    who = Text(f"baseline:  {baseline}\ncandidate: {candidate}", style="bold")
+    part = "" if comparison.window == "whole" else "\nover the steady part of each trial"
+    who = Text(f"baseline:  {baseline}\ncandidate: {candidate}{part}", style="bold")
     return Group(who, Text(), table, *_reasons(comparison.metrics), *_differing(comparison))
 
 

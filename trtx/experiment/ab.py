@@ -65,7 +65,9 @@ def compared_arms(run_dir: Path, metrics: Sequence[Metric] = DEFAULT_METRICS) ->
         return None
     run = of_run(run_dir)
     a, b = (_arm(run, label) for label in spec.labels)
-    return compare_measured(a, b, metrics, max_error_rate=spec.gate.error_rate_limit, design="paired")
+    return compare_measured(
+        a, b, metrics, max_error_rate=spec.gate.error_rate_limit, design="paired", window=spec.gate.window
+    )
 
 
 def _arm(run: Baseline, label: str) -> Baseline:

@@ -9,9 +9,11 @@ from typing import Any
 from trtx.bench.gate import DEFAULT_METRICS, Design, Limit, compare, measured_ratio
 from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
 from trtx.bench.judgement import Refusal, Verdict
-from trtx.bench.sample import Metric, Sample
+from trtx.bench.sample import Metric, Sample, Window
 from trtx.experiment.baseline import Baseline
 from trtx.experiment.conditions import Difference, differences, load_differences, refuse_others, unchecked
+
+Sides = tuple[dict[str, Sample], dict[str, Sample]]  # by cell, of the baseline and of the candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,13 @@ class Comparison:
     differences: tuple[Difference, ...]
     unchecked: tuple[str, ...]  # conditions that neither knows
     metrics: tuple[ComparedMetric, ...]
+    window: Window = "whole"  # of each trial, on both sides
 
     def to_json(self) -> dict[str, Any]:
         return {
             "baseline": self.baseline.name,
             "candidate": self.candidate.name,
+            "window": self.window,
             "differences": [{"name": one.name, "before": one.before, "now": one.now} for one in self.differences],
             "unchecked": list(self.unchecked),
             "metrics": [
@@ -71,39 +75,39 @@ def compare_measured(
     limit: Limit | None = None,
     allowed: Sequence[str] = (),
     design: Design = "independent",
+    window: Window = "whole",
 ) -> Comparison:
     """Every cell that either has. All intervals hold at once with 95 % (Bonferroni).
 
     With a ``limit`` the cells of ``candidate`` are judged as by a gate, and UsageError is raised where the two are of
     another model, load or machine and that is not ``allowed``. Without one nothing is refused: it is told.
     """
+    sides = _by_cell(baseline, window), _by_cell(candidate, window)
     found = (
         *differences(baseline.conditions, candidate.conditions),
         *load_differences(baseline.cells, candidate.loads),
     )
     if limit is not None:
         refuse_others(baseline.name, found, allowed)
-        rows = _judged(baseline, candidate, metrics, max_error_rate, limit)
+        rows = _judged(sides, metrics, max_error_rate, limit)
     else:
-        rows = _measured(baseline, candidate, metrics, max_error_rate, design)
-    return Comparison(baseline, candidate, found, unchecked(baseline.conditions, candidate.conditions), rows)
+        rows = _measured(sides, candidate.name, metrics, max_error_rate, design)
+    not_known = unchecked(baseline.conditions, candidate.conditions)
+    return Comparison(baseline, candidate, found, not_known, rows, window)
 
 
-def _judged(
-    baseline: Baseline, candidate: Baseline, metrics: Sequence[Metric], max_error_rate: float, limit: Limit
-) -> tuple[ComparedMetric, ...]:
-    judgements = compare(baseline.samples, candidate.samples, limit, metrics, max_error_rate=max_error_rate)
+def _judged(sides: Sides, metrics: Sequence[Metric], max_error_rate: float, limit: Limit) -> tuple[ComparedMetric, ...]:
+    of_baseline, of_candidate = (tuple(side.values()) for side in sides)
+    judgements = compare(of_baseline, of_candidate, limit, metrics, max_error_rate=max_error_rate)
     by_name = {metric.name: metric for metric in metrics}
-    sides = _by_cell(baseline), _by_cell(candidate)
     return tuple(
         _row(one.cell, by_name[one.criterion], sides, one.interval, one.reason, one.verdict) for one in judgements
     )
 
 
 def _measured(
-    baseline: Baseline, candidate: Baseline, metrics: Sequence[Metric], max_error_rate: float, design: Design
+    sides: Sides, candidate: str, metrics: Sequence[Metric], max_error_rate: float, design: Design
 ) -> tuple[ComparedMetric, ...]:
-    sides = _by_cell(baseline), _by_cell(candidate)
     cells = tuple(dict.fromkeys((*sides[0], *sides[1])))
     confidence = per_interval(CONFIDENCE, max(1, len(cells) * len(metrics)))
     rows = []
@@ -111,7 +115,7 @@ def _measured(
         for metric in metrics:
             measured = sides[1].get(cell)
             ratio = (
-                Refusal(Verdict.NO_VERDICT, f"{candidate.name} has no such cell")
+                Refusal(Verdict.NO_VERDICT, f"{candidate} has no such cell")
                 if measured is None
                 else measured_ratio(
                     sides[0].get(cell),
@@ -130,7 +134,7 @@ def _measured(
 def _row(
     cell: str,
     metric: Metric,
-    sides: tuple[dict[str, Sample], dict[str, Sample]],
+    sides: Sides,
     ratio: Interval | None,
     reason: str | None,
     verdict: Verdict | None,
@@ -139,5 +143,5 @@ def _row(
     return ComparedMetric(cell, metric.name, baseline, candidate, metric.figure.unit, ratio, reason, verdict)
 
 
-def _by_cell(measured: Baseline) -> dict[str, Sample]:
-    return {sample.cell: sample for sample in measured.samples}
+def _by_cell(measured: Baseline, window: Window) -> dict[str, Sample]:
+    return {sample.cell: sample for sample in measured.samples(window)}

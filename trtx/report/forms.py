@@ -12,6 +12,7 @@ from typing import Any, Literal
 from trtx.bench.documents import Document
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.load import Load
+from trtx.bench.sample import Window
 
 # 2: what was asked and what it was asked of stand in one file; before, the latter was env.json and less of it.
 LOCK = Document("run.lock.yaml", version=2, oldest=2, since="it says less of what was measured, in a file beside it")
@@ -193,3 +194,4 @@ class RunVerdict:
     sentence: str | None  # why it did not pass
     baseline: ComparedWith | None  # None: compared with none
     judgements: tuple[Judgement, ...]  # by cell
+    window: Window = "whole"  # of each trial, what figures were judged of; before there was a choice, the whole
