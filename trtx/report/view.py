@@ -23,7 +23,6 @@ from trtx.bench import (
 from trtx.bench.cells import CellStatus, in_order
 from trtx.bench.checks import Level
 from trtx.bench.intervals import Interval, mean_interval
-from trtx.bench.journal import Event, RunFailed, RunResumed, TopologyStopping
 from trtx.bench.metrics import (
     error_request_count,
     input_sequence_lengths,
@@ -52,12 +51,12 @@ from trtx.report.forms import (
     PlannedTopology,
     RunVerdict,
 )
+from trtx.report.notes import notes_of
 
 RowStatus = CellStatus | Literal["missing"]
 Part = Literal["whole", "steady"]  # which part of its trials a figure is over
 T = TypeVar("T")
 _TITLED = 4  # topologies that a title names
-_ENDED_EARLY = "The run ended early"
 # A prompt is cut from text, and the chat template put around it: merges at the seams make it a token or two longer or
 # shorter. The share: aiperf 0.13.0's own, from which on its count and the server's disagree (USAGE_PCT_DIFF_THRESHOLD).
 _ISL_TOLERANCE, _ISL_TOLERANCE_SHARE = 2, 0.1  # tokens, of what was asked
@@ -285,7 +284,7 @@ def read_run(run_dir: Path) -> RunView:
         device="GPU" if any(cell.device == "gpu" for cell in cells) else "worker",
         conditions=conditions_of(asked, plan, journal, cells),
         topologies=tuple((label, _topology(entry)) for label, entry in plans.items()),
-        notes=_notes(journal),
+        notes=notes_of(journal),
         started_at=environment.started_at if environment else None,
         subtitle=", ".join(part for part in (engine_text(plan, asked), _machine(environment, asked)) if part),
         verdict=VERDICT.find(run_dir, RunVerdict),
@@ -335,20 +334,3 @@ def _topology(plan: PlannedTopology) -> str:
             on = f" on GPU {', '.join(map(str, gpus))}" if gpus else ""
             parts.append(f"{len(workers)} {role} worker{'s' if len(workers) > 1 else ''}{on}")
     return " + ".join(parts)
-
-
-def _notes(journal: tuple[Event, ...]) -> tuple[str, ...]:
-    notes: list[str] = []
-    for event in journal:
-        if isinstance(event, TopologyStopping) and event.restarts:
-            deaths = ", ".join(f"{restart.name} ({restart.exit})" for restart in event.restarts)
-            count = len(event.restarts)
-            notes.append(
-                f"{event.topology}: {count} restart{'s' if count > 1 else ''} while it was measured: {deaths}. "
-                "Its figures include them."
-            )
-        if isinstance(event, RunResumed):
-            notes = [note for note in notes if not note.startswith(_ENDED_EARLY)]
-        if isinstance(event, RunFailed):
-            notes.append(f"{_ENDED_EARLY}: {event.error}")
-    return tuple(notes)

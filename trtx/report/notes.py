@@ -1,0 +1,25 @@
+"""What a reader of a run must know beside its figures, from its journal."""
+
+from __future__ import annotations
+
+from trtx.bench.journal import Event, RunFailed, RunResumed, TopologyStopping
+
+_ENDED_EARLY = "The run ended early"
+
+
+def notes_of(journal: tuple[Event, ...]) -> tuple[str, ...]:
+    """Restarts while it was measured, and an early end that no later attempt has put right."""
+    notes: list[str] = []
+    for event in journal:
+        if isinstance(event, TopologyStopping) and event.restarts:
+            deaths = ", ".join(f"{restart.name} ({restart.exit})" for restart in event.restarts)
+            count = len(event.restarts)
+            notes.append(
+                f"{event.topology}: {count} restart{'s' if count > 1 else ''} while it was measured: {deaths}. "
+                "Its figures include them."
+            )
+        if isinstance(event, RunResumed):
+            notes = [note for note in notes if not note.startswith(_ENDED_EARLY)]
+        if isinstance(event, RunFailed):
+            notes.append(f"{_ENDED_EARLY}: {event.error}")
+    return tuple(notes)
