@@ -139,6 +139,7 @@ def test_a_run_that_ended_early_has_its_rounds_and_no_ratio(tmp_path: Path) -> N
     assert one.ratio is one.verdict is None and "trial 3 of 3 has no result" in str(one.reason)
     assert [(a is None, b is None) for a, b in one.rounds] == [(False, False), (True, False), (True, True)]
     assert other.candidate is None and "it was not measured" in str(other.reason)
+    assert [(a is None, b is None) for a, b in other.rounds] == [(False, True), (True, True), (True, True)]
     gate.forget(run)
     assert COMPARISON.find(run, ComparedArms) is None, "a run that goes on has none until it has ended"
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from judged_runs import NOISY, a_run, an_ab_run, change_cells, compared, gated, judged
 from rich.console import Console
 
+from trtx.bench import Cell
+from trtx.bench.checks import Level
 from trtx.bench.gate import DEFAULT_METRICS
 from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Verdict
@@ -77,6 +79,15 @@ def test_validity_stands_beside_each_cell_of_both_sides(run: Path) -> None:
     assert section(run).count('<small class="level SUSPECT">A SUSPECT</small>') == 2 * len(DEFAULT_METRICS)
     for shown in (section(run), (run / "summary.md").read_text()):
         assert shown.count("c1 SUSPECT: baseline: 10 requests succeeded") == 1
+    view = read_run(run)
+    rows = tuple(replace(row, cell=_valid(row.cell)) if row.name == "agg-c1" else row for row in view.rows)
+    levels = {line.metric.cell: line.levels for line in arms_shown(replace(view, rows=rows))[0].lines}
+    assert levels["c1"] == (("B", Level.SUSPECT),) and len(levels["c2"]) == 2
+
+
+def _valid(cell: Cell | None) -> Cell:
+    assert cell is not None and cell.validity is not None
+    return replace(cell, validity=replace(cell.validity, level=Level.VALID, reasons=()))
 
 
 def test_rendering_again_gives_the_same_and_the_summary_has_it_as_it_is_kept(run: Path) -> None:
@@ -178,7 +189,8 @@ def metrics(draw: st.DrawFn) -> ComparedMetric:
     """With a ratio and an interval as wild as rounds can make it, or none."""
     low, estimate, high = sorted((draw(st.floats(1e-300, 1e3)), draw(RATIOS), draw(st.floats(1e-3, 1e300))))
     ratio = draw(st.none() | st.just(Interval(estimate, low, high, 0.99)))
-    rounds = draw(st.lists(st.tuples(st.none() | RATIOS, st.none() | RATIOS), max_size=4))
+    values = st.sampled_from([None, 0.0]) | RATIOS
+    rounds = draw(st.lists(st.tuples(values, values), max_size=4))
     limit, verdict = draw(st.sampled_from([(None, None), (0.95, Verdict.PASS), (1.5, Verdict.NO_VERDICT)]))
     return ComparedMetric(
         "c8", "inter_token_latency:p50", 1.0, None, "ms", ratio, limit, verdict, "why", (), tuple(rounds)
