@@ -18,6 +18,7 @@ import yaml
 from hostile_server import hostile_server
 
 from trtx.bench.cells import CELL
+from trtx.bench.readings import read_readings
 from trtx.report import read_run
 
 TTFT_MS, ITL_MS = 30, 10
@@ -122,6 +123,19 @@ def test_warm_up_comes_before_what_is_measured(paced_run: tuple[Path, subprocess
         phases = json.loads((cell / "trial-01" / "phase_manifest.json").read_text())["phases"]
         times = {phase["phase_name"]: phase["start_ns"] for phase in phases}
         assert times["warmup"] < times["profiling"]
+
+
+def test_the_requests_of_each_worker_were_counted_while_they_were_measured(
+    paced_run: tuple[Path, subprocess.CompletedProcess[str]], rows: list[dict[str, Any]]
+) -> None:
+    for cell in read_run(paced_run[0]).rows:
+        readings = read_readings(paced_run[0] / "cells" / cell.name / "trial-01")
+        assert readings is not None and readings[0].gpus == readings[-1].gpus == ()
+        first, last = readings[0].ended_requests, readings[-1].ended_requests
+        assert first is not None and last is not None
+        counted = {role: sum(last[role].values()) - sum(first[role].values()) for role in last}
+        assert counted == dict.fromkeys(["agg"] if cell.topology == "agg" else ["prefill", "decode"], 2 + 12)
+    assert not [row for row in rows if "uneven workers" in row["not_checked"]]
 
 
 def test_the_run_directory_holds_every_file_of_its_contract(

@@ -15,6 +15,7 @@ from trtx.bench.failures import Reasons, describe
 from trtx.bench.figures import Distribution, Figure, Figures, Range
 from trtx.bench.journal import Journal, read_journal
 from trtx.bench.load import Load, LoadSpec, Target
+from trtx.bench.readings import ForeignProcess, GpuReading, ServerReading
 from trtx.bench.statistics import samples_needed
 from trtx.bench.sweep import PlannedTrial, Progress, held_trials, planned_trials, rewrite_cells, sweep
 
@@ -24,6 +25,8 @@ __all__ = [
     "Distribution",
     "Figure",
     "Figures",
+    "ForeignProcess",
+    "GpuReading",
     "Journal",
     "Load",
     "LoadSpec",
@@ -31,6 +34,7 @@ __all__ = [
     "Progress",
     "Range",
     "Reasons",
+    "ServerReading",
     "Target",
     "Trial",
     "cell_directory",

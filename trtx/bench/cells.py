@@ -10,14 +10,15 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from trtx.bench.documents import Document
-from trtx.bench.evidence import AskedLength, Evidence, GpuReading, event_loop_delays_ms
+from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.figures import FIRST_SCHEMA, Figure, Figures, PerDevice, all_figures, latest_schema
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import error_request_count, most_common_errors, uncounted_request_count
+from trtx.bench.readings import GpuReading, gpus_over, read_readings, requests_over, summed
 from trtx.bench.records import RECORDS_FILE, RequestRecord, TrialRecords, read_trial
 from trtx.bench.validity import Validity, judge
-from trtx.bench.windows import Phases, phases_of
+from trtx.bench.windows import Phases, Span, phases_of
 
 CELL = Document(
     "cell.json",
@@ -177,12 +178,13 @@ def _evidence(
     load: Load,
     restarted: tuple[str, ...] | None,
 ) -> Evidence:
-    logs = [directory / trial.directory / "logs" / "aiperf.log" for trial in measured if trial.figures]
+    directories = [directory / trial.directory for trial in measured if trial.figures]
+    logs = [trial / "logs" / "aiperf.log" for trial in directories]
     delays: dict[str, tuple[float, ...]] = {}
     for log in logs:
         for service, found in event_loop_delays_ms(log.read_text(encoding="utf-8") if log.exists() else "").items():
             delays[service] = (*delays.get(service, ()), *found)
-    no_gpus: tuple[GpuReading, ...] | None = () if target.gpu_count == 0 else None  # none to be throttled or shared
+    gpus, requests = _read_of_server(directories, usable)
     return Evidence(
         trials=tuple(usable),
         concurrency=spec.held_concurrency(load),
@@ -190,9 +192,28 @@ def _evidence(
         output_length=_output_length(spec, load),
         prompts=spec.sharing,
         restarted=restarted,
-        gpus_before=no_gpus,
-        gpus_after=no_gpus,
+        requests_by_worker=requests,
+        routes_by_prefix=target.routes_by_prefix,
+        gpus=() if target.gpu_count == 0 else gpus,  # none to be throttled or shared
         event_loop_delays_ms=delays if all(log.exists() for log in logs) else None,
+    )
+
+
+def _read_of_server(
+    trials: Sequence[Path], usable: Sequence[TrialRecords]
+) -> tuple[tuple[GpuReading, ...] | None, dict[str, dict[str, int]] | None]:
+    """GPUs and requests by worker over what was measured, of all trials; None where one of them does not tell."""
+    gpus, counts = [], []
+    for directory, records in zip(trials, usable, strict=True):
+        readings = read_readings(directory) or ()
+        measured = Span(min(one.start_ns for one in records.measured), max(one.end_ns for one in records.measured))
+        gpus.append(gpus_over(readings, measured))
+        answered = sum(record.succeeded for record in records.measured)
+        counts.append(requests_over(readings, measured, answered))
+    known_gpus, known = [one for one in gpus if one is not None], [one for one in counts if one is not None]
+    return (
+        tuple(gpu for of_trial in known_gpus for gpu in of_trial) if len(known_gpus) == len(gpus) > 0 else None,
+        summed(known) if len(known) == len(counts) > 0 else None,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from trtx.bench.readings import GpuReading, WorkerCounts
 from trtx.bench.records import RequestRecord, TrialRecords
 from trtx.bench.windows import NoSteadyPart, Phases, phases_of, sent_in
 
@@ -27,26 +28,6 @@ class AskedLength:
     slack: float = 0.0  # tokens that the load leaves open, as the chat template's of a second message
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignProcess:
-    """A process on one of the topology's GPUs that the launcher did not start."""
-
-    pid: int
-    name: str
-    sm_percent: float | None = None  # of the GPU's time, as NVML samples it
-
-
-@dataclass(frozen=True, slots=True)
-class GpuReading:
-    """One GPU at one moment, as NVML says it; None is what it does not say here."""
-
-    name: str  # as a person knows it: "GPU 0"
-    sm_clock_mhz: float | None = None
-    max_sm_clock_mhz: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None  # active ones, NVML's names without nvmlClocksThrottleReason
-    foreign: tuple[ForeignProcess, ...] | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """Of one cell, all its trials."""
@@ -58,10 +39,10 @@ class Evidence:
     percentiles: tuple[int, ...] = (50,)  # that something is concluded from
     prompts: Literal["unique", "shared"] | None = None  # whether the load repeats prompts or their beginnings
     restarted: tuple[str, ...] | None = None  # processes that were started again while it was measured
-    requests_by_worker: Mapping[str, int] | None = None  # of one role, while it was measured
+    requests_by_worker: WorkerCounts | None = None  # that ended while it was measured
+    routes_by_prefix: bool | None = None  # whether the router prefers workers that hold a prompt's beginning
     event_loop_delays_ms: Mapping[str, tuple[float, ...]] | None = None  # of the client's services
-    gpus_before: tuple[GpuReading, ...] | None = None  # under load, as the measured part begins; empty: no GPU
-    gpus_after: tuple[GpuReading, ...] | None = None  # the same, as it ends
+    gpus: tuple[GpuReading, ...] | None = None  # throughout each trial's measured part, in its order; empty: no GPU
 
     @cached_property
     def phases(self) -> tuple[Phases | NoSteadyPart, ...]:

@@ -128,7 +128,7 @@ def comparable_values(sample: Sample, metric: Metric, max_error_rate: float = 0.
     """A metric's value in each trial of a cell, or why there is nothing to compare."""
     if refusal := why_not_judged(sample):
         return refusal
-    error_rate = sample.value(Metric(request_error_rate, None))
+    error_rate = sample.whole.value(Metric(request_error_rate, None))
     if error_rate is None or error_rate > max_error_rate:
         # Its figures are those of the requests that succeeded: the easy ones, under less load.
         told = "–" if error_rate is None else f"{error_rate:.3g}"
@@ -188,7 +188,7 @@ def _judgement(sample: Sample, metric: Metric, ratio: Interval, limit: Limit, ma
         cell=sample.cell,
         criterion=metric.name,
         verdict=verdict,
-        reason=f"{ratio.estimate:.4f} of the baseline, {ratio.low:.4f} to {ratio.high:.4f}, {meaning}",
+        reason=f"{ratio.estimate:.4f} of the baseline{sample.where}, {ratio.low:.4f} to {ratio.high:.4f}, {meaning}",
         doubts=marks,
         value=ratio.estimate,
         interval=ratio,

@@ -15,6 +15,7 @@ from trtx.bench.metrics import benchmark_duration
 from trtx.bench.records import RequestRecord
 from trtx.bench.sample import Sample
 from trtx.bench.slo import Bound, Objective, judge_bound
+from trtx.bench.windows import Span, requests_in
 from trtx.errors import UsageError
 
 Bounds = Mapping[Spread, Bound]
@@ -38,8 +39,13 @@ def request_bounds(objectives: Sequence[Objective]) -> Bounds:
     return bounds
 
 
-def goodput(records: Records, bounds: Bounds) -> float | None:
-    """Of one trial, in requests/s; None where no time passed, as no request was measured."""
+def goodput(records: Records, bounds: Bounds, span: Span | None = None) -> float | None:
+    """Of one trial, in requests/s; None where no time passed, as no request was measured.
+
+    ``span``: of this part of it, in which each good request counts by the share of its time that lies in it.
+    """
+    if span is not None:
+        return sum(requests_in(record, span) for record in records if _is_good(record, bounds)) / span.duration_s
     duration = benchmark_duration(records)
     return sum(_is_good(record, bounds) for record in records) / duration if duration else None
 

@@ -59,7 +59,7 @@ class Refusal:
 
 
 def why_not_judged(sample: Sample) -> Refusal | None:
-    """Of a cell that has no result or is INVALID; None where it can be judged."""
+    """Of a cell that has no result, is INVALID, or lacks the part that is asked for; None where it can be judged."""
     if sample.figures is None:
         why = sample.failure or "it was not measured"
         return Refusal(Verdict.FAILED, f"the cell has no result ({why}); see its logs")
@@ -69,6 +69,12 @@ def why_not_judged(sample: Sample) -> Refusal | None:
     if sample.validity is Level.INVALID:
         why = "; ".join(sample.doubts) or "for no stated reason"
         return Refusal(Verdict.NO_VERDICT, f"the cell is INVALID: {why}")
+    if sample.window == "steady" and (unsteady := sample.trials_without_steady()):
+        numbers = ", ".join(map(str, unsteady))
+        return Refusal(
+            Verdict.NO_VERDICT,
+            f"trial {numbers} of {len(sample.trials)} has no steady part; measure longer, or judge whole trials",
+        )
     return None
 
 

@@ -45,6 +45,7 @@ class Target:
     topology: str  # its label: agg, disagg-1p2d, or the name given to an attached deployment
     gpu_count: int | None = None  # 0: none, so figures are per worker; None: not known
     worker_count: int | None = None  # None: not known
+    routes_by_prefix: bool | None = None  # its router prefers workers that hold a prompt's beginning; None: not known
     api_key: str | None = field(default=None, repr=False)  # sent with each request, and written nowhere
 
 

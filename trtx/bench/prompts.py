@@ -90,7 +90,7 @@ class Prompts(BaseModel):
         """
         if self.input_file is None:
             return None
-        if self.input_file.is_file():
+        if not self.input_file.is_dir():
             return _sha256(self.input_file)
         files = sorted(path for path in self.input_file.rglob("*") if path.is_file())
         each = (f"{path.relative_to(self.input_file)} {_sha256(path)}\n" for path in files)

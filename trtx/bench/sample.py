@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from trtx.bench.cells import Cell
 from trtx.bench.checks import Level
@@ -12,6 +12,8 @@ from trtx.bench.figures import Distribution, Figure, Figures, all_figures
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.bench.statistics import samples_needed
 from trtx.errors import UsageError
+
+Window = Literal["whole", "steady"]  # of each trial: all of it, or its steady part
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,12 @@ class Sample:
     validity: Level = Level.VALID
     doubts: tuple[str, ...] = ()  # why it is not VALID
     failure: str | None = None  # why there is no result
+    window: Window = "whole"  # that its values are of
+    steady: Figures | None = None  # over all trials' steady parts; None: one of them has none
+    steady_trials: tuple[Figures | None, ...] = ()
 
     @classmethod
-    def of(cls, cell: Cell) -> Sample:
+    def of(cls, cell: Cell, window: Window = "whole") -> Sample:
         """Of a cell as it was measured. A trial that was asked for and is not there has no result."""
         absent: tuple[None, ...] = (None,) * (cell.trials_asked - len(cell.trials))
         return cls(
@@ -74,15 +79,28 @@ class Sample:
             validity=Level.VALID if cell.validity is None else cell.validity.level,
             doubts=() if cell.validity is None else tuple(reason.sentence for reason in cell.validity.reasons),
             failure=cell.failure,
+            window=window,
+            steady=cell.steady,
+            steady_trials=(*(trial.steady for trial in cell.trials), *absent),
         )
+
+    @property
+    def whole(self) -> Sample:
+        """The same cell over whole trials: a request that failed has failed in whatever part."""
+        return replace(self, window="whole")
+
+    @property
+    def where(self) -> str:
+        """Behind a value, which part it is of; nothing behind one of whole trials."""
+        return "" if self.window == "whole" else " over the steady part"
 
     def value(self, metric: Metric) -> float | None:
         """Over all trials."""
-        return metric.of(self.figures, self.device_count)
+        return metric.of(self._judged, self.device_count)
 
     def values(self, metric: Metric) -> tuple[float | None, ...]:
         """Of each trial."""
-        return tuple(metric.of(trial, self.device_count) for trial in self.trials)
+        return tuple(metric.of(trial, self.device_count) for trial in self._judged_trials)
 
     def missing_trials(self) -> list[int]:
         """Numbers, from 1, of those without a result: the others alone would be the better half."""
@@ -90,7 +108,12 @@ class Sample:
 
     def count(self, metric: Metric) -> int:
         """Requests behind its value over all trials."""
-        return metric.count(self.figures, self.device_count)
+        return metric.count(self._judged, self.device_count)
+
+    def trials_without_steady(self) -> list[int]:
+        """Numbers, from 1, of those with a result and no steady part."""
+        pairs = zip(self.trials, self.steady_trials, strict=True)
+        return [number for number, (trial, steady) in enumerate(pairs, 1) if trial is not None and steady is None]
 
     def supports(self, metric: Metric) -> bool:
         """Whether those are enough to state it."""
@@ -98,10 +121,18 @@ class Sample:
 
     def fewest_samples(self, metric: Metric) -> int:
         """Requests behind its value in the trial that has the fewest."""
-        return min((metric.count(trial, self.device_count) for trial in self.trials), default=0)
+        return min((metric.count(trial, self.device_count) for trial in self._judged_trials), default=0)
+
+    @property
+    def _judged(self) -> Figures | None:
+        return self.figures if self.window == "whole" else self.steady
+
+    @property
+    def _judged_trials(self) -> tuple[Figures | None, ...]:
+        return self.trials if self.window == "whole" else self.steady_trials
 
     def requests(self) -> tuple[int, int]:
-        """How many succeeded, and how many failed."""
+        """How many succeeded, and how many failed, in whole trials."""
         return (0, 0) if self.figures is None else (self.figures[request_count], self.figures[error_request_count])
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from statistics import fmean
+from collections.abc import Mapping, Sequence
 
 from trtx.bench.checks import CLIENT_INVALID, CLIENT_SUSPECT, Found, Level, NotObserved, check, client_share, percent
-from trtx.bench.evidence import Evidence, GpuReading
+from trtx.bench.evidence import Evidence
+from trtx.bench.readings import ForeignProcess, GpuReading
+from trtx.bench.statistics import binomial_tail
 
-_UNEVEN_SHARE, _UNEVEN_SIGMAS = 0.20, 3.0
+_UNEVEN_SHARE, _UNEVEN_CHANCE = 0.20, 0.01
 _FOREIGN_PERCENT = 5.0
-# NVML's, without what is normal: a power cap is a GPU's own limit under full load, the others are settings or idleness.
-_THROTTLING = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
+# Of NVML's reasons, those that no setting and no load explains: heat, and a power supply that asks for less. NVML's
+# documentation says of SwPowerCap that "the clocks have been optimized to not exceed the currently set power limits",
+# which is how a GPU runs under full load, of the others that they are settings or idleness.
+_THROTTLING = ("hardware slowdown", "thermal, by hardware", "thermal, by software", "power brake")
+# "May be also reported during PState or clock change", says the same of HwSlowdown: one reading of it alone is no news.
+_PASSING = {"hardware slowdown"}
+
+_NOT_READ = NotObserved("GPUs were not read throughout the measured part")
 
 
 @check(
@@ -52,35 +59,55 @@ def _restarts(evidence: Evidence) -> Found | NotObserved | None:
 
 @check(
     name="uneven workers",
-    suspect=f"the busiest worker of a role got more than {_UNEVEN_SHARE:.0%} over an equal share, and more than "
-    f"{_UNEVEN_SIGMAS:g} √share",
-    why="the others idled; it is the router's doing and so the system's own, but seldom what was to be measured",
+    suspect=f"a worker of a role got {_UNEVEN_SHARE:.0%} more or fewer requests than an equal share, and that has a "
+    f"chance below {_UNEVEN_CHANCE:.0%} where each request goes to any worker alike",
+    why="some idled while others were full; where a KV router meets prompts that repeat, it is meant to, and is told "
+    "as not checked",
 )
 def _uneven_workers(evidence: Evidence) -> Found | NotObserved | None:
-    counts = evidence.requests_by_worker
-    if counts is None:
+    if evidence.requests_by_worker is None:
         return NotObserved("nobody counted requests by worker")
-    if len(counts) < 2:
+    told = [said for counts in evidence.requests_by_worker.values() if (said := _uneven(counts))]
+    if not told:
         return None
-    share, busiest = fmean(counts.values()), max(counts, key=lambda worker: counts[worker])
-    over = counts[busiest] - share
-    if over <= _UNEVEN_SHARE * share or over <= _UNEVEN_SIGMAS * math.sqrt(share):
+    # Neither of the two known for certain: a router that goes by prefixes, of prompts that may share them.
+    if evidence.prompts != "unique" and evidence.routes_by_prefix is not False:
+        return NotObserved(f"{told[0]}, as a router may choose that goes by what prompts share")
+    return Found(Level.SUSPECT, told[0])
+
+
+def _uneven(counts: Mapping[str, int]) -> str | None:
+    """Of one role: the worker that is furthest from an equal share, where that is far and no chance."""
+    total = sum(counts.values())
+    if len(counts) < 2 or not total:
         return None
-    return Found(Level.SUSPECT, f"{busiest} got {counts[busiest]} requests, an equal share is {share:.3g}")
+    share = total / len(counts)
+    worst = max(counts, key=lambda worker: abs(counts[worker] - share))
+    if abs(counts[worst] - share) <= _UNEVEN_SHARE * share:
+        return None
+    # Any worker may be the one, in either direction (Bonferroni).
+    if 2 * len(counts) * binomial_tail(counts[worst], total, 1 / len(counts)) >= _UNEVEN_CHANCE:
+        return None
+    return f"{worst} got {counts[worst]} of {total} requests, an equal share is {share:.4g}"
 
 
 @check(
     name="throttled GPU",
-    suspect="a GPU was slowed down by heat or its power brake as the measured part began or ended",
-    why="it comes and goes with the room, not with what is compared; a power cap is a GPU's own limit and no reason",
+    suspect="a GPU was slowed down by heat or its power brake while it was measured",
+    why="it comes and goes with the room, not with what is compared; a power limit is a GPU's own under full load and "
+    "no reason",
 )
 def _throttled(evidence: Evidence) -> Found | NotObserved | None:
-    readings = _readings(evidence)
-    for reading in readings:
-        if reasons := [reason for reason in reading.throttle_reasons or () if reason in _THROTTLING]:
-            return Found(Level.SUSPECT, f"{reading.name} was throttled ({', '.join(reasons)}){_clock(reading)}")
-    unread = _unread(evidence) or any(reading.throttle_reasons is None for reading in readings)
-    return NotObserved("GPUs were not read at both ends of the measured part") if unread else None
+    if evidence.gpus is None:
+        return _NOT_READ
+    for name, readings in _by_gpu(evidence.gpus).items():
+        slowed = [one for one in readings if set(one.clock_reasons or ()) & set(_THROTTLING)]
+        reasons = dict.fromkeys(why for one in slowed for why in one.clock_reasons or () if why in _THROTTLING)
+        if slowed and (len(slowed) > 1 or set(reasons) - _PASSING):
+            often = f"in {len(slowed)} of {len(readings)} readings ({'; '.join(reasons)})"
+            return Found(Level.SUSPECT, f"{name} was throttled {often}{_clock(slowed)}")
+    unsaid = [one.name for one in evidence.gpus if one.clock_reasons is None]
+    return NotObserved(f"NVML does not say what slows down {unsaid[0]}") if unsaid else None
 
 
 @check(
@@ -90,28 +117,36 @@ def _throttled(evidence: Evidence) -> Found | NotObserved | None:
     why="the figures are of a shared GPU; one that only holds memory, as a display server does, may do no harm",
 )
 def _foreign(evidence: Evidence) -> Found | NotObserved | None:
-    readings = _readings(evidence)
-    foreign = [
-        (process.sm_percent or 0.0, reading, process) for reading in readings for process in reading.foreign or ()
-    ]
+    if evidence.gpus is None:
+        return _NOT_READ
+    foreign = [(_sm_percent(one), gpu, one) for gpu in evidence.gpus for one in gpu.foreign or ()]
     if foreign:
-        percent, reading, process = max(foreign, key=lambda entry: entry[0])
-        level = Level.INVALID if percent >= _FOREIGN_PERCENT else Level.SUSPECT
-        used = "use not known" if process.sm_percent is None else f"{percent:.3g} % of its time"
-        return Found(level, f"{process.name} (pid {process.pid}) was on {reading.name}, {used}")
-    unread = _unread(evidence) or any(reading.foreign is None for reading in readings)
-    return NotObserved("GPUs were not read at both ends of the measured part") if unread else None
+        most, gpu, process = max(foreign, key=lambda entry: entry[0])
+        level = Level.INVALID if most >= _FOREIGN_PERCENT else Level.SUSPECT
+        used = "use not known" if process.sm_percent is None else f"up to {most:.3g} % of its time"
+        return Found(level, f"{process.name or 'a process'} (pid {process.pid}) was on {gpu.name}, {used}")
+    unseen = [gpu.name for gpu in evidence.gpus if gpu.foreign is None]
+    if not unseen:
+        return None
+    return NotObserved(
+        f"NVML does not show here whose processes are on {unseen[0]}, as in a container without --pid=host"
+    )
 
 
-def _readings(evidence: Evidence) -> tuple[GpuReading, ...]:
-    return (*(evidence.gpus_before or ()), *(evidence.gpus_after or ()))
+def _sm_percent(process: ForeignProcess) -> float:
+    return process.sm_percent or 0.0
 
 
-def _unread(evidence: Evidence) -> bool:
-    return evidence.gpus_before is None or evidence.gpus_after is None
+def _by_gpu(gpus: Sequence[GpuReading]) -> dict[str, list[GpuReading]]:
+    found: dict[str, list[GpuReading]] = {}
+    for one in gpus:
+        found.setdefault(one.name, []).append(one)
+    return found
 
 
-def _clock(reading: GpuReading) -> str:
-    if reading.sm_clock_mhz is None or reading.max_sm_clock_mhz is None:
-        return ""
-    return f" at {reading.sm_clock_mhz:.0f} of {reading.max_sm_clock_mhz:.0f} MHz"
+def _clock(slowed: Sequence[GpuReading]) -> str:
+    """The lowest clock of these readings, and the highest temperature."""
+    clocks = [(one.sm_clock_mhz, one.max_sm_clock_mhz) for one in slowed if one.sm_clock_mhz and one.max_sm_clock_mhz]
+    told = " at {} of {} MHz".format(*min(clocks)) if clocks else ""
+    heat = [one.temperature_c for one in slowed if one.temperature_c is not None]
+    return told + (f", {max(heat)} °C" if heat else "")

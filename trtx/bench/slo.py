@@ -100,7 +100,7 @@ def judge_error_rate(sample: Sample, limit: float = 0.0) -> Judgement:
 
     Of an INVALID one too: a request has failed whatever disturbed the load.
     """
-    sample = replace(sample, validity=Level.VALID)
+    sample = replace(sample.whole, validity=Level.VALID)
     return judge_objective(sample, Objective(Metric(request_error_rate, None), Bound("le", limit, "%")))
 
 
@@ -118,7 +118,7 @@ def judge_bound(
         cell=sample.cell,
         criterion=criterion,
         verdict=Verdict.PASS if holds else Verdict.MISSED,
-        reason=f"{value:.6g} {bound.unit}, "
+        reason=f"{value:.6g} {bound.unit}{sample.where}, "
         + (f"{bound}" if holds else f"expected {bound}")
         + ("; the bound lies within the spread of the trials" if is_near else ""),
         doubts=doubts(sample),
@@ -159,7 +159,7 @@ def _missed_already(sample: Sample, objective: Objective) -> str | None:
     for smaller in (Metric(asked.figure, column) for column in asked.figure.columns if column is not None):
         value = sample.value(smaller)  # a larger percentile takes more requests still
         if sample.supports(smaller) and value is not None and not bound.holds(value):
-            return f"{smaller.statistic} is {value:.6g} {bound.unit} already; expected {bound}"
+            return f"{smaller.statistic} is {value:.6g} {bound.unit}{sample.where} already; expected {bound}"
     return None
 
 

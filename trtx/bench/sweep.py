@@ -25,8 +25,10 @@ from trtx.bench.journal import (
 )
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import request_count
+from trtx.bench.readings import ServerReading, write_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.bench.steadiness import Steadiness, judge_warm_up
+from trtx.bench.watch import Watch
 from trtx.bench.windows import Phases, phases_of, sent_in
 from trtx.errors import LoadGeneratorError
 
@@ -74,12 +76,14 @@ def sweep(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     still_serving: Callable[[], None] = lambda: None,
     restarts: Callable[[], Sequence[str]] | None = None,
+    read_server: Callable[[], ServerReading] | None = None,
 ) -> tuple[Cell, ...]:
     """Measures ``trials`` of ``spec`` (None: all) against ``target``, in their order, and returns their cells.
 
     Under ``run_dir`` it writes ``cells/<topology>-<load>/{cell.json, trial-NN/<aiperf's files>}`` as each trial ends,
     and lines of ``journal.jsonl``. ``still_serving`` is called between looks and ends the sweep by raising;
-    ``restarts`` says which processes of the topology were started again so far (None: nobody watches). Whatever ends it
+    ``restarts`` says which processes of the topology were started again so far (None: nobody watches);
+    ``read_server`` is called about once a second in a thread of its own (None: it can't be read). Whatever ends it
     early (an interrupt too), the cell that was measured until then is written first. Raises LoadGeneratorError when
     aiperf's first call measured nothing, or when no request ends for much longer than the request timeout. A later call
     that measures nothing is its cell's failure.
@@ -90,7 +94,7 @@ def sweep(
     journal.note(SweepStarted(topology=target.topology, model=target.model, cells=tuple(names)))
     has_measured = False
     for trial in trials:
-        measured = _Measured(host, target, spec, run_dir, trial, restarts)
+        measured = _Measured(host, target, spec, run_dir, trial, restarts, read_server)
         measured.run(on_progress, still_serving)
         if measured.is_empty and not has_measured:
             raise LoadGeneratorError(
@@ -154,6 +158,7 @@ class _Measured:
         run_dir: Path,
         trial: PlannedTrial,
         restarts: Callable[[], Sequence[str]] | None,
+        read_server: Callable[[], ServerReading] | None,
     ) -> None:
         self.host, self.target, self.spec, self.trial, self.run_dir = host, target, spec, trial, run_dir
         self.journal = Journal(run_dir)
@@ -163,6 +168,7 @@ class _Measured:
         self.exit_code: int | None = None
         self._warmup_request_count = trial.load.warmup_request_count
         self._restarts = restarts
+        self._read_server = read_server
         self._attempt = 0
         self._moved_at = time.monotonic()
         self._last_seen: tuple[object, ...] = ()
@@ -191,8 +197,9 @@ class _Measured:
         on_progress(self._progress("starting"))
         before = None if self._restarts is None else len(self._restarts())
         self.exit_code = None
+        watch = Watch(self._read_server)
         try:
-            with Aiperf(self.host, argv, self.files.console) as aiperf:
+            with watch, Aiperf(self.host, argv, self.files.console) as aiperf:
                 while (code := aiperf.poll(POLL_S)) is None:
                     if (self.files.directory / RECORDS_FILE).exists():
                         on_progress(self._progress("running"))
@@ -206,6 +213,8 @@ class _Measured:
                     cell=self.name, trial=self.trial.number, aiperf_exit_code=self.exit_code, restarted=restarted
                 )
             )
+            if watch.readings and self.files.directory.is_dir():
+                write_readings(self.files.directory, watch.readings)
             cell = self._write()
             if len(cell.trials) == self.spec.trials:
                 self.journal.note(CellEnded(cell=cell.name, status=cell.status, failure=cell.failure))

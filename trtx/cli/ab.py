@@ -10,7 +10,7 @@ import typer
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
-from trtx.cli.gate_options import MaxErrorRateOption, MaxRegressionOption, MetricsOption
+from trtx.cli.gate_options import MaxErrorRateOption, MaxRegressionOption, MetricsOption, WindowOption
 from trtx.cli.placement import refuse_ignored
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -31,6 +31,7 @@ def ab(
     ] = 5,
     max_regression: MaxRegressionOption = None,
     metrics: MetricsOption = None,
+    window: WindowOption = None,
     max_error_rate: MaxErrorRateOption = None,
     output: options.OutputOption = Path("runs"),
     dry_run: Annotated[
@@ -56,7 +57,12 @@ def ab(
     from trtx.experiment import run
     from trtx.experiment.ab import ab_spec
 
-    gate: dict[str, Any] = {"max_regression": max_regression, "metrics": metrics, "max_error_rate": max_error_rate}
+    gate: dict[str, Any] = {
+        "max_regression": max_regression,
+        "metrics": metrics,
+        "window": window,
+        "max_error_rate": max_error_rate,
+    }
     spec = ab_spec(a, b, rounds, {name: value for name, value in gate.items() if value is not None})
     if dry_run:
         show_plans(spec, output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ from trtx.cli.gate_options import (
     MaxErrorRateOption,
     MaxRegressionOption,
     MetricsOption,
+    WindowOption,
 )
 from trtx.cli.placement import refuse_ignored
 from trtx.config.wording import quoted
@@ -33,6 +34,7 @@ class CompareRequest:
 
     measured: tuple[str, ...]
     metrics: tuple[str, ...]
+    window: Literal["whole", "steady"]
     max_regression: str | None
     max_error_rate: str
     allow_different: tuple[str, ...]
@@ -51,6 +53,7 @@ def compare(
     ],
     *,
     metrics: MetricsOption = None,
+    window: WindowOption = None,
     max_regression: MaxRegressionOption = None,
     max_error_rate: MaxErrorRateOption = None,
     allow_different: AllowDifferentOption = None,
@@ -72,6 +75,7 @@ def compare(
     request = CompareRequest(
         measured=tuple(runs),
         metrics=tuple(part.strip() for part in metrics.split(",")) if metrics else (),
+        window=window or "whole",
         max_regression=max_regression,
         max_error_rate=max_error_rate or "0%",
         allow_different=tuple(allow_different or ()),
@@ -90,6 +94,7 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
     """Each run but the first, with the first. Raises UsageError for what can't be read or compared."""
     from trtx.bench.gate import DEFAULT_METRICS, parse_limit, parse_metrics
     from trtx.bench.sample import parse_percent
+    from trtx.experiment.baseline import check_window
     from trtx.experiment.baselines import Baselines, open_measured
     from trtx.experiment.comparison import compare_measured
 
@@ -106,9 +111,16 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
                 f"{quoted(text)} is {twice} once more, and a run differs in nothing from itself; name each once"
             )
     first, *others = opened
+    check_window(first, request.window)
     return tuple(
         compare_measured(
-            first, other, metrics, max_error_rate=max_error_rate, limit=limit, allowed=request.allow_different
+            first,
+            other,
+            metrics,
+            max_error_rate=max_error_rate,
+            limit=limit,
+            allowed=request.allow_different,
+            window=request.window,
         )
         for other in others
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -25,6 +25,13 @@ MetricsOption = Annotated[
         "--metrics",
         "What is compared. Default: output_token_throughput, time_to_first_token:p50, inter_token_latency:p50.",
         metavar="A,B:p50",
+    ),
+]
+WindowOption = Annotated[
+    Literal["whole", "steady"] | None,
+    _option(
+        "--window",
+        "What of each trial is judged, on both sides: whole, or its steady part alone. Default: whole.",
     ),
 ]
 AllowDifferentOption = Annotated[
@@ -71,6 +78,7 @@ class GateOptions:
     ] = None
     max_regression: MaxRegressionOption = None
     metrics: MetricsOption = None
+    window: WindowOption = None
     allow_different: AllowDifferentOption = None
     baseline_dir: BaselineDirOption = None
     save_baseline: Annotated[

@@ -124,7 +124,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume", "public", "no file"), "--custom-dataset-type"),
             (("resume",), "--temperature --top-p --top-k --extra-inputs --aiperf-args"),
             (("resume",), "SWEEP_FILE --url --model --output --dry-run"),
-            (("resume",), "--slo --min-goodput --max-error-rate --baseline --max-regression --metrics"),
+            (("resume",), "--slo --min-goodput --max-error-rate --baseline --max-regression --metrics --window"),
             (("resume",), "--allow-different --baseline-dir --save-baseline"),
             (("resume", "serve"), "--tokenizer --gpu-count"),
             (("resume", "attach"), "--mode --axis"),
@@ -133,7 +133,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "bench ab": _placed(
         ((), "A B --rounds --max-regression --max-error-rate --output --dry-run"),
-        (("no gate",), "--metrics"),
+        (("no gate",), "--metrics --window"),
         (("dry run",), "--json"),
     ),
     "bench reproduce": _placed(((), "LOCK --exact --output --dry-run"), (("dry run",), "--json")),
@@ -147,7 +147,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("check all",), "MODEL --config --recipe"),
     ),
     "compare": _placed(
-        ((), "RUNS --metrics --max-regression --max-error-rate --baseline-dir --json"),
+        ((), "RUNS --metrics --window --max-regression --max-error-rate --baseline-dir --json"),
         (("no gate",), "--allow-different"),
     ),
     "baseline": _placed(

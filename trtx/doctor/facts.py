@@ -50,7 +50,25 @@ class GpuProcess:
     pid: int
     name: str | None
     memory_bytes: int | None
-    is_ours: bool = False  # of a trtx topology
+    topology: str | None = None  # the trtx topology that it is of; None: of none, or its environment can't be read
+    sm_percent: float | None = None  # of the GPU's time, lately
+
+    @property
+    def is_ours(self) -> bool:
+        return self.topology is not None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """What of a GPU changes as it works. None: NVML does not say."""
+
+    sm_clock_mhz: int | None
+    max_sm_clock_mhz: int | None
+    clock_reasons: tuple[ClockReason, ...] | None
+    power_w: float | None
+    temperature_c: int | None
+    memory_used_bytes: int | None
+    processes: tuple[GpuProcess, ...] | None  # those that compute; in a container NVML may name others, or none
 
 
 @dataclass(frozen=True, slots=True)

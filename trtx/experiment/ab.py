@@ -101,7 +101,7 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
     found = {(one.cell, one.criterion): one for one in (verdict.judgements if verdict else ())}
 
     def compared(label: str, load: Load, metric: Metric) -> ComparedMetric:
-        baseline, candidate = (sample_of(cells, cell_name(of, load)) for of in (arm, label))
+        baseline, candidate = (sample_of(cells, cell_name(of, load), spec.gate.window) for of in (arm, label))
         rounds = tuple(zip_longest(baseline.values(metric), candidate.values(metric)))
         judgement = found.get((candidate.cell, metric.name))
         if judgement is not None and spec.gate.limit is not None:
@@ -119,7 +119,9 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
             for of in (arm, label)
         )
         metrics = tuple(compared(label, load, metric) for load in spec.load.loads for metric in spec.gate.compared)
-        comparisons.append(Comparison(arm, label, differences(one, other), unchecked(one, other), metrics))
+        comparisons.append(
+            Comparison(arm, label, differences(one, other), unchecked(one, other), metrics, spec.gate.window)
+        )
     return ComparedArms(_starts(run_dir, spec), tuple(comparisons))
 
 

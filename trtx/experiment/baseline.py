@@ -18,7 +18,7 @@ from trtx.bench.cells import CELL
 from trtx.bench.documents import Document
 from trtx.bench.files import write_text
 from trtx.bench.judgement import Verdict
-from trtx.bench.sample import Sample
+from trtx.bench.sample import Sample, Window
 from trtx.errors import UsageError
 from trtx.experiment.conditions import Conditions
 from trtx.report.forms import BASELINE, CONDITIONS, LOCK, VERDICT, AskedRun, RunVerdict
@@ -37,9 +37,9 @@ class Baseline:
     superseded_by: str | None  # the name of a later one of the same conditions
     cells: tuple[Cell, ...]
 
-    @property
-    def samples(self) -> tuple[Sample, ...]:
-        return tuple(Sample.of(cell) for cell in self.cells)
+    def samples(self, window: Window) -> tuple[Sample, ...]:
+        """It has the figures of both windows, whichever its run was judged by."""
+        return tuple(Sample.of(cell, window) for cell in self.cells)
 
     @property
     def loads(self) -> dict[str, Load]:
@@ -85,6 +85,17 @@ def of_run(run_dir: Path) -> Baseline:
     saved_at = LOCK.read(run_dir, AskedRun).provenance.environment.started_at
     verdict = None if judged is None else judged.verdict
     return Baseline(name, name, saved_at, verdict, conditions, None, None, cells)
+
+
+def check_window(baseline: Baseline, window: Window) -> None:
+    """Raises UsageError where a baseline has no figures of what is to be compared."""
+    if window == "steady" and (
+        lacking := [one.cell for one in baseline.samples(window) if one.trials_without_steady()]
+    ):
+        raise UsageError(
+            f"{baseline.name} has trials without a steady part in {', '.join(lacking)}, and --window steady compares "
+            "those; expected a baseline of longer trials, or --window whole"
+        )
 
 
 def read_baseline(path: Path) -> Baseline:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trtx.bench.gate import DEFAULT_METRICS, Limit, compare, doubts_of_both, measured_ratio
 from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
 from trtx.bench.judgement import Judgement, Refusal, Verdict
-from trtx.bench.sample import Metric, Sample
+from trtx.bench.sample import Metric, Sample, Window
 from trtx.experiment.baseline import Baseline
 from trtx.experiment.conditions import differences, load_differences, refuse_others, unchecked
 from trtx.report.forms import ComparedMetric, Comparison
@@ -24,6 +24,7 @@ def compare_measured(
     max_error_rate: float = 0.0,
     limit: Limit | None = None,
     allowed: Sequence[str] = (),
+    window: Window = "whole",
 ) -> Comparison:
     """Every cell that either has. All intervals hold at once with 95 % (Bonferroni).
 
@@ -34,11 +35,12 @@ def compare_measured(
         *differences(baseline.conditions, candidate.conditions),
         *load_differences(baseline.cells, candidate.loads),
     )
-    sides = _by_cell(baseline), _by_cell(candidate)
+    sides = _by_cell(baseline, window), _by_cell(candidate, window)
     if limit is not None:
         refuse_others(baseline.name, found, allowed)
         by_name = {metric.name: metric for metric in metrics}
-        judgements = compare(baseline.samples, candidate.samples, limit, metrics, max_error_rate=max_error_rate)
+        of_baseline, of_candidate = (tuple(side.values()) for side in sides)
+        judgements = compare(of_baseline, of_candidate, limit, metrics, max_error_rate=max_error_rate)
         rows = [
             judged(one.cell, by_name[one.criterion], (sides[0].get(one.cell), sides[1].get(one.cell)), one, limit)
             for one in judgements
@@ -59,7 +61,7 @@ def compare_measured(
                 )
                 rows.append(measured(cell, metric, of_both, ratio))
     return Comparison(
-        baseline.name, candidate.name, found, unchecked(baseline.conditions, candidate.conditions), tuple(rows)
+        baseline.name, candidate.name, found, unchecked(baseline.conditions, candidate.conditions), tuple(rows), window
     )
 
 
@@ -89,5 +91,5 @@ def _values(sides: Sides, metric: Metric) -> tuple[float | None, float | None]:
     return baseline, candidate
 
 
-def _by_cell(measured: Baseline) -> dict[str, Sample]:
-    return {sample.cell: sample for sample in measured.samples}
+def _by_cell(measured: Baseline, window: Window) -> dict[str, Sample]:
+    return {sample.cell: sample for sample in measured.samples(window)}

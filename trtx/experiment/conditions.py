@@ -40,7 +40,7 @@ class Conditions:
 def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: Provenance) -> Conditions:
     """Of a run that is about to start. ``plans``: by topology; none of an attached run."""
     environment, load = provenance.environment, spec.load.model_dump(mode="json")
-    load["input_file"] = spec.load.dataset_sha256  # where it lies changes nothing
+    load["input_file"] = provenance.dataset_sha256  # where it lies changes nothing
     own = {field.name for field in fields(Load)} | _AXES
     machine, topology = _served(plans, environment) if plans else _attached(environment.deployment)
     return Conditions(

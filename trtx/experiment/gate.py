@@ -13,7 +13,8 @@ from trtx.bench import Cell, Load, cell_name, read_cells
 from trtx.bench.goodput import goodput, request_bounds
 from trtx.bench.records import RECORDS_FILE, read_records
 from trtx.bench.resolution import check_resolvable
-from trtx.experiment.baseline import Baseline, read_baseline, write_baseline
+from trtx.bench.windows import Phases, phases_of
+from trtx.experiment.baseline import Baseline, check_window, read_baseline, write_baseline
 from trtx.experiment.baselines import Baselines, open_baseline
 from trtx.experiment.conditions import (
     Conditions,
@@ -23,7 +24,6 @@ from trtx.experiment.conditions import (
     refuse_others,
     unchecked,
 )
-from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.spec import ExperimentSpec
 from trtx.experiment.verdict import judge_cells, run_verdict
 from trtx.report.forms import BASELINE, COMPARISON, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
@@ -71,8 +71,9 @@ def baseline_of(spec: ExperimentSpec, conditions: Conditions) -> Baseline:
     baseline = open_baseline(gate.baseline, baselines, conditions, loads, gate.allow_different)
     found = [*differences(baseline.conditions, conditions), *load_differences(baseline.cells, loads)]
     refuse_others(f"baseline {baseline.name}", found, gate.allow_different)
+    check_window(baseline, gate.window)
     check_resolvable(
-        baseline.samples, tuple(loads), spec.load.trials, gate.limit, gate.compared,
+        baseline.samples(gate.window), tuple(loads), spec.load.trials, gate.limit, gate.compared,
         max_error_rate=gate.error_rate_limit,
     )  # fmt: skip
     return baseline
@@ -86,12 +87,12 @@ def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
     baseline = read_baseline(run_dir / BASELINE.file) if takes_baseline(spec) else None
     judgements = judge_cells(
         spec.gate, tuple(loads), cells,
-        goodputs=_goodputs(run_dir, spec.gate, cells.values()),
-        baseline=() if baseline is None else baseline.samples,
+        goodputs=_goodputs(run_dir, spec, cells.values()),
+        baseline=() if baseline is None else baseline.samples(spec.gate.window),
         pairs=pairs,
     )  # fmt: skip
     compared = None if baseline is None else compared_with(spec, baseline, CONDITIONS.read(run_dir, Conditions))
-    verdict = run_verdict(tuple(cells.values()), judgements, compared)
+    verdict = run_verdict(tuple(cells.values()), judgements, compared, spec.gate.window)
     VERDICT.write(run_dir, verdict)
     return verdict
 
@@ -124,18 +125,25 @@ def compared_with(spec: ExperimentSpec, baseline: Baseline, now: Conditions) -> 
     )
 
 
-def _goodputs(run_dir: Path, gate: GateSpec, cells: Iterable[Cell]) -> dict[str, list[float | None]]:
+def _goodputs(run_dir: Path, spec: ExperimentSpec, cells: Iterable[Cell]) -> dict[str, list[float | None]]:
     """By cell, of each trial that has a result; nothing where no goodput is asked for."""
+    gate = spec.gate
     if gate.min_goodput is None:
         return {}
     bounds = request_bounds(gate.objectives)
-    paths = {
-        cell.name: [
-            run_dir / "cells" / cell.name / trial.directory / RECORDS_FILE for trial in cell.trials if trial.figures
+    found: dict[str, list[float | None]] = {}
+    for cell in cells:
+        trials = [run_dir / "cells" / cell.name / trial.directory for trial in cell.trials if trial.figures]
+        each = [read_records(trial / RECORDS_FILE) for trial in trials]
+        if gate.window == "whole":
+            found[cell.name] = [goodput(records, bounds) for records in each]
+            continue
+        phases = [phases_of(records, spec.load.held_concurrency(cell.load)) for records in each]
+        found[cell.name] = [
+            goodput(records, bounds, one.steady) if isinstance(one, Phases) else None
+            for records, one in zip(each, phases, strict=True)
         ]
-        for cell in cells
-    }
-    return {name: [goodput(read_records(path), bounds) for path in of_cell] for name, of_cell in paths.items()}
+    return found
 
 
 def saved(run_dir: Path, spec: ExperimentSpec) -> Path | None:

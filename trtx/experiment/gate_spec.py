@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from trtx.bench.gate import DEFAULT_METRICS, Limit, parse_limit, parse_metrics
 from trtx.bench.goodput import request_bounds
-from trtx.bench.sample import Metric, parse_percent
+from trtx.bench.sample import Metric, Window, parse_percent
 from trtx.bench.slo import Objective, parse_objective
 from trtx.config.topology import Name
 from trtx.config.wording import quoted
@@ -48,6 +48,7 @@ class GateSpec(BaseModel):
     baseline: Name | None = None  # directory, run, file, or a name in baseline_dir
     max_regression: str | None = None  # of the baseline
     metrics: Texts = ()  # compared; none: DEFAULT_METRICS
+    window: Window = "whole"  # of each trial, on both sides, what is judged; failed requests are of all of it
     allow_different: Texts = ()  # conditions in which the baseline may be another
     baseline_dir: Name = "baselines"
     save_baseline: str | None = None  # name of the candidate that is made of the run
@@ -66,6 +67,11 @@ class GateSpec(BaseModel):
                 "--baseline", "--max-regression",
             )  # fmt: skip
             raise UsageError(f"{given} means nothing without {lacking}; expected both, or neither")
+        if self.window != "whole" and not self.slo and self.baseline is None:
+            raise UsageError(
+                f"--window {self.window} means nothing without figures that are judged; add --slo or --baseline, or "
+                "leave it out"
+            )
         for option, value in (("--metrics", self.metrics), ("--allow-different", self.allow_different)):
             if value and self.baseline is None:
                 raise UsageError(f"{option} means nothing without --baseline; leave it out, or name a baseline")
@@ -99,6 +105,8 @@ class GateSpec(BaseModel):
         if self.limit is not None:
             metrics = ", ".join(metric.name for metric in self.compared)
             told.append(f"against {self.baseline}: {metrics}, at most {self.limit.percent:g}% worse")
+        if self.window != "whole":
+            told.append("all but failed requests: over the steady part of each trial")
         return tuple(told)
 
 

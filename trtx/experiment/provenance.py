@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from trtx.bench import Target, cell_directory, cell_name, command, trial_directory
+from trtx.bench import LoadSpec, Target, cell_directory, cell_name, command, trial_directory
 from trtx.checkpoint.identity import Identity, identify_model, identify_tokenizer
+from trtx.config.wording import shown
+from trtx.errors import UsageError
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
 from trtx.report.forms import Environment, Files, Measured, Provenance
@@ -18,14 +20,16 @@ from trtx.topology import Plan
 def provenance_of(
     spec: ExperimentSpec, environment: Environment, plans: Mapping[str, Plan], attached: Target | None
 ) -> Provenance:
-    """``plans``: by topology; ``attached``: who answers in place of them. Reads each model's files: seconds at most.
+    """``plans``: by topology; ``attached``: who answers in place of them. Reads each model's files, seconds at most,
+    and all of an input_file.
 
-    Raises UsageError for a file of a model that can't be read.
+    Raises UsageError for a file of either that can't be read.
     """
+    dataset_sha256 = read_dataset(spec.load)
     if attached is not None:
         files = _files(identify_tokenizer(attached.tokenizer_path))
         measured = {ATTACHED: Measured(None, attached.model, files, None, None, None, _calls(spec, attached))}
-        return Provenance(environment, measured)
+        return Provenance(environment, measured, dataset_sha256)
     identities = {path: _files(identify_model(path)) for path in {plan.model_path for plan in plans.values()}}
     return Provenance(
         environment,
@@ -41,7 +45,19 @@ def provenance_of(
             )
             for label, plan in plans.items()
         },
+        dataset_sha256,
     )
+
+
+def read_dataset(load: LoadSpec) -> str | None:
+    """The hash of what its input_file holds; None without one. Raises UsageError where it can't be read."""
+    try:
+        return load.dataset_sha256
+    except OSError as error:
+        raise UsageError(
+            f"input_file {shown(load.input_file)} can't be read ({error.strerror or error}); expected a dataset: check "
+            "its path and its permissions"
+        ) from error
 
 
 def _files(identity: Identity) -> Files:

@@ -37,7 +37,7 @@ from trtx.topology import Plan
 
 # Of one start, or of a place: they are no conditions, or others tell the same without it.
 _OF_ONE_START = {"started_at", "command", "load_average", "sm_clocks_mhz"}
-_OF_A_PLACE = ("--url", "--tokenizer", "--artifact-dir")
+_OF_A_PLACE = ("--url", "--tokenizer", "--artifact-dir", "--input-file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _refuse_another(locked: Locked, label: str, then: Measured, here: Measured) 
 def _facts(provenance: Provenance) -> dict[str, str]:
     """All that is compared, by the names that it has in the lock: a topology's begin with its label."""
     of_machine = {name: value for name, value in asdict(provenance.environment).items() if name not in _OF_ONE_START}
-    facts = dict(_flat(of_machine))
+    facts = dict(_flat(of_machine)) | dict(_flat(provenance.dataset_sha256, "dataset_sha256"))
     for label, measured in provenance.measured.items():
         fields = asdict(measured)
         fields["aiperf"] = {cell: _options(shlex.split(call)) for cell, call in measured.aiperf.items()}

@@ -25,7 +25,9 @@ from trtx.bench import (
 )
 from trtx.bench.cells import CELL
 from trtx.bench.journal import LoadStarted
+from trtx.config.wording import shown
 from trtx.errors import UsageError
+from trtx.experiment.provenance import read_dataset
 from trtx.experiment.schedule import Step, schedule, without
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
@@ -52,6 +54,7 @@ class Recorded:
     plans: dict[str, Plan]  # by topology; none where the run attached
     checkpoints: dict[str, str]  # by topology, see :func:`fingerprint`
     environment: Environment
+    dataset_sha256: str | None  # of the input_file; None: there was none, or nobody wrote it down
 
     @property
     def deployment(self) -> Deployment:
@@ -80,9 +83,9 @@ class PlanDocument:
 def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded:
     """Reads ``plan.json``, and what the lock says beside the spec. Raises UsageError where a run ended before it wrote
     them."""
-    environment = LOCK.read(run_dir, AskedRun).provenance.environment
+    told = LOCK.read(run_dir, AskedRun).provenance
     planned = PlanDocument({}, {}) if spec.attach is not None else PLAN.read(run_dir, PlanDocument)
-    return Recorded(run_dir, spec, planned.topologies, planned.checkpoints, environment)
+    return Recorded(run_dir, spec, planned.topologies, planned.checkpoints, told.environment, told.dataset_sha256)
 
 
 def wait_for_the_end(recorded: Recorded) -> None:
@@ -129,6 +132,13 @@ def check_conditions(recorded: Recorded, now: Environment) -> None:
     before = recorded.environment
     compared = [(name, getattr(before, name), getattr(now, name)) for name in _CONDITIONS]
     _refuse(recorded.run_dir, [_difference(*both) for both in compared if both[1] != both[2]])
+
+
+def check_dataset(recorded: Recorded) -> None:
+    """Raises UsageError where the input_file holds something else than then, or can't be read."""
+    before, now = recorded.dataset_sha256, read_dataset(recorded.spec.load)
+    if before is not None and before != now:
+        _refuse(recorded.run_dir, [f"what input_file {shown(recorded.spec.load.input_file)} holds has changed"])
 
 
 def check_deployment(recorded: Recorded, now: Deployment) -> None:

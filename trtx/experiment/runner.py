@@ -14,6 +14,7 @@ from trtx.bench import (
     AiperfHost,
     Journal,
     Progress,
+    ServerReading,
     Target,
     cell_name,
     check_endpoint,
@@ -36,6 +37,7 @@ from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
 from trtx.experiment.schedule import Step, schedule
+from trtx.experiment.server_readings import open_attached, open_topology
 from trtx.experiment.spec import ExperimentSpec
 from trtx.experiment.targets import attached_target, check_fits, target_of
 from trtx.experiment.verdict import error_of
@@ -133,6 +135,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
         recorded = resumption.read_recorded(run_dir, spec)
         resumption.check_conditions(recorded, environment(argv, datetime.now(UTC)))
+        resumption.check_dataset(recorded)
         resumption.wait_for_the_end(recorded)
         missing = resumption.missing_steps(recorded)
         state = _Run(spec, run_dir, listener or Listener(), missing, check_directory=check_directory)
@@ -160,7 +163,8 @@ def _measure_missing(state: _Run) -> FinishedRun:
         for step in state.missing:
             state.listener.on_topology(step.label)
             if state.target is not None:
-                _sweep(state, host, state.target, step, state.interruption.check, None)
+                with open_attached(state.target) as read:
+                    _sweep(state, host, state.target, step, state.interruption.check, None, read)
             else:
                 _measure(state, host, step)
     error = error_of(VERDICT.read(state.run_dir, RunVerdict))
@@ -214,7 +218,8 @@ def _measure(state: _Run, host: AiperfHost, step: Step) -> None:
         state.journal.note(TopologyReady(topology=label, load_seconds=loaded, warm_up_seconds=warmed_up))
         try:
             names = partial(_restarted, served)
-            _sweep(state, host, target_of(label, plan), step, served.check, names)
+            with open_topology(plan) as read:
+                _sweep(state, host, target_of(label, plan), step, served.check, names, read)
         finally:
             restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
             state.journal.note(TopologyStopping(topology=label, restarts=restarts))
@@ -242,6 +247,7 @@ def _sweep(
     step: Step,
     still_serving: Callable[[], None],
     restarts: Callable[[], Sequence[str]] | None,
+    read_server: Callable[[], ServerReading] | None,
 ) -> None:
     def still_there() -> None:
         still_serving()
@@ -256,6 +262,7 @@ def _sweep(
         on_progress=state.listener.on_progress,
         still_serving=still_there,
         restarts=restarts,
+        read_server=read_server,
     )
 
 

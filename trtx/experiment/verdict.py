@@ -11,7 +11,7 @@ from trtx.bench.gate import compare
 from trtx.bench.goodput import judge_goodput
 from trtx.bench.judgement import Judgement, Verdict, outcome
 from trtx.bench.metrics import error_request_count, request_count, request_error_rate, uncounted_request_count
-from trtx.bench.sample import Sample
+from trtx.bench.sample import Sample, Window
 from trtx.bench.slo import judge_error_rate, judge_objective
 from trtx.errors import GateError, LoadGeneratorError, NoVerdictError, TrtxError
 from trtx.experiment.gate_spec import GateSpec
@@ -34,7 +34,7 @@ def judge_cells(
     ``goodputs``: of each trial, by cell, where a least one is asked for. Failed requests are always judged. ``pairs``:
     of an A/B run, the cell that each cell is compared with round by round, in place of one of a ``baseline``.
     """
-    samples = [sample_of(cells, name) for name in names]
+    samples = [sample_of(cells, name, gate.window) for name in names]
     found: list[Judgement] = []
     for sample in samples:
         failures = _judge_failures(sample, cells.get(sample.cell), gate.error_rate_limit)
@@ -44,7 +44,7 @@ def judge_cells(
         if gate.min_goodput is not None:
             found.append(judge_goodput(sample, (goodputs or {}).get(sample.cell, ()), gate.min_goodput))
     if gate.limit is not None and pairs is not None:
-        arm = [replace(sample_of(cells, of_arm), cell=name) for name, of_arm in pairs.items()]
+        arm = [replace(sample_of(cells, of_arm, gate.window), cell=name) for name, of_arm in pairs.items()]
         candidates = [sample for sample in samples if sample.cell in pairs]
         found += compare(
             arm, candidates, gate.limit, gate.compared, design="paired", max_error_rate=gate.error_rate_limit
@@ -54,12 +54,14 @@ def judge_cells(
     return tuple(sorted(found, key=lambda judgement: names.index(judgement.cell)))
 
 
-def sample_of(cells: Mapping[str, Cell], name: str) -> Sample:
+def sample_of(cells: Mapping[str, Cell], name: str, window: Window) -> Sample:
     """As it is judged: one that is not there was not measured."""
-    return Sample.of(cells[name]) if name in cells else _unmeasured(name)
+    return Sample.of(cells[name], window) if name in cells else _unmeasured(name)
 
 
-def run_verdict(cells: Sequence[Cell], judgements: Sequence[Judgement], baseline: ComparedWith | None) -> RunVerdict:
+def run_verdict(
+    cells: Sequence[Cell], judgements: Sequence[Judgement], baseline: ComparedWith | None, window: Window = "whole"
+) -> RunVerdict:
     """Of a run whose ``cells`` were measured and judged, those that were not measured too."""
     error = ending(cells, judgements)
     worst = next((verdict for verdict in Verdict if any(one.verdict is verdict for one in judgements)), None)
@@ -69,6 +71,7 @@ def run_verdict(cells: Sequence[Cell], judgements: Sequence[Judgement], baseline
         sentence=None if error is None else str(error),
         baseline=baseline,
         judgements=tuple(judgements),
+        window=window,
     )
 
 

@@ -126,6 +126,7 @@ class ArmsShown:
             f"{one} is {compared.baseline}, the baseline; {other} is {compared.candidate}.",
             f"Measured in the order {self.order}, each started anew for it.",
             f"{self.ratio_name}: rounds are pairs; all intervals hold at once with {100 * CONFIDENCE:g} %.",
+            *_part(compared),
             *([] if self.verdict else [_ENDED_EARLY if self.ended_early else _NO_LIMIT]),
         )
 
@@ -175,7 +176,8 @@ def comparison_json(arms: ComparedArms | None) -> dict[str, Any] | None:
 
 def comparison_table(comparison: Comparison) -> RenderableType:
     """Who, the metrics with their ratios, why some have none, and which conditions differ. At 80 columns."""
-    who = Text(f"baseline:  {comparison.baseline}\ncandidate: {comparison.candidate}", style="bold")
+    lines = (f"baseline:  {comparison.baseline}", f"candidate: {comparison.candidate}", *_part(comparison))
+    who = Text("\n".join(lines), style="bold")
     rows = [ComparedLine(one) for one in comparison.metrics]
     is_judged = any(one.verdict is not None for one in comparison.metrics)
     table = _with_verdicts(rows) if is_judged else _with_values(rows, ("baseline", "candidate", "ratio"))
@@ -281,6 +283,11 @@ def _order(starts: Sequence[MeasuredStart], letters: dict[str, str]) -> str:
     """``AB BA AB``: a round a word."""
     rounds = groupby(starts, key=lambda start: start.round)
     return " ".join("".join(letters.get(start.topology, "?") for start in round) for _, round in rounds) or MISSING
+
+
+def _part(comparison: Comparison) -> list[str]:
+    """Which part of each trial was compared, where it is not all."""
+    return [] if comparison.window == "whole" else ["over the steady part of each trial"]
 
 
 def _value(value: float | None) -> str:

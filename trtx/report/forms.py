@@ -13,6 +13,7 @@ from trtx.bench.documents import Document
 from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.load import Load
+from trtx.bench.sample import Window
 
 # 2: what was asked and what it was asked of stand in one file; before, the latter was env.json and less of it.
 LOCK = Document("run.lock.yaml", version=2, oldest=2, since="it says less of what was measured, in a file beside it")
@@ -122,6 +123,7 @@ class Provenance:
 
     environment: Environment
     measured: dict[str, Measured]  # by mode
+    dataset_sha256: str | None = None  # of what an input_file held; None: there was none, or an older run did not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,7 @@ class RunVerdict:
     sentence: str | None  # why it did not pass
     baseline: ComparedWith | None  # None: compared with none
     judgements: tuple[Judgement, ...]  # by cell
+    window: Window = "whole"  # of each trial, what figures were judged of; before there was a choice, the whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     unchecked: tuple[str, ...]  # conditions that neither side knows
     metrics: tuple[ComparedMetric, ...]  # by cell
+    window: Window  # of each trial, on both sides
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from trtx.report.verdict import verdict_json, verdict_markdown
 from trtx.report.view import Part, Row, RunView
 
 _PREFIXES: dict[Part, str] = {"whole": "", "steady": "steady_"}
+# A load's field whose name is a figure's: how many were asked for in each trial, and how many succeeded in all of them.
+_ASKED = {"request_count": "request_count_asked"}
 
 
 def summary_rows(view: RunView) -> list[dict[str, Any]]:
@@ -112,7 +114,8 @@ def _markdown_validity(view: RunView) -> list[str]:
 
 def _flat(view: RunView, row: Row) -> dict[str, Any]:
     """Figures over all measured requests under their own keys, those over the steady part under ``steady_``."""
-    flat: dict[str, Any] = {"topology": row.topology, **asdict(row.load), "load": row.load.label, "status": row.status}
+    asked = {_ASKED.get(name, name): value for name, value in asdict(row.load).items()}
+    flat: dict[str, Any] = {"topology": row.topology, **asked, "load": row.load.label, "status": row.status}
     del flat["label"]
     flat |= {
         "validity": level_text(row),

@@ -64,11 +64,12 @@ def ratio_text(interval: Interval) -> str:
 
 
 def headline(verdict: RunVerdict) -> str:
-    """``3 of 12 judgements did not pass``."""
+    """``3 of 12 judgements did not pass``, and of which part of each trial where it is not all."""
     count = len(verdict.judgements)
     bad = sum(one.verdict is not Verdict.PASS for one in verdict.judgements)
     noun = "judgement" if count == 1 else "judgements"
-    return f"{bad} of {count} {noun} did not pass" if bad else f"{count} {noun}, all passed"
+    part = "" if verdict.window == "whole" else ", over the steady part of each trial"
+    return (f"{bad} of {count} {noun} did not pass" if bad else f"{count} {noun}, all passed") + part
 
 
 def compared_with(baseline: ComparedWith) -> str:
@@ -98,6 +99,8 @@ def verdict_table(verdict: RunVerdict | None) -> RenderableType | None:
     if verdict.baseline is not None:
         ratios = "Of a metric: its ratio to the baseline's, and the interval of that."
         table.caption = f"{ratios} {compared_with(verdict.baseline)}"
+    if verdict.window == "steady":
+        table.caption = f"{table.caption or ''} Figures are of the steady part of each trial.".strip()
     return Group(table, *_doubted(shown))
 
 

@@ -7,7 +7,7 @@ Always holds: the same arguments give the same plan, no GPU serves two workers, 
 """
 
 from trtx.topology.machine import Gpu, Machine
-from trtx.topology.plan import TOPOLOGY_VARIABLE, Plan, ProcessSpec
+from trtx.topology.plan import TOPOLOGY_VARIABLE, Plan, ProcessSpec, is_loopback
 from trtx.topology.planner import ModelFiles, Ports, check_router_args, check_size, plan
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "ProcessSpec",
     "check_router_args",
     "check_size",
+    "is_loopback",
     "plan",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -73,6 +74,12 @@ class Plan:
     def is_local(self) -> bool:
         """Only this machine reaches it."""
         return is_loopback(self.host)
+
+    @property
+    def routes_by_prefix(self) -> bool:
+        """Its frontend's router prefers workers that hold a prompt's beginning."""
+        argv = self.processes[0].argv
+        return ("--router-mode", "kv") in itertools.pairwise(argv)
 
     @property
     def marker(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -107,7 +108,13 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
         max_num_tokens=facts.max_num_tokens,
         kv_block_size=facts.block_size,
         kv_blocks=facts.num_blocks,
+        metrics_port=_metrics_port(os.environ.get("DYN_SYSTEM_PORT", "")),
     )
+
+
+def _metrics_port(variable: str) -> int | None:
+    """Dynamo's system port; without one, or with 0 or -1, nobody outside knows where it answers, if it does."""
+    return int(variable) if variable.isdigit() and int(variable) else None
 
 
 def _own_versions() -> dict[str, str]:

@@ -12,14 +12,15 @@ import pytest
 
 from tests.unit.bench.simulated_load import MS, Request, closed_loop, drawn, open_loop
 from trtx.bench.checks import Level, all_checks, check
-from trtx.bench.evidence import AskedLength, Evidence, ForeignProcess, GpuReading, event_loop_delays_ms
+from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
+from trtx.bench.readings import ForeignProcess, GpuReading
 from trtx.bench.records import RequestRecord, TrialRecords, read_trial
 from trtx.bench.validity import Unchecked, judge
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "validity.md"
 KEPT = Path(__file__).parents[1] / "report" / "golden" / "run" / "cells" / "agg-c2" / "trial-01"
 SLOTS = 4
-GPU = GpuReading("GPU 0", 1980, 1980, ("SwPowerCap",), ())
+GPU = GpuReading("GPU 0", 1980, 1980, ("power limit",), 699.0, 61, 70 * 2**30, ())
 
 Change = Callable[[RequestRecord], dict[str, Any]]
 
@@ -38,10 +39,10 @@ GOOD = Evidence(
     percentiles=(50, 90),
     prompts="unique",
     restarted=(),
-    requests_by_worker={"decode-0": 105, "decode-1": 95},
+    requests_by_worker={"prefill": {"prefill-0": 200}, "decode": {"decode-0": 105, "decode-1": 95}},
+    routes_by_prefix=False,
     event_loop_delays_ms={},
-    gpus_before=(GPU,),
-    gpus_after=(GPU,),
+    gpus=(GPU, GPU, GPU),
 )
 
 
@@ -69,7 +70,17 @@ def _slower(factor: float) -> tuple[RequestRecord, ...]:
 
 
 def _foreign(percent: float | None) -> tuple[GpuReading, ...]:
-    return (replace(GPU, foreign=(ForeignProcess(77, "Xorg", 0.0), ForeignProcess(78, "train.py", percent))),)
+    others = (ForeignProcess(77, "Xorg", 0.0), ForeignProcess(78, "train.py", percent))
+    return (GPU, replace(GPU, foreign=others), GPU)
+
+
+def _slowed(*reasons: str, times: int = 1) -> tuple[GpuReading, ...]:
+    slow = [replace(GPU, sm_clock_mhz=1200 + i, temperature_c=88 - i, clock_reasons=reasons) for i in range(times)]
+    return (GPU, *slow, GPU)
+
+
+def _uneven(**counts: int) -> dict[str, dict[str, int]]:
+    return {"prefill": {"prefill-0": sum(counts.values())}, "decode": counts}
 
 
 SHOWN: list[tuple[str, Level, Evidence, str]] = [
@@ -108,18 +119,32 @@ SHOWN: list[tuple[str, Level, Evidence, str]] = [
      "TTFT was 0.0996 times as long in the measured part as late in the warm-up"),
     ("restarts", Level.INVALID, replace(GOOD, restarted=("decode-0", "decode-0")),
      "started again while it was measured: decode-0, decode-0"),
-    ("uneven workers", Level.SUSPECT, replace(GOOD, requests_by_worker={"decode-0": 150, "decode-1": 50}),
-     "decode-0 got 150 requests, an equal share is 100"),
+    ("uneven workers", Level.SUSPECT, replace(GOOD, requests_by_worker=_uneven(a=150, b=50)),
+     "a got 150 of 200 requests, an equal share is 100"),
+    ("uneven workers", Level.SUSPECT, replace(GOOD, requests_by_worker=_uneven(a=67, b=66, c=67, d=0)),
+     "d got 0 of 200 requests, an equal share is 50"),  # the others have no 20 % more
+    ("uneven workers", Level.SUSPECT,
+     replace(GOOD, requests_by_worker=_uneven(a=150, b=50), prompts="shared"),
+     "a got 150 of 200 requests"),  # by a router that does not look at prompts
+    ("uneven workers", Level.SUSPECT,
+     replace(GOOD, requests_by_worker=_uneven(a=150, b=50), routes_by_prefix=True),
+     "a got 150 of 200 requests"),  # by one that finds no two alike
     ("prefix hits", Level.SUSPECT, _with(lambda r: {"cached_input_tokens": 32}, every=10),
      "5 % of the tokens of unique prompts came from the prefix cache"),
     ("prefix hits", Level.INVALID, _with(lambda r: {"cached_input_tokens": 48}),
      "75 % of the tokens of unique prompts came from the prefix cache"),
-    ("throttled GPU", Level.SUSPECT,
-     replace(GOOD, gpus_after=(replace(GPU, sm_clock_mhz=1200, throttle_reasons=("SwPowerCap", "HwThermalSlowdown")),)),
-     "GPU 0 was throttled (HwThermalSlowdown) at 1200 of 1980 MHz"),
-    ("foreign GPU use", Level.SUSPECT, replace(GOOD, gpus_before=_foreign(None)), "was on GPU 0, 0 % of its time"),
-    ("foreign GPU use", Level.INVALID, replace(GOOD, gpus_before=_foreign(40.0)),
-     "train.py (pid 78) was on GPU 0, 40 % of its time"),
+    ("throttled GPU", Level.SUSPECT, replace(GOOD, gpus=_slowed("power limit", "thermal, by hardware")),
+     "GPU 0 was throttled in 1 of 3 readings (thermal, by hardware) at 1200 of 1980 MHz, 88 °C"),
+    ("throttled GPU", Level.SUSPECT, replace(GOOD, gpus=_slowed("hardware slowdown", times=2)),
+     "GPU 0 was throttled in 2 of 4 readings (hardware slowdown) at 1200 of 1980 MHz, 88 °C"),
+    ("throttled GPU", Level.SUSPECT, replace(GOOD, gpus=(*_slowed("power brake"), GpuReading("GPU 1"))),
+     "GPU 0 was throttled in 1 of 3 readings (power brake)"),  # whatever is not known of another
+    ("foreign GPU use", Level.SUSPECT, replace(GOOD, gpus=_foreign(None)), "was on GPU 0, up to 0 % of its time"),
+    ("foreign GPU use", Level.SUSPECT,
+     replace(GOOD, gpus=(replace(GPU, foreign=(ForeignProcess(78, None),)),)),
+     "a process (pid 78) was on GPU 0, use not known"),
+    ("foreign GPU use", Level.INVALID, replace(GOOD, gpus=_foreign(40.0)),
+     "train.py (pid 78) was on GPU 0, up to 40 % of its time"),
 ]  # fmt: skip
 
 BARE = Evidence(trials=GOOD.trials, concurrency=SLOTS)
@@ -169,9 +194,19 @@ def test_what_nobody_observed_is_not_passed_in_silence() -> None:
          "it takes 25 warm-up requests to tell"),
         ("warm-up", _measured(_loop(10)), "the measured part is not steady itself"),
         ("steady", _measured(_loop(20)), "6 requests have a TTFT to compare by, 8 a side are needed"),
-        ("throttled GPU", replace(GOOD, gpus_after=None), "GPUs were not read at both ends"),
-        ("throttled GPU", replace(GOOD, gpus_after=(GpuReading("GPU 0", foreign=()),)), "GPUs were not read at both"),
-        ("foreign GPU use", replace(GOOD, gpus_before=(GpuReading("GPU 0"),)), "GPUs were not read at both ends"),
+        ("throttled GPU", replace(GOOD, gpus=None), "GPUs were not read throughout the measured part"),
+        ("throttled GPU", replace(GOOD, gpus=(GPU, replace(GPU, name="GPU 1", clock_reasons=None))),
+         "NVML does not say what slows down GPU 1"),
+        ("foreign GPU use", replace(GOOD, gpus=None), "GPUs were not read throughout the measured part"),
+        ("foreign GPU use", replace(GOOD, gpus=(GPU, replace(GPU, name="GPU 1", foreign=None))),
+         "NVML does not show here whose processes are on GPU 1, as in a container without --pid=host"),
+        ("uneven workers", replace(GOOD, requests_by_worker=None), "nobody counted requests by worker"),
+        ("uneven workers",
+         replace(GOOD, requests_by_worker=_uneven(a=150, b=50), routes_by_prefix=True, prompts="shared"),
+         "a got 150 of 200 requests, an equal share is 100, as a router may choose that goes by what prompts share"),
+        ("uneven workers",
+         replace(GOOD, requests_by_worker=_uneven(a=150, b=50), routes_by_prefix=None, prompts="shared"),
+         "as a router may choose"),
     ],
 )  # fmt: skip
 def test_evidence_that_is_too_little_leaves_a_check_open(name: str, evidence: Evidence, why: str) -> None:
@@ -187,9 +222,11 @@ def test_evidence_that_is_too_little_leaves_a_check_open(name: str, evidence: Ev
     [
         _with(lambda r: {"input_sequence_length": 66}),  # a template's tokens
         _with(_failed, every=40),  # failures have their own status
-        replace(GOOD, requests_by_worker={"decode-0": 6, "decode-1": 2}),  # chance
-        replace(GOOD, requests_by_worker={"agg-0": 200}),
-        replace(GOOD, gpus_before=(), gpus_after=()),  # no GPU in it
+        replace(GOOD, requests_by_worker=_uneven(a=6, b=2)),  # chance
+        replace(GOOD, requests_by_worker=_uneven(a=0, b=0)),
+        replace(GOOD, requests_by_worker={"agg": {"agg-0": 200}}),
+        replace(GOOD, gpus=()),  # no GPU in it
+        replace(GOOD, gpus=_slowed("hardware slowdown")),  # as its clock changed
         replace(GOOD, event_loop_delays_ms={"worker_1": (30.0,)}),
     ],
 )

@@ -55,6 +55,21 @@ def test_all_of_it_is_json_too(capsys: Said) -> None:
     assert ratio["estimate"] == pytest.approx(1.3) and ratio["low"] < 1.3 < ratio["high"] and first["verdict"] is None
 
 
+def test_the_window_is_the_same_on_both_sides_and_told(capsys: Said) -> None:
+    a_run(Path("late"), slower_when_steady=1.3)
+    argv = ["compare", "main", "late", "--metrics", "request_latency:avg,output_token_throughput", "--window"]
+    for window, ratio in (("whole", "1.000"), ("steady", "0.769")):
+        capsys.readouterr()
+        assert trtx([*argv, window]) == 0
+        shown = capsys.readouterr().out
+        line = next(line for line in shown.splitlines() if line.startswith("disagg-c2 output_token_throughput"))
+        assert ratio in line
+        assert ("over the steady part of each trial" in shown) == (window == "steady")
+    assert trtx([*argv, "steady", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["comparisons"][0]["window"] == "steady"
+    assert trtx([*argv, "steady", "--max-regression", "5%"]) == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -85,6 +85,7 @@ VALUES = {
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
     "request_latency:p50", "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
+    "--window": "steady",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
 VALUES_IN |= {("--mode", use): "disagg" for use in USES["bench"] if use not in ("agg", "disagg", "no GPU")}

@@ -35,7 +35,7 @@ def script_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         DeviceGetHandleByUUID=lambda uuid: uuid,
         DeviceGetUUID=lambda handle: handle,
         DeviceGetName="NVIDIA H100 80GB HBM3",
-        DeviceGetMemoryInfo=SimpleNamespace(total=80 * GIB, free=79 * GIB),
+        DeviceGetMemoryInfo=SimpleNamespace(total=80 * GIB, free=79 * GIB, used=GIB),
         DeviceGetCudaComputeCapability=(9, 0),
         DeviceGetComputeRunningProcesses=lambda handle: (
             [SimpleNamespace(pid=os.getpid(), usedGpuMemory=GIB)] if handle == H100S[0] else []
@@ -44,6 +44,13 @@ def script_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         DeviceGetMaxClockInfo=1980,
         DeviceGetApplicationsClock=1755,
         DeviceGetCurrentClocksEventReasons=lambda handle: 0x24 if handle == H100S[0] else 0x1,
+        DeviceGetPowerUsage=345_500,
+        DeviceGetTemperature=88,
+        DeviceGetProcessUtilization=lambda handle, since: (
+            [SimpleNamespace(pid=os.getpid(), smUtil=share) for share in (12, 34, 7)]
+            if handle == H100S[0]
+            else refuses()
+        ),
         DeviceGetEnforcedPowerLimit=350_000,
         DeviceGetPowerManagementDefaultLimit=700_000,
         DeviceGetTotalEccErrors=2,

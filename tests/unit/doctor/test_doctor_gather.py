@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -15,8 +16,8 @@ import pytest
 from scripted_nvml import GIB, H100S, refuses, script_two_gpus
 from topology_clients import wait_until
 
-from trtx.doctor.facts import Topology
-from trtx.doctor.gather import gather_gpus, gather_software, gather_system, gather_topologies
+from trtx.doctor.facts import GpuState, Topology
+from trtx.doctor.gather import gather_gpus, gather_software, gather_system, gather_topologies, open_gpus
 from trtx.launch.guardian import Guardian
 
 
@@ -68,6 +69,57 @@ def test_a_gpu_that_answers_only_the_basic_questions_is_told_as_far_as_it_goes(t
     assert [gpu.name for gpu in gpus.visible] == ["NVIDIA H100 80GB HBM3"] * 2
     assert gpus.visible[0].compute_mode is None and gpus.visible[0].mig == "off"
     assert gpus.pairs[0].peer_access is None and gpus.pairs[0].path == "PCIe"
+
+
+def test_gpus_are_read_as_often_as_asked_while_they_work(two_gpus: pytest.MonkeyPatch) -> None:
+    clocks = iter((1980, 1200))
+    two_gpus.setattr(pynvml, "nvmlDeviceGetClockInfo", lambda handle, _: next(clocks) if handle == H100S[0] else 1755)
+    with open_gpus(H100S) as read:
+        assert read is not None
+        readings = [read(), read()]
+    assert [[gpu.sm_clock_mhz for gpu in gpus] for gpus in readings] == [[1980, 1755], [1200, 1755]]
+    first, second = readings[1]
+    assert (first.max_sm_clock_mhz, first.clock_reasons) == (1980, ("power limit", "thermal, by software"))
+    assert (first.power_w, first.temperature_c, first.memory_used_bytes) == (345.5, 88, GIB)
+    assert first.processes is not None
+    assert [(one.pid, one.topology, one.sm_percent) for one in first.processes] == [(os.getpid(), None, 34)]
+    assert second.processes == ()
+
+
+def test_a_gpu_that_says_nothing_is_read_as_far_as_it_goes(two_gpus: pytest.MonkeyPatch) -> None:
+    for name in vars(pynvml).copy():
+        if name.startswith("nvmlDeviceGet") and "Handle" not in name:
+            two_gpus.setattr(pynvml, name, refuses)
+    with open_gpus(H100S) as read:
+        assert read is not None
+        assert read() == (GpuState(None, None, None, None, None, None, None),) * 2
+
+
+def test_gpus_that_nvml_does_not_know_can_not_be_read(two_gpus: pytest.MonkeyPatch) -> None:
+    two_gpus.setattr(pynvml, "nvmlDeviceGetHandleByUUID", refuses)
+    with open_gpus(H100S) as read:
+        assert read is None
+    two_gpus.setattr(pynvml, "nvmlInit", refuses)
+    with open_gpus(H100S) as read:
+        assert read is None
+
+
+def test_a_process_is_known_by_its_topology(two_gpus: pytest.MonkeyPatch) -> None:
+    argv = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, env={**os.environ, "TRTX_TOPOLOGY": "trtx-a"}) as worker:
+        entries = [SimpleNamespace(pid=pid, usedGpuMemory=GIB) for pid in (worker.pid, os.getpid(), 2**22 + 1)]
+        two_gpus.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: entries)
+        # Until it runs Python, it is a copy of this process.
+        wait_until(
+            lambda: "TRTX_TOPOLOGY=trtx-a" in Path(f"/proc/{worker.pid}/environ").read_text(),
+            seconds=20,
+            what="the process has its own environment",
+        )
+        processes = gather_gpus().visible[0].processes
+        worker.communicate()
+    assert [one.topology for one in processes] == ["trtx-a", None, None]
+    assert [one.is_ours for one in processes] == [True, False, False]
+    assert [one.name is None for one in processes] == [False, False, True]
 
 
 def test_an_nvml_that_does_not_answer_leaves_its_own_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_memory_held_by_another_container_is_seen_although_its_process_is_not() 
 
 
 def test_trtxs_own_workers_on_a_gpu_are_no_foreigners() -> None:
-    worker = GpuProcess(4711, "python", 40 * GIB, is_ours=True)
+    worker = GpuProcess(4711, "python", 40 * GIB, topology="trtx-a")
     assert amiss(h100_box(processes=(worker,), free_bytes=39 * GIB)) == {}
 
 

@@ -28,6 +28,7 @@ FACTS = st.builds(
     max_num_tokens=NUMBER,
     kv_block_size=NUMBER,
     kv_blocks=NUMBER,
+    metrics_port=NUMBER,
 )
 WRONG: dict[str, Any] = {  # of each field, a value of another type
     "name": 7,
@@ -41,6 +42,7 @@ WRONG: dict[str, Any] = {  # of each field, a value of another type
     "max_num_tokens": "many",
     "kv_block_size": [],
     "kv_blocks": "99",
+    "metrics_port": "9",
     "schema": 2,
 }
 

@@ -27,15 +27,20 @@ _LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
 
 
 def a_run(
-    directory: Path, *, slower: float = 1.0, trials: Sequence[float] = NEARLY_ALIKE, conditions: Any = None
+    directory: Path,
+    *,
+    slower: float = 1.0,
+    slower_when_steady: float = 1.0,
+    trials: Sequence[float] = NEARLY_ALIKE,
+    conditions: Any = None,
 ) -> Path:
     """The kept run (paced engine, agg and disagg, concurrency 1 and 2) as if each of its trials had taken ``slower``
-    times its factor as long. ``conditions``: changes them."""
+    times its factor as long, its steady part ``slower_when_steady`` times that. ``conditions``: changes them."""
     run = Path(shutil.copytree(GOLDEN, directory))
     spec = read_lock(run)
     load = spec.load.model_copy(update={"trials": len(trials)})
     write_lock(run, spec.model_copy(update={"load": load}), provenance(run))
-    change_cells(run, lambda cell: of_trials(cell, [slower * factor for factor in trials]))
+    change_cells(run, lambda cell: of_trials(cell, [slower * factor for factor in trials], slower_when_steady))
     found = conditions_of_kept(run)
     CONDITIONS.write(run, conditions(found) if conditions else found)
     return run
@@ -56,18 +61,25 @@ def change_cells(run: Path, change: Callable[[Cell], Cell]) -> None:
         write_cell(run / "cells" / cell.name, change(cell))
 
 
-def of_trials(cell: Cell, factors: Sequence[float]) -> Cell:
+def of_trials(cell: Cell, factors: Sequence[float], slower_when_steady: float = 1.0) -> Cell:
     trial = cell.trials[0]
-    assert trial.figures is not None
+    assert trial.figures is not None and trial.steady is not None
     trials = tuple(
-        replace(trial, number=number, figures=_slower(trial.figures, factor))
+        replace(
+            trial,
+            number=number,
+            figures=_slower(trial.figures, factor),
+            steady=_slower(trial.steady, slower_when_steady * factor),
+        )
         for number, factor in enumerate(factors, 1)
     )
+    mean = sum(factors) / len(factors)
     return replace(
         cell,
         trials_asked=len(trials),
         trials=trials,
-        figures=_slower(trial.figures, sum(factors) / len(factors), len(factors)),
+        figures=_slower(trial.figures, mean, len(factors)),
+        steady=_slower(trial.steady, slower_when_steady * mean, len(factors)),
     )
 
 

@@ -11,6 +11,7 @@ from judged_runs import GOLDEN, conditions_of_kept, provenance
 
 from trtx.experiment import load_sweep
 from trtx.experiment.conditions import Conditions, conditions_of, differences, unchecked
+from trtx.experiment.provenance import read_dataset
 from trtx.report.forms import Deployment, Provenance
 
 _VALUES = st.none() | st.integers(0, 9) | st.sampled_from("xyz") | st.lists(st.sampled_from("xyz"), max_size=2)
@@ -59,7 +60,8 @@ def test_a_dataset_is_the_same_by_what_it_holds(tmp_path: Path) -> None:
             path.mkdir()
         (path / "records" if kind == "directory" else path).write_text(content)
         load = {"input_file": str(path), "custom_dataset_type": "random_pool"}
-        return conditions_of(load_sweep(None, {"load": load}), {}, _of(DEPLOYMENT))
+        spec = load_sweep(None, {"load": load})
+        return conditions_of(spec, {}, replace(_of(DEPLOYMENT), dataset_sha256=read_dataset(spec.load)))
 
     first = of("a.jsonl", "1")
     assert differences(first, of("elsewhere/b.jsonl", "1")) == ()

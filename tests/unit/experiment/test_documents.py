@@ -13,7 +13,7 @@ import pytest
 import yaml
 from judged_runs import a_run, an_ab_run, compared, conditions_of_kept, gated
 
-from trtx.bench import Cell, Load, Trial, cells, journal, read_cells, read_journal
+from trtx.bench import Cell, Load, Trial, cells, journal, read_cells, read_journal, readings
 from trtx.bench.documents import Document
 from trtx.bench.judgement import Judgement
 from trtx.errors import UsageError
@@ -47,7 +47,7 @@ TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "report" / "golden" / "run"
 ARCHITECTURE = TESTS.parents[1] / "docs" / "architecture.md"
 DOCUMENTS = sorted(
-    {one for module in (cells, journal, forms) for one in vars(module).values() if isinstance(one, Document)},
+    {one for module in (cells, journal, readings, forms) for one in vars(module).values() if isinstance(one, Document)},
     key=lambda one: one.file,
 )
 

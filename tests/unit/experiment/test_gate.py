@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judged_runs import CELLS, NOISY, a_run, change_cells, conditions_of_kept, gated, judged, of_trials, prepare
+from judged_runs import CELLS, GOLDEN, NOISY, a_run, change_cells, conditions_of_kept, gated, judged, of_trials, prepare
 
 from trtx.bench import Cell, Figures, read_cells
 from trtx.bench.judgement import Verdict
+from trtx.bench.metrics import request_throughput
 from trtx.errors import UsageError
 from trtx.experiment import gate, load_sweep
 from trtx.experiment.baselines import Baselines
@@ -18,6 +19,7 @@ from trtx.experiment.conditions import Conditions
 from trtx.report.forms import BASELINE, VERDICT, RunVerdict
 
 ITL = "inter_token_latency:p50"
+THROUGHPUT = "output_token_throughput:avg"  # which takes no number of requests
 
 
 def criteria(found: RunVerdict, cell: str = "agg-c1") -> dict[str, Verdict]:
@@ -54,6 +56,91 @@ def test_a_run_is_held_against_its_baseline(
     assert found.baseline is not None and found.baseline.run == "base" and found.baseline.differences == ()
     if verdict is Verdict.REGRESSED:
         assert "of the baseline" in str(found.sentence) and "all of it beyond the limit 1.05" in str(found.sentence)
+
+
+@pytest.mark.parametrize(
+    ("slower", "slower_when_steady", "window", "verdict"),
+    [
+        (1.3, 1 / 1.3, "whole", Verdict.REGRESSED),
+        (1.3, 1 / 1.3, "steady", Verdict.PASS),
+        (1.0, 1.3, "whole", Verdict.PASS),
+        (1.0, 1.3, "steady", Verdict.REGRESSED),
+    ],
+)
+def test_both_sides_are_judged_over_the_window_that_is_asked(
+    tmp_path: Path, slower: float, slower_when_steady: float, window: str, verdict: Verdict
+) -> None:
+    run = a_run(tmp_path / "run", slower=slower, slower_when_steady=slower_when_steady)
+    base = str(a_run(tmp_path / "base"))
+    found = judged(run, baseline=base, max_regression="5%", metrics=["request_latency:avg"], window=window)
+    assert (found.verdict, found.window) == (verdict, window)
+    reasons = [one.reason for one in found.judgements if one.criterion == "request_latency:avg"]
+    assert ["of the baseline over the steady part, " in reason for reason in reasons] == [window == "steady"] * 4
+    assert VERDICT.read(run, RunVerdict) == found
+
+
+def test_objectives_and_goodput_are_of_the_steady_part_where_it_is_asked(tmp_path: Path) -> None:
+    said: dict[str, Any] = {"slo": ["request_latency:avg:le:5000"], "min_goodput": 0.1}
+    whole, steady = (
+        judged(a_run(tmp_path / window, trials=(1.0,), slower_when_steady=1000), window=window, **said)
+        for window in ("whole", "steady")
+    )
+    assert criteria(whole)["request_latency:avg:le:5000"] is Verdict.PASS
+    assert criteria(steady)["request_latency:avg:le:5000"] is Verdict.MISSED
+    rates = {cell.name: cell.steady[request_throughput] for cell in read_cells(GOLDEN) if cell.steady}
+    of_records = {one.cell: one.value for one in steady.judgements if one.criterion.startswith("goodput")}
+    assert of_records == pytest.approx(rates)  # every request of the kept records is good
+    (goodput,) = {
+        one.reason for one in steady.judgements if one.criterion.startswith("goodput") and one.cell == "agg-c1"
+    }
+    assert "requests/s over the steady part" in goodput
+
+
+def test_requests_that_failed_have_failed_in_whatever_part(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+
+    def fail(cell: Cell) -> Cell:
+        """In the ramp: the steady part has none."""
+        failed = {"error_request_count": 3, "request_error_rate": 20.0}
+        trials = [
+            replace(trial, figures=Figures(trial.figures.stored | failed)) for trial in cell.trials if trial.figures
+        ]
+        assert cell.figures is not None
+        return replace(cell, trials=tuple(trials), figures=Figures(cell.figures.stored | failed))
+
+    change_cells(run, fail)
+    found = judged(
+        run, baseline=str(a_run(tmp_path / "base")), max_regression="5%", metrics=[THROUGHPUT], window="steady"
+    )
+    assert criteria(found)["request_error_rate:avg:le:0"] is Verdict.MISSED
+    assert criteria(found)[THROUGHPUT] is Verdict.FAILED
+
+
+def _without_steady_part(run: Path) -> Path:
+    def cut(cell: Cell) -> Cell:
+        if cell.name != "agg-c1":
+            return cell
+        first, *others = cell.trials
+        return replace(cell, steady=None, trials=(first, *(replace(trial, steady=None) for trial in others)))
+
+    change_cells(run, cut)
+    return run
+
+
+def test_a_baseline_without_a_steady_part_is_refused_where_it_is_asked(tmp_path: Path) -> None:
+    run, base = a_run(tmp_path / "run"), _without_steady_part(a_run(tmp_path / "base"))
+    with pytest.raises(
+        UsageError, match="base has trials without a steady part in agg-c1, and --window steady compares"
+    ):
+        judged(run, baseline=str(base), max_regression="5%", metrics=[THROUGHPUT], window="steady")
+    assert judged(run, baseline=str(base), max_regression="5%").verdict is Verdict.PASS
+
+
+def test_a_run_without_a_steady_part_gets_no_verdict_of_it(tmp_path: Path) -> None:
+    run, base = _without_steady_part(a_run(tmp_path / "run")), a_run(tmp_path / "base")
+    found = judged(run, baseline=str(base), max_regression="5%", metrics=[THROUGHPUT], window="steady")
+    assert (criteria(found)[THROUGHPUT], criteria(found, "agg-c2")[THROUGHPUT]) == (Verdict.NO_VERDICT, Verdict.PASS)
+    assert "trial 2, 3 of 3 has no steady part; measure longer" in str(found.sentence)
 
 
 def test_the_metrics_that_are_named_are_compared_and_no_others(tmp_path: Path) -> None:
@@ -275,6 +362,8 @@ def test_a_run_that_would_be_saved_over_a_promoted_baseline_is_not_begun(tmp_pat
         ({"slo": "ttft:p99:le:5"}, "--slo ttft:p99:le:5: no metric is called 'ttft'; did you mean time_to_first_token"),
         ({"slo": "time_to_first_token:p98:le:5"}, "no statistic 'p98'; expected one of avg, p50, p90, p95, p99"),
         ({"slo": ["time_to_first_token:p50:le:5"] * 2}, "--slo time_to_first_token:p50:le:5 stands there twice"),
+        ({"window": "steady"}, "--window steady means nothing without figures that are judged; add --slo or"),
+        ({"window": "ramp"}, "gate.window is \"ramp\"; expected 'whole' or 'steady'"),
         ({"min_goodput": 1}, "--min-goodput means nothing without the --slo of a latency"),
         ({"min_goodput": 0}, "gate.min_goodput is 0; expected greater than 0"),
         ({"max_error_rate": "5"}, "--max-error-rate 5: expected a percentage"),

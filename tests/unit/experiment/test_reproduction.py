@@ -98,6 +98,18 @@ def test_what_changed_is_told_with_both_values_and_what_one_start_has_is_not(cop
     assert found["versions.tensorrt-llm"][1] is None and found["versions.aiperf"][1] is not None
 
 
+def test_a_dataset_that_holds_something_else_is_told_by_its_hash(tmp_path: Path) -> None:
+    dataset = tmp_path / "chats.jsonl"
+    dataset.write_text('{"text": "a"}\n')
+    load = {"input_file": str(dataset), "concurrency": [1], "request_count": 5, "warmup_request_count": 0}
+    locked = read_locked(lock(tmp_path, {**PACED, "load": load}))
+    assert differences_here(locked) == ()
+    dataset.write_text('{"text": "b"}\n')
+    (difference,) = differences_here(locked)
+    assert difference.name == "dataset_sha256"
+    assert difference.before is not None and difference.now is not None and difference.before != difference.now
+
+
 FACTS = st.dictionaries(st.text("abc.", max_size=3), st.text("xy", max_size=2), max_size=6)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from trtx.bench import cell_directory, read_cells, trial_directory
+from trtx.bench import LoadSpec, cell_directory, read_cells, trial_directory
 from trtx.bench.records import RECORDS_FILE
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep, resumption
 from trtx.experiment.directory import create, hold, read_lock, write_lock
+from trtx.experiment.provenance import read_dataset
 from trtx.launch import prepare
 from trtx.report.forms import Deployment, Environment, Gpu, Provenance
 
@@ -155,6 +157,39 @@ def test_another_deployment_is_refused_by_what_it_tells_of_itself(
     assert words in str(raised.value) and "start a new run" in str(raised.value)
 
 
+def _of_dataset(parent: Path, dataset: Path, sha256: str | None) -> resumption.Recorded:
+    spec = load_sweep(None, {**ATTACH, "load": {"input_file": str(dataset), "concurrency": [1]}})
+    run_dir = create(parent, spec, NOON)
+    write_lock(run_dir, spec, Provenance(CONDITIONS, {}, sha256))
+    return resumption.read_recorded(run_dir, read_lock(run_dir))
+
+
+def test_a_dataset_that_changed_is_refused_by_what_it_holds(tmp_path: Path) -> None:
+    dataset = tmp_path / "chats.jsonl"
+    dataset.write_text('{"text": "a"}\n')
+    run = _of_dataset(tmp_path / "runs", dataset, read_dataset(LoadSpec(input_file=dataset)))
+    resumption.check_dataset(run)
+    resumption.check_dataset(recorded(tmp_path / "others"))  # there is none
+    os.utime(dataset, (1, 1))
+    resumption.check_dataset(run)
+    dataset.write_text('{"text": "b"}\n')
+    with pytest.raises(
+        UsageError, match=r"chats\.jsonl holds has changed; its cells would not compare, so start a new"
+    ):
+        resumption.check_dataset(run)
+    dataset.unlink()
+    with pytest.raises(
+        UsageError, match=r"chats\.jsonl can't be read \(No such file or directory\); expected a dataset"
+    ):
+        resumption.check_dataset(run)
+
+
+def test_a_dataset_that_an_older_run_did_not_hash_is_taken_as_it_is(tmp_path: Path) -> None:
+    dataset = tmp_path / "chats.jsonl"
+    dataset.write_text('{"text": "a"}\n')
+    resumption.check_dataset(_of_dataset(tmp_path / "runs", dataset, None))
+
+
 def test_a_killed_sweep_is_collected_per_worker_as_it_was_counted(tmp_path: Path) -> None:
     target = recorded(tmp_path).target("attached")
     assert (target.url, target.model, target.gpu_count, target.worker_count) == ("http://127.0.0.1:9", "tiny", None, 3)
@@ -171,7 +206,7 @@ def test_another_topology_is_refused_with_what_differs(tmp_path: Path) -> None:
     spec = load_sweep(None, {"topology": {"engine": "paced", "model": "synthetic:tiny"}})
     plan = prepare(spec.topologies[0].spec, run_dir=tmp_path / "agg")
     prints = {"agg": resumption.fingerprint(plan.model_path)}
-    run = resumption.Recorded(tmp_path, spec, {"agg": plan}, prints, CONDITIONS)
+    run = resumption.Recorded(tmp_path, spec, {"agg": plan}, prints, CONDITIONS, None)
     resumption.check_plan(run, "agg", plan)
     config = {"agg": {**plan.engine_configs["agg"], "max_batch_size": 3}}
     for other, words in (

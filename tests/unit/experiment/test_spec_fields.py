@@ -99,6 +99,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "max_regression": "7%",
         "metrics": ["request_latency:p50"],
         "allow_different": ["machine.cpu"],
+        "window": "steady",
         "baseline_dir": "elsewhere",
         "save_baseline": "next",
     },

@@ -199,7 +199,7 @@ def metrics(draw: st.DrawFn) -> ComparedMetric:
 
 @given(st.lists(metrics(), max_size=5))
 def test_whatever_was_measured_its_estimates_limits_and_one_lie_on_the_axis(found: list[ComparedMetric]) -> None:
-    comparison = Comparison("a", "b", (), (), tuple(found))
+    comparison = Comparison("a", "b", (), (), tuple(found), "whole")
     figure = forest(ArmsShown(comparison, ("A", "B"), "AB", tuple(map(ComparedLine, found)), False))
     text = json.dumps(figure, allow_nan=False)
     assert "Infinity" not in text

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import psutil
 import pynvml
 
-from trtx.doctor.facts import ClockReason, ComputeMode, Gpu, GpuProcess, Gpus, Mig, Pair
+from trtx.doctor.facts import ComputeMode, Gpu, Gpus, Mig, Pair
+from trtx.doctor.gather.nvml import ask, gpu_state, watts
 from trtx.launch import probe
-from trtx.topology import TOPOLOGY_VARIABLE, Machine
 from trtx.topology import Gpu as SeenGpu
-
-T = TypeVar("T")
+from trtx.topology import Machine
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers
-_CLOCK_REASONS: dict[int, ClockReason] = {
-    pynvml.nvmlClocksEventReasonGpuIdle: "idle",
-    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "application clocks",
-    pynvml.nvmlClocksEventReasonSwPowerCap: "power limit",
-    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
-    pynvml.nvmlClocksEventReasonSyncBoost: "sync boost",
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "thermal, by software",
-    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "thermal, by hardware",
-    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
-    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clocks",
-}
 _RECOVERIES = {
     pynvml.NVML_GPU_RECOVERY_ACTION_NONE: "none",
     pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "a reset of the GPU",
@@ -69,11 +55,11 @@ def gather_gpus() -> Gpus:
 
 def _gpus(machine: Machine) -> Gpus:
     handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in machine.gpus]
-    cuda = _ask(pynvml.nvmlSystemGetCudaDriverVersion)
+    cuda = ask(pynvml.nvmlSystemGetCudaDriverVersion)
     return Gpus(
-        driver=_ask(lambda: str(pynvml.nvmlSystemGetDriverVersion())),
+        driver=ask(lambda: str(pynvml.nvmlSystemGetDriverVersion())),
         cuda=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
-        installed=_ask(pynvml.nvmlDeviceGetCount) or 0,
+        installed=ask(pynvml.nvmlDeviceGetCount) or 0,
         visible=tuple(_gpu(gpu, handle) for gpu, handle in zip(machine.gpus, handles, strict=True)),
         pairs=tuple(
             Pair(
@@ -90,23 +76,23 @@ def _gpus(machine: Machine) -> Gpus:
 
 def _gpu(seen: SeenGpu, handle: Any) -> Gpu:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    reasons = _ask(lambda: int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))) or 0
-    remapped = _ask(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
+    state = gpu_state(handle)
+    remapped = ask(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
     return Gpu(
         index=seen.index,
         name=seen.name,
         uuid=seen.uuid,
         memory_bytes=int(memory.total),
         free_bytes=int(memory.free),
-        compute_capability=_ask(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
-        processes=_processes(handle),
-        sm_clock_mhz=_ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-        max_sm_clock_mhz=_ask(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-        application_sm_clock_mhz=_ask(lambda: pynvml.nvmlDeviceGetApplicationsClock(handle, pynvml.NVML_CLOCK_SM)),
-        clock_reasons=tuple(word for bit, word in _CLOCK_REASONS.items() if reasons & bit),
-        power_limit_w=_watts(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
-        default_power_limit_w=_watts(lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)),
-        uncorrected_ecc_errors=_ask(
+        compute_capability=ask(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        processes=state.processes or (),
+        sm_clock_mhz=state.sm_clock_mhz,
+        max_sm_clock_mhz=state.max_sm_clock_mhz,
+        application_sm_clock_mhz=ask(lambda: pynvml.nvmlDeviceGetApplicationsClock(handle, pynvml.NVML_CLOCK_SM)),
+        clock_reasons=state.clock_reasons or (),
+        power_limit_w=watts(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
+        default_power_limit_w=watts(lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)),
+        uncorrected_ecc_errors=ask(
             lambda: pynvml.nvmlDeviceGetTotalEccErrors(
                 handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
             )
@@ -114,7 +100,7 @@ def _gpu(seen: SeenGpu, handle: Any) -> Gpu:
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
         recovery=_recovery(handle),
-        persistence=_ask(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle))),
+        persistence=ask(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle))),
         compute_mode=_compute_mode(handle),
         mig=_mig(handle),
         nvlinks_up=_nvlinks_up(handle),
@@ -122,66 +108,35 @@ def _gpu(seen: SeenGpu, handle: Any) -> Gpu:
     )
 
 
-def _ask(question: Callable[[], T]) -> T | None:
-    """None where this GPU, driver or permission has no answer."""
-    try:
-        return question()
-    except pynvml.NVMLError:
-        return None
-
-
-def _watts(question: Callable[[], int]) -> float | None:
-    milliwatts = _ask(question)
-    return None if milliwatts is None else milliwatts / 1000
-
-
-def _processes(handle: Any) -> tuple[GpuProcess, ...]:
-    found = _ask(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
-    return tuple(_process(entry.pid, entry.usedGpuMemory) for entry in found)
-
-
-def _process(pid: int, memory_bytes: int | None) -> GpuProcess:
-    try:
-        process = psutil.Process(pid)
-        name: str | None = process.name()
-    except psutil.Error:
-        return GpuProcess(pid, None, memory_bytes)
-    try:
-        is_ours = TOPOLOGY_VARIABLE in process.environ()
-    except psutil.Error:
-        is_ours = False
-    return GpuProcess(pid, name, memory_bytes, is_ours)
-
-
 def _recovery(handle: Any) -> str | None:
-    values = _ask(lambda: pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]))
+    values = ask(lambda: pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]))
     if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
         return None
     return _RECOVERIES.get(values[0].value.uiVal, "a recovery that `nvidia-smi -q` names")
 
 
 def _compute_mode(handle: Any) -> ComputeMode | None:
-    mode = _ask(lambda: int(pynvml.nvmlDeviceGetComputeMode(handle)))
+    mode = ask(lambda: int(pynvml.nvmlDeviceGetComputeMode(handle)))
     return None if mode is None else _COMPUTE_MODES.get(mode)
 
 
 def _mig(handle: Any) -> Mig:
-    if _ask(lambda: bool(pynvml.nvmlDeviceIsMigDeviceHandle(handle))):
+    if ask(lambda: bool(pynvml.nvmlDeviceIsMigDeviceHandle(handle))):
         return "slice"
-    modes = _ask(lambda: pynvml.nvmlDeviceGetMigMode(handle))
+    modes = ask(lambda: pynvml.nvmlDeviceGetMigMode(handle))
     return "on" if modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE else "off"
 
 
 def _nvlinks_up(handle: Any) -> int:
     def state(link: int) -> int | None:
-        return _ask(lambda: pynvml.nvmlDeviceGetNvLinkState(handle, link))
+        return ask(lambda: pynvml.nvmlDeviceGetNvLinkState(handle, link))
 
     return sum(state(link) == pynvml.NVML_FEATURE_ENABLED for link in range(pynvml.NVML_NVLINK_MAX_LINKS))
 
 
 def _fabric_ready(handle: Any) -> bool | None:
     info = pynvml.c_nvmlGpuFabricInfo_t()
-    if _ask(lambda: pynvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))) is None:
+    if ask(lambda: pynvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))) is None:
         return None
     if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
         return None
@@ -189,12 +144,12 @@ def _fabric_ready(handle: Any) -> bool | None:
 
 
 def _peer_access(first: Any, second: Any) -> bool | None:
-    status = _ask(lambda: pynvml.nvmlDeviceGetP2PStatus(first, second, _P2P_READ))
+    status = ask(lambda: pynvml.nvmlDeviceGetP2PStatus(first, second, _P2P_READ))
     return None if status is None else bool(status == pynvml.NVML_P2P_STATUS_OK)
 
 
 def _path(first: Any, second: Any) -> str:
-    level = _ask(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(first, second))
+    level = ask(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(first, second))
     return _PATHS.get(level, "PCIe") if level is not None else "PCIe"
 
 

@@ -1,0 +1,247 @@
+"""What a run reads of what it measures: real files, real HTTP and processes, an NVML that answers as a script says."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import psutil
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.doctor.scripted_nvml import GIB, H100S, refuses, script_two_gpus
+from trtx.bench import ForeignProcess, Target
+from trtx.doctor import GpuProcess
+from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
+from trtx.experiment import server_readings
+from trtx.experiment.server_readings import foreign_of, open_attached, open_topology, sees_host_pids
+from trtx.topology import Plan, ProcessSpec
+
+METRICS = """# HELP trtx_requests_total Requests that ended, by outcome.
+trtx_requests_total{{dynamo_component="backend",outcome="stop"}} {stop}
+trtx_requests_total{{dynamo_component="backend",outcome="length"}} 30.0
+trtx_requests_created{{outcome="length"}} 1.7e+09
+trtx_prompt_tokens_total 4096.0
+"""
+
+
+class Served:
+    """An HTTP server of one process of a topology, with what it answers by path."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes] = {}
+        answers = self.answers
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = answers.get(self.path)
+                self.send_response(404 if body is None else 200)
+                self.end_headers()
+                self.wfile.write(body or b"")
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port: int = self.server.server_address[1]
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[Served, Served]]:
+    pair = Served(), Served()
+    for served, stop in zip(pair, (12, 0), strict=True):
+        served.answers["/metrics"] = METRICS.format(stop=stop).encode()
+    yield pair
+    for served in pair:
+        served.end()
+
+
+def _worker(name: str, role: Any, port: int | None, gpu: int | None) -> ProcessSpec:
+    env = {"CUDA_VISIBLE_DEVICES": "" if gpu is None else H100S[gpu]}
+    return ProcessSpec(name, role, (), env, Path(), () if gpu is None else (gpu,), system_port=port)
+
+
+def _plan(*workers: ProcessSpec, router: str = "round-robin") -> Plan:
+    frontend = ProcessSpec("frontend", "frontend", ("python", "--router-mode", router), {}, Path())
+    return Plan(
+        mode="disagg", engine="torch", model="m", model_path=Path(), namespace="trtx-a", host="127.0.0.1", port=1,
+        internal_ports=(), run_dir=Path(), scratch_dir=Path(), processes=(frontend, *workers), engine_configs={},
+        gpu_names=("H100",) * sum(len(worker.gpu_indices) for worker in workers), reasons=(),
+    )  # fmt: skip
+
+
+def _both(servers: tuple[Served, Served]) -> Plan:
+    return _plan(_worker("prefill-0", "prefill", servers[0].port, 0), _worker("decode-0", "decode", servers[1].port, 1))
+
+
+@pytest.fixture
+def engine() -> Iterator[psutil.Process]:
+    """A process of the topology."""
+    argv = [sys.executable, "-c", "import sys; print(); sys.stdout.flush(); sys.stdin.read()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, env={**os.environ, "TRTX_TOPOLOGY": "trtx-a"}) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it runs
+        yield psutil.Process(process.pid)
+        process.communicate()
+
+
+def test_gpus_and_workers_of_a_topology_are_read_while_it_serves(
+    servers: tuple[Served, Served], engine: psutil.Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script_two_gpus(monkeypatch)
+    entries = {H100S[0]: (engine.pid,), H100S[1]: (engine.pid, os.getpid())}
+    monkeypatch.setattr(
+        pynvml,
+        "nvmlDeviceGetComputeRunningProcesses",
+        lambda handle: [SimpleNamespace(pid=pid, usedGpuMemory=GIB) for pid in entries[handle]],
+    )
+    monkeypatch.setattr(server_readings, "sees_host_pids", lambda: True)
+    with open_topology(_both(servers)) as read:
+        first = read()
+        servers[1].answers["/metrics"] = METRICS.format(stop=5).encode()
+        second = read()
+    assert first.ended_requests == {"prefill": {"prefill-0": 42}, "decode": {"decode-0": 30}}
+    assert second.ended_requests == {"prefill": {"prefill-0": 42}, "decode": {"decode-0": 35}}
+    assert first.at_ns < second.at_ns
+    assert first.gpus is not None
+    hot, cool = first.gpus
+    assert (hot.name, hot.sm_clock_mhz, hot.max_sm_clock_mhz, hot.temperature_c) == ("GPU 0", 1200, 1980, 88)
+    assert (hot.clock_reasons, hot.power_w, hot.memory_used_bytes) == (
+        ("power limit", "thermal, by software"), 345.5, GIB,
+    )  # fmt: skip
+    assert (hot.foreign, cool.name) == ((), "GPU 1")
+    assert cool.foreign is not None
+    assert [one.pid for one in cool.foreign] == [os.getpid()]
+
+
+def test_a_topology_on_the_cpu_has_no_gpu_to_read(servers: tuple[Served, Served], monkeypatch: Any) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", refuses)
+    with open_topology(_plan(_worker("agg-0", "agg", servers[0].port, None))) as read:
+        assert read().gpus == ()
+
+
+def test_gpus_without_an_nvml_are_not_known(servers: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", refuses)
+    with open_topology(_both(servers)) as read:
+        assert read().gpus is None
+
+
+@pytest.mark.parametrize("body", [b"", b"trtx_prompt_tokens_total 7\n", None])
+def test_a_worker_that_does_not_count_leaves_all_counts_unknown(
+    servers: tuple[Served, Served], body: bytes | None
+) -> None:
+    if body is None:
+        del servers[1].answers["/metrics"]
+    else:
+        servers[1].answers["/metrics"] = body
+    with open_topology(_both(servers)) as read:
+        assert read().ended_requests is None
+    silent = _plan(_worker("agg-0", "agg", servers[0].port, None), _worker("agg-1", "agg", None, None))
+    with open_topology(silent) as read:
+        assert read().ended_requests is None
+
+
+FACTS = WorkerFacts("agg-0", "agg", "torch", {}, (), 1, 4096, None, None, None, None)
+
+
+def _target(served: Served, **changes: Any) -> Target:
+    return replace(Target(f"http://127.0.0.1:{served.port}", "m", Path(), "attached", worker_count=1), **changes)
+
+
+def _publish(served: Served, *facts: WorkerFacts) -> None:
+    body = to_body([PublishedWorker(place, "m", one) for place, one in enumerate(facts)])
+    served.answers[PATH] = msgspec.json.encode(body)
+
+
+def test_workers_of_an_attached_deployment_are_read_where_they_say_how(servers: tuple[Served, Served]) -> None:
+    frontend, worker = servers
+    _publish(frontend, replace(FACTS, metrics_port=worker.port))
+    with open_attached(_target(frontend)) as read:
+        assert read is not None
+        reading = read()
+    assert (reading.gpus, reading.ended_requests) == (None, {"agg": {"agg-0": 30}})
+
+
+def test_workers_that_do_not_say_how_or_are_elsewhere_are_not_read(servers: tuple[Served, Served]) -> None:
+    frontend, worker = servers
+    told = replace(FACTS, metrics_port=worker.port)
+    for facts, changes in (
+        ((FACTS,), {}),
+        ((told, replace(FACTS, name="agg-1")), {"worker_count": 2}),
+        ((told,), {"worker_count": 2}),
+        ((told,), {"model": "another"}),
+        ((told,), {"url": f"http://localhost.example:{frontend.port}"}),
+    ):
+        _publish(frontend, *facts)
+        with open_attached(_target(frontend, **changes)) as read:
+            assert read is None
+    with open_attached(_target(worker)) as read:  # it publishes nothing
+        assert read is None
+
+
+def test_a_kv_router_goes_by_prefixes() -> None:
+    assert _plan(router="kv").routes_by_prefix
+    assert not _plan().routes_by_prefix
+
+
+OURS = GpuProcess(7, "python", GIB, "trtx-a")
+PROCESSES = st.lists(
+    st.builds(
+        GpuProcess,
+        st.integers(1, 99),
+        st.none() | st.just("python"),
+        st.none(),
+        st.sampled_from([None, "trtx-a", "trtx-b"]),
+        st.none() | st.floats(0, 100),
+    ),
+    max_size=4,
+)
+
+
+@given(PROCESSES, st.booleans())
+def test_foreign_processes_are_told_only_where_the_list_is_of_this_machine(
+    processes: list[GpuProcess], sees_all: bool
+) -> None:
+    found = foreign_of(processes, "trtx-a", sees_all)
+    others = [one for one in processes if one.topology != "trtx-a"]
+    if found is None:
+        assert len(others) == len(processes) or not sees_all
+    else:
+        assert [one.pid for one in found] == [one.pid for one in others]
+        assert found or sees_all
+
+
+def test_an_empty_rest_is_none_only_where_all_processes_are_seen() -> None:
+    other = GpuProcess(8, "train.py", GIB, None, 40.0)
+    assert foreign_of([OURS], "trtx-a", sees_all=True) == ()
+    assert foreign_of([OURS], "trtx-a", sees_all=False) is None
+    assert foreign_of([OURS, other], "trtx-a", sees_all=False) == (ForeignProcess(8, "train.py", 40.0),)
+    assert foreign_of([OURS, replace(other, name=None)], "trtx-a", sees_all=False) is None  # the host's pids
+    assert foreign_of([other], "trtx-a", sees_all=True) is None  # where is ours?
+    assert foreign_of([], "trtx-a", sees_all=True) is None
+
+
+def test_pids_are_the_machines_own_in_the_first_namespace_alone(tmp_path: Path) -> None:
+    assert not sees_host_pids(tmp_path)
+    (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "ns" / "pid").touch()
+    assert not sees_host_pids(tmp_path)

@@ -1,0 +1,114 @@
+"""What NVML says of a GPU as it works: for the doctor's rows, and for whoever watches GPUs under load."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import psutil
+import pynvml
+
+from trtx.doctor.facts import ClockReason, GpuProcess, GpuState
+from trtx.topology import TOPOLOGY_VARIABLE
+
+T = TypeVar("T")
+
+_CLOCK_REASONS: dict[int, ClockReason] = {
+    pynvml.nvmlClocksEventReasonGpuIdle: "idle",
+    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "application clocks",
+    pynvml.nvmlClocksEventReasonSwPowerCap: "power limit",
+    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync boost",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "thermal, by software",
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "thermal, by hardware",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
+    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clocks",
+}
+
+
+def ask(question: Callable[[], T]) -> T | None:
+    """None where this GPU, driver or permission has no answer."""
+    try:
+        return question()
+    except pynvml.NVMLError:
+        return None
+
+
+def watts(question: Callable[[], int]) -> float | None:
+    milliwatts = ask(question)
+    return None if milliwatts is None else milliwatts / 1000
+
+
+@contextlib.contextmanager
+def open_gpus(uuids: Sequence[str]) -> Iterator[Callable[[], tuple[GpuState, ...]] | None]:
+    """Yields what reads these GPUs, in their order, as often as it is called; None where NVML knows one of them not.
+
+    Each call asks for use of the GPUs since the one before. NVML may be called from any thread.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    since_us = _now_us()
+
+    def read() -> tuple[GpuState, ...]:
+        nonlocal since_us
+        before, since_us = since_us, _now_us()
+        return tuple(gpu_state(handle, before) for handle in handles or ())
+
+    try:
+        handles = ask(lambda: [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids])
+        yield None if handles is None else read
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def gpu_state(handle: Any, since_us: int | None = None) -> GpuState:
+    """At this moment. NVML is initialised. ``since_us``: from when on to ask who used it, in µs since 1970; None:
+    nobody asks."""
+    reasons = ask(lambda: int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
+    memory = ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    return GpuState(
+        sm_clock_mhz=ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        max_sm_clock_mhz=ask(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        clock_reasons=None if reasons is None else tuple(w for bit, w in _CLOCK_REASONS.items() if reasons & bit),
+        power_w=watts(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)),
+        temperature_c=ask(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
+        memory_used_bytes=None if memory is None else int(memory.used),
+        processes=_processes(handle, {} if since_us is None else _sm_percent(handle, since_us)),
+    )
+
+
+def _processes(handle: Any, sm_percent: Mapping[int, float]) -> tuple[GpuProcess, ...] | None:
+    found = ask(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    if found is None:
+        return None
+    return tuple(_process(entry.pid, entry.usedGpuMemory, sm_percent.get(entry.pid)) for entry in found)
+
+
+def _process(pid: int, memory_bytes: int | None, sm_percent: float | None) -> GpuProcess:
+    try:
+        process = psutil.Process(pid)
+        name: str | None = process.name()
+    except psutil.Error:
+        return GpuProcess(pid, None, memory_bytes, sm_percent=sm_percent)
+    try:
+        topology = process.environ().get(TOPOLOGY_VARIABLE)
+    except psutil.Error:
+        topology = None
+    return GpuProcess(pid, name, memory_bytes, topology, sm_percent)
+
+
+def _sm_percent(handle: Any, since_us: int) -> dict[int, float]:
+    """Of the GPU's time, by pid: the most that NVML sampled since then. Empty where it samples none (MIG slices)."""
+    found: dict[int, float] = {}
+    for sample in ask(lambda: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)) or []:
+        found[sample.pid] = max(found.get(sample.pid, 0.0), float(sample.smUtil))
+    return found

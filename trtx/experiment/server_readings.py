@@ -1,0 +1,158 @@
+"""What can be read of a topology while it is measured: its GPUs through NVML, its workers through their metrics.
+
+Of a deployment that something else serves, GPUs can't be read, and workers only where they publish their metrics port
+and answer on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from trtx.bench import ForeignProcess, GpuReading, ServerReading, Target
+from trtx.doctor import GpuProcess, GpuState, open_gpus
+from trtx.engine import worker_facts
+from trtx.topology import Plan, is_loopback
+
+Read = Callable[[], ServerReading]
+
+_TIMEOUT_S = 1.0  # a worker that doesn't answer within a reading's time does not say
+_ENDED = re.compile(rb"^trtx_requests_total\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
+# The inode of the first PID namespace of a kernel: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
+_HOST_PIDS = 0xEFFFFFFC
+
+
+@dataclass(frozen=True, slots=True)
+class Metered:
+    """A worker whose metrics can be read here."""
+
+    name: str
+    role: str
+    port: int  # on loopback
+
+
+@contextlib.contextmanager
+def open_topology(plan: Plan) -> Iterator[Read]:
+    """Reads the topology of ``plan`` while it serves."""
+    gpus = _gpus_of(plan)
+    metered = tuple(
+        Metered(worker.name, worker.role, worker.system_port)
+        for worker in plan.workers
+        if worker.system_port is not None
+    )
+    workers = metered if len(metered) == plan.worker_count else ()
+    with open_gpus(tuple(gpus.values())) as read_gpus, httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
+
+        def read() -> ServerReading:
+            at_ns = time.time_ns()
+            states = () if not gpus else None if read_gpus is None else read_gpus()
+            sees_all = sees_host_pids()
+            return ServerReading(
+                at_ns,
+                None
+                if states is None
+                else tuple(
+                    gpu_reading(name, state, plan.namespace, sees_all) for name, state in zip(gpus, states, strict=True)
+                ),
+                ended_requests(client, workers),
+            )
+
+        yield read
+
+
+@contextlib.contextmanager
+def open_attached(target: Target) -> Iterator[Read | None]:
+    """Reads what the workers of an attached deployment publish; None where that is nothing."""
+    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
+        workers = _published(client, target)
+        if not workers:
+            yield None
+            return
+        yield lambda: ServerReading(time.time_ns(), None, ended_requests(client, workers))
+
+
+def gpu_reading(name: str, state: GpuState, topology: str, sees_all: bool) -> GpuReading:
+    """Of one GPU of ``topology``. ``sees_all``: every process of the machine can be seen from here."""
+    return GpuReading(
+        name=name,
+        sm_clock_mhz=state.sm_clock_mhz,
+        max_sm_clock_mhz=state.max_sm_clock_mhz,
+        clock_reasons=state.clock_reasons,
+        power_w=state.power_w,
+        temperature_c=state.temperature_c,
+        memory_used_bytes=state.memory_used_bytes,
+        foreign=None if state.processes is None else foreign_of(state.processes, topology, sees_all),
+    )
+
+
+def foreign_of(processes: Sequence[GpuProcess], topology: str, sees_all: bool) -> tuple[ForeignProcess, ...] | None:
+    """Those that are not of ``topology``; None where NVML's list can't be held against what runs here.
+
+    In a container, drivers name processes by the host's pids (nvidia-docker #1483), or leave out those outside of it
+    (NVIDIA's open kernel modules). So a list without any of ours tells nothing, nor one with pids that nobody here
+    has, and an empty rest means that there is none only where all of the machine's processes are seen.
+    """
+    if not any(process.topology == topology for process in processes):
+        return None
+    if not sees_all and any(process.name is None for process in processes):
+        return None
+    found = tuple(
+        ForeignProcess(process.pid, process.name, process.sm_percent)
+        for process in processes
+        if process.topology != topology
+    )
+    return found if found or sees_all else None
+
+
+def sees_host_pids(root: Path = Path("/")) -> bool:
+    """Whether this process is in the machine's own PID namespace, as nothing in a container without --pid=host is."""
+    try:
+        return (root / "proc" / "self" / "ns" / "pid").stat().st_ino == _HOST_PIDS
+    except OSError:
+        return False
+
+
+def ended_requests(client: httpx.Client, workers: Sequence[Metered]) -> dict[str, dict[str, int]] | None:
+    """Requests that ended in each worker since it began, by role and name; None where one of them does not say."""
+    found: dict[str, dict[str, int]] = {}
+    for worker in workers:
+        try:
+            body = client.get(f"http://127.0.0.1:{worker.port}/metrics").raise_for_status().content
+        except httpx.HTTPError:
+            return None
+        counts = _ENDED.findall(body)  # one for each outcome
+        if not counts:
+            return None
+        found.setdefault(worker.role, {})[worker.name] = round(sum(map(float, counts)))
+    return found or None
+
+
+def _gpus_of(plan: Plan) -> Mapping[str, str]:
+    """By a person's name for it, the UUID of each GPU that a worker was given; none where it computes on the CPU."""
+    return {
+        f"GPU {index}": uuid
+        for worker in plan.workers
+        for index, uuid in zip(worker.gpu_indices, worker.env.get("CUDA_VISIBLE_DEVICES", "").split(","), strict=False)
+    }
+
+
+def _published(client: httpx.Client, target: Target) -> tuple[Metered, ...]:
+    """Nothing where not every worker tells where its metrics are, or they are on another machine's loopback."""
+    if not is_loopback(urlsplit(target.url).hostname or ""):
+        return ()
+    try:
+        answer = client.get(f"{target.url}{worker_facts.PATH}").raise_for_status()
+    except httpx.HTTPError:
+        return ()
+    found = [one.facts for one in worker_facts.of_body(answer.content) or () if one.model == target.model]
+    metered = tuple(
+        Metered(facts.name, facts.role, facts.metrics_port) for facts in found if facts.metrics_port is not None
+    )
+    return metered if len(metered) == len(found) == target.worker_count else ()
