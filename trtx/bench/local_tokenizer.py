@@ -1,7 +1,7 @@
 """Lets aiperf 0.13.0 read a tokenizer's directory in the processes in which it sets ``HF_HUB_OFFLINE`` itself.
 
-Those make the prompts of a trace from its ``hash_ids`` (``dataset/generator/parallel_decode.py``). Offline, aiperf looks
-for whatever ``--tokenizer`` names in Hugging Face's cache alone, so with a directory it measured no trace of ten
+Those make the prompts of a trace from its ``hash_ids`` (``dataset/generator/parallel_decode.py``). Offline, aiperf
+looks for whatever ``--tokenizer`` names in Hugging Face's cache alone, so with a directory it measured no trace of ten
 records or more: "A process in the process pool was terminated abruptly". Imported where aiperf is, before it forks.
 Drop it when a release takes a directory.
 """
@@ -19,4 +19,4 @@ def _directory_or_in_cache(name: str, revision: str) -> str:
     return name if Path(name).is_dir() else _in_cache(name, revision)
 
 
-Tokenizer._resolve_local_snapshot = staticmethod(_directory_or_in_cache)  # type: ignore[method-assign,assignment]
+Tokenizer._resolve_local_snapshot = staticmethod(_directory_or_in_cache)
