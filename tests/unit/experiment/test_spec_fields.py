@@ -36,6 +36,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "request_rate": [2.5],
         "arrival": "constant",
         "burstiness": 0.5,
+        "fixed_schedule": True,
         "isl": 100,
         "osl": 100,
         "isl_stddev": 9.0,
@@ -111,8 +112,10 @@ OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without wh
     "session_turn_delay_mean": {"session_turns_mean": 3},
     "session_turn_delay_stddev": {"session_turns_mean": 3, "session_turn_delay_mean": 50.0},
     "num_prefix_prompts": {"prefix_prompt_length": 20},
+    "fixed_schedule": {"input_file": __file__, "custom_dataset_type": "mooncake_trace"},
 }
-DATASETS = ("input_file", "custom_dataset_type", "public_dataset")  # beside which no lengths are asked
+# Beside which no lengths are asked.
+DATASETS = ("input_file", "custom_dataset_type", "public_dataset", "fixed_schedule")
 BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
     "mode": "topology.mode is not a field of a sweep; modes at the top is",
@@ -151,6 +154,7 @@ def test_every_field_is_tried(model: Any) -> None:
 def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Path) -> None:
     lengths = {} if field in DATASETS else {"isl": 64, "osl": 16}
     load = {"request_rate": [1.0]} if field in OF_A_RATE else {"concurrency": [1]}
+    load = {} if field == "fixed_schedule" else load  # which says when requests are sent itself
     base: dict[str, Any] = {"topology": {"engine": "paced"}, "load": load | lengths | OF_OTHERS.get(field, {})}
     changed = base | {"load": base["load"] | {field: OTHER[LoadSpec][field]}}
     assert _asked(changed, tmp_path) != _asked(base, tmp_path), (
