@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from trtx.cli.app import run as trtx
+
 TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 # 16 requests: the median of each trial takes 11.
 LOAD = ["--concurrency", "2", "--request-count", "16", "--isl", "32", "--osl", "6", "--trials", "2"]
@@ -20,10 +22,14 @@ GATE = ["--baseline", "main", "--max-regression", "12%", "--metrics", "inter_tok
 FAST, SLOW = 10, 13  # ms a token, of the paced engine
 
 
-def bench(directory: Path, itl_ms: float, *arguments: str) -> subprocess.CompletedProcess[str]:
+def words_of(itl_ms: float, *arguments: str) -> list[str]:
     engine = ["--model", "synthetic:tiny", "--engine", "paced", "--set", "paced_ttft_ms=10"]
+    return ["bench", *engine, "--set", f"paced_itl_ms={itl_ms}", *LOAD, *arguments]
+
+
+def bench(directory: Path, itl_ms: float, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*TRTX, "bench", *engine, "--set", f"paced_itl_ms={itl_ms}", *LOAD, *arguments],
+        [*TRTX, *words_of(itl_ms, *arguments)],
         capture_output=True, text=True, timeout=240, cwd=directory,
         env=os.environ | {"COLUMNS": "80", "OMP_NUM_THREADS": "1", "GITHUB_STEP_SUMMARY": str(directory / "step.md")},
     )  # fmt: skip
@@ -87,11 +93,13 @@ def test_a_slower_build_regresses_with_exit_1_and_misses_its_objective(saved: Pa
     ],
 )
 def test_what_can_not_be_judged_is_refused_and_nothing_is_started(
-    saved: Path, gate: list[str], words: list[str]
+    saved: Path, gate: list[str], words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = set((saved / "runs").iterdir())
-    done = bench(saved, FAST, *gate)
-    assert done.returncode == 2 and done.stdout == "", done.stderr
-    assert done.stderr.startswith("trtx: ") and done.stderr.count("\n") == 1
-    assert all(word in done.stderr for word in words), done.stderr
+    monkeypatch.chdir(saved)
+    code = trtx(words_of(FAST, *gate))
+    said = capsys.readouterr()
+    assert code == 2 and said.out == "", said.err
+    assert said.err.startswith("trtx: ") and said.err.count("\n") == 1
+    assert all(word in said.err for word in words), said.err
     assert set((saved / "runs").iterdir()) == before

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import TypeAdapter
-
-from trtx.bench.documents import Document
+from trtx.bench.documents import Document, plain
 from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.figures import FIRST_SCHEMA, Figure, Figures, PerDevice, all_figures, latest_schema
@@ -92,7 +90,7 @@ class Cell:
         return {
             "name": self.name,
             "status": self.status,
-            **TypeAdapter(Cell).dump_python(self, mode="json"),
+            **plain(self),
             **{figure.name: self.value(figure) for figure in all_figures() if isinstance(figure, PerDevice)},
         }
 

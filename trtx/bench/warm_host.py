@@ -1,4 +1,6 @@
-"""``python -m trtx.bench.warm_host MODULE:FUNCTION PRELOAD...``: a program that is imported once and run many times.
+"""``python -m trtx.bench.warm_host MODULE:FUNCTION NAME...``: a program that is imported once and run many times.
+
+``NAME`` is a module that is imported too, or behind a minus one that is not there while all is imported.
 
 Imports everything, writes a line ``{"ready": true}``, and then for each line ``{"argv": […], "log": PATH}`` on its
 standard input forks a process that leads a session of its own, writes to the log, and calls the function as if started
@@ -23,13 +25,17 @@ from typing import Any, NoReturn
 FAILED = 70  # exit code of a program that raised where it should have exited
 
 
-def main(entry: str, preload: list[str]) -> int:
+def main(entry: str, names: list[str]) -> int:
     # Standard output is the launcher's pipe: whatever a module prints as it is imported goes to the log.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     module, _, function = entry.partition(":")
-    for name in (module, *preload):
+    absent = [name.removeprefix("-") for name in names if name.startswith("-")]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: as if it was not installed
+    for name in (module, *(name for name in names if not name.startswith("-"))):
         importlib.import_module(name)
+    for name in absent:
+        del sys.modules[name]
     gc.freeze()  # or the first collection in each fork would copy every page that holds an object
     replies.write('{"ready": true}\n')
     for line in sys.stdin:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import traceback
@@ -44,7 +45,7 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
-        return typer.main.get_command(importlib.import_module(VERBS[cmd_name][0]).app)
+        return _command(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """A verb of two words goes before one that is its first word alone."""
@@ -55,6 +56,11 @@ class Verbs(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
+
+
+@functools.cache  # Typer makes it of signatures and hints, and its values' types when they are first typed
+def _command(verb: str) -> Any:
+    return typer.main.get_command(importlib.import_module(VERBS[verb][0]).app)
 
 
 app = typer.Typer(

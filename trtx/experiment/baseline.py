@@ -11,11 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from trtx.bench import Cell, Load, read_cells
 from trtx.bench.cells import CELL
-from trtx.bench.documents import Document
+from trtx.bench.documents import Document, plain
 from trtx.bench.files import write_text
 from trtx.bench.judgement import Verdict
 from trtx.bench.sample import Sample, Window
@@ -117,7 +115,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         baseline.name, baseline.run, baseline.saved_at, baseline.verdict, baseline.conditions, baseline.promoted_at,
         baseline.superseded_by, tuple(CELL.versioned(cell.to_json()) for cell in baseline.cells),
     )  # fmt: skip
-    fields = BASELINE.versioned(TypeAdapter(Stored).dump_python(stored, mode="json"))
+    fields = BASELINE.versioned(plain(stored))
     cells = ",\n".join(f"    {json.dumps(cell, ensure_ascii=False)}" for cell in fields.pop("cells"))
     lines = [f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     try:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from trtx.bench.checks import Level
-from trtx.bench.validity import Reason, Validity
+from trtx.bench.documents import plain
+from trtx.bench.validity import Reason
 from trtx.report.view import Row, RunView
 
 MARKS = {Level.SUSPECT: "?", Level.INVALID: "!"}  # beside a load, where there is no room for the word
@@ -121,5 +120,4 @@ def not_checked_counts(view: RunView) -> tuple[tuple[str, int], ...]:
 
 def validity_json(view: RunView) -> dict[str, Any]:
     """By cell, as in ``cell.json``; without those that have no figures."""
-    form = TypeAdapter(Validity)
-    return {row.name: form.dump_python(row.validity, mode="json") for row in view.rows if row.validity}
+    return {row.name: plain(row.validity) for row in view.rows if row.validity}

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trtx.bench.documents import plain
 from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.metrics import request_error_rate
@@ -122,7 +122,7 @@ def verdict_markdown(verdict: RunVerdict | None) -> list[str]:
 
 def verdict_json(verdict: RunVerdict | None) -> dict[str, Any] | None:
     """As in ``verdict.json``."""
-    return None if verdict is None else TypeAdapter(RunVerdict).dump_python(verdict, mode="json")
+    return None if verdict is None else plain(verdict)
 
 
 def lines(verdict: RunVerdict) -> tuple[JudgedLine, ...]:

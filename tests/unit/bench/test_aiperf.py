@@ -125,6 +125,24 @@ def test_a_host_whose_launcher_dies_ends_what_it_runs(tmp_path: Path) -> None:
         psutil.Process(pid).wait(20)
 
 
+def test_what_is_absent_while_all_is_imported_can_be_imported_by_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wanted.py").write_text("said = 'here'")
+    (tmp_path / "program.py").write_text(
+        "try: import wanted\nexcept ImportError: found = 'absent'\n"
+        "def main():\n    import wanted\n    print(found, wanted.said)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    log = tmp_path / "log"
+    with (
+        AiperfHost(tmp_path / "host.log", program=("program:main", "-wanted")) as host,
+        Aiperf(host, ("program",), log) as process,
+    ):
+        assert _exit_code(process) == 0
+    assert log.read_text() == "absent here\n"
+
+
 def test_a_host_without_a_call_ends_at_once_though_it_still_imports(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)")
     sessions: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -29,14 +30,22 @@ _ASKING = {"is_file", "exists", "write_text", "write_bytes", "unlink"}
 _NAMES = {"CONFIG": "config.json", "MODELOPT_FILE": "hf_quant_config.json", "INDEX": "model.safetensors.index.json"}
 
 
+@functools.cache
+def _nodes(source: str) -> list[ast.AST]:
+    """The tree of a module, itself first: three tests look at each."""
+    return list(ast.walk(ast.parse(source)))
+
+
 def _opened(source: str) -> set[str]:
     """The files of a checkpoint whose name, or the constant for it, stands in an expression that is opened or parsed.
 
     A variable of the same function counts as what was assigned to it.
     """
     found: set[str] = set()
-    tree = ast.parse(source)
-    for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda)))]:
+    for scope in [
+        _nodes(source)[0],
+        *(node for node in _nodes(source) if isinstance(node, (ast.FunctionDef, ast.Lambda))),
+    ]:
         assigned = {
             target.id: _named(node.value)
             for node in ast.walk(scope)
@@ -64,17 +73,17 @@ def _named(node: ast.AST) -> set[str]:
 def _handed_on(source: str) -> set[str]:
     """The files of a checkpoint whose path is made for somebody else to open: all but a sentence that names the file,
     and a question whether it is there."""
-    tree = ast.parse(source)
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    nodes = _nodes(source)
+    parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
     aliases = {
         one.asname or one.name: _NAMES[one.name]
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom)
         for one in node.names
         if one.name in _NAMES
     }
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             file = node.value.rpartition("/")[2]
         elif isinstance(node, (ast.Name, ast.Attribute)):
@@ -102,7 +111,7 @@ def _helpers(source: str) -> set[str]:
     """The functions that return the path of a file of a checkpoint."""
     return {
         scope.name
-        for scope in ast.walk(ast.parse(source))
+        for scope in _nodes(source)
         if isinstance(scope, ast.FunctionDef)
         for node in ast.walk(scope)
         if isinstance(node, ast.Return) and node.value is not None
@@ -114,7 +123,7 @@ def _helpers(source: str) -> set[str]:
 def _transformers_configs(source: str) -> set[str]:
     """The configs of transformers that are imported or looked up: each reads config.json by itself."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "transformers":
             found |= {one.name for one in node.names if one.name.endswith("Config")}
         elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("transformers."):

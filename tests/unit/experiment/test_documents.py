@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from judged_runs import a_run, an_ab_run, compared, conditions_of_kept, gated
 
 from trtx.bench import Cell, Load, Trial, cells, journal, read_cells, read_journal, readings
 from trtx.bench.documents import Document
 from trtx.bench.judgement import Judgement
+from trtx.config.strict_yaml import parse_yaml
 from trtx.errors import UsageError
 from trtx.experiment import gate
 from trtx.experiment.baseline import Stored, of_run, read_baseline, write_baseline
@@ -57,7 +57,7 @@ def _parse(path: Path) -> Any:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in text.splitlines()]
-    return yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
+    return parse_yaml(text, path.name) if path.suffix == ".yaml" else json.loads(text)
 
 
 def _line(event: type[journal.Event]) -> int:
