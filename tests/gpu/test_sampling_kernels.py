@@ -86,7 +86,7 @@ def plans_of(dice: random.Random, vocab: int, rows: int) -> list[SamplingPlan]:
         SamplingPlan(
             is_greedy=dice.random() < 0.1,
             temperature=dice.choice([0.8, 1.0, 0.1, 2.0, 5e-324, 1e-30, 1e30, 1.7e308]),
-            top_k=dice.choice([0, 0, 1, 2, 50, 100, 500, vocab - 1, 2**31 - 1]),
+            top_k=dice.choice([0, 0, 1, 2, 50, 100, 500, vocab - 1, vocab, 2**31 - 1]),
             top_p=dice.choice([1.0, 1.0, 0.95, 0.5, 0.1, 1e-9, 0.999]),
             min_p=dice.choice([0.0, 0.0, 0.01, 0.5, 1.0]),
             repetition_penalty=dice.choice([1.0, 1.3, 0.7, 1e-38, 3e38]),

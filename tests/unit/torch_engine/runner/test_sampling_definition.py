@@ -135,6 +135,11 @@ def test_top_p_is_of_what_top_k_kept() -> None:
     assert kept(logits, top_p=0.55, top_k=2) == [0]  # 0.57 of 0.7
 
 
+def test_a_top_k_of_the_whole_vocabulary_restricts_nothing() -> None:
+    assert [row(5, top_k=top_k).top_k for top_k in (0, 4, 5, 6, 2**31 - 1)] == [0, 4, 0, 0, 0]
+    assert kept(torch.zeros(5), top_k=5) == kept(torch.zeros(5)) == [0, 1, 2, 3, 4]
+
+
 def test_excluded_and_far_tokens_weigh_nothing() -> None:
     logits = torch.tensor([-torch.inf, 0.0, -1e38, -200.0, 0.0])
     assert kept(logits) == [1, 4]
