@@ -126,8 +126,8 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
             _plan(state)
             _write_plans(state, {}, {})
             told = provenance_of(spec, here, state.plans, target)
-            directory.write_lock(run_dir, spec, told)
             gate.prepare(run_dir, spec, state.plans, told)
+            directory.write_lock(run_dir, spec, told)  # last: what has one can be resumed, and lacks nothing then
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
