@@ -25,8 +25,8 @@ from trtx.launch.processes import members
 
 TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 RESULT = ".aiperf_results_ready.json"  # aiperf's last file of a trial
-# What belongs to one start, or to the moments of it.
-OF_ONE_START = ("Command", "Started", "Resumed", "Load average before", "Time to load")
+# What belongs to one start, or to the moment of it. Two commits whose sources are the same measure alike.
+OF_ONE_START = ("Command", "Started", "Resumed", "Commit", "Load average before", "Time to load")
 SAME = (
     "topology", "load", "concurrency", "isl", "osl", "status", "request_count", "error_request_count", "trials",
     "trials_asked", "time_to_first_token_count", "problem",
@@ -165,15 +165,16 @@ def assert_resumed(bench: Benches, run: Path, reference: Path) -> tuple[int, int
     started = [(event["cell"], f"trial-{event['trial']:02d}") for event in events(run, "trial_started")[before:]]
     assert Counter(started) == Counter(set(expected) - set(held)), "each that had none is measured once"
     assert [event["event"] for event in events(run, "run_ended")][-1:] == ["run_ended"]
-    for name in ("conditions.json",):
-        assert json.loads((run / name).read_text()) == json.loads((reference / name).read_text())
-    summaries = [json.loads((path / "summary.json").read_text()) for path in (run, reference)]
-    rows, of_reference = ([{key: row[key] for key in SAME} for row in one["rows"]] for one in summaries)
-    assert rows == of_reference
-    conditions, of_reference = (
-        {key: value for key, value in one["conditions"].items() if key not in OF_ONE_START} for one in summaries
-    )
-    assert conditions == of_reference
+    for told, of_reference in zip(_told(run), _told(reference), strict=True):
+        assert told == of_reference, f"{told} where an uninterrupted run has {of_reference}"
     assert {path.name for path in run.iterdir()} - {"attempts"} == {path.name for path in reference.iterdir()}
     assert_recomputed(run)
     return len(held), len(started)
+
+
+def _told(run: Path) -> list[Any]:
+    """What a run says beside its timings: by what it is compared, its rows, and what it was measured under."""
+    summary = json.loads((run / "summary.json").read_text())
+    rows = [{key: row[key] for key in SAME} for row in summary["rows"]]
+    conditions = [(name, value) for name, value in summary["conditions"].items() if name not in OF_ONE_START]
+    return [json.loads((run / "conditions.json").read_text()), *rows, *conditions]

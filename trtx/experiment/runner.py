@@ -253,11 +253,15 @@ def _aiperf_host(state: _Run) -> Iterator[AiperfHost]:
     """aiperf, imported while the first topology starts, under a guardian: if this process is killed, it ends too."""
     with ExitStack() as cleanup:
 
-        def guard(session: int, scratch: Path) -> None:
+        def guard(scratch: Path) -> Callable[[int], None]:
             guardian = Guardian(f"TMPDIR={scratch}", scratch)
             cleanup.callback(guardian.goodbye)
-            guardian.watch(session)
-            state.journal.note(LoadStarted(session=session, scratch=str(scratch)))
+
+            def watch(session: int) -> None:
+                guardian.watch(session)
+                state.journal.note(LoadStarted(session=session, scratch=str(scratch)))
+
+            return watch
 
         key = None if state.target is None else state.target.api_key
         with AiperfHost(state.run_dir / "aiperf" / "host.log", guard, api_key=key) as host:
