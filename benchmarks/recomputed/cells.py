@@ -69,15 +69,17 @@ class Cell:
         return value[statistic] if isinstance(value, dict) and statistic else value
 
     def interval(self, part: str, name: str, statistic: str | None) -> tuple[float, float] | None:
-        values = []
-        for place in range(len(self.recomputed)):
-            value = self.number(part, name, statistic, place)
-            if value is not None and statistic in (names := {f"p{q}": q for q in SAMPLES_NEEDED}):
-                count = self.recomputed[place][part][name]["count"]
-                value = value if count >= SAMPLES_NEEDED[names[statistic]] else None
-            values.append(value)
+        """Over the trials; None where one has too few requests for the percentile, or lacks the number."""
+        places = range(len(self.recomputed))
+        values = [self.number(part, name, statistic, place) for place in places]
         known = [value for value in values if value is not None]
-        return mean_interval(known) if len(known) == len(values) else None
+        if len(known) < len(values):
+            return None
+        if statistic and statistic.startswith("p"):
+            counts = [self.recomputed[place][part][name]["count"] for place in places]
+            if min(counts, default=0) < SAMPLES_NEEDED[int(statistic[1:])]:
+                return None
+        return mean_interval(known)
 
 
 def check_cell(comparison: Comparison, directory: Path, lock: dict[str, Any]) -> Cell:
