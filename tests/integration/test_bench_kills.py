@@ -22,9 +22,12 @@ ARM = f"topology: {PACED}\nload: {{{{concurrency: [1], {LOAD}}}}}\n"
 
 
 def moments(stages: tuple[Stage, ...], seconds: list[float], count: int) -> list[tuple[Stage, float]]:
-    """Each stage in turn, and a time of it: a run is written in moments that are short beside its trials."""
+    """Each stage in turn, in an order that is drawn, and a time of it: the moments in which a run is written are short
+    beside its trials."""
     draw = random.Random(SEED)
-    return [(stages[n % len(stages)], draw.uniform(0, seconds[n % len(stages)])) for n in range(count)]
+    order = draw.sample(range(len(stages)), len(stages))
+    places = [order[number % len(order)] for number in range(count)]
+    return [(stages[place], draw.uniform(0, seconds[place])) for place in places]
 
 
 def kill_and_resume(bench: Benches, reference: Path, seconds: list[float], count: int) -> None:
