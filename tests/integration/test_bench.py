@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 from hostile_server import hostile_server
+from recomputed_run import assert_recomputed
 
 from trtx.bench.cells import CELL
 from trtx.bench.readings import read_readings
@@ -97,6 +98,10 @@ def test_measured_latencies_are_never_shorter_than_the_engine_allows(rows: list[
         assert row["inter_token_latency_p50"] >= ITL_MS * 14 / 15 * 0.95
         assert row["request_latency_p50"] >= TTFT_MS + 14 * ITL_MS
         assert row["output_token_throughput_per_user"] <= 1000 / ITL_MS * 1.15
+
+
+def test_every_figure_is_what_aiperfs_records_give(paced_run: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    assert_recomputed(paced_run[0])
 
 
 def test_four_users_get_more_tokens_a_second_than_one(rows: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+from recomputed_run import assert_recomputed
 from topology_clients import PACED, wait_until
 
 TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
@@ -74,6 +75,7 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
     invalid = sum(row["validity"] == "INVALID" for row in rows)  # as on a machine with too much else to do
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", str(invalid))
     assert "| Resumed |" in (run_dir / "summary.md").read_text()
+    assert_recomputed(run_dir)
 
     before = files(run_dir / "cells")
     again = resume(run_dir)

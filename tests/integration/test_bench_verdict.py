@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from hostile_server import ANSWERS, OSL, hostile_server
+from recomputed_run import assert_recomputed
 from topology_clients import wait_until
 
 from trtx.topology import Plan
@@ -81,6 +82,7 @@ def test_figures_come_from_whole_answers_alone_and_are_never_zero(
     theirs = json.loads((run_dir / "cells/attached-c2/trial-01/profile_export_aiperf.json").read_text())
     assert theirs["request_count"]["avg"] == broken["request_count"]
     assert "exact" not in json.loads((run_dir / "summary.json").read_text())["conditions"]["ISL / OSL"]
+    assert_recomputed(run_dir)
 
 
 def worker_of(parent: Path) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import shutil
 import signal
@@ -58,24 +59,27 @@ class AiperfHost:
     def __init__(
         self,
         log_path: Path,
-        on_start: Callable[[int, Path], None] = lambda session, scratch: None,
+        guard: Callable[[Path], Callable[[int], None]] = lambda scratch: lambda session: None,
         *,
         api_key: str | None = None,
         program: Sequence[str] = (_ENTRY, *_PRELOAD),
     ) -> None:
-        """``on_start`` gets the session and the temporary directory, for whoever ends all if we are killed: each
-        process of it has ``TMPDIR`` set to that directory, in whatever session it is. ``api_key`` reaches our endpoint
-        by the environment: a command line is for everybody to see."""
+        """``guard`` is for whoever ends all if we are killed. It gets the temporary directory before that is made, and
+        what it returns gets the session of what was started: each process of it has ``TMPDIR`` set to that directory,
+        in whatever session it is. ``api_key`` reaches our endpoint by the environment: a command line is for everybody
+        to see."""
         self.log_path = log_path
         self.api_key = api_key
-        self._on_start = on_start
+        self._guard = guard
         self._program = tuple(program)
         self._unread = b""
         self.is_ready = False  # it has imported all, and takes calls
 
     def __enter__(self) -> Self:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=_short_directory()))
+        self.scratch = Path(_short_directory(), f"{SCRATCH_PREFIX}{secrets.token_hex(4)}")
+        watch = self._guard(self.scratch)
+        self.scratch.mkdir(mode=0o700)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trtx.bench.warm_host", *self._program],
@@ -85,7 +89,7 @@ class AiperfHost:
                 env=_environment(self.scratch, self.api_key),
                 start_new_session=True,
             )
-        self._on_start(self._process.pid, self.scratch)
+        watch(self._process.pid)
         return self
 
     def __exit__(

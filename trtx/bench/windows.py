@@ -34,10 +34,10 @@ class Span:
     def duration_s(self) -> float:
         return (self.end_ns - self.start_ns) / 1e9
 
-    def has(self, at_ns: float) -> bool:
+    def has(self, at_ns: int) -> bool:
         return self.start_ns <= at_ns < self.end_ns
 
-    def share_of(self, start_ns: float, end_ns: float) -> float:
+    def share_of(self, start_ns: int, end_ns: int) -> float:
         """Which part of a time lies in this one: 0 to 1. An instant lies in it or not."""
         if end_ns <= start_ns:
             return float(self.has(start_ns))
@@ -148,11 +148,16 @@ def output_tokens_in(record: RequestRecord, span: Span) -> float:
     all of them evenly over the request. Spans that cover a request without overlap have all of its tokens together.
     """
     tokens = record.output_sequence_length or 0.0
-    last_ns = record.end_ns if record.request_latency is None else record.start_ns + record.request_latency * 1e6
+    last_ns = record.end_ns if record.request_latency is None else _after(record, record.request_latency)
     if record.time_to_first_token is None or tokens < 1:
         return tokens * span.share_of(record.start_ns, last_ns)
-    first_ns = record.start_ns + record.time_to_first_token * 1e6
+    first_ns = _after(record, record.time_to_first_token)
     return span.has(first_ns) + (tokens - 1) * span.share_of(first_ns, last_ns)
+
+
+def _after(record: RequestRecord, latency_ms: float) -> int:
+    """The time at which a latency had passed, in ns since 1970. Whole, as a float of that size is up to 128 ns off."""
+    return record.start_ns + round(latency_ms * 1e6)
 
 
 def _nothing_succeeded(records: Sequence[RequestRecord]) -> NoSteadyPart | None:

@@ -17,7 +17,7 @@ from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec
 from trtx.launch import write_problem
-from trtx.report.forms import LOCK, Provenance
+from trtx.report.forms import LOCK, PLAN, Provenance
 
 PROVENANCE = "provenance"  # the field of the lock that no sweep has
 
@@ -54,6 +54,8 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
 
     What a sweep may leave out must stand here: a default in place of a lost field would be another measurement.
     """
+    if (run_dir / PLAN.file).exists() and not (run_dir / LOCK.file).exists():  # which is written after it
+        raise UsageError(f"{run_dir} ended before anything of it was measured; start the run anew")
     return spec_of(LOCK.load(run_dir), str(run_dir / LOCK.file))
 
 

@@ -113,8 +113,8 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
             _plan(state)
             _write_plans(state, {}, {})
             told = provenance_of(spec, here, state.plans, target)
-            directory.write_lock(run_dir, spec, told)
             gate.prepare(run_dir, spec, state.plans, told)
+            directory.write_lock(run_dir, spec, told)  # last: what has one can be resumed, and lacks nothing then
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
@@ -198,11 +198,15 @@ def _aiperf_host(state: _Run) -> Iterator[AiperfHost]:
     """aiperf, imported while the first topology starts, under a guardian: if this process is killed, it ends too."""
     with ExitStack() as cleanup:
 
-        def guard(session: int, scratch: Path) -> None:
+        def guard(scratch: Path) -> Callable[[int], None]:
             guardian = Guardian(f"TMPDIR={scratch}", scratch)
             cleanup.callback(guardian.goodbye)
-            guardian.watch(session)
-            state.journal.note(LoadStarted(session=session, scratch=str(scratch)))
+
+            def watch(session: int) -> None:
+                guardian.watch(session)
+                state.journal.note(LoadStarted(session=session, scratch=str(scratch)))
+
+            return watch
 
         key = None if state.target is None else state.target.api_key
         with AiperfHost(state.run_dir / "aiperf" / "host.log", guard, api_key=key) as host:

@@ -148,12 +148,21 @@ def test_a_host_without_a_call_ends_at_once_though_it_still_imports(tmp_path: Pa
     sessions: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        host = AiperfHost(
-            tmp_path / "host.log", lambda session, scratch: sessions.append(session), program=("slow:main",)
-        )
+        host = AiperfHost(tmp_path / "host.log", lambda scratch: sessions.append, program=("slow:main",))
         with host, Aiperf(host, ("slow",), tmp_path / "log") as call:
             assert call.poll(0.1) is None
     assert not psutil.pid_exists(sessions[0]) and not host.scratch.exists()
+
+
+def test_its_guard_is_there_before_there_is_anything_to_leave_behind(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def guard(scratch: Path) -> Callable[[int], None]:
+        seen.append(scratch.exists())
+        return lambda session: seen.append(scratch.is_dir() and psutil.pid_exists(session))
+
+    with AiperfHost(tmp_path / "host.log", guard, program=("time:sleep",)):
+        assert seen == [False, True]
 
 
 def test_its_temporary_files_go_with_each_call_and_its_log_stays(tmp_path: Path, host_of: Start) -> None:

@@ -239,6 +239,12 @@ def test_a_directory_that_is_no_run_of_this_trtx_is_refused(tmp_path: Path, text
     assert "run.lock.yaml" in str(raised.value) and "\n" not in str(raised.value)
 
 
+def test_a_run_that_ended_as_it_was_planned_is_refused_and_told_from_what_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"ended before anything of it was measured; start the run anew"):
+        read_lock(tmp_path)
+
+
 def test_a_run_that_ended_before_its_records_were_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"plan\.json can't be read .*start a new run"):
         recorded(tmp_path, {"topology": {"engine": "paced"}})

@@ -1,0 +1,180 @@
+"""The figures of docs/figures.md and the windows of docs/validity.md a second time.
+
+Times are whole ns and sums are exact, so that what differs from trtx's is no rounding of ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+SAMPLES_NEEDED = {50: 11, 90: 64, 95: 130, 99: 662}  # by percentile; docs/figures.md
+HELD_SHARE = Fraction(3, 4)  # of a closed loop's slots, on average; docs/validity.md
+LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
+LENGTHS = ("input_sequence_length", "output_sequence_length")
+RATES = ("benchmark_duration", "request_throughput", "output_token_throughput")  # a mean over trials
+
+Span = tuple[int, int]  # ns since 1970, its end not included
+Figures = dict[str, Any]  # in the form of cell.json
+
+
+@dataclass(frozen=True)
+class Request:
+    """One measured request, as aiperf recorded it."""
+
+    start: int  # ns since 1970
+    end: int
+    failed: bool
+    values: dict[str, float]  # by aiperf's name of the metric; ms and tokens
+
+    def after(self, metric: str) -> int | None:
+        """The time, in ns since 1970, at which a latency had passed."""
+        return self.start + round(Fraction(self.values[metric]) * 1_000_000) if metric in self.values else None
+
+
+def read_requests(records: Path) -> list[Request]:
+    """The measured ones of one trial, failed ones too. ValueError where a line is no JSON."""
+    found = []
+    for line in records.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        about, metrics = record["metadata"], record.get("metrics") or {}
+        if about["benchmark_phase"] != "profiling":
+            continue
+        values = {name: metrics[name]["value"] for name in (*LATENCIES, *LENGTHS) if name in metrics}
+        if values.get("inter_token_latency") == 0:  # the answer came in one piece: there is none
+            del values["inter_token_latency"]
+        failed = record.get("error") is not None or bool(about.get("was_cancelled"))
+        found.append(Request(about["request_start_ns"], about["request_end_ns"], failed, values))
+    return found
+
+
+def percentile(samples: Sequence[float], q: int) -> float:
+    """Linear between the two samples next to position (n − 1) · q / 100, counted from 0."""
+    ordered = sorted(samples)
+    whole, rest = divmod((len(ordered) - 1) * q, 100)
+    if rest == 0:
+        return ordered[whole]
+    low, high = Fraction(ordered[whole]), Fraction(ordered[whole + 1])
+    return float(low + (high - low) * Fraction(rest, 100))
+
+
+def mean(values: Sequence[float]) -> float:
+    return float(sum(map(Fraction, values)) / len(values))
+
+
+def cell_figures(trials: Sequence[Sequence[Request]], spans: Sequence[Span] | None = None) -> Figures:
+    """Over all measured requests of each trial, or over one span of each."""
+    windows = list(trials)
+    if spans is not None:
+        windows = [[r for r in trial if a <= r.start < b] for trial, (a, b) in zip(trials, spans, strict=True)]
+    requests = [request for window in windows for request in window]
+    good = [request for request in requests if not request.failed]
+    uncounted = sum("output_sequence_length" not in request.values for request in good)
+
+    def values(name: str) -> list[float]:
+        return [request.values[name] for request in good if name in request.values]
+
+    figures: Figures = {
+        "request_count": len(good),
+        "error_request_count": len(requests) - len(good),
+        "uncounted_request_count": uncounted,
+        "request_error_rate": 100 * (len(requests) - len(good)) / len(requests) if requests else 0.0,
+    }
+    rates = [_rates(trial, None if spans is None else spans[number]) for number, trial in enumerate(trials)]
+    for name, of_trials in zip(RATES, zip(*rates, strict=True), strict=True):
+        figures[name] = None if None in of_trials else mean([value for value in of_trials if value is not None])
+    itl = values("inter_token_latency") if not uncounted else []
+    figures["output_token_throughput_per_user"] = percentile([1000 / one for one in itl], 50) if itl else None
+    for name in LATENCIES:
+        samples = itl if name == "inter_token_latency" else values(name)
+        at = {f"p{q}": percentile(samples, q) for q in SAMPLES_NEEDED} if samples else {}
+        figures[name] = {"count": len(samples), "avg": mean(samples), **at} if samples else None
+    for name in LENGTHS:
+        lengths = values(name)
+        known = bool(lengths) and not uncounted and len(lengths) == len(good)
+        figures[name] = mean(lengths) if known else None
+        figures[f"{name}s"] = {"min": min(lengths), "max": max(lengths)} if known else None
+    return figures
+
+
+def goodput(trial: Sequence[Request], bounds: dict[str, Callable[[float], bool]]) -> float | None:
+    """Of one trial, in requests/s: requests with every latency of ``bounds``, each within its own."""
+    good = sum(
+        not request.failed
+        and all(name in request.values and holds(request.values[name]) for name, holds in bounds.items())
+        for request in trial
+    )
+    duration = _rates(trial, None)[0]
+    return good / duration if duration else None
+
+
+def _rates(trial: Sequence[Request], span: Span | None) -> tuple[float | None, float | None, float | None]:
+    """Seconds, requests/s, output tokens/s: of a whole trial, or of what came in a span of it."""
+    served = [request for request in trial if not request.failed]
+    if span is None:
+        if not trial:
+            return None, None, None
+        span = min(request.start for request in trial), max(request.end for request in trial)
+        requests, tokens = Fraction(len(served)), [Fraction(r.values.get("output_sequence_length", 0)) for r in served]
+    else:
+        served = [request for request in served if request.start < span[1] and request.end >= span[0]]
+        requests = sum((_share(request.start, request.end, span) for request in served), Fraction(0))
+        tokens = [_tokens(request, span) for request in served]
+    seconds = Fraction(span[1] - span[0], 1_000_000_000)
+    if not served or not seconds:
+        return float(seconds), None, None
+    counted = all("output_sequence_length" in request.values for request in served)
+    return float(seconds), float(requests / seconds), float(sum(tokens) / seconds) if counted else None
+
+
+def _share(start: int, end: int, span: Span) -> Fraction:
+    """Of a time, the part that lies in the span."""
+    if end <= start:
+        return Fraction(span[0] <= start < span[1])
+    return Fraction(max(0, min(end, span[1]) - max(start, span[0])), end - start)
+
+
+def _tokens(request: Request, span: Span) -> Fraction:
+    """The first when it came, the others evenly until the last content; without a stream, all evenly."""
+    tokens = Fraction(request.values.get("output_sequence_length", 0))
+    first, last = request.after("time_to_first_token"), request.after("request_latency")
+    last = request.end if last is None else last
+    if first is None or tokens < 1:
+        return tokens * _share(request.start, last, span)
+    return Fraction(span[0] <= first < span[1]) + (tokens - 1) * _share(first, last, span)
+
+
+def steady_span(trial: Sequence[Request], concurrency: int | None) -> Span | None:
+    """The steady part of a trial, None where it has none; ``concurrency`` None: requests came at a rate."""
+    served = [request for request in trial if not request.failed]
+    if not served:
+        return None
+    last_sent = max(request.start for request in trial)
+    if concurrency is None:
+        first_sent = min(request.start for request in trial)
+        ramp = round(Fraction(percentile([request.end - request.start for request in served], 90)))
+        return (first_sent + ramp, last_sent) if last_sent - first_sent > 2 * ramp else None
+    full = _first_time_full(trial, concurrency)
+    ends = sorted(request.end for request in served if full is not None and request.end > full)
+    if len(ends) < concurrency:
+        return None
+    begin = ends[concurrency - 1]
+    if sum(begin <= request.start < last_sent for request in trial) < concurrency:
+        return None
+    busy = sum(max(0, min(request.end, last_sent) - max(request.start, begin)) for request in trial)
+    return (begin, last_sent) if Fraction(busy, last_sent - begin) >= HELD_SHARE * concurrency else None
+
+
+def _first_time_full(trial: Sequence[Request], concurrency: int) -> int | None:
+    # At one moment a slot is left before it is taken.
+    changes = sorted([(request.end, -1) for request in trial] + [(request.start, 1) for request in trial])
+    in_flight = 0
+    for at, change in changes:
+        in_flight += change
+        if in_flight >= concurrency:
+            return at
+    return None

@@ -1,0 +1,143 @@
+"""``summary.json``, ``summary.csv`` and the table of ``summary.md``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from recomputed.cells import DIGITS, INTERVAL_DIGITS, OTHER, PER_DEVICE, Cell, Comparison, cell_status
+from recomputed.figures import LATENCIES, RATES, SAMPLES_NEEDED
+
+WITH_INTERVAL = ("output_token_throughput", "output_token_throughput_per_user", PER_DEVICE, "request_throughput")
+PARTS = {"figures": "", "steady": "steady_"}
+
+
+def check_summaries(comparison: Comparison, lock: dict[str, Any], cells: dict[str, Cell]) -> None:
+    names = [f"{label}-{load['label']}" for label in lock["topologies"] for load in lock["load"]["cells"]]
+    device = "gpu" if any(cell.says["device"] == "gpu" for cell in cells.values()) else "worker"
+    expected = {name: _row(cells.get(name), device) for name in names}
+    run = comparison.run
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    rows = {f"{row['topology']}-{row['load']}": row for row in summary["rows"]}
+    for name in {**expected, **rows}:
+        _check_row(comparison, "summary.json", name, rows.get(name), expected.get(name))
+        told = sum(one["count"] for one in summary["failures"].get(name, ()))
+        failed = (expected.get(name) or {}).get("error_request_count") or 0
+        comparison.tree("summary.json", f"failures of {name}", told, failed)
+    with (run / "summary.csv").open(encoding="utf-8", newline="") as lines:
+        texts = {f"{row['topology']}-{row['load']}": row for row in csv.DictReader(lines)}
+    for name in {**expected, **texts}:
+        text = texts.get(name)
+        row = text and {key: _parsed(value, (expected.get(name) or {}).get(key)) for key, value in text.items()}
+        _check_row(comparison, "summary.csv", name, row, expected.get(name))
+    _check_markdown(comparison, (run / "summary.md").read_text(encoding="utf-8"), cells, names, device)
+
+
+def _check_row(comparison: Comparison, file: str, name: str, says: Any, found: dict[str, Any] | None) -> None:
+    if says is None or found is None:
+        comparison.tree(file, name, "a row" if says else "no row", "a row" if found else "no row")
+        return
+    ends = {key for key in found if key.endswith(("_low", "_high"))}
+    for digits, keys in ((DIGITS, {*says, *found} - ends), (INTERVAL_DIGITS, ends)):
+        mine, theirs = ({key: row[key] for key in row if key in keys} for row in (found, says))
+        comparison.tree(file, name, theirs, mine, digits)
+
+
+def _row(cell: Cell | None, device: str) -> dict[str, Any]:
+    """A row of the summaries."""
+    asked = ("topology", "concurrency", "request_rate", "isl", "osl", "warmup_request_count", "load")
+    row: dict[str, Any] = dict.fromkeys((*asked, "validity", "validity_reasons", "not_checked", "problem"), OTHER)
+    row |= {
+        "trials": len(cell.recomputed) if cell else 0,
+        "trials_asked": cell.says["trials_asked"] if cell else None,
+        "status": cell_status(cell) if cell else "missing",
+    }
+    numbers = ("request_count", "error_request_count", "uncounted_request_count", "request_error_rate", *RATES)
+    numbers += ("output_token_throughput_per_user", PER_DEVICE, "input_sequence_length", "output_sequence_length")
+    statistics = ("avg", *(f"p{q}" for q in SAMPLES_NEEDED))
+    for part, prefix in PARTS.items():
+        shown = [(name, None, name) for name in numbers]
+        shown += [(name, statistic, f"{name}_{statistic}") for name in LATENCIES for statistic in statistics]
+        for name, statistic, plain in shown:
+            key = prefix + plain.replace("_per_device", f"_per_{device}")
+            row[key] = _latency(cell, part, name, statistic) if statistic else cell and cell.number(part, name, None)
+            if statistic or name in WITH_INTERVAL:
+                ends = cell.interval(part, name, statistic) if cell else None
+                row[f"{key}_low"], row[f"{key}_high"] = ends or (None, None)
+        for name in LATENCIES:
+            count = _latency(cell, part, name, "count")
+            enough = [f"p{q}" for q, needed in SAMPLES_NEEDED.items() if count is not None and count >= needed]
+            row[f"{prefix}{name}_count"] = count
+            row[f"{prefix}{name}_percentiles_supported"] = " ".join(enough)
+    return row
+
+
+def _latency(cell: Cell | None, part: str, name: str, statistic: str) -> float | None:
+    figures = cell and cell.parts[part]
+    return figures[name][statistic] if figures and figures[name] else None
+
+
+def _check_markdown(
+    comparison: Comparison, text: str, cells: dict[str, Cell], names: Sequence[str], device: str
+) -> None:
+    """The table of summary.md: each number with its three digits, its ~ and its ±."""
+    lines = [line for line in text.split("\n\n", 3)[2].splitlines() if line.startswith("|")]
+    header, _, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
+    plain = {
+        "tokens/s": "output_token_throughput",
+        "tokens/s/user": "output_token_throughput_per_user",
+        f"tokens/s/{'GPU' if device == 'gpu' else device}": PER_DEVICE,
+    }
+    latencies = dict(zip(("TTFT", "ITL", "E2E"), LATENCIES, strict=True))
+    found = {f"{row[0]}-{row[1]}": dict(zip(header[3:], row[3:], strict=True)) for row in rows}
+    for name in {**dict.fromkeys(names), **found}:
+        cell, expected = cells.get(name), dict.fromkeys(("requests",), OTHER)
+        for title in header[4:]:
+            short, _, statistic = title.partition(" ")
+            figure = plain.get(title) or latencies.get(short)
+            if figure is not None:
+                expected[title] = _shown(cell, figure, statistic or None)
+        comparison.tree("summary.md", name, found.get(name, "no row"), expected)
+
+
+def _shown(cell: Cell | None, name: str, statistic: str | None) -> str:
+    if cell is None:
+        return "–"
+    value = _latency(cell, "figures", name, statistic) if statistic else cell.number("figures", name, None)
+    if value is None:
+        return "–"
+    needed = SAMPLES_NEEDED[int(statistic[1:])] if statistic else 0
+    unsure = statistic and (_latency(cell, "figures", name, "count") or 0) < needed
+    ends = cell.interval("figures", name, statistic)
+    margin = "" if ends is None else f" ±{_two_digits((ends[1] - ends[0]) / 2)}"
+    return f"{'~' if unsure else ''}{_three_digits(value)}{margin}"
+
+
+def _three_digits(value: float) -> str:
+    decimals = 0 if value == 0 or value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{decimals}f}"
+
+
+def _two_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    decimals = 1 - math.floor(math.log10(value))
+    return f"{round(value, decimals):,.{decimals if round(value, decimals) < 10 else 0}f}"
+
+
+def _parsed(text: str, found: Any) -> Any:
+    """A field of the CSV as what it stands for; ``found``: what is expected there."""
+    if text == "":
+        return found if found == "" else None
+    return float(text) if isinstance(found, int | float) and _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
