@@ -97,6 +97,8 @@ def command(
     if load.osl is not None:
         argv += ["--osl", str(load.osl)]
     argv += spec.prompt_flags()
+    if spec.input_file is not None:  # without either, what the first record has decides
+        argv += ["--fixed-schedule" if spec.fixed_schedule else "--no-fixed-schedule"]
     if load.warmup_request_count:
         argv += ["--warmup-request-count", str(load.warmup_request_count)]
     if spec.isl_stddev:
@@ -111,10 +113,10 @@ def command(
             argv += ["--arrival-pattern", spec.arrival or "poisson"]
         else:
             argv += ["--arrival-pattern", "gamma", "--arrival-smoothness", f"{spec.burstiness:g}"]
-    else:
+    elif load.concurrency is not None:
         argv += ["--concurrency", str(load.concurrency)]
     if len(os.sched_getaffinity(0)) <= _FEW_CORES:
-        argv += _ONE_WORKER if load.request_rate is not None else (*_ONE_WORKER, *_NO_POLLING)
+        argv += _ONE_WORKER if load.concurrency is None else (*_ONE_WORKER, *_NO_POLLING)
     return (*argv, *spec.aiperf_args, "--artifact-dir", str(directory))
 
 

@@ -37,7 +37,7 @@ OWNED: Mapping[str, str | None] = {
     "prompt_batch_size": None, "system_prompt": "shared_system_prompt_length",
     "system_prompt_file": "shared_system_prompt_length", "prompt_prefix_user_context_length": None,
     "conversation_num": "request_count", "benchmark_duration": "request_count", "warmup_duration": None,
-    "warmup_num_sessions": None, "fixed_schedule": None, "disable_auto_fixed_schedule": None,
+    "warmup_num_sessions": None, "fixed_schedule": "fixed_schedule", "disable_auto_fixed_schedule": "fixed_schedule",
     "user_centric_rate": "request_rate", "num_users": "concurrency", "request_rate_series": "request_rate",
     "scenario": None, "num_profile_runs": "trials", "search_space": None, "search_recipe": None, "sweep_variants": None,
     "accuracy_benchmark": None,

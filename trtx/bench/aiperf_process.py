@@ -30,6 +30,7 @@ _PRELOAD = (
     "aiperf.cli_commands.profile",
     "aiperf.cli_runner._single_run",
     "aiperf.common.tokenizer",
+    "trtx.bench.local_tokenizer",
     "aiperf.controller.system_controller",
     "aiperf.dataset.composer",
     "aiperf.dataset.dataset_manager",

@@ -13,6 +13,7 @@ from trtx.bench.prompts import Prompts
 from trtx.bench.statistics import samples_needed
 from trtx.bench.steadiness import warm_up_needed
 
+_TIMED = "mooncake_trace"  # aiperf's form of a trace with a time, and a request, in each line
 MAX_TRIALS = 100  # a typing mistake costs no night
 
 # Fields of a request body that say what is measured, and the key of a load that they belong to. In extra_inputs they
@@ -55,7 +56,7 @@ class Load:
 
     label: str  # names the cell within its topology, and is its prompts' seed: the same in every topology
     concurrency: int | None  # requests in flight; None: as many as come of the rate
-    request_rate: float | None  # requests/s, sent whether or not others have ended; None: each follows another's end
+    request_rate: float | None  # requests/s, sent whether or not others have ended; None of both: by a trace's times
     isl: int | None  # mean input tokens of a request, or of a session's turn; None: the dataset's
     osl: int | None  # mean output tokens of a request; None: the dataset's
     request_count: int  # measured requests
@@ -63,13 +64,15 @@ class Load:
 
     @property
     def asked(self) -> str:
-        """As a person says it: ``concurrency 8`` or ``2.5 requests/s``."""
+        """As a person says it: ``concurrency 8``, ``2.5 requests/s`` or ``its own times``."""
+        if self.concurrency is None and self.request_rate is None:
+            return "its own times"
         return f"concurrency {self.concurrency}" if self.concurrency else f"{self.request_rate:g} requests/s"
 
     @property
     def intensity(self) -> float:
         """What loads are put in order by, among those of a kind."""
-        return self.concurrency or self.request_rate or 0.0
+        return self.concurrency or self.request_rate or 1.0  # a trace's own times are the only load of their kind
 
 
 def _listed(value: Any) -> Any:
@@ -86,6 +89,7 @@ class LoadSpec(Prompts):
     concurrency: tuple[Concurrency, ...] = (1, 8, 64)  # an axis; none where there are request rates
     request_rate: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()  # requests/s, the other axis
     arrival: Arrival | None = None  # how requests of a rate are spaced; None: poisson
+    fixed_schedule: bool = False  # each request of a trace at its own time, in place of a concurrency or a rate
     burstiness: float | None = Field(
         default=None, gt=0, allow_inf_nan=False
     )  # gamma: 1 is poisson, below it come bursts
@@ -136,10 +140,37 @@ class LoadSpec(Prompts):
         return self
 
     @model_validator(mode="after")
+    def _trace(self) -> LoadSpec:
+        """aiperf 0.13.0 sends all of a trace, whatever ``--request-count`` says."""
+        if not self.fixed_schedule:
+            return self
+        if self.input_file is None or self.custom_dataset_type not in (None, _TIMED):
+            raise ValueError(
+                "fixed_schedule sends requests at the times of a trace, and there is none; expected an input_file of "
+                f"custom_dataset_type {_TIMED}"
+            )
+        self.__dict__["custom_dataset_type"] = _TIMED
+        if "concurrency" not in self.model_fields_set:
+            self.__dict__["concurrency"] = ()  # the default gives way
+        for name in ("concurrency", "request_rate"):
+            if getattr(self, name):
+                raise ValueError(f"{name} and fixed_schedule are two ways to say when a request is sent; leave one out")
+        found = self.trace_request_count
+        if found == 0 or (self.input_file is not None and self.input_file.is_dir()):
+            raise ValueError(f"{self.dataset} is no trace of a request a line; expected a file with one at least")
+        if found is not None and self.request_count not in (None, found):
+            raise ValueError(
+                f"request_count is {self.request_count}, and {self.dataset} has {found} requests, all of which are "
+                "sent; leave it out"
+            )
+        self.__dict__["request_count"] = self.request_count or found or 1  # 1: it is told later that it can't be read
+        return self
+
+    @model_validator(mode="after")
     def _one_axis(self) -> LoadSpec:
         if self.request_rate and "concurrency" not in self.model_fields_set:
             self.__dict__["concurrency"] = ()  # the default gives way
-        if not self.concurrency and not self.request_rate:
+        if not self.concurrency and not self.request_rate and not self.fixed_schedule:
             raise ValueError("concurrency is an empty list; expected at least one value, or a request_rate")
         if self.request_rate and self.concurrency:
             raise ValueError(
@@ -192,12 +223,16 @@ class LoadSpec(Prompts):
 
     @property
     def _intensities(self) -> tuple[tuple[int | None, float | None], ...]:
+        if self.fixed_schedule:
+            return ((None, None),)
         if self.request_rate:
             return tuple((None, rate) for rate in self.request_rate)
         return tuple((value, None) for value in self.concurrency)
 
     def _load(self, isl: int | None, osl: int | None, concurrency: int | None, rate: float | None) -> Load:
-        label = f"c{concurrency}" if rate is None else f"r{rate:g}"
+        label = "trace" if self.fixed_schedule else f"c{concurrency}" if rate is None else f"r{rate:g}"
+        # A trace's own prompts would warm up: those after would find them in the prefix cache.
+        warm_up = 0 if self.fixed_schedule else _warmup_request_count(concurrency or 1)
         return Load(
             label=label if len(self.pairs) == 1 else f"{label}{_part('i', isl)}{_part('o', osl)}",
             concurrency=concurrency,
@@ -205,11 +240,7 @@ class LoadSpec(Prompts):
             isl=isl,
             osl=osl,
             request_count=self.request_count or _request_count(concurrency or 1),
-            warmup_request_count=(
-                _warmup_request_count(concurrency or 1)
-                if self.warmup_request_count is None
-                else self.warmup_request_count
-            ),
+            warmup_request_count=warm_up if self.warmup_request_count is None else self.warmup_request_count,
         )
 
     @property

@@ -97,6 +97,15 @@ class Prompts(BaseModel):
         return hashlib.sha256("".join(each).encode(errors="surrogateescape")).hexdigest()
 
     @property
+    def trace_request_count(self) -> int | None:
+        """Requests of an ``input_file`` that has one a line; None where it can't be read. All of it is."""
+        try:
+            with (self.input_file or Path()).open("rb") as file:
+                return sum(not line.isspace() for line in file)
+        except OSError:
+            return None
+
+    @property
     def has_sessions(self) -> bool:
         """Requests are turns of conversations."""
         return self.session_turns_mean > 1
@@ -142,9 +151,8 @@ class Prompts(BaseModel):
     def prompt_flags(self) -> tuple[str, ...]:
         """What aiperf is told of the prompts beside their lengths and how many there are."""
         flags: list[str] = []
-        # A timed trace would be replayed by its own times in place of the concurrency or the rate that is asked.
         if self.input_file is not None:
-            flags += ["--input-file", str(self.input_file), "--no-fixed-schedule"]
+            flags += ["--input-file", str(self.input_file)]
         if self.prefix_prompt_length:  # aiperf has no prefix without their number
             flags += ["--num-prefix-prompts", str(self.num_prefix_prompts)]
         for name in sorted(Prompts.model_fields.keys() - {"input_file", "num_prefix_prompts"}):

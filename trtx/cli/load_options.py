@@ -161,6 +161,7 @@ _MAKES: Mapping[str, tuple[str | None, str | None]] = {
     "request_rate": ("open loop", "closed loop"),
     "input_file": ("file", "no file"),
     "public_dataset": ("public", None),
+    "fixed_schedule": ("schedule", None),
     "session_turns_mean": (None, "one turn"),
     "session_turn_delay_mean": (None, "no delay"),
     "prefix_prompt_length": ("prefix", "no prefix"),

@@ -53,6 +53,14 @@ class PromptOptions:
             metavar="TYPE",
         ),
     ] = None
+    fixed_schedule: Annotated[
+        bool,
+        _option(
+            _PROMPTS,
+            "--fixed-schedule",
+            "Send each request of a mooncake_trace at its own time, in place of a concurrency or a rate.",
+        ),
+    ] = False
     public_dataset: Annotated[
         str | None,
         _option(

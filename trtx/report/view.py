@@ -221,7 +221,9 @@ class RunView:
     @property
     def intensity(self) -> str:
         """What loads differ by beside their lengths."""
-        return "request rate" if any(row.load.request_rate for row in self.rows) else "concurrency"
+        if any(row.load.request_rate for row in self.rows):
+            return "request rate"
+        return "concurrency" if any(row.load.concurrency for row in self.rows) else "the trace's own times"
 
     @property
     def requests_sent(self) -> int:

@@ -190,3 +190,50 @@ def test_each_field_of_a_load_has_its_row_in_the_document() -> None:
     rows = "".join(line.split("|")[1] for line in document.splitlines() if line.startswith("| `"))
     missing = [name for name in LoadSpec.model_fields if f"`{name}`" not in rows]
     assert not missing, f"docs/loads.md has no row of {missing}"
+
+
+def _trace(tmp_path: Path, requests: int = 3) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        "".join(f'{{"timestamp": {n}, "input_length": 9, "output_length": 2}}\n\n' for n in range(requests))
+    )
+    return path
+
+
+def test_a_trace_is_sent_by_its_own_times_in_one_cell_of_all_its_requests(tmp_path: Path) -> None:
+    spec = LoadSpec.model_validate({"input_file": str(_trace(tmp_path)), "fixed_schedule": True})
+    (load,) = spec.loads
+    assert (load.label, load.concurrency, load.request_rate, load.asked) == ("trace", None, None, "its own times")
+    assert (load.request_count, load.warmup_request_count) == (3, 0)
+    argv = command(TARGET, spec, load, 1, tmp_path / "trial")
+    assert "--fixed-schedule" in argv and "mooncake_trace" in argv
+    assert not {"--no-fixed-schedule", "--concurrency", "--request-rate", "--arrival-pattern"} & {*argv}
+    assert spec.held_concurrency(load) is None
+    assert LoadSpec.model_validate_json(spec.model_dump_json()) == spec  # as a lock keeps it
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"concurrency": [4]}, "concurrency and fixed_schedule are two ways to say when a request is sent"),
+        ({"request_rate": [4]}, "request_rate and fixed_schedule are two ways"),
+        ({"arrival": "poisson"}, "arrival spaces requests of a request_rate, and there is none"),
+        ({"request_count": 2}, "request_count is 2, and trace.jsonl has 3 requests, all of which are sent"),
+        ({"custom_dataset_type": "single_turn"}, "expected an input_file of custom_dataset_type mooncake_trace"),
+        ({"input_file": None}, "the times of a trace, and there is none; expected an input_file"),
+        ({"input_file": "."}, "is no trace of a request a line; expected a file with one at least"),
+        ({"input_file": "/dev/null"}, "null is no trace of a request a line"),
+    ],
+)
+def test_what_says_otherwise_when_a_trace_is_sent_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    said = {"input_file": str(_trace(tmp_path)), "fixed_schedule": True, **changes}
+    with pytest.raises(ValueError, match=words):
+        LoadSpec.model_validate(said)
+
+
+def test_a_trace_that_is_not_there_is_told_as_any_dataset_is(tmp_path: Path) -> None:
+    spec = LoadSpec.model_validate({"input_file": str(tmp_path / "no.jsonl"), "fixed_schedule": True})
+    with pytest.raises(UsageError, match="is not there to be read"):
+        check_load(spec)

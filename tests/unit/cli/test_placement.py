@@ -34,6 +34,7 @@ CALLS = {
         "serve": ["bench"],
         "closed loop": ["bench"],
         "open loop": ["bench", "--request-rate", "5", "--session-turns-mean", "3", "--session-turn-delay-mean", "9"],
+        "schedule": ["bench", "--input-file", "a.yaml", "--fixed-schedule"],
         "dataset": ["bench", "--public-dataset", "aimo"],
         "file": ["bench", "--input-file", "a.yaml"],
         "public": ["bench", "--public-dataset", "aimo"],

@@ -36,6 +36,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "request_rate": [2.5],
         "arrival": "constant",
         "burstiness": 0.5,
+        "fixed_schedule": True,
         "isl": 100,
         "osl": 100,
         "isl_stddev": 9.0,
@@ -111,8 +112,10 @@ OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without wh
     "session_turn_delay_mean": {"session_turns_mean": 3},
     "session_turn_delay_stddev": {"session_turns_mean": 3, "session_turn_delay_mean": 50.0},
     "num_prefix_prompts": {"prefix_prompt_length": 20},
+    "fixed_schedule": {"input_file": __file__, "custom_dataset_type": "mooncake_trace"},
 }
-DATASETS = ("input_file", "custom_dataset_type", "public_dataset")  # beside which no lengths are asked
+# Beside which no lengths are asked.
+DATASETS = ("input_file", "custom_dataset_type", "public_dataset", "fixed_schedule")
 BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
     "mode": "topology.mode is not a field of a sweep; modes at the top is",
