@@ -19,6 +19,7 @@ from hostile_server import hostile_server
 
 from trtx.bench.cells import CELL
 from trtx.bench.readings import read_readings
+from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.report import read_run
 
 TTFT_MS, ITL_MS = 30, 10
@@ -191,6 +192,22 @@ def test_a_cell_is_made_again_from_a_copy_of_the_lock_alone(
     assert differing <= {"Requests", "Warm-up", "ISL / OSL"} and "Model's files" in conditions[1]  # of all four cells
     again = yaml.safe_load((runs[1] / "run.lock.yaml").read_text())
     assert {**again, "provenance": None} == {**lock, "provenance": None}
+
+
+def test_a_trace_is_sent_by_its_own_times(tmp_path: Path) -> None:
+    """Of hash_ids, whose prompts aiperf makes in processes that read the tokenizer offline."""
+    times_ms = [1000 + 50 * n for n in range(12)]
+    trace = tmp_path / "trace.jsonl"
+    records = [{"timestamp": at, "input_length": 30, "output_length": 8, "hash_ids": [at]} for at in times_ms]
+    trace.write_text("".join(json.dumps(record) + "\n" for record in records))
+    parent = tmp_path / "runs"
+    done = trtx("bench", *PACED, "--input-file", str(trace), "--fixed-schedule", "-o", str(parent))
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = read_trial(_run_dir(parent) / "cells" / "agg-trace" / "trial-01" / RECORDS_FILE).measured
+    starts = sorted(record.start_ns for record in measured)
+    assert len(starts) == len(times_ms)
+    gaps_ms = [(start - starts[0]) / 1e6 for start in starts]
+    assert gaps_ms[-1] >= 0.9 * (times_ms[-1] - times_ms[0]), "a load that does not wait sends them at once"
 
 
 def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(tmp_path: Path) -> None:
