@@ -1,8 +1,8 @@
 """Dynamo's own TensorRT-LLM worker (``python -m dynamo.trtllm``, as installed) on the stand-in.
 
 Its handlers are the LLM API's first consumer: what they read of it, and what the frontend makes of that, has to come
-out as with trtx's worker. One frontend has four workers: trtx's, aggregated; upstream's, aggregated with attention DP
-and KV events; upstream's prefill and decode.
+out as with trtx's worker. One frontend has trtx's, aggregated, and upstream's prefill and decode; for the proofs,
+upstream's aggregated one too, with attention DP and KV events.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ def served(
     with topology(tmp_path_factory.mktemp("dynamo-worker"), Path(model_directory)) as running:
         running.extra_environment |= {"PYTHONPATH": trtllm_environment["PYTHONPATH"]}
         running.start_frontend("--router-mode", "kv")
-        parallel = ("--tensor-parallel-size", "2", "--enable-attention-dp")
-        start_theirs(running, AGGREGATED, AGGREGATED, "--publish-kv-events", *parallel, gpus="0,1", engine=SMALL)
         disaggregated = ("--disaggregation-mode",)
         prefill = start_theirs(
             running, "prefill", DISAGGREGATED, *disaggregated, "prefill", gpus="0", engine=WITH_TRANSCEIVER
@@ -62,13 +60,29 @@ def served(
         running.extra_environment |= {"DYN_NAMESPACE": OURS}
         running.start_worker(OURS, engine="tensorrt-llm", max_seq_len=512, max_batch_size=8, **SMALL)
         running.wait_ready(aggregated=1)
-        for model, kinds in ((AGGREGATED, {"aggregated": 1}), (DISAGGREGATED, {"prefill": 1, "decode": 1})):
-            running.model_name = model
-            running.wait_ready(**kinds)
+        running.model_name = DISAGGREGATED
+        running.wait_ready(prefill=1, decode=1)
         yield running
         # At SIGTERM it waits 30 s for a row of statistics without requests, and an idle engine gives no row at all
         # (dynamo/trtllm/main.py, _make_drain_callback, 1.4.2). Its engine ends with it.
         prefill.process.kill()
+
+
+@pytest.fixture(scope="module")
+def aggregated(served: Topology) -> str:
+    parallel = ("--tensor-parallel-size", "2", "--enable-attention-dp")
+    start_theirs(served, AGGREGATED, AGGREGATED, "--publish-kv-events", *parallel, gpus="0,1", engine=SMALL)
+    served.model_name = AGGREGATED
+    served.wait_ready(aggregated=1)
+    return AGGREGATED
+
+
+# A proof: the pair has the same handlers. What it has not is asked beside it: several choices in test_example_calls.py,
+# KV events in test_llm_api.py, the router's view of attention DP ranks in test_serve.py.
+@pytest.fixture(scope="module", params=[pytest.param(AGGREGATED, marks=pytest.mark.proof), DISAGGREGATED])
+def model(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return str(request.getfixturevalue("aggregated")) if name == AGGREGATED else name
 
 
 def complete(served: Topology, model: str, prompt: str, **more: Any) -> dict[str, Any]:
@@ -110,10 +124,6 @@ def child(served: Topology, name: str) -> Child:
     return next(child for child in served.children if child.name == name)
 
 
-both = pytest.mark.parametrize("model", [AGGREGATED, DISAGGREGATED])
-
-
-@both
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_tokens_and_logprobs_are_those_of_our_worker(served: Topology, model: str, prompt: str) -> None:
     ours, theirs = (complete(served, name, prompt, logprobs=2) for name in (OURS, model))
@@ -124,12 +134,10 @@ def test_tokens_and_logprobs_are_those_of_our_worker(served: Topology, model: st
     assert theirs["usage"]["completion_tokens"] == TOKENS
 
 
-@both
 def test_a_stream_joins_to_the_same_text(served: Topology, model: str) -> None:
     assert streamed_text(served, model, PROMPTS[0]) == streamed_text(served, OURS, PROMPTS[0])
 
 
-@both
 def test_chat_ends_where_the_model_ends(served: Topology, model: str) -> None:
     (ours,), (theirs,) = chat(served, OURS), chat(served, model)
     assert (theirs["message"]["content"], theirs["finish_reason"]) == (ours["message"]["content"], "stop")
@@ -150,13 +158,17 @@ def _requests(served: Topology, name: str) -> float:
     return sum(map(float, found))
 
 
-def test_two_choices_come_whole(served: Topology) -> None:
-    choices = chat(served, AGGREGATED, n=2, temperature=0.8, max_tokens=8)
+@pytest.mark.proof
+def test_two_choices_come_whole(served: Topology, aggregated: str) -> None:
+    choices = chat(served, aggregated, n=2, temperature=0.8, max_tokens=8)
     assert sorted(choice["index"] for choice in choices) == [0, 1]
     assert all(choice["message"]["content"] and choice["finish_reason"] for choice in choices)
 
 
-def test_kv_events_reach_the_router_and_each_attention_dp_rank_has_its_metrics(served: Topology) -> None:
+@pytest.mark.proof
+def test_kv_events_reach_the_router_and_each_attention_dp_rank_has_its_metrics(
+    served: Topology, aggregated: str
+) -> None:
     # The frontend counts the events of all its models together, under the labels of the first.
     stored = r'^dynamo_component_kv_cache_events_applied\{.*event_type="stored",status="ok".*\} ([0-9.]+)$'
 
@@ -165,10 +177,10 @@ def test_kv_events_reach_the_router_and_each_attention_dp_rank_has_its_metrics(s
 
     before = applied()
     prompt = "The quick brown fox jumps over the lazy dog and then goes on to say what it has seen. " * 2
-    complete(served, AGGREGATED, prompt, max_tokens=4)
+    complete(served, aggregated, prompt, max_tokens=4)
     until("stored blocks in the router", lambda: applied() > before, seconds=10)
     of_ranks = r'^dynamo_component_total_blocks\{.*dp_rank="(\d)"'
-    port = child(served, AGGREGATED).system_port
+    port = child(served, aggregated).system_port
     until(
         "both ranks' blocks",
         lambda: sorted(re.findall(of_ranks, metrics(port), re.MULTILINE)) == ["0", "1"],
