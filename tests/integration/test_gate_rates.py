@@ -1,7 +1,7 @@
 """How often a gate is right: builds whose difference is known, held against each other round after round.
 
-The rates want a machine with nothing else to do: where others compute meanwhile, a trial now and then is theirs, and what
-was to pass gets no verdict.
+The rates want a machine with nothing else to do: where others compute meanwhile, a trial now and then is theirs, and
+what was to pass gets no verdict.
 
 ``TRTX_ROUNDS=6`` asks six times in place of twenty. Each prints what it saw.
 """
