@@ -117,12 +117,15 @@ def test_a_host_whose_launcher_dies_ends_what_it_runs(tmp_path: Path) -> None:
         "with AiperfHost(at / 'host.log', program=('program:main',)) as host, Aiperf(host, ['x'], at / 'log') as one:\n"
         "    while one.poll(0.1) is None: pass\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", launcher], env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    pid = int(_until(tmp_path / "log", ("\n",), lambda: process.poll()))
-    process.kill()
-    process.wait()
-    with suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(20)
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as scratch:  # no guardian is there to remove what is left
+        process = subprocess.Popen(
+            [sys.executable, "-c", launcher], env={**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": scratch}
+        )
+        pid = int(_until(tmp_path / "log", ("\n",), lambda: process.poll()))
+        process.kill()
+        process.wait()
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(20)
 
 
 def test_what_is_absent_while_all_is_imported_can_be_imported_by_the_program(
