@@ -30,7 +30,7 @@ _AXES = {"trials", "cells"}  # of a load, beside what each cell's own load has
 class Conditions:
     """Of one run, by group. Values are plain."""
 
-    model: dict[str, Any]
+    model: dict[str, Any]  # of all topologies, or by topology where they serve several
     load: dict[str, Any]  # what all cells have in common; each has its own load beside it
     machine: dict[str, Any]
     topology: dict[str, Any]
@@ -73,7 +73,13 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Dif
 def unchecked(before: Conditions, now: Conditions) -> tuple[str, ...]:
     """The conditions that comparisons go by and that neither run knows."""
     both = [_flat(asdict(one)) for one in (before, now)]
-    return tuple(name for name in _ALWAYS if all(flat.get(name) is None for flat in both))
+    return tuple(name for name in _ALWAYS if not any(_knows(flat, name) for flat in both))
+
+
+def _knows(flat: Mapping[str, Any], name: str) -> bool:
+    """``model.name`` too where each topology has a model of its own, ``model.fp8.name``."""
+    group, _, key = name.partition(".")
+    return any(value is not None for at, value in flat.items() if at.startswith(f"{group}.") and at.endswith(f".{key}"))
 
 
 def load_differences(cells: Iterable[Cell], loads: Mapping[str, Load]) -> tuple[Difference, ...]:
@@ -115,7 +121,9 @@ def refuse_others(source: str, found: Sequence[Difference], allowed: Sequence[st
 def _model(provenance: Provenance) -> dict[str, Any]:
     if provenance.environment.deployment is not None:  # the files here are those of a tokenizer
         return {"name": provenance.environment.deployment.model, "weights": None}
-    return model_of(next(iter(provenance.measured.values())))
+    models = {label: model_of(measured) for label, measured in provenance.measured.items()}
+    first, *others = models.values()
+    return first if all(model == first for model in others) else models
 
 
 def model_of(measured: Measured) -> dict[str, Any]:

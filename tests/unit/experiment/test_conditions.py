@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from judged_runs import GOLDEN, conditions_of_kept, provenance
 
+from trtx.errors import UsageError
 from trtx.experiment import load_sweep
-from trtx.experiment.conditions import Conditions, conditions_of, differences, unchecked
+from trtx.experiment.conditions import Conditions, conditions_of, differences, refuse_others, unchecked
+from trtx.experiment.directory import read_lock
 from trtx.experiment.provenance import read_dataset
+from trtx.experiment.resumption import read_recorded
 from trtx.report.forms import Deployment, Provenance
 
 _VALUES = st.none() | st.integers(0, 9) | st.sampled_from("xyz") | st.lists(st.sampled_from("xyz"), max_size=2)
@@ -93,3 +97,22 @@ def test_of_a_run_that_serves_they_are_the_plans_and_no_number_of_trials() -> No
     }
     assert found.topology["agg"]["router"][:2] == ["--router-mode", "round-robin"]
     assert found.load["seed"] == 7 and not {"trials", "concurrency", "request_count"} & found.load.keys()
+
+
+def test_topologies_of_several_models_are_compared_each_by_its_own() -> None:
+    spec = read_lock(GOLDEN)
+    plans, told = read_recorded(GOLDEN, spec).plans, provenance(GOLDEN)
+    one = conditions_of(spec, plans, told)
+    other_model = {label: replace(told.measured[label], model=f"{label}-model") for label in told.measured}
+    several = conditions_of(spec, plans, replace(told, measured=other_model))
+    assert {label: model["name"] for label, model in several.model.items()} == {
+        "agg": "agg-model",
+        "disagg": "disagg-model",
+    }
+    assert not unchecked(several, several)
+
+    swapped = replace(told, measured={**other_model, "disagg": replace(told.measured["disagg"], model="a third")})
+    found = [str(one) for one in differences(several, conditions_of(spec, plans, swapped))]
+    assert found == ["model.disagg.name was disagg-model and is a third"]
+    with pytest.raises(UsageError, match="model.agg.name was not known and is agg-model"):
+        refuse_others("main", differences(one, several), ())
