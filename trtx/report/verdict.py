@@ -115,7 +115,9 @@ def verdict_json(verdict: RunVerdict | None) -> dict[str, Any] | None:
     return None if verdict is None else TypeAdapter(RunVerdict).dump_python(verdict, mode="json")
 
 
-def verdict_cases(suite: ElementTree.Element, verdict: RunVerdict, seconds: dict[str, float]) -> None:
+def verdict_cases(
+    suite: ElementTree.Element, verdict: RunVerdict, seconds: dict[str, float], *, room: str = "bench"
+) -> None:
     """A test case for each judgement, and their numbers in the suite: failed where it was found bad, an error where
     there is no verdict. ``seconds``: by cell, told once of each."""
     broken = [one for one in verdict.judgements if one.verdict is Verdict.NO_VERDICT]
@@ -125,7 +127,7 @@ def verdict_cases(suite: ElementTree.Element, verdict: RunVerdict, seconds: dict
     left = dict(seconds)
     for one in verdict.judgements:
         case = ElementTree.SubElement(
-            suite, "testcase", classname=f"trtx.bench.{one.cell}", name=one.criterion,
+            suite, "testcase", classname=f"trtx.{room}.{one.cell}", name=one.criterion,
             time=f"{left.pop(one.cell, 0.0):.3f}",
         )  # fmt: skip
         if one.verdict is not Verdict.PASS:
