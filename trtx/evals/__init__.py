@@ -10,7 +10,7 @@ answered has a sentence in place of a score.
 
 from trtx.evals.forms import EVAL, Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.messages import Endpoint, Job
-from trtx.evals.process import Session
+from trtx.evals.process import Session, marker
 
 __all__ = [
     "EVAL",
@@ -21,5 +21,6 @@ __all__ = [
     "Session",
     "TopologyScores",
     "eval_directory",
+    "marker",
     "read_eval",
 ]

@@ -45,6 +45,11 @@ class Unanswered:
 
     reason: str
     count: int
+    first: int  # its doc_id
+
+    def __str__(self) -> str:
+        more = f", and {self.count - 1} more like it" if self.count > 1 else ""
+        return f"sample {self.first}: {self.reason}{more}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class Endpoint:
     url: str
     model: str  # the name that requests carry
     directory: str  # that its samples and scores are written to
+    patience_s: float  # how long it may be gone: what trtx serves is started again meanwhile
     api_key: str | None = None
 
 

@@ -15,8 +15,14 @@ from typing import Self
 from trtx.errors import LaunchError, NoVerdictError, TrtxError, UsageError
 from trtx.evals.messages import Endpoint, Failed, Job, Loaded, Progress, Scored, Up, from_line, to_line
 
+_MARKER = "TRTX_EVAL_LOG"  # in the environment of a session: whose it is
 _POLL_S = 0.1
 _GRACE_S = 5.0
+
+
+def marker(log_path: Path) -> str:
+    """``NAME=value`` in the environment of the session that writes this log."""
+    return f"{_MARKER}={log_path}"
 
 
 class Session:
@@ -39,7 +45,7 @@ class Session:
                     stderr=log,
                     pass_fds=(theirs,),
                     start_new_session=True,  # Ctrl-C is for the launcher, which ends it
-                    env=_environment(),
+                    env={**_environment(), _MARKER: str(self._log_path)},
                 )
         finally:
             os.close(theirs)

@@ -13,7 +13,7 @@ from pathlib import Path
 from trtx.bench import Journal, Target
 from trtx.bench.journal import ProcessRestart, RunEnded, RunFailed, RunResumed, TopologyReady, TopologyStopping
 from trtx.errors import TrtxError, UsageError
-from trtx.evals import Endpoint, Job, Session, eval_directory, read_eval
+from trtx.evals import Endpoint, Job, Session, eval_directory, marker, read_eval
 from trtx.evals.gate import check_min_scores
 from trtx.evals.messages import Progress
 from trtx.experiment import directory, resumption
@@ -31,6 +31,7 @@ from trtx.report.evaluation import render_evaluation
 from trtx.report.forms import CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, Deployment, Provenance, RunVerdict
 from trtx.topology import Plan
 
+_SERVED_PATIENCE_S, _ATTACHED_PATIENCE_S = 30.0, 5.0
 SESSION_LOG = Path("eval") / "session.log"
 
 
@@ -116,7 +117,7 @@ def resume_evaluation(
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
         recorded = _read_recorded(run_dir, spec)
         resumption.check_conditions(recorded, environment(argv, datetime.now(UTC)))
-        resumption.wait_for_the_end(recorded)
+        resumption.wait_for_the_end(recorded, [marker(run_dir / SESSION_LOG)])
         state = _Evaluation(spec, run_dir, listener or EvaluationListener(), check_directory=check_directory)
         left = tuple(label for label in spec.labels if not _is_complete(run_dir, label))
         if spec.attach is not None and left:
@@ -213,7 +214,8 @@ def _score(state: _Evaluation, session: Session, labels: Sequence[str]) -> Finis
             if label == ATTACHED:
                 assert state.deployment is not None
                 url, model = state.deployment.url, state.deployment.model
-                endpoint = Endpoint(label, url, model, _home(state, label), api_key(state.deployment))
+                key = api_key(state.deployment)
+                endpoint = Endpoint(label, url, model, _home(state, label), _ATTACHED_PATIENCE_S, key)
                 session.ask(endpoint, state.check, state.listener.on_progress)
             else:
                 _serve_and_ask(state, session, label)
@@ -235,7 +237,7 @@ def _serve_and_ask(state: _Evaluation, session: Session, label: str) -> None:
 
         try:
             target = target_of(label, plan)
-            endpoint = Endpoint(label, target.url, target.model, _home(state, label))
+            endpoint = Endpoint(label, target.url, target.model, _home(state, label), _SERVED_PATIENCE_S)
             session.ask(endpoint, check, state.listener.on_progress)
         finally:
             restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)

@@ -90,9 +90,12 @@ def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded[ExperimentSpe
     return Recorded(run_dir, spec, planned.topologies, planned.checkpoints, environment)
 
 
-def wait_for_the_end(recorded: Recorded[Any]) -> None:
-    """Until no process of a killed attempt lives: its load would write beside ours, its workers hold the GPUs."""
-    markers = [plan.marker for plan in recorded.plans.values()]
+def wait_for_the_end(recorded: Recorded[Any], also: Sequence[str] = ()) -> None:
+    """Until no process of a killed attempt lives: its load would write beside ours, its workers hold the GPUs.
+
+    ``also``: further markers of its processes.
+    """
+    markers = [*also, *(plan.marker for plan in recorded.plans.values())]
     markers += [f"TMPDIR={event.scratch}" for event in read_journal(recorded.run_dir) if isinstance(event, LoadStarted)]
     deadline = time.monotonic() + END_S
     while alive := {pid for marker in markers for pid in members(marker, ())}:

@@ -87,8 +87,7 @@ class EvaluationView:
         for one in self.scored:
             for task in one.tasks:
                 told += [f"{one.topology}, {task.task}: {task.note}"] if task.note else []
-                for of in task.unanswered:
-                    told.append(f"{one.topology}, {task.task}: {of.count} without an answer, {of.reason}")
+                told += [f"{one.topology}, {task.task}: no answer to {of}" for of in task.unanswered]
         return tuple(told)
 
     @property

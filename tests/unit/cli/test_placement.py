@@ -95,10 +95,13 @@ VALUES = {
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
     "request_latency:p50", "--tasks": "trtx_json", "--task-dir": "elsewhere", "--endpoint-type": "chat",
-    "--min-score": "trtx_json:exact_match:0.5", "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
+    "--min-score": "trtx_json:exact_match:0.5",
+    "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
-VALUES_IN |= {("--mode", use): "disagg" for use in {*USES["bench"], *USES["eval"]} if use not in ("agg", "disagg", "no GPU")}
+VALUES_IN |= {
+    ("--mode", use): "disagg" for use in {*USES["bench"], *USES["eval"]} if use not in ("agg", "disagg", "no GPU")
+}
 VALUES_IN |= {("--backend", "tensorrt"): "pytorch"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}

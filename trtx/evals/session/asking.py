@@ -263,12 +263,10 @@ def _scored(run: _TaskRun, ordered: list[Sample]) -> ScoredTask:
         samples=len(run.loaded.documents),
         answered=len(ordered),
         scores=found,
-        unanswered=tuple(Unanswered(_named(run, reason), count) for reason, count in reasons.most_common()),
+        unanswered=tuple(Unanswered(reason, count, _first(run, reason)) for reason, count in reasons.most_common()),
         note=note,
     )
 
 
-def _named(run: _TaskRun, reason: str) -> str:
-    """With the first sample that it befell."""
-    first = min(doc_id for doc_id, said in run.refusals.items() if said == reason)
-    return f"sample {first}: {reason}"
+def _first(run: _TaskRun, reason: str) -> int:
+    return min(doc_id for doc_id, said in run.refusals.items() if said == reason)

@@ -13,7 +13,6 @@ from trtx.evals.messages import Endpoint
 
 _TIMEOUT_S = 600.0  # of one request: a long answer in a full batch
 _ATTEMPTS = 3  # at a request that the server answers with its own failure
-_PATIENCE_S = 20.0  # without any connection: a worker that died is back by then, a server that died is not
 _PAUSE_S = 0.5
 
 
@@ -73,7 +72,7 @@ class Client:
             try:
                 answer = await self._http.post(question.path, json=body)
             except httpx.TransportError as error:
-                if time.monotonic() - began > _PATIENCE_S:
+                if time.monotonic() - began > self._endpoint.patience_s:
                     reason = " ".join(str(error).split()) or type(error).__name__
                     raise ServerGone(f"{self._endpoint.url} does not answer any more ({reason})") from error
                 await asyncio.sleep(_PAUSE_S)

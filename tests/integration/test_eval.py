@@ -1,0 +1,179 @@
+"""``trtx eval`` end to end: real frontend, workers and lm-eval, and another server of OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai_server import MODEL, OpenAIServer, openai_server
+from topology_clients import wait_until
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.cli.app import run
+from trtx.evals import Score, TopologyScores, eval_directory, marker, read_eval
+from trtx.evals.forms import Sample, read_samples
+from trtx.evals.session.loading import OWN_TASKS
+from trtx.launch.processes import members
+
+LIMIT = 8
+GENERATION = ("trtx_arithmetic", "trtx_copying", "trtx_json", "trtx_look_up")
+LOGLIKELIHOOD = ("trtx_arithmetic_choice", "trtx_text")
+TOKENIZER = ("--tokenizer", f"synthetic:{MODEL}")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run over all shipped tasks, aggregated and disaggregated."""
+    parent = tmp_path_factory.mktemp("both")
+    tasks = ",".join(GENERATION + LOGLIKELIHOOD)
+    argv = ["eval", "--tasks", tasks, "--limit", str(LIMIT), "--model", f"synthetic:{MODEL}", "--mode", "agg,disagg"]
+    assert run([*argv, "--min-score", "trtx_copying:exact_match:0.5", "-o", str(parent)]) == 0
+    return only(parent)
+
+
+@pytest.fixture(scope="module")
+def of_hf() -> dict[str, Any]:
+    """The same tasks by lm-eval's own hf model, on the same checkpoint."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    model = HFLM(pretrained=str(resolve_checkpoint(f"synthetic:{MODEL}").path), device="cpu", dtype="float32")
+    found: dict[str, Any] = lm_eval.simple_evaluate(
+        model=model,
+        tasks=[*GENERATION, *LOGLIKELIHOOD],
+        limit=LIMIT,
+        task_manager=TaskManager(include_path=str(OWN_TASKS), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    return found
+
+
+def only(parent: Path) -> Path:
+    (run_dir,) = parent.iterdir()
+    return run_dir
+
+
+def scores(run_dir: Path, topology: str) -> TopologyScores:
+    found = read_eval(run_dir, topology)
+    assert found is not None
+    return found
+
+
+def samples(run_dir: Path, topology: str, task: str) -> tuple[Sample, ...]:
+    return read_samples(eval_directory(run_dir, topology) / task)
+
+
+def by_metric(of: TopologyScores) -> dict[str, Score]:
+    return {f"{task.task}:{score.metric}": score for task in of.tasks for score in task.scores}
+
+
+def test_both_topologies_score_the_same_and_above_chance_by_more_than_the_interval(both: Path) -> None:
+    agg, disagg = by_metric(scores(both, "agg")), by_metric(scores(both, "disagg"))
+    assert agg.keys() == disagg.keys() and len(agg) == len(GENERATION) + 2 + 3
+    for name, score in agg.items():
+        assert score.value == pytest.approx(disagg[name].value, rel=1e-3), name
+        if score.chance is not None:
+            assert score.interval is not None and score.interval.low > score.chance, name
+
+
+@pytest.mark.proof  # the server below is transformers too, and takes no further import
+@pytest.mark.parametrize("topology", ["agg", "disagg"])
+def test_every_sample_is_that_of_lm_evals_own_hf_model(both: Path, of_hf: dict[str, Any], topology: str) -> None:
+    for task in GENERATION + LOGLIKELIHOOD:
+        for own, other in zip(samples(both, topology, task), of_hf["samples"][task], strict=True):
+            assert own.doc_id == other["doc_id"]
+            for asked, (response,) in zip(own.requests, other["resps"], strict=True):
+                if asked.request == "generate_until":
+                    assert asked.text == response
+                elif asked.request == "loglikelihood":
+                    assert (asked.logprob, asked.is_greedy) == (pytest.approx(response[0], abs=1e-3), response[1])
+                else:
+                    assert asked.logprob == pytest.approx(response, rel=1e-4)
+    for task in scores(both, topology).tasks:
+        for score in task.scores:
+            assert score.value == pytest.approx(of_hf["results"][task.task][f"{score.metric},none"], rel=1e-3)
+
+
+def test_every_prompt_answer_and_judgement_is_kept(both: Path) -> None:
+    found = samples(both, "agg", "trtx_json")
+    assert [sample.doc_id for sample in found] == list(range(LIMIT))
+    for sample in found:
+        (asked,), (judged,) = sample.requests, sample.judgements
+        assert asked.prompt == sample.doc["prompt"] and asked.text
+        assert json.loads(judged.filtered[0]) == json.loads(sample.doc["answer"])
+        assert judged.metrics == {"json_validity": 1, "schema_compliance": 1, "exact_match": 1}
+    assert "trtx_json" in (both / "report.html").read_text() and "lm-eval: 0.4.13" in (both / "summary.md").read_text()
+
+
+def attached(server: OpenAIServer, parent: Path, *more: str, tasks: str = "trtx_arithmetic") -> list[str]:
+    return ["eval", "--tasks", tasks, "--limit", str(LIMIT), "--url", server.url, *more, "-o", str(parent)]
+
+
+def test_another_server_scores_the_same_tasks(both: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tasks = "trtx_arithmetic,trtx_json,trtx_arithmetic_choice"
+    with openai_server() as server:
+        assert run(attached(server, tmp_path, *TOKENIZER, "--baseline", str(both), "--max-drop", "0.5", "--json",
+                            tasks=tasks)) == 0  # fmt: skip
+    told = json.loads(capfd.readouterr().out)
+    assert told["verdict"]["verdict"] == "pass" and told["scores"][0]["prompt_logprobs"] == "echo"
+    here, there = by_metric(scores(only(tmp_path), "attached")), by_metric(scores(both, "agg"))
+    assert len(here) == 5 and all(score.value == pytest.approx(there[name].value) for name, score in here.items())
+    for task in tasks.split(","):
+        for topology in ("agg", "disagg"):
+            for own, other in zip(
+                samples(only(tmp_path), "attached", task), samples(both, topology, task), strict=True
+            ):
+                assert own.key == other.key and own.judgements == other.judgements
+                for mine, theirs in zip(own.requests, other.requests, strict=True):
+                    assert (mine.text, mine.is_greedy) == (theirs.text, theirs.is_greedy)
+                    assert mine.logprob == (None if mine.text is not None else pytest.approx(theirs.logprob, abs=1e-3))
+
+
+def test_what_a_server_can_not_give_is_a_sentence_and_the_rest_is_scored(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with openai_server(echoes=False) as server:
+        assert run(attached(server, tmp_path, *TOKENIZER, "--endpoint-type", "chat",
+                            tasks="trtx_arithmetic,trtx_arithmetic_choice")) == 3  # fmt: skip
+    assert "the server gives no log-probabilities of prompts" in capfd.readouterr().err
+    generated, chosen = scores(only(tmp_path), "attached").tasks
+    assert generated.scores[0].value == 1 and not chosen.scores
+    assert chosen.note is not None and "echo is not supported" in chosen.note
+
+
+def test_a_server_that_dies_in_the_middle_loses_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with openai_server(lasts=3) as server:
+        assert run(attached(server, tmp_path, "--concurrency", "1")) == 3
+        said = capfd.readouterr().err
+        assert f"3 of {LIMIT} samples have their answers" in said and "trtx eval --resume " in said
+        port = server.port
+    with openai_server(port) as again:
+        assert run(["eval", "--resume", str(only(tmp_path))]) == 0
+        assert len(again.asked) == LIMIT - 3
+    (task,) = scores(only(tmp_path), "attached").tasks
+    assert (task.samples, task.answered, task.scores[0].value) == (LIMIT, LIMIT, 1.0)
+
+
+def test_a_run_that_was_killed_goes_on_with_the_samples_that_it_lacks(tmp_path: Path) -> None:
+    with openai_server(delay_s=0.1) as server:
+        argv = attached(server, tmp_path, "--concurrency", "1")
+        command = [sys.executable, "-c", "from trtx.cli.app import main; main()", *argv]
+        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: len(server.asked) >= 3, 60, "three answers")
+        finally:
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+        run_dir = only(tmp_path)
+        wait_until(lambda: not members(marker(run_dir / "eval" / "session.log"), ()), 10, "its session's end")
+        kept, before = len(samples(run_dir, "attached", "trtx_arithmetic")), len(server.asked)
+        assert 2 <= kept < LIMIT
+        assert run(["eval", "--resume", str(run_dir)]) == 0
+        assert len(server.asked) - before == LIMIT - kept
+    assert len(samples(run_dir, "attached", "trtx_arithmetic")) == LIMIT
