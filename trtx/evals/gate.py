@@ -100,10 +100,12 @@ def judge_difference(
     task: str,
     candidate: Mapping[str, float],
     baseline: Mapping[str, float],
+    other: str,
     max_drop: float,
     confidence: float,
 ) -> Judgement:
-    """``candidate``, ``baseline``: the metric's value by the sample's key; ``confidence``: of this interval alone."""
+    """``candidate``, ``baseline``: the metric's value by the sample's key. ``other``: what the baseline is called;
+    ``confidence``: of this interval alone."""
     cell = cell_of(topology, task)
     criterion = f"{score.name}:drop:le:{max_drop:.10g}"
     shared = [key for key in candidate if key in baseline]
@@ -111,7 +113,7 @@ def judge_difference(
         return _unknown(
             cell,
             criterion,
-            f"{len(shared)} samples stand in both runs, of {len(candidate)} here and {len(baseline)} in the baseline; "
+            f"{len(shared)} samples stand in both runs, of {len(candidate)} here and {len(baseline)} in {other}; "
             "expected the same samples; ask both the same tasks, --limit and --num-fewshot",
         )
     pairs = [candidate[key] for key in shared], [baseline[key] for key in shared]
@@ -123,7 +125,7 @@ def judge_difference(
     verdict = _three_way(low, high, -max_drop, Verdict.REGRESSED)
     return Judgement(
         cell=cell, criterion=criterion, verdict=verdict,
-        reason=f"against the baseline {_sentence(interval, f'at most {max_drop:g} worse', verdict, signed=True)}",
+        reason=f"against {other} {_sentence(interval, f'at most {max_drop:g} worse', verdict, signed=True)}",
         value=interval.estimate, interval=interval, limit=max_drop,
         is_near=verdict is Verdict.NO_VERDICT,
     )  # fmt: skip

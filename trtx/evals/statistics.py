@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from statistics import NormalDist
 from typing import Any
 
 from trtx.bench.intervals import CONFIDENCE, Interval
+from trtx.checkpoint.held_out import interval as wilson
 
 RESAMPLES = 1000  # of a mean: 25 beyond each end of a 95 % interval
 SLOW_RESAMPLES = 200  # of a metric that is computed over all samples at once, such as BLEU
@@ -31,14 +31,6 @@ def share_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> I
         return None
     low, high = wilson(sum(values), len(values), confidence)
     return Interval(sum(values) / len(values), low, high, confidence)
-
-
-def wilson(ones: float, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Wilson's score interval of ``ones`` of ``count``."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share, weight = ones / count, z * z / count
-    middle, half = share + weight / 2, z * math.sqrt(share * (1 - share) / count + weight / (4 * count))
-    return max(0.0, (middle - half) / (1 + weight)), min(1.0, (middle + half) / (1 + weight))
 
 
 def bootstrap_interval(

@@ -131,6 +131,10 @@ def resume_evaluation(
         kept = tuple(label for label in spec.labels if label not in left)
         state.journal.note(RunResumed(command=shlex.join(argv), kept=kept, missing=left))
         (run_dir / VERDICT.file).unlink(missing_ok=True)
+        if not left:
+            with _rendered_whatever_happens(state):
+                state.listener.on_start(run_dir)
+            return _finished(state)
         with _session(state) as session:
             return _score(state, session, left)
 
@@ -219,6 +223,10 @@ def _score(state: _Evaluation, session: Session, labels: Sequence[str]) -> Finis
                 session.ask(endpoint, state.check, state.listener.on_progress)
             else:
                 _serve_and_ask(state, session, label)
+    return _finished(state)
+
+
+def _finished(state: _Evaluation) -> FinishedEvaluation:
     error = error_of(VERDICT.read(state.run_dir, RunVerdict))
     return FinishedEvaluation(state.run_dir, state.run_dir / REPORT_FILE, error)
 

@@ -23,10 +23,9 @@ class ScoredBaseline:
     run_dir: Path
     scores: dict[str, TopologyScores]  # by topology
 
-    def of(self, label: str) -> TopologyScores | None:
-        """The same topology, or the only one that was scored."""
-        only = next(iter(self.scores.values())) if len(self.scores) == 1 else None
-        return self.scores.get(label, only)
+    def of(self, label: str) -> TopologyScores:
+        """The same topology, or the first that was scored where there is none."""
+        return self.scores.get(label) or next(iter(self.scores.values()))
 
 
 def read_scored_baseline(path: Path) -> ScoredBaseline:
@@ -69,13 +68,13 @@ def _differences(
     confidence = per_interval(CONFIDENCE, max(1, len(compared)))
     for task in compared:
         score = task.scores[0]
-        if before is None or before.lm_eval != scores.lm_eval:
-            told = f"lm-eval {before.lm_eval}" if before else f"no topology {scores.topology}"
+        if before.lm_eval != scores.lm_eval:
             yield Judgement(
                 cell=cell_of(scores.topology, task.task),
                 criterion=f"{score.name}:drop:le:{max_drop:.10g}",
                 verdict=Verdict.NO_VERDICT,
-                reason=f"the baseline has {told}, and this run lm-eval {scores.lm_eval}; score both by the same",
+                reason=f"the baseline was scored by lm-eval {before.lm_eval}, and this run by {scores.lm_eval}; score "
+                "both by the same",
             )
             continue
         names = task.subtasks or (task.task,)
@@ -85,6 +84,7 @@ def _differences(
             task.task,
             _values(eval_directory(run_dir, scores.topology), names, score),
             _values(eval_directory(baseline.run_dir, before.topology), names, score),
+            f"{before.topology} of the baseline",
             max_drop,
             confidence,
         )

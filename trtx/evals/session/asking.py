@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lm_eval.api.instance import Instance
 
-from trtx.bench.intervals import Interval
+from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.evals import statistics
 from trtx.evals.forms import (
     EVAL,
@@ -56,6 +56,30 @@ class _Asking:
 
 
 @dataclass(slots=True)
+class _Running:
+    """The mean of a task's first metric so far, where every sample of it is 0 or 1."""
+
+    metric: str | None = None
+    ones: int = 0
+    count: int = 0
+    is_binary: bool = True
+
+    def add(self, sample: Sample) -> None:
+        (metric, value), *_ = sample.judgements[0].metrics.items()
+        self.metric = metric
+        self.count += 1
+        self.is_binary = self.is_binary and value in (0, 1)
+        self.ones += value if self.is_binary else 0
+
+    @property
+    def interval(self) -> Interval | None:
+        """Wilson's."""
+        if not (self.count and self.is_binary):
+            return None
+        return Interval(self.ones / self.count, *statistics.wilson(self.ones, self.count), CONFIDENCE)
+
+
+@dataclass(slots=True)
 class _TaskRun:
     """One task on one topology."""
 
@@ -65,6 +89,7 @@ class _TaskRun:
     samples: dict[int, Sample] = field(default_factory=dict)  # all, by doc_id
     refusals: dict[int, str] = field(default_factory=dict)
     note: str | None = None  # why it is not asked
+    running: _Running = field(default_factory=_Running)
 
     @property
     def done(self) -> int:
@@ -111,6 +136,7 @@ class Asking:
         for sample in read_samples(Path(self._endpoint.directory) / run.loaded.name):
             if (document := by_key.get(sample.key)) is not None:
                 run.kept[document.doc_id] = run.samples[document.doc_id] = sample
+                run.running.add(sample)
 
     async def _ask_all(self, client: Client) -> None:
         for run in self._runs:
@@ -157,6 +183,7 @@ class Asking:
         if (answers := asking.complete) is not None:
             sample = self._sample(run, document, answers)
             run.samples[document.doc_id] = sample
+            run.running.add(sample)
             run.writer.add(sample)
         elif asking.refusal is not None:
             run.refusals[document.doc_id] = asking.refusal.reason
@@ -167,7 +194,7 @@ class Asking:
         return _line(run.loaded, document, answers, judged)
 
     def _report(self, run: _TaskRun) -> None:
-        metric, interval = _running(run)
+        interval = run.running.interval
         self._tell(
             Progress(
                 topology=self._endpoint.topology,
@@ -175,7 +202,7 @@ class Asking:
                 done=run.done,
                 total=len(run.loaded.documents),
                 kept=len(run.kept),
-                metric=metric,
+                metric=run.running.metric,
                 score=None if interval is None else interval.estimate,
                 low=None if interval is None else interval.low,
                 high=None if interval is None else interval.high,
@@ -235,15 +262,6 @@ def _line(loaded: LoadedTask, document: Document, answers: tuple[Asked, ...], ju
         requests=answers,
         judgements=judged,
     )
-
-
-def _running(run: _TaskRun) -> tuple[str | None, Interval | None]:
-    """The mean of the task's first metric so far, where its samples are 0 or 1."""
-    values = scoring.values_of(list(run.samples.values()))
-    if not values:
-        return None, None
-    (metric, _), found = next(iter(values.items()))
-    return (metric, statistics.share_interval(found)) if statistics.is_binary(found) else (metric, None)
 
 
 def _scored(run: _TaskRun, ordered: list[Sample]) -> ScoredTask:

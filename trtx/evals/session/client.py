@@ -54,6 +54,11 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
+    def _without_key(self, text: str) -> str:
+        """Some servers write back the key that they were sent."""
+        key = self._endpoint.api_key
+        return text if key is None else text.replace(key, "[redacted]")
+
     async def context_length(self) -> int | None:
         """What the server says that its model's context holds: Dynamo and vLLM do, each in its own word."""
         try:
@@ -81,7 +86,7 @@ class Client:
                 return _parsed(answer)
             failures += 1
             if answer.status_code < 500 or failures == _ATTEMPTS:
-                return Refused(f"HTTP {answer.status_code}: {_message(answer)}")
+                return Refused(f"HTTP {answer.status_code}: {self._without_key(_message(answer))}")
             await asyncio.sleep(_PAUSE_S * failures)
 
 

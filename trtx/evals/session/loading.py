@@ -81,9 +81,11 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
     lm-eval's own 14,000 names take seconds to read: they are, where a name is none of trtx's or of the task folder.
     """
     folders = [OWN_TASKS, *([_folder(job.task_dir)] if job.task_dir else [])]
-    manager = TaskManager(include_path=[str(folder) for folder in folders], include_defaults=False)
+    paths = [str(folder) for folder in folders]
+    about = {} if job.tokenizer is None else {"tokenizer": job.tokenizer}  # tasks that make prompts of a length ask it
+    manager = _manager(paths, about, include_defaults=False)
     if any(name not in manager.all_tasks for name in job.tasks):
-        manager = TaskManager(include_path=[str(folder) for folder in folders])
+        manager = _manager(paths, about, include_defaults=True)
     names = [_known(name, manager) for name in job.tasks]
     loaded = LoadedTasks()
     for name in names:
@@ -94,6 +96,14 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
                 raise UsageError(f"task {task_name} is named twice, by {name} too; leave one of them out")
             loaded.tasks.append(_with_requests(str(task_name), task, job, model))
     return loaded
+
+
+def _manager(paths: list[str], about: dict[str, Any], *, include_defaults: bool) -> TaskManager:
+    try:
+        return TaskManager(include_path=paths, include_defaults=include_defaults, metadata=about)
+    except Exception as error:  # of YAML, of files, of what a task file says
+        logger.exception("task folders")
+        raise UsageError(f"the task files in {paths[-1]} can't be read ({_short(error)}); mend them") from error
 
 
 def _folder(path: str) -> Path:

@@ -50,8 +50,10 @@ def judge(task: Task, documents: Sequence[Document], asked: Sequence[Sequence[As
 
 
 def _judged(task: Task, document: Document, name: str, responses: list[Any]) -> Judged:
-    metrics = {metric: plain(value) for metric, value in task.process_results(document.doc, responses).items()}
-    return Judged(name, tuple(plain(response) for response in responses), metrics)
+    """Metrics in the order in which the task names them: its first is the one that is compared."""
+    found = {metric: plain(value) for metric, value in task.process_results(document.doc, responses).items()}
+    ordered = [*(metric for metric in task.aggregation() if metric in found), *found]
+    return Judged(name, tuple(map(plain, responses)), {metric: found[metric] for metric in ordered})
 
 
 def plain(value: Any) -> Any:
