@@ -11,7 +11,7 @@ from pathlib import Path
 from lm_eval.api.instance import Instance
 
 from trtx.bench.intervals import CONFIDENCE, Interval
-from trtx.evals import statistics
+from trtx.checkpoint.held_out import interval as wilson
 from trtx.evals.forms import (
     EVAL,
     Asked,
@@ -76,7 +76,7 @@ class _Running:
         """Wilson's."""
         if not (self.count and self.is_binary):
             return None
-        return Interval(self.ones / self.count, *statistics.wilson(self.ones, self.count), CONFIDENCE)
+        return Interval(self.ones / self.count, *wilson(self.ones, self.count), CONFIDENCE)
 
 
 @dataclass(slots=True)

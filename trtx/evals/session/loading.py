@@ -6,9 +6,11 @@ import hashlib
 import json
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,26 +83,28 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
     lm-eval's own 14,000 names take seconds to read: they are, where a name is none of trtx's or of the task folder.
     """
     folders = [OWN_TASKS, *([_folder(job.task_dir)] if job.task_dir else [])]
-    paths = [str(folder) for folder in folders]
-    about = {} if job.tokenizer is None else {"tokenizer": job.tokenizer}  # tasks that make prompts of a length ask it
-    manager = _manager(paths, about, include_defaults=False)
+    about = () if job.tokenizer is None else (("tokenizer", job.tokenizer),)
+    manager = task_manager(tuple(map(str, folders)), about, include_defaults=False)
     if any(name not in manager.all_tasks for name in job.tasks):
-        manager = _manager(paths, about, include_defaults=True)
-    names = [_known(name, manager) for name in job.tasks]
+        manager = task_manager(tuple(map(str, folders)), about, include_defaults=True)
+    found: dict[str, Task] = {}
     loaded = LoadedTasks()
-    for name in names:
-        found = _load(name, manager)
-        loaded.groups += found["groups"].values()
-        for task_name, task in found["tasks"].items():
-            if any(one.name == task_name for one in loaded.tasks):
+    for name in [_known(name, manager) for name in job.tasks]:
+        of_name = _load(name, manager)
+        loaded.groups += of_name["groups"].values()
+        for task_name, task in of_name["tasks"].items():
+            if task_name in found:
                 raise UsageError(f"task {task_name} is named twice, by {name} too; leave one of them out")
-            loaded.tasks.append(_with_requests(str(task_name), task, job, model))
+            found[str(task_name)] = task
+    loaded.tasks += [_with_requests(name, task, job, model) for name, task in found.items()]
     return loaded
 
 
-def _manager(paths: list[str], about: dict[str, Any], *, include_defaults: bool) -> TaskManager:
+@cache
+def task_manager(paths: tuple[str, ...], about: tuple[tuple[str, str], ...], *, include_defaults: bool) -> TaskManager:
+    """``about``: what tasks that make their prompts want to know. Raises UsageError for files that can't be read."""
     try:
-        return TaskManager(include_path=paths, include_defaults=include_defaults, metadata=about)
+        return TaskManager(include_path=list(paths), include_defaults=include_defaults, metadata=dict(about))
     except Exception as error:  # of YAML, of files, of what a task file says
         logger.exception("task folders")
         raise UsageError(f"the task files in {paths[-1]} can't be read ({_short(error)}); mend them") from error
@@ -138,16 +142,19 @@ def _load(name: str, manager: TaskManager) -> dict[str, Any]:
 
 
 def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
-    reason = _short(error)
-    if isinstance(error, (KeyError, AttributeError, TypeError)) or "undefined" in reason:
+    """By where in lm-eval it was raised: it has no errors of its own."""
+    reason, raised_in = _short(error), {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    if raised_in & {"doc_to_text", "doc_to_target", "doc_to_choice"}:
         return f"task {name}: row 0 of its dataset can't be asked ({reason}); expected every field that the task names"
+    if "download" not in raised_in:
+        return f"task {name} can't be loaded ({reason}); mend its file"
     dataset = _dataset_of(name, manager)
-    cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    cache_path = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
-        f"task {name} needs the dataset {dataset}, which is neither in the cache {cache} nor to be had from the hub "
-        f"({reason}); run `hf download --repo-type dataset {dataset.split(' ')[0]}` where there is a network and bring "
-        "the cache here, or name a local file: a task folder whose YAML includes the task, with dataset_path: json and "
-        "dataset_kwargs: {data_files: …}"
+        f"task {name} needs the dataset {dataset}, which is neither in the cache {cache_path} nor to be had from the "
+        f"hub ({reason}); run `hf download --repo-type dataset {dataset.split(' ')[0]}` where there is a network and "
+        "bring the cache here, or name a local file: a task folder whose YAML includes the task, with dataset_path: "
+        "json and dataset_kwargs: {data_files: …}"
     )
 
 

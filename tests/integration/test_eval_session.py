@@ -1,0 +1,197 @@
+"""Tasks, requests and scores inside the session: what lm-eval asks, and every fault of a task as one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.api.instance import Instance
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.errors import UsageError
+from trtx.evals.forms import Asked, Sample, ScoredTask
+from trtx.evals.messages import Job
+from trtx.evals.session import scoring
+from trtx.evals.session.client import Refused
+from trtx.evals.session.loading import ALIASES, OWN_TASKS, LoadedTasks, load_tasks, task_manager
+from trtx.evals.session.model import MOST_STOPS, Chat, ServedModel, TooLong
+from trtx.evals.session.prompt_logprobs import EngineData
+
+ROWS = [{"question": f"{number} + 12 =", "answer": str(number + 12)} for number in range(10, 22)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(resolve_checkpoint("synthetic:tiny-trained").path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    """A task folder: ``sums`` with the rows given, and what else is said of it."""
+
+    def make(rows: list[dict[str, Any]] = ROWS, more: str = "", **files: str) -> Path:
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "sums.yaml").write_text(
+            f"task: sums\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/rows.jsonl}}}}\n"
+            "output_type: generate_until\ntest_split: test\ndoc_to_text: '{{question}}'\ndoc_to_target: '{{answer}}'\n"
+            f'generation_kwargs: {{until: ["\\n"]}}\n{more}'
+        )
+        for name, text in files.items():
+            (tmp_path / name.replace("_", ".")).write_text(text)
+        return tmp_path
+
+    return make
+
+
+def job(*tasks: str, folder: Path | None = None, **more: Any) -> Job:
+    fields: dict[str, Any] = {"limit": 12, "num_fewshot": None, "endpoint_type": "completions", "concurrency": 1}
+    task_dir = None if folder is None else str(folder)
+    return Job(tasks=tasks, task_dir=task_dir, tokenizer=None, **fields | more)
+
+
+def load(asked: Job, tokenizer: Any = None) -> LoadedTasks:
+    return load_tasks(asked, ServedModel(tokenizer, endpoint_type=asked.endpoint_type))
+
+
+def test_a_folder_of_tasks_is_read_and_its_samples_have_keys_of_what_they_ask(folder: Callable[..., Path]) -> None:
+    loaded = load(job("sums", folder=folder()))
+    (task,) = loaded.tasks
+    assert [one.doc["answer"] for one in task.documents] == [row["answer"] for row in ROWS]
+    assert len({one.key for one in task.documents}) == len(ROWS)
+    again = load(job("sums", folder=folder(), num_fewshot=None))
+    assert [one.key for one in again.tasks[0].documents] == [one.key for one in task.documents]
+    shot = load(job("trtx_copying", num_fewshot=1)).tasks[0].documents[0]
+    assert (
+        shot.instances[0].args[0].count("\n") == 1 and shot.key != load(job("trtx_copying")).tasks[0].documents[0].key
+    )
+
+
+def test_a_task_that_is_named_twice_is_refused() -> None:
+    refused(job("trtx_copying", "trtx"), ["task trtx_copying is named twice, by trtx too"])
+
+
+def refused(asked: Job, words: list[str]) -> None:
+    with pytest.raises(UsageError) as error:
+        load(asked)
+    said = str(error.value)
+    assert "\n" not in said and all(word in said for word in words), said
+
+
+def test_a_row_that_lacks_a_field_is_named_with_it(folder: Callable[..., Path]) -> None:
+    rows = [*ROWS[:3], {"question": "1 + 1 ="}, *ROWS[3:]]
+    refused(job("sums", folder=folder(rows)), ["task sums: row 3", "no field 'answer'"])
+    refused(job("sums", folder=folder([{"q": "1"}])), ["task sums: row 0", "'question' is undefined"])
+
+
+def test_a_dataset_that_is_not_there_says_how_to_bring_it(folder: Callable[..., Path], tmp_path: Path) -> None:
+    at = folder()
+    (at / "rows.jsonl").unlink()
+    refused(job("sums", folder=at), ["task sums needs the dataset json", "rows.jsonl", "bring the cache here"])
+
+
+def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Path], tmp_path: Path) -> None:
+    refused(job("sums", folder=tmp_path / "none"), ["--task-dir", "is no directory"])
+    refused(job("odd", folder=folder(odd_yaml="task: odd\noutput_type: sing\n")), ["task odd can't be loaded", "sing"])
+
+
+def test_log_likelihood_without_a_tokenizer_is_refused() -> None:
+    refused(job("trtx_arithmetic_choice"), ["trtx_arithmetic_choice scores log-probabilities", "--tokenizer"])
+
+
+def test_a_generation_is_sent_with_the_stops_that_servers_take(tokenizer: Any) -> None:
+    stops = [f"stop {number}" for number in range(6)]
+    asked = Instance("generate_until", {}, ("a b", {"until": stops, "max_gen_toks": 9, "do_sample": False}), 0)
+    (question,) = ServedModel(tokenizer).questions(asked)
+    assert question.path == "completions"
+    assert question.body == {
+        "prompt": "a b", "max_tokens": 9, "temperature": 0.0, "seed": 1234, "stop": stops[:MOST_STOPS],
+    }  # fmt: skip
+    (repeated,) = ServedModel(tokenizer).questions(asked, repeat=1)
+    assert repeated.body["seed"] == 1235
+    found = ServedModel(tokenizer).asked(asked, [{"choices": [{"text": "so stop 5 no", "finish_reason": "stop"}]}])
+    assert isinstance(found, Asked) and found.text == "so "  # the last two are cut here
+
+
+def test_a_chat_is_sent_as_messages_and_one_to_go_on_with_as_tokens(tokenizer: Any) -> None:
+    model = ServedModel(tokenizer, endpoint_type="chat")
+    messages = [{"role": "user", "content": "hello"}]
+    prompt = model.messages(messages)
+    assert isinstance(prompt, Chat)
+    (question,) = model.questions(Instance("generate_until", {}, (prompt, {}), 0))
+    assert question.path == "chat/completions" and question.body["messages"] == messages
+    begun = model.messages([*messages, {"role": "assistant", "content": "It is"}], add_generation_prompt=False)
+    (question,) = model.questions(Instance("generate_until", {}, (begun, {}), 0))
+    assert question.path == "completions" and tokenizer.decode(question.body["prompt"]).endswith("It is")
+
+
+def test_a_prompt_that_does_not_fit_is_told_with_its_length(tokenizer: Any) -> None:
+    model = ServedModel(tokenizer, context_length=20, route=EngineData())
+    with pytest.raises(TooLong, match="asks for 16 more, and the engine's context holds 20"):
+        model.questions(Instance("generate_until", {}, ("one two three four five six", {"max_gen_toks": 16}), 0))
+    with pytest.raises(TooLong, match="context holds 20"):
+        model.questions(Instance("loglikelihood", {}, ("one " * 30, "two"), 0))
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [{"text": 5}]}, {"choices": [{"message": None}]}]
+)
+def test_an_answer_without_a_text_is_refused(answer: dict[str, Any]) -> None:
+    asked = Instance("generate_until", {}, ("a", {}), 0)
+    assert isinstance(ServedModel().asked(asked, [answer]), Refused)
+
+
+def answered(task: Any, texts: list[str]) -> list[Sample]:
+    documents = task.documents[: len(texts)]
+    asked = [[Asked("generate_until", "", None, {}, text, None, None, "stop")] for text in texts]
+    judged = scoring.judge(task.task, documents, asked)
+    return [
+        Sample(task.name, one.doc_id, one.key, {}, None, tuple(answers), of)
+        for one, answers, of in zip(documents, asked, judged, strict=True)
+    ]
+
+
+def test_a_score_is_that_of_lm_evals_metric_over_the_filtered_answers() -> None:
+    (task,) = load(job("trtx_copying")).tasks
+    right = [f" {one.doc['answer']} " for one in task.documents[:6]]
+    (score,) = scoring.scores(task.task, answered(task, [*right[:5], "no"]))
+    assert (score.metric, score.kind) == ("exact_match", "binomial") and score.value == pytest.approx(5 / 6)
+
+
+def test_a_metric_that_is_no_number_names_the_sample(folder: Callable[..., Path]) -> None:
+    judge = "def judge(doc, results):\n    return {'odd': float('nan') if results[0] == 'x' else 1.0}\n"
+    more = "process_results: !function judge.judge\nmetric_list: [{metric: odd, aggregation: mean}]\n"
+    (task,) = load(job("sums", folder=folder(more=more, judge_py=judge))).tasks
+    with pytest.raises(scoring.NoNumber, match="metric odd of sample 2 is 'nan', expected a number"):
+        scoring.scores(task.task, answered(task, ["a", "b", "x"]))
+
+
+def test_a_group_is_weighted_as_lm_eval_weights_it(folder: Callable[..., Path]) -> None:
+    group = (
+        "group: all\ntask: [sums, trtx_copying]\naggregate_metric_list: "
+        "[{metric: exact_match, aggregation: mean, weight_by_size: true}]\n"
+    )
+    more = "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
+    loaded = load(job("all", folder=folder(more=more, all_yaml=group)))
+    samples = {"sums": answered(loaded.tasks[0], ["22", "no", "no"]), "trtx_copying": answered(loaded.tasks[1], ["no"])}
+    scored = {
+        one.name: ScoredTask(one.name, "generate_until", "1", 0, 3, len(samples[one.name]),
+                             scoring.scores(one.task, samples[one.name]), ())
+        for one in loaded.tasks
+    }  # fmt: skip
+    found = scoring.group_scores(loaded.groups[0], scored, samples)
+    assert found is not None and found.subtasks == ("sums", "trtx_copying")
+    (score,) = found.scores
+    assert score.value == pytest.approx(1 / 4) and score.interval is not None and score.interval.estimate == 1 / 4
+
+
+@pytest.mark.proof  # it reads lm-eval's 14,000 task files
+def test_the_tasks_that_tensorrt_llm_names_are_known_and_the_nearest_of_all_are_told() -> None:
+    refused(job("gsm9k"), ["no task is called 'gsm9k'", "did you mean gsm8k"])
+    known = task_manager((str(OWN_TASKS),), (), include_defaults=True).all_tasks
+    for name in ("mmlu", "gsm8k", "gpqa", "gpqa_diamond", "cnn_dailymail", "longbench", "jsonschema_bench"):
+        assert ALIASES.get(name, name) in known, name
