@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from lm_eval.api.group import Group
@@ -86,7 +87,7 @@ def scores(task: Task, samples: Sequence[Sample]) -> tuple[Score, ...]:
 def _score(task: Task, metric: str, name: str, values: list[Any], samples: Sequence[Sample]) -> Score:
     aggregate = task.aggregation().get(metric, mean)
     better = task.higher_is_better().get(metric)
-    chance = (task.get_config("metadata") or {}).get("chance")
+    chance = _chance(task, metric, samples)
     if aggregate is mean:
         for value, sample in zip(values, samples, strict=True):
             if not isinstance(value, (int, float)):
@@ -107,12 +108,21 @@ def _score(task: Task, metric: str, name: str, values: list[Any], samples: Seque
     return _made(metric, name, interval, value, "bootstrap", better, chance)
 
 
+def _chance(task: Task, metric: str, samples: Sequence[Sample]) -> float | None:
+    """Of guessing: what the task says, or one of the choices that each sample has."""
+    if (said := (task.get_config("metadata") or {}).get("chance")) is not None:
+        return float(said)
+    if task.OUTPUT_TYPE != "multiple_choice" or metric not in ("acc", "acc_norm", "acc_bytes"):
+        return None
+    return fmean(1 / len(sample.requests) for sample in samples)
+
+
 def _made(
     metric: str, name: str, interval: Interval | None, value: float, kind: Any, better: Any, chance: Any
 ) -> Score:
     return Score(
         metric=metric, filter=name, interval=interval, value=float(value), kind=kind, higher_is_better=better,
-        chance=None if chance is None else float(chance),
+        chance=chance,
     )  # fmt: skip
 
 
