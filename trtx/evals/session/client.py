@@ -61,33 +61,53 @@ class Client:
 
     async def context_length(self) -> int | None:
         """What the server says that its model's context holds: Dynamo and vLLM do, each in its own word."""
-        try:
-            entries = (await self._http.get("models")).raise_for_status().json()["data"]
-            own = next(entry for entry in entries if entry["id"] == self._endpoint.model)
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration):
-            return None
+        own = await self._own_entry() or {}
         found = own.get("context_window") or own.get("max_model_len")
         return found if isinstance(found, int) else None
 
     async def ask(self, question: Question) -> dict[str, Any] | Refused:
-        """The answer's JSON, or what was said in its place. Raises ServerGone."""
+        """The answer's JSON, or what was said in its place. Raises ServerGone.
+
+        A failure of the server's is asked again; one that lasts is an answer as long as it lists the model. While it
+        does not, a worker of it may be starting again.
+        """
         body = {"model": self._endpoint.model, **question.body}
-        began, failures = time.monotonic(), 0
+        lost_since, failures = None, 0
         while True:
             try:
                 answer = await self._http.post(question.path, json=body)
             except httpx.TransportError as error:
-                if time.monotonic() - began > self._endpoint.patience_s:
-                    reason = " ".join(str(error).split()) or type(error).__name__
-                    raise ServerGone(f"{self._endpoint.url} does not answer any more ({reason})") from error
+                reason = " ".join(str(error).split()) or type(error).__name__
+                lost_since = self._since(lost_since, reason)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             if answer.is_success:
                 return _parsed(answer)
+            reason = f"HTTP {answer.status_code}: {self._without_key(_message(answer))}"
+            if answer.status_code < 500 and answer.status_code != httpx.codes.NOT_FOUND:
+                return Refused(reason)
             failures += 1
-            if answer.status_code < 500 or failures == _ATTEMPTS:
-                return Refused(f"HTTP {answer.status_code}: {self._without_key(_message(answer))}")
-            await asyncio.sleep(_PAUSE_S * failures)
+            if failures >= _ATTEMPTS:
+                if await self._own_entry() is not None:
+                    return Refused(reason)
+                lost_since, failures = self._since(lost_since, reason), 0
+            await asyncio.sleep(_PAUSE_S)
+
+    def _since(self, lost_since: float | None, reason: str) -> float:
+        """From when on it has been lost. Raises ServerGone once that is too long ago."""
+        now = time.monotonic()
+        if lost_since is not None and now - lost_since > self._endpoint.patience_s:
+            raise ServerGone(f"{self._endpoint.url} does not answer any more ({reason})")
+        return lost_since or now
+
+    async def _own_entry(self) -> dict[str, Any] | None:
+        """Of the model, in the server's list; None where it is not listed, or there is no list."""
+        try:
+            entries = (await self._http.get("models")).raise_for_status().json()["data"]
+            found: dict[str, Any] = next(entry for entry in entries if entry["id"] == self._endpoint.model)
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration):
+            return None
+        return found
 
 
 def _parsed(answer: httpx.Response) -> dict[str, Any] | Refused:
