@@ -65,7 +65,10 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
 
     What a sweep may leave out must stand here: a default in place of a lost field would be another measurement.
     """
-    return spec_of(LOCK.load(run_dir), str(run_dir / LOCK.file))
+    fields = LOCK.load(run_dir)
+    if "tasks" in fields:
+        raise UsageError(f"{run_dir} is a run of trtx eval; go on with it by trtx eval --resume")
+    return spec_of(fields, str(run_dir / LOCK.file))
 
 
 def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:
