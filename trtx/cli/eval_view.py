@@ -32,7 +32,9 @@ class EvalView(BarsView):
     def listener(self) -> EvaluationListener:
         from trtx.experiment import EvaluationListener
 
-        return EvaluationListener(self._on_start, self._on_loaded, self._on_topology, self._on_event, self._on_progress)
+        return EvaluationListener(
+            self._on_loading, self._on_start, self._on_loaded, self._on_topology, self._on_event, self._on_progress
+        )
 
     def print_table(self, table: RenderableType, *, to_stderr: bool) -> None:
         console = self._console if to_stderr else Console(highlight=False)
@@ -42,6 +44,9 @@ class EvalView(BarsView):
 
     def _say(self, line: str) -> None:
         self._bars.console.print(line, soft_wrap=True)
+
+    def _on_loading(self, log: Path) -> None:
+        self._say(f"reading tasks and datasets; log: {log}")
 
     def _on_start(self, run_dir: Path) -> None:
         self.run_dir = run_dir

@@ -39,6 +39,7 @@ SESSION_LOG = Path("eval") / "session.log"
 class EvaluationListener:
     """What a run tells while it goes on. Called from this thread, and ``on_event`` from the supervisor's too."""
 
+    on_loading: Callable[[Path], None] = lambda log: None  # tasks and datasets, for minutes where they are downloaded
     on_start: Callable[[Path], None] = lambda run_dir: None
     on_loaded: Callable[[dict[str, int], tuple[str, ...]], None] = lambda samples, topologies: None
     on_topology: Callable[[str], None] = lambda label: None
@@ -208,6 +209,7 @@ def _session(state: _Evaluation) -> Iterator[Session]:
 
 
 def _score(state: _Evaluation, session: Session, labels: Sequence[str]) -> FinishedEvaluation:
+    state.listener.on_loading(state.run_dir / SESSION_LOG)
     loaded = session.wait_loaded(state.check)
     check_min_scores(state.spec.least_scores, loaded.metrics)
     state.listener.on_start(state.run_dir)
