@@ -29,6 +29,7 @@ class OpenAIServer:
     echoes: bool = True
     lasts: int | None = None
     delay_s: float = 0.0
+    key: str | None = None  # that requests have to carry
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -72,7 +73,16 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1
     server: _Server
 
+    def _is_refused(self) -> bool:
+        key = self.server.described.key
+        if key is None or self.headers["Authorization"] == f"Bearer {key}":
+            return False
+        self._send(401, {"error": {"message": "You didn't provide an API key."}})
+        return True
+
     def do_GET(self) -> None:
+        if self._is_refused():
+            return
         if self.path == "/v1/models":
             self._send(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "else"}]})
         else:
@@ -80,6 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._is_refused():
+            return
         of, model = self.server.described, _model()
         if not {"prompt", "messages"} & body.keys():
             self._send(400, {"error": {"message": "messages: Field required"}})

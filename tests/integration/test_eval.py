@@ -115,13 +115,19 @@ def attached(server: OpenAIServer, parent: Path, *more: str, tasks: str = "trtx_
     return ["eval", "--tasks", tasks, "--limit", str(LIMIT), "--url", server.url, *more, "-o", str(parent)]
 
 
-def test_another_server_scores_the_same_tasks(both: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_server_scores_the_same_tasks(
+    both: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for a key, which stands nowhere afterwards."""
+    key = "sk-another-server"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
     tasks = "trtx_arithmetic,trtx_json,trtx_arithmetic_choice"
-    with openai_server() as server:
+    with openai_server(key=key) as server:
         assert run(attached(server, tmp_path, *TOKENIZER, "--baseline", str(both), "--max-drop", "0.5", "--json",
                             tasks=tasks)) == 0  # fmt: skip
     told = json.loads(capfd.readouterr().out)
     assert told["verdict"]["verdict"] == "pass" and told["scores"][0]["prompt_logprobs"] == "echo"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
     here, there = by_metric(scores(only(tmp_path), "attached")), by_metric(scores(both, "agg"))
     assert len(here) == 5 and all(score.value == pytest.approx(there[name].value) for name, score in here.items())
     for task in tasks.split(","):

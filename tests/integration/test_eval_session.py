@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,13 @@ def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Pat
 
 def test_log_likelihood_without_a_tokenizer_is_refused() -> None:
     refused(job("trtx_arithmetic_choice"), ["trtx_arithmetic_choice scores log-probabilities", "--tokenizer"])
+
+
+def test_a_chat_with_a_model_without_template_is_refused(tokenizer: Any) -> None:
+    bare = copy.deepcopy(tokenizer)
+    bare.chat_template = None
+    with pytest.raises(UsageError, match="has no chat template, and --endpoint-type is chat"):
+        load(job("trtx_copying", endpoint_type="chat"), bare)
 
 
 def test_a_generation_is_sent_with_the_stops_that_servers_take(tokenizer: Any) -> None:

@@ -56,11 +56,6 @@ def _serve(tell: Callable[[Up], None]) -> None:
             "'trtx[eval]'"
         ) from error
     model = ServedModel(_tokenizer(job))
-    if job.endpoint_type == "chat" and model.tokenizer is not None and not model.tokenizer.chat_template:
-        raise UsageError(
-            f"the model in {job.tokenizer} has no chat template, and --endpoint-type is chat; leave it out, and "
-            "prompts are sent as they are"
-        )
     tasks = load_tasks(job, model)
     tell(Loaded({one.name: len(one.documents) for one in tasks.tasks}, tasks.metrics))
     for line in sys.stdin:

@@ -82,6 +82,11 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
 
     lm-eval's own 14,000 names take seconds to read: they are, where a name is none of trtx's or of the task folder.
     """
+    if job.endpoint_type == "chat" and model.tokenizer is not None and not model.tokenizer.chat_template:
+        raise UsageError(
+            f"the model in {model.tokenizer_name} has no chat template, and --endpoint-type is chat; leave it out, and "
+            "prompts are sent as they are"
+        )
     folders = [OWN_TASKS, *([_folder(job.task_dir)] if job.task_dir else [])]
     about = () if job.tokenizer is None else (("tokenizer", job.tokenizer),)
     manager = task_manager(tuple(map(str, folders)), about, include_defaults=False)
