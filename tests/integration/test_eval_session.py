@@ -100,6 +100,10 @@ def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Pat
     refused(job("odd", folder=folder(odd_yaml="task: odd\noutput_type: sing\n")), ["task odd can't be loaded", "sing"])
 
 
+def test_more_examples_than_there_are_is_refused() -> None:
+    refused(job("trtx_copying", num_fewshot=500), ["trtx_copying has fewer examples than the 500", "--num-fewshot"])
+
+
 def test_log_likelihood_without_a_tokenizer_is_refused() -> None:
     refused(job("trtx_arithmetic_choice"), ["trtx_arithmetic_choice scores log-probabilities", "--tokenizer"])
 

@@ -18,7 +18,8 @@ from rich.text import Text
 from trtx.bench.documents import plain
 from trtx.bench.files import write_text
 from trtx.bench.judgement import Verdict
-from trtx.evals import Score, ScoredTask, TopologyScores, read_eval
+from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
+from trtx.evals.forms import SAMPLES, read_samples
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
 from trtx.report.verdict import MISSING, headline, lines, verdict_cases, verdict_json, verdict_markdown
 
@@ -62,7 +63,7 @@ class EvaluationView:
     name: str
     asked: AskedEvaluation
     scored: tuple[TopologyScores, ...]
-    missing: tuple[str, ...]  # topologies that were not scored
+    missing: dict[str, int]  # topologies that were not scored to their end -> samples that are answered
     verdict: RunVerdict | None
 
     @property
@@ -83,7 +84,10 @@ class EvaluationView:
     @property
     def notes(self) -> tuple[str, ...]:
         """What has no score or no answer, as sentences."""
-        told = [f"{label}: it was not scored" for label in self.missing]
+        told = [
+            f"{label}: it was not scored to its end; {count} samples have their answers"
+            for label, count in self.missing.items()
+        ]
         for one in self.scored:
             for task in one.tasks:
                 told += [f"{one.topology}, {task.task}: {task.note}"] if task.note else []
@@ -121,9 +125,13 @@ def read_evaluation_view(run_dir: Path) -> EvaluationView:
         name=run_dir.resolve().name,
         asked=asked,
         scored=tuple(scores for scores in found.values() if scores is not None),
-        missing=tuple(label for label, scores in found.items() if scores is None),
+        missing={label: _kept(run_dir, label) for label, scores in found.items() if scores is None},
         verdict=VERDICT.find(run_dir, RunVerdict),
     )
+
+
+def _kept(run_dir: Path, label: str) -> int:
+    return sum(len(read_samples(path.parent)) for path in eval_directory(run_dir, label).glob(f"*/{SAMPLES.file}"))
 
 
 def render_evaluation(run_dir: Path) -> EvaluationView:

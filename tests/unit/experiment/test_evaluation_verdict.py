@@ -116,7 +116,9 @@ def test_another_topology_or_an_older_lm_eval_of_the_baseline_is_told(tmp_path: 
 def test_a_topology_that_was_not_scored_fails(tmp_path: Path) -> None:
     run = scored(tmp_path, {"sums": RIGHT}, topology="agg")
     write_lock(run, evaluation_of({"tasks": ["sums"], "modes": ["agg", "disagg"]}), provenance(GOLDEN))
+    SampleWriter(eval_directory(run, "disagg") / "sums").add(sample("sums", 0, 1))
     assert judge(run)["disagg scored"].verdict is Verdict.FAILED
+    assert render_evaluation(run).notes == ("disagg: it was not scored to its end; 1 samples have their answers",)
 
 
 @pytest.mark.parametrize(("path", "words"), [("none", "no run directory"), (str(GOLDEN), "no run of trtx eval")])

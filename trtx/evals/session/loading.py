@@ -245,6 +245,11 @@ def _fields(template: Any) -> set[str]:
 
 def _why_not_built(name: str, task: Task, limit: int | None, error: Exception) -> str:
     """With the row, where asking one alone fails in the same way."""
+    if "larger than population" in str(error):  # of random.sample, in lm-eval's sampler
+        return (
+            f"task {name} has fewer examples than the {task.get_config('num_fewshot')} to show before each question; "
+            "ask for less with --num-fewshot"
+        )
     for row, doc in task.doc_iterator(limit=limit):
         for part in (task.doc_to_text, task.doc_to_target):
             try:
