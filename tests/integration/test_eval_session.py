@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,10 +17,12 @@ from lm_eval.api.instance import Instance
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
-from trtx.evals.forms import Asked, Sample, ScoredTask
-from trtx.evals.messages import Job
+from trtx.evals import TopologyScores
+from trtx.evals.forms import Asked, Sample, ScoredTask, read_samples
+from trtx.evals.messages import Endpoint, Job, Progress
 from trtx.evals.session import scoring
-from trtx.evals.session.client import Refused
+from trtx.evals.session.asking import Asking
+from trtx.evals.session.client import Refused, ServerGone
 from trtx.evals.session.loading import ALIASES, OWN_TASKS, LoadedTasks, load_tasks, task_manager
 from trtx.evals.session.model import MOST_STOPS, Chat, ServedModel, TooLong
 from trtx.evals.session.prompt_logprobs import EngineData
@@ -207,3 +213,90 @@ def test_the_tasks_that_tensorrt_llm_names_are_known_and_the_nearest_of_all_are_
     known = task_manager((str(OWN_TASKS),), (), include_defaults=True).all_tasks
     for name in ("mmlu", "gsm8k", "gpqa", "gpqa_diamond", "cnn_dailymail", "longbench", "jsonschema_bench"):
         assert ALIASES.get(name, name) in known, name
+
+
+@contextlib.contextmanager
+def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
+    """A server whose answer is its prompt, or a failure with the status that ``fails`` says."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.say(200, {"data": [{"id": "echo", "context_window": 40}]})
+
+        def do_POST(self) -> None:
+            prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+            status = fails(prompt)
+            answer = {"choices": [{"text": prompt}]} if status == 200 else {"error": {"message": f"no {prompt}"}}
+            self.say(status, answer)
+
+        def say(self, status: int, document: dict[str, Any]) -> None:
+            body = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def ask(asked: Job, url: str, directory: Path, tokenizer: Any = None) -> tuple[TopologyScores, list[Progress]]:
+    told: list[Progress] = []
+    endpoint = Endpoint("here", url, "echo", str(directory), patience_s=1)
+    model = ServedModel(tokenizer, endpoint_type=asked.endpoint_type)
+    return asyncio.run(Asking(asked, load(asked, tokenizer), model, endpoint, told.append).run()), told
+
+
+ODD = """
+def breaks(doc, results):
+    if doc["answer"] == "25":
+        raise KeyError("no_such")
+    return {"odd": 1}
+"""
+
+
+def test_a_metric_that_breaks_loses_no_answer(folder: Callable[..., Path], tmp_path: Path) -> None:
+    more = "process_results: !function odd.breaks\nmetric_list: [{metric: odd, aggregation: mean}]\n"
+    with echoing() as url:
+        found, told = ask(job("sums", folder=folder(more=more, odd_py=ODD)), url, tmp_path / "here")
+    (task,) = found.tasks
+    assert task.note == "sample 3 can't be judged (KeyError: 'no_such'); see samples.jsonl"
+    assert not task.scores and task.answered == task.samples == len(ROWS)
+    kept = read_samples(tmp_path / "here" / "sums")
+    assert [one.doc_id for one in kept if not one.judgements] == [3]
+    assert [one.requests[0].text for one in kept] == [row["question"] for row in ROWS]
+    assert [one.done for one in told] == list(range(len(ROWS) + 1))
+
+
+def test_what_is_refused_fails_or_does_not_fit_is_counted_by_its_reason_and_asked_again(
+    folder: Callable[..., Path], tokenizer: Any, tmp_path: Path
+) -> None:
+    rows = [*ROWS[:4], {"question": "word " * 60, "answer": "x"}]
+    more = "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
+    asked = job("sums", folder=folder(rows, more=more + "generation_kwargs: {max_gen_toks: 8}\n"), concurrency=3)
+    with echoing(lambda prompt: {"1": 400, "2": 503}.get(prompt[1], 200)) as url:
+        found, _ = ask(asked, url, tmp_path / "here", tokenizer)
+    (task,) = found.tasks
+    assert (task.samples, task.answered) == (5, 2)
+    reasons = {one.first: one.reason for one in task.unanswered}
+    assert reasons[1] == "HTTP 400: no 11 + 12 =" and reasons[2] == "HTTP 503: no 12 + 12 ="
+    assert "asks for 8 more, and the engine's context holds 40" in reasons[4]
+    with echoing() as url:
+        found, told = ask(asked, url, tmp_path / "here", tokenizer)
+    assert (found.tasks[0].answered, told[0].kept) == (4, 2)
+
+
+def test_a_server_that_lists_its_model_no_more_is_given_up(folder: Callable[..., Path], tmp_path: Path) -> None:
+    with echoing() as url:
+        pass
+    with pytest.raises(ServerGone, match="does not answer any more .*; 0 of 12 samples have their answers"):
+        ask(job("sums", folder=folder()), url, tmp_path / "here")

@@ -7,6 +7,7 @@ and more samples would tell. A sample without an answer fails its task, whatever
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -138,13 +139,16 @@ def _named(task: ScoredTask, metric: str) -> Score | None:
 
 
 def by_key(samples: Sequence[Sample], score: Score) -> dict[str, float]:
-    """A metric's value of each sample, where it has a number of its own."""
-    found = {}
+    """A metric's value of each sample, where it has a number of its own. Rows that ask the same are numbered."""
+    found: dict[str, float] = {}
+    seen: Counter[str] = Counter()
     for sample in samples:
         for judged in sample.judgements:
             value = judged.metrics.get(score.metric)
             if judged.filter == score.filter and isinstance(value, (int, float)):
-                found[sample.key] = float(value)
+                twins = seen[sample.key]
+                found[f"{sample.key}#{twins}" if twins else sample.key] = float(value)
+                seen[sample.key] += 1
     return found
 
 

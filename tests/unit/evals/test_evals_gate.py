@@ -10,8 +10,9 @@ from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.errors import UsageError
 from trtx.evals import Score, ScoredTask, TopologyScores, statistics
-from trtx.evals.forms import Unanswered
+from trtx.evals.forms import Judged, Sample, Unanswered
 from trtx.evals.gate import (
+    by_key,
     check_min_scores,
     judge_answers,
     judge_difference,
@@ -116,3 +117,13 @@ def test_a_verdict_says_of_the_interval_what_stands_beside_it(pairs: list[tuple[
     assert interval is not None and found.interval == interval
     assert (found.verdict is Verdict.PASS) == (interval.low >= -0.1)
     assert (found.verdict is Verdict.REGRESSED) == (interval.high < -0.1)
+
+
+def test_a_metrics_values_are_those_of_its_filter_and_rows_that_ask_the_same_stay_apart() -> None:
+    def sample(number: int, key: str, strict: object, loose: object) -> Sample:
+        judged = (Judged("strict", (), {"acc": strict}), Judged("loose", (), {"acc": loose}))
+        return Sample("sums", number, key, {}, None, (), judged)
+
+    samples = [sample(0, "a", 1, 0), sample(1, "b", "nan", 0), sample(2, "a", 0, 0)]
+    assert by_key(samples, score(0, 0.5, 1, filter="strict")) == {"a": 1.0, "a#1": 0.0}
+    assert list(by_key(samples, score(0, 0.5, 1, filter="loose")).values()) == [0.0, 0.0, 0.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from trtx.evals.session.client import Client, Refused, ServerGone
 from trtx.evals.session.loading import Document, LoadedTask, LoadedTasks, version_of
 from trtx.evals.session.model import ServedModel
 from trtx.evals.session.prompt_logprobs import PromptLogprobs, find_route
+
+logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 4
 
@@ -65,6 +68,8 @@ class _Running:
     is_binary: bool = True
 
     def add(self, sample: Sample) -> None:
+        if not sample.judgements or not sample.judgements[0].metrics:
+            return
         (metric, value), *_ = sample.judgements[0].metrics.items()
         self.metric = metric
         self.count += 1
@@ -89,6 +94,7 @@ class _TaskRun:
     samples: dict[int, Sample] = field(default_factory=dict)  # all, by doc_id
     refusals: dict[int, str] = field(default_factory=dict)
     note: str | None = None  # why it is not asked
+    unjudged: str | None = None  # why a sample could not be judged: what a task computes may fail
     running: _Running = field(default_factory=_Running)
 
     @property
@@ -132,10 +138,10 @@ class Asking:
         return found
 
     def _take_kept(self, run: _TaskRun) -> None:
-        by_key = {document.key: document for document in run.loaded.documents}
+        keys = {document.doc_id: document.key for document in run.loaded.documents}
         for sample in read_samples(Path(self._endpoint.directory) / run.loaded.name):
-            if (document := by_key.get(sample.key)) is not None:
-                run.kept[document.doc_id] = run.samples[document.doc_id] = sample
+            if keys.get(sample.doc_id) == sample.key:
+                run.kept[sample.doc_id] = run.samples[sample.doc_id] = sample
                 run.running.add(sample)
 
     async def _ask_all(self, client: Client) -> None:
@@ -190,7 +196,13 @@ class Asking:
         self._report(run)
 
     def _sample(self, run: _TaskRun, document: Document, answers: tuple[Asked, ...]) -> Sample:
-        (judged,) = scoring.judge(run.loaded.task, [document], [answers])
+        try:
+            (judged,) = scoring.judge(run.loaded.task, [document], [answers])
+        except Exception as error:  # of a task's own code
+            logger.exception("task %s, sample %s", run.loaded.name, document.doc_id)
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            run.unjudged = run.unjudged or f"sample {document.doc_id} can't be judged ({reason}); see samples.jsonl"
+            judged = ()
         return _line(run.loaded, document, answers, judged)
 
     def _report(self, run: _TaskRun) -> None:
@@ -235,7 +247,12 @@ class Asking:
         if not answered:
             return []
         asked = [run.samples[document.doc_id].requests for document in answered]
-        judged = scoring.judge(run.loaded.task, answered, asked)
+        try:
+            judged = scoring.judge(run.loaded.task, answered, asked)
+        except Exception as error:  # of a task's own code; of which sample, it was told when that was answered
+            logger.exception("task %s", run.loaded.name)
+            run.unjudged = run.unjudged or f"its samples can't be judged ({type(error).__name__}: {error})"
+            return [run.samples[document.doc_id] for document in answered]
         return [
             _line(run.loaded, document, answers, one)
             for document, answers, one in zip(answered, asked, judged, strict=True)
@@ -265,7 +282,7 @@ def _line(loaded: LoadedTask, document: Document, answers: tuple[Asked, ...], ju
 
 
 def _scored(run: _TaskRun, ordered: list[Sample]) -> ScoredTask:
-    note = run.note
+    note = run.note or run.unjudged
     found: tuple[Score, ...] = ()
     if ordered and note is None:
         try:
