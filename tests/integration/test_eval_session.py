@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
@@ -300,3 +301,16 @@ def test_a_server_that_lists_its_model_no_more_is_given_up(folder: Callable[...,
         pass
     with pytest.raises(ServerGone, match="does not answer any more .*; 0 of 12 samples have their answers"):
         ask(job("sums", folder=folder()), url, tmp_path / "here")
+
+
+def test_lm_eval_finds_the_model_by_its_name_and_asks_it_itself(tmp_path: Path) -> None:
+    """The entrance for `lm_eval.simple_evaluate`, beside that of ``trtx eval``."""
+    assert get_model("trtx") is ServedModel
+    asked = [Instance("generate_until", {}, (f"{number} ", {"until": [" "]}), 0) for number in range(5)]
+    with echoing() as url:
+        model = ServedModel(endpoint=Endpoint("here", url, "echo", str(tmp_path), patience_s=1))
+        assert model.generate_until(asked) == [str(number) for number in range(5)]
+    with echoing(lambda prompt: 400) as url:
+        model = ServedModel(endpoint=Endpoint("here", url, "echo", str(tmp_path), patience_s=1))
+        with pytest.raises(RuntimeError, match="HTTP 400: no 0"):
+            model.generate_until(asked[:1])
