@@ -115,6 +115,21 @@ def test_disagg_gives_the_greedy_text_of_agg_and_moves_kv(agg: Topology, disagg:
     assert metric(decode, "trtx_recomputed_prefixes_total") == 0
 
 
+def test_prompt_logprobs_of_disagg_are_those_of_agg(agg: Topology, disagg: Topology) -> None:
+    """Prefill computes them, and they reach the client with decode's answer."""
+    asked = {"prompt_logprobs": 1, "temperature": 0, "nvext": {"extra_fields": ["engine_data"]}}
+    for prompt, count in ((PROMPT, 5), ([300, 301, 302, 303], 1)):
+        expected, seen = (
+            post(t, prompt=prompt, max_tokens=count, **asked).json()["nvext"]["engine_data"]["prompt_logprobs"]
+            for t in (agg, disagg)
+        )
+        assert [row.keys() for row in seen] == [row.keys() for row in expected]
+        for row, other in zip(seen, expected, strict=True):
+            for token, entry in row.items():
+                assert entry["rank"] == other[token]["rank"]
+                assert entry["logprob"] == pytest.approx(other[token]["logprob"], abs=1e-3)
+
+
 def test_clients_of_disagg_are_told_what_prefill_found_in_its_cache(disagg: Topology) -> None:
     body = {"prompt": "a prompt that only this test of prefill's cache sends, twice and then longer " * 2}
     seen = [post(disagg, **body, max_tokens=count).json()["usage"] for count in (3, 3)]

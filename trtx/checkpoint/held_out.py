@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any
 
@@ -115,12 +116,13 @@ def score_tasks(model: Any, tokenizer: Any, per_band: int) -> list[Score]:
     return scores
 
 
-def interval(right: int, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share, 0 to 1."""
-    z = 1.959964
+def interval(right: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval (1927, JASA 22:209) of a share, 0 to 1."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
     share, weight = right / count, z * z / count
     middle, half = share + weight / 2, z * math.sqrt(share * (1 - share) / count + weight / (4 * count))
-    return max(0.0, (middle - half) / (1 + weight)), min(1.0, (middle + half) / (1 + weight))
+    low, high = (middle - half) / (1 + weight), (middle + half) / (1 + weight)
+    return low if right else 0.0, high if right < count else 1.0  # at the ends, rounding would go past them
 
 
 def score_text(model: Any, tokenizer: Any, count: int) -> float:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,8 +18,6 @@ from trtx.cli.gate_options import GateOptions, gate_overlay
 from trtx.cli.load_options import AxisOptions, LoadOptions, load_fields, load_uses, sweep_fields
 from trtx.cli.placement import refuse_ignored
 from trtx.cli.prompt_options import PromptOptions, RequestOptions
-from trtx.config import Mode
-from trtx.config.wording import quoted
 from trtx.errors import TrtxError, UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _LOAD, _OUTPUT = "Load", "Output"
-_TOPOLOGY_NAMES = {"config": "engine_configs", "recipe": "engine_configs"}  # option → field, where they differ
 
 
 @app.command(
@@ -236,7 +233,7 @@ def _overlay(given: dict[str, Any]) -> dict[str, Any]:
 
     overlay: dict[str, Any] = {}
     if "mode" in given:
-        overlay["modes"] = _modes(given["mode"])
+        overlay["modes"] = options.parse_modes(given["mode"])
     if load := load_fields(given):
         overlay["load"] = load
     overlay |= sweep_fields(given)
@@ -244,32 +241,6 @@ def _overlay(given: dict[str, Any]) -> dict[str, Any]:
     attach = {name: given[name] for name in Attach.model_fields if name in given}
     if attach.keys() - {"model"}:  # a sweep may have the url
         return overlay | {"attach": attach}
-    if topology := _topology(given, overlay.get("modes", [])):
+    if topology := options.topology_fields(given, overlay.get("modes", [])):
         overlay["topology"] = topology
     return overlay
-
-
-def _topology(given: dict[str, Any], modes: list[str]) -> dict[str, Any]:
-    """The typed topology options, checked by the same rules as ``trtx serve``'s."""
-    chosen = {name: given[name] for name in options.OPTION_NAMES if name in given}
-    roles = {"agg": ("workers",), "disagg": ("prefill", "decode")}
-    both = len(modes) != 1
-    fields: dict[str, Any] = {}
-    for mode, own in roles.items():
-        if mode in modes or both:
-            others = {name for names in roles.values() for name in names} - set(own)
-            kept = {name: value for name, value in chosen.items() if not both or name not in others}
-            checked = options.build_spec(mode=mode, **kept).model_dump(mode="json")
-            names = (_TOPOLOGY_NAMES.get(name, name) for name in kept)
-            fields |= {name: checked[name] for name in names}
-    return fields
-
-
-def _modes(text: str) -> list[str]:
-    modes = [part.strip() for part in text.split(",")]
-    for mode in modes:
-        if mode not in get_args(Mode):
-            raise UsageError(
-                f"--mode {quoted(mode)} is not a mode; expected {' or '.join(get_args(Mode))}, or agg,disagg"
-            )
-    return modes

@@ -63,6 +63,13 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "dry run": Use("beside --dry-run", "which measures nothing"),
     },
     "bench reproduce": {"dry run": Use("beside --dry-run", "which measures nothing")},
+    "eval": {
+        **_SERVED,
+        "resume": Use("beside --resume", "which goes on with what its run was asked", "leave it out"),
+        "attach": Use("beside --url", "which scores what is served already"),
+        "serve": Use("without --url", "whose deployment it describes", "add --url, or leave it out"),
+        "no baseline": Use("without --baseline", "which alone it bounds", "add --baseline, or leave it out"),
+    },
     "build": {
         "build": Use("without --check", "to which it belongs", "add --check, or leave it out"),
         "none": Use("beside --quant none", "which calibrates nothing"),
@@ -140,6 +147,17 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("dry run",), "--json"),
     ),
     "bench reproduce": _placed(((), "LOCK --exact --output --dry-run"), (("dry run",), "--json")),
+    "eval": {
+        **{option: ("resume", "attach", *uses) for option, uses in _TOPOLOGY.items()},
+        **_placed(
+            ((), "--resume --json"),
+            (("resume",), "--tasks --limit --num-fewshot --task-dir --endpoint-type --concurrency"),
+            (("resume",), "--min-score --baseline --url --model --output"),
+            (("resume", "no baseline"), "--max-drop"),
+            (("resume", "serve"), "--tokenizer"),
+            (("resume", "attach"), "--mode"),
+        ),
+    },
     "build": _placed(
         ((), "--set --trtllm-version --check"),
         (("check",), "--quant --kv-dtype --backend --role --output"),

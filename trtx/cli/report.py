@@ -13,6 +13,7 @@ from trtx.errors import UsageError
 
 if TYPE_CHECKING:
     from trtx.report import RunView
+    from trtx.report.evaluation import EvaluationView
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -23,7 +24,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     epilog="Exit codes: 0 rendered, whatever the verdict of the run; 2 usage, or a document that can't be read.",
 )
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory of trtx bench.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory of trtx bench or trtx eval.")],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as one line of JSON on stdout.")] = False,
 ) -> None:
@@ -36,9 +37,17 @@ def report(
     from rich.console import Console
 
     from trtx.report import REPORT_FILE, console_table
+    from trtx.report.evaluation import EvaluationView, evaluation_fields, evaluation_table
     from trtx.report.summary import summary_json
 
     view = rendered(run)
+    if isinstance(view, EvaluationView):
+        if as_json:
+            typer.echo(json.dumps({"run_dir": str(run.absolute()), **evaluation_fields(view)}))
+            return
+        Console(highlight=False).print(evaluation_table(view))
+        typer.echo(str(run / REPORT_FILE))
+        return
     if as_json:
         typer.echo(json.dumps({"run_dir": str(run.absolute()), **summary_json(view)}))
         return
@@ -46,15 +55,16 @@ def report(
     typer.echo(str(run / REPORT_FILE))
 
 
-def rendered(run: Path) -> RunView:
+def rendered(run: Path) -> RunView | EvaluationView:
     """Raises UsageError where it is no run, one of its documents can't be read, or it can't be written."""
     from trtx.report import render
+    from trtx.report.evaluation import is_evaluation, render_evaluation
     from trtx.report.forms import LOCK
 
     if not (run / LOCK.file).exists():
         raise UsageError(f"{str(run)!r} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
     try:
-        return render(run)
+        return render_evaluation(run) if is_evaluation(run) else render(run)
     except OSError as error:
         raise UsageError(
             f"{str(run)!r} can't be written ({error.strerror}); make room there, or take a copy"

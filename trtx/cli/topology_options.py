@@ -201,6 +201,7 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
 
 
 _OPTIONS = {"engine_configs": "config", "overrides": "set"}  # field -> option, where they differ
+_FIELDS = {"config": "engine_configs", "recipe": "engine_configs"}  # option -> field, where they differ
 
 
 def engine_uses(engine: str) -> tuple[str, ...]:
@@ -271,3 +272,30 @@ def _indices(text: str) -> tuple[int, ...]:
     if not all(WHOLE_NUMBER.fullmatch(part) for part in parts):
         raise UsageError(f"--gpus {quoted(text)} is not a list of indices; expected such as 0 or 0,1")
     return tuple(int(part) for part in parts)
+
+
+def topology_fields(given: dict[str, Any], modes: list[str]) -> dict[str, Any]:
+    """The typed topology options, checked by the same rules as ``trtx serve``'s."""
+    chosen = {name: given[name] for name in OPTION_NAMES if name in given}
+    roles = {"agg": ("workers",), "disagg": ("prefill", "decode")}
+    both = len(modes) != 1
+    fields: dict[str, Any] = {}
+    for mode, own in roles.items():
+        if mode in modes or both:
+            others = {name for names in roles.values() for name in names} - set(own)
+            kept = {name: value for name, value in chosen.items() if not both or name not in others}
+            checked = build_spec(mode=mode, **kept).model_dump(mode="json")
+            names = (_FIELDS.get(name, name) for name in kept)
+            fields |= {name: checked[name] for name in names}
+    return fields
+
+
+def parse_modes(text: str) -> list[str]:
+    """``agg,disagg`` of ``--mode``. Raises UsageError."""
+    modes = [part.strip() for part in text.split(",")]
+    for mode in modes:
+        if mode not in get_args(Mode):
+            raise UsageError(
+                f"--mode {quoted(mode)} is not a mode; expected {' or '.join(get_args(Mode))}, or agg,disagg"
+            )
+    return modes

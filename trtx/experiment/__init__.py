@@ -9,23 +9,36 @@ Always holds: a run directory is new or resumed, and however a run ends, what wa
 
 from trtx.experiment.dry_run import plan_only
 from trtx.experiment.estimate import cells_ahead, estimate, read_history
+from trtx.experiment.evaluation import (
+    EvaluationListener,
+    FinishedEvaluation,
+    evaluate,
+    resume_evaluation,
+)
+from trtx.experiment.evaluation_spec import EvaluationSpec, evaluation_of
 from trtx.experiment.reproduction import differences_here, read_locked, spec_to_run
 from trtx.experiment.runner import FinishedRun, Listener, resume, run
 from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
 
 __all__ = [
     "Attach",
+    "EvaluationListener",
+    "EvaluationSpec",
     "ExperimentSpec",
+    "FinishedEvaluation",
     "FinishedRun",
     "Listener",
     "cells_ahead",
     "differences_here",
     "estimate",
+    "evaluate",
+    "evaluation_of",
     "load_sweep",
     "plan_only",
     "read_history",
     "read_locked",
     "resume",
+    "resume_evaluation",
     "run",
     "spec_to_run",
 ]

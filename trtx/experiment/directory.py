@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trtx.bench.documents import RESTORE, plain
 from trtx.config.wording import quoted
@@ -22,7 +22,18 @@ from trtx.report.forms import LOCK, PLAN, Provenance
 PROVENANCE = "provenance"  # the field of the lock that no sweep has
 
 
-def create(parent: Path, spec: ExperimentSpec, started_at: datetime) -> Path:
+class Asked(Protocol):
+    """What a run is asked to do."""
+
+    @property
+    def name(self) -> str: ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        ...
+
+
+def create(parent: Path, spec: Asked, started_at: datetime) -> Path:
     """Makes ``<parent>/<utc>-<name>-<hash8>``, which did not exist; the hash is of what was asked. Or UsageError."""
     digest = hashlib.sha256(json.dumps(spec.to_json(), sort_keys=True).encode()).hexdigest()[:8]
     base = f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{spec.name}-{digest}"
@@ -44,7 +55,7 @@ def create(parent: Path, spec: ExperimentSpec, started_at: datetime) -> Path:
         ) from error
 
 
-def write_lock(run_dir: Path, spec: ExperimentSpec, provenance: Provenance) -> None:
+def write_lock(run_dir: Path, spec: Asked, provenance: Provenance) -> None:
     """``run.lock.yaml``: the spec after defaults, the loads that it led to, and what all of it was asked of."""
     LOCK.write(run_dir, {**spec.to_json(), PROVENANCE: plain(provenance)})
 
@@ -56,7 +67,10 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
     """
     if (run_dir / PLAN.file).exists() and not (run_dir / LOCK.file).exists():  # which is written after it
         raise UsageError(f"{run_dir} ended before anything of it was measured; start the run anew")
-    return spec_of(LOCK.load(run_dir), str(run_dir / LOCK.file))
+    fields = LOCK.load(run_dir)
+    if "tasks" in fields:
+        raise UsageError(f"{run_dir} is a run of trtx eval; go on with it by trtx eval --resume")
+    return spec_of(fields, str(run_dir / LOCK.file))
 
 
 def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:

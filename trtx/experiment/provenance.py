@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from trtx.bench import LoadSpec, Target, cell_directory, cell_name, command, trial_directory
@@ -25,10 +26,20 @@ def provenance_of(
 
     Raises UsageError for a file of either that can't be read.
     """
-    dataset_sha256 = read_dataset(spec.load)
+    return provenance_with(partial(_calls, spec), environment, plans, attached, read_dataset(spec.load))
+
+
+def provenance_with(
+    calls: Callable[[Target], dict[str, str]],
+    environment: Environment,
+    plans: Mapping[str, Plan],
+    attached: Target | None,
+    dataset_sha256: str | None = None,
+) -> Provenance:
+    """The same where ``calls`` says what is sent to each: aiperf's calls by cell, or none."""
     if attached is not None:
         files = _files(identify_tokenizer(attached.tokenizer_path))
-        measured = {ATTACHED: Measured(None, attached.model, files, None, None, None, _calls(spec, attached))}
+        measured = {ATTACHED: Measured(None, attached.model, files, None, None, None, calls(attached))}
         return Provenance(environment, measured, dataset_sha256)
     identities = {path: _files(identify_model(path)) for path in {plan.model_path for plan in plans.values()}}
     return Provenance(
@@ -41,7 +52,7 @@ def provenance_of(
                 gpu_names=plan.gpu_names,
                 workers=plan.expected_workers(),
                 engine_configs=plan.engine_configs,
-                aiperf=_calls(spec, target_of(label, plan)),
+                aiperf=calls(target_of(label, plan)),
             )
             for label, plan in plans.items()
         },

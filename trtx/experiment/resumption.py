@@ -12,7 +12,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
 
 from trtx.bench import (
     Target,
@@ -45,12 +47,15 @@ _CONDITIONS = (
 _PLANNED = ("engine", "model", "model_path", "gpu_names", "engine_configs")
 
 
+Spec = TypeVar("Spec", bound=BaseModel)
+
+
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Generic[Spec]):
     """What an earlier attempt wrote down."""
 
     run_dir: Path
-    spec: ExperimentSpec
+    spec: Spec
     plans: dict[str, Plan]  # by topology; none where the run attached
     checkpoints: dict[str, str]  # by topology, see :func:`fingerprint`
     environment: Environment
@@ -80,7 +85,7 @@ class PlanDocument:
     checkpoints: dict[str, str]  # by topology, see :func:`fingerprint`
 
 
-def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded:
+def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded[ExperimentSpec]:
     """Reads ``plan.json``, and what the lock says beside the spec. Raises UsageError where a run ended before it wrote
     them."""
     told = LOCK.read(run_dir, AskedRun).provenance
@@ -88,9 +93,12 @@ def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded:
     return Recorded(run_dir, spec, planned.topologies, planned.checkpoints, told.environment, told.dataset_sha256)
 
 
-def wait_for_the_end(recorded: Recorded) -> None:
-    """Until no process of a killed attempt lives: its load would write beside ours, its workers hold the GPUs."""
-    markers = [plan.marker for plan in recorded.plans.values()]
+def wait_for_the_end(recorded: Recorded[Any], also: Sequence[str] = ()) -> None:
+    """Until no process of a killed attempt lives: its load would write beside ours, its workers hold the GPUs.
+
+    ``also``: further markers of its processes.
+    """
+    markers = [*also, *(plan.marker for plan in recorded.plans.values())]
     markers += [f"TMPDIR={event.scratch}" for event in read_journal(recorded.run_dir) if isinstance(event, LoadStarted)]
     deadline = time.monotonic() + END_S
     while alive := {pid for marker in markers for pid in members(marker, ())}:
@@ -102,7 +110,7 @@ def wait_for_the_end(recorded: Recorded) -> None:
         time.sleep(0.1)
 
 
-def missing_steps(recorded: Recorded) -> tuple[Step, ...]:
+def missing_steps(recorded: Recorded[ExperimentSpec]) -> tuple[Step, ...]:
     """What is to be measured, in the order that it would have had. Writes nothing."""
     held = {
         label: held_trials(recorded.run_dir, recorded.target(label), recorded.spec.load)
@@ -111,7 +119,7 @@ def missing_steps(recorded: Recorded) -> tuple[Step, ...]:
     return without(schedule(recorded.spec), held)
 
 
-def clear_the_way(recorded: Recorded, missing: Sequence[Step]) -> None:
+def clear_the_way(recorded: Recorded[ExperimentSpec], missing: Sequence[Step]) -> None:
     """Moves what an earlier attempt left of missing trials out of the way, and writes cells of those that hold."""
     run_dir = recorded.run_dir
     attempt = run_dir / ATTEMPTS / str(1 + len(list((run_dir / ATTEMPTS).glob("*"))))
@@ -127,27 +135,27 @@ def clear_the_way(recorded: Recorded, missing: Sequence[Step]) -> None:
         rewrite_cells(run_dir, recorded.target(label), recorded.spec.load)
 
 
-def check_conditions(recorded: Recorded, now: Environment) -> None:
+def check_conditions(recorded: Recorded[Any], now: Environment) -> None:
     """Raises UsageError where machine, versions or commit are others than those of the cells that hold."""
     before = recorded.environment
     compared = [(name, getattr(before, name), getattr(now, name)) for name in _CONDITIONS]
     _refuse(recorded.run_dir, [_difference(*both) for both in compared if both[1] != both[2]])
 
 
-def check_dataset(recorded: Recorded) -> None:
+def check_dataset(recorded: Recorded[ExperimentSpec]) -> None:
     """Raises UsageError where the input_file holds something else than then, or can't be read."""
     before, now = recorded.dataset_sha256, read_dataset(recorded.spec.load)
     if before is not None and before != now:
         _refuse(recorded.run_dir, [f"what input_file {shown(recorded.spec.load.input_file)} holds has changed"])
 
 
-def check_deployment(recorded: Recorded, now: Deployment) -> None:
+def check_deployment(recorded: Recorded[Any], now: Deployment) -> None:
     """Raises UsageError where an attached deployment tells something else of itself than before."""
     compared = [(one.name, getattr(recorded.deployment, one.name), getattr(now, one.name)) for one in fields(now)]
     _refuse(recorded.run_dir, [_difference(*both) for both in compared if both[1] != both[2]])
 
 
-def check_plan(recorded: Recorded, label: str, plan: Plan) -> None:
+def check_plan(recorded: Recorded[Any], label: str, plan: Plan) -> None:
     """Raises UsageError where the topology would be another: engine, model and its files, GPUs, configs, workers."""
     before, now = (
         {name: one.to_json()[name] for name in _PLANNED} | {"workers": one.expected_workers()}

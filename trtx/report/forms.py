@@ -156,6 +156,31 @@ class AskedRun:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedOf:
+    """What the lock of any run says of its circumstances."""
+
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTopology:
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AskedEvaluation:
+    """What a report takes from the lock of a run of ``trtx eval``."""
+
+    tasks: tuple[str, ...]
+    topologies: tuple[str, ...]  # their labels
+    num_fewshot: int | None
+    concurrency: int
+    attach: Attached | None
+    topology: AskedTopology
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedProcess:
     role: Literal["frontend", "agg", "prefill", "decode", "encode"]
     gpu_indices: tuple[int, ...]

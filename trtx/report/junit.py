@@ -1,4 +1,4 @@
-"""``junit.xml``: a test case for each cell, and one for each judgement of it."""
+"""``junit.xml``: a test case for each cell of a load, and one for each judgement."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from trtx.bench.checks import Level
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.metrics import benchmark_duration
+from trtx.report.forms import RunVerdict
 from trtx.report.validity import reason_text, reasons, reasons_text
 from trtx.report.view import Row, RunView
 
@@ -26,7 +27,22 @@ def junit_xml(view: RunView) -> str:
         _cell_case(suite, row, is_judged=view.verdict is not None)
         for judgement in judgements:
             if judgement.cell == row.name:
-                _judgement_case(suite, judgement, row)
+                _judgement_case(suite, judgement, is_error=row.figures is None)
+    return _document(suite)
+
+
+def scores_junit_xml(name: str, verdict: RunVerdict | None) -> str:
+    """Of a run of trtx eval: a case for each judgement of its scores. ``verdict`` None: it ended early, an error."""
+    suite = ElementTree.Element("testsuite", name=f"trtx eval {name}")
+    for judgement in verdict.judgements if verdict is not None else ():
+        _judgement_case(suite, judgement, room="eval")
+    if verdict is None:
+        case = ElementTree.SubElement(suite, "testcase", classname="trtx.eval", name="verdict", time="0.000")
+        _found(case, "error", "the run ended early", type=Verdict.NO_VERDICT.value)
+    return _document(suite)
+
+
+def _document(suite: ElementTree.Element) -> str:
     for name, found in (("tests", "testcase"), ("failures", "testcase/failure"), ("errors", "testcase/error")):
         suite.set(name, str(len(suite.findall(found))))
     ElementTree.indent(suite)
@@ -50,13 +66,16 @@ def _cell_case(suite: ElementTree.Element, row: Row, *, is_judged: bool) -> None
     _told(case, [f"{reason.level.value}: {reason_text(reason)}" for reason in reasons(row)] + _unchecked(row))
 
 
-def _judgement_case(suite: ElementTree.Element, judgement: Judgement, row: Row) -> None:
+def _judgement_case(
+    suite: ElementTree.Element, judgement: Judgement, *, room: str = "bench", is_error: bool = False
+) -> None:
+    """``is_error``: of a cell without a result, where nothing can be told."""
     case = ElementTree.SubElement(
-        suite, "testcase", classname=f"trtx.bench.{judgement.cell}", name=judgement.criterion, time="0.000"
+        suite, "testcase", classname=f"trtx.{room}.{judgement.cell}", name=judgement.criterion, time="0.000"
     )
     if judgement.verdict is not Verdict.PASS:
-        is_error = judgement.verdict is Verdict.NO_VERDICT or row.figures is None
-        _found(case, "error" if is_error else "failure", judgement.reason, type=judgement.verdict.value)
+        kind = "error" if is_error or judgement.verdict is Verdict.NO_VERDICT else "failure"
+        _found(case, kind, judgement.reason, type=judgement.verdict.value)
     _told(case, [f"SUSPECT: {'; '.join(judgement.doubts)}"] if judgement.doubts else [])
 
 

@@ -26,7 +26,8 @@ class ChunkWriter:
     """Turns one request's results into chunks; ``sent`` counts the tokens that were handed over.
 
     ``cached_tokens`` counts prompt tokens that this worker's engine found in its cache. Clients are told
-    ``cached_at_prefill`` where it is given: how much of the prompt had to be computed was decided there.
+    ``cached_at_prefill`` where it is given: how much of the prompt had to be computed was decided there, and
+    ``prompt_logprobs`` in place of what this engine says, which did not see the prompt's logits.
     ``stops``: the request's stop strings. Tokens that may begin one are held back; one that is found ends the chunks,
     and the caller the request. ``tokenizer`` goes with them: where text is made here, the frontend makes none for
     logprobs either.
@@ -38,12 +39,14 @@ class ChunkWriter:
         *,
         block_size: int | None,
         cached_at_prefill: int | None = None,
+        prompt_logprobs: Any = None,
         stops: StopStrings | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self._request = request
         self._block_size = block_size
         self._cached_at_prefill = cached_at_prefill
+        self._prompt_logprobs = prompt_logprobs
         self._stops = stops
         self._tokenizer = tokenizer if stops is not None else None
         self._seen = 0  # tokens of the result that were looked at; those past ``sent`` are held back
@@ -82,7 +85,7 @@ class ChunkWriter:
             chunk["finish_reason"] = self.finish_reason
             self.cached_tokens = _cached_tokens(output, self._block_size, len(self._request.token_ids))
             chunk["completion_usage"] = self._usage()
-            prompt_logprobs = extract_prompt_logprobs_from_completion_output(output)
+            prompt_logprobs = self._prompt_logprobs or extract_prompt_logprobs_from_completion_output(output)
             if prompt_logprobs:
                 chunk["engine_data"] = {"prompt_logprobs": prompt_logprobs}
         return chunk

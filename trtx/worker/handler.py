@@ -152,6 +152,7 @@ class RequestHandler:
             request,
             block_size=loaded.engine.facts.block_size,
             cached_at_prefill=submission.cached_at_prefill,
+            prompt_logprobs=submission.prompt_logprobs,
             stops=loaded.stop_strings(request) if request.stop_strings else None,
             tokenizer=loaded.tokenizer,
         )

@@ -25,6 +25,7 @@ _PLAIN_FIELDS = (
     "ctx_info_endpoint",
 )
 _PROMPT_TOKENS = "prompt_tokens"
+_PROMPT_LOGPROBS = "prompt_logprobs"
 
 
 def add_to(chunk: dict[str, Any], result: Any, *, prompt_tokens: int) -> None:
@@ -35,6 +36,14 @@ def add_to(chunk: dict[str, Any], result: Any, *, prompt_tokens: int) -> None:
     """
     if chunk.get("finish_reason") == "length":
         chunk["disaggregated_params"] = to_json(result.outputs[0].disaggregated_params, prompt_tokens=prompt_tokens)
+        if engine_data := chunk.pop("engine_data", None):
+            # The 1.4.2 frontend hands no engine_data of prefill on to the client, but the params to decode.
+            chunk["disaggregated_params"][_PROMPT_LOGPROBS] = engine_data[_PROMPT_LOGPROBS]
+
+
+def prompt_logprobs_of(wire: Mapping[str, Any]) -> Any:
+    """What prefill computed of the prompt, in the form that clients get; None where nobody asked for it."""
+    return wire.get(_PROMPT_LOGPROBS)
 
 
 def to_json(params: Any, *, prompt_tokens: int) -> dict[str, Any]:

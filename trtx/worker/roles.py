@@ -11,7 +11,7 @@ from dynamo.common.backend.health_check import is_probe
 from trtx.config.topology import Role
 from trtx.engine import EngineApi
 from trtx.worker import handoff
-from trtx.worker.request import InvalidRequest, WorkerRequest
+from trtx.worker.request import WorkerRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class Submission:
     hands_off: bool = False
     resumes: bool = False  # begins with KV that a prefill worker leases until it is read or released
     cached_at_prefill: int | None = None  # prompt tokens that the prefill worker found in its cache
+    prompt_logprobs: Any = None  # that the prefill worker computed: clients get them with decode's last chunk
 
 
 def plan(
@@ -34,12 +35,6 @@ def plan(
     whole = Submission(request, api.DisaggregatedParams(request_type="context_and_generation"))
     if is_probe(wire):
         return whole  # a health canary has no peer: the request runs here from end to end
-    if "prompt_logprobs" in request.sampling:
-        # Prefill computes them, and the 1.4.2 frontend hands no more of its answer on than decode needs.
-        raise InvalidRequest(
-            f"prompt_logprobs is {request.sampling['prompt_logprobs']}, expected none where prefill and decode are "
-            "apart: the frontend drops what prefill says; leave it out, or serve with --mode agg"
-        )
     if role == "prefill":
         global_id = new_id()
         shared = {} if global_id is None else {"disagg_request_id": global_id}
@@ -52,7 +47,19 @@ def plan(
         return whole
     params = handoff.from_json(answer, api.DisaggregatedParams, api.Logprob)
     cached = (result.get("prompt_tokens_details") or {}).get("cached_tokens")
-    return Submission(request, params, resumes=True, cached_at_prefill=cached)
+    return Submission(
+        _without_prompt_logprobs(request),
+        params,
+        resumes=True,
+        cached_at_prefill=cached,
+        prompt_logprobs=handoff.prompt_logprobs_of(answer),
+    )
+
+
+def _without_prompt_logprobs(request: WorkerRequest) -> WorkerRequest:
+    """Decode gets the prompt's KV, not its logits: prefill has computed what was asked of them."""
+    sampling = {name: value for name, value in request.sampling.items() if name != "prompt_logprobs"}
+    return replace(request, sampling=sampling)
 
 
 def _one_token(request: WorkerRequest) -> WorkerRequest:

@@ -19,6 +19,7 @@ ROOT = Path(trtx.__file__).parent
 _OTHER_PROGRAMS = ("worker", "frontend", "launch/guardian.py", "checkpoint/train_tiny.py")
 # Options of other tools, in the commands that a fix spells out.
 _OTHERS = {"--help", "--version", "--ulimit", "--shm-size", "--ipc", "--pid", "--ntasks", "--router-temperature"}
+_OTHERS |= {"--repo-type"}
 
 
 def _texts() -> Iterator[tuple[str, str]]:

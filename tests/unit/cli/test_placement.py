@@ -52,6 +52,16 @@ CALLS = {
         "dry run": ["bench", "ab", "one.yaml", "two.yaml", "--dry-run"],
     },
     "bench reproduce": {"": REPRODUCE, "dry run": [*REPRODUCE, "--dry-run"]},
+    "eval": {
+        "agg": ["eval", "--tasks", "trtx", "--mode", "agg"],
+        "disagg": ["eval", "--tasks", "trtx", "--mode", "disagg"],
+        "no GPU": ["eval", "--tasks", "trtx", "--engine", "paced"],
+        "resume": ["eval", "--resume", "no-such-run"],
+        "attach": ["eval", "--tasks", "trtx", "--url", "http://127.0.0.1:9"],
+        "serve": ["eval", "--tasks", "trtx"],
+        "no baseline": ["eval", "--tasks", "trtx"],
+        "": ["eval", "--tasks", "trtx", "--baseline", "run"],
+    },
     "build": {
         "build": ["build", "synthetic:tiny", "--quant", "fp8"],
         "none": ["build", "synthetic:tiny", "--quant", "none"],
@@ -85,11 +95,14 @@ VALUES = {
     "--public-dataset": "sharegpt", "--custom-dataset-type": "single_turn", "--extra-inputs": "seed:1",
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
-    "request_latency:p50", "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
-    "--window": "steady",
+    "request_latency:p50", "--tasks": "trtx_json", "--task-dir": "elsewhere", "--endpoint-type": "chat",
+    "--min-score": "trtx_json:exact_match:0.5", "--window": "steady",
+    "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
-VALUES_IN |= {("--mode", use): "disagg" for use in USES["bench"] if use not in ("agg", "disagg", "no GPU")}
+VALUES_IN |= {
+    ("--mode", use): "disagg" for use in {*USES["bench"], *USES["eval"]} if use not in ("agg", "disagg", "no GPU")
+}
 VALUES_IN |= {("--backend", "tensorrt"): "pytorch"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
@@ -102,6 +115,7 @@ POSITIONAL = {
 SEEN_ELSEWHERE = {
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
+    ("eval", "--json"): "tests/integration/test_eval.py",
     ("bench ab", "--json"): "tests/integration/test_bench_ab.py",
     ("bench reproduce", "LOCK"): "tests/unit/cli/test_reproduce.py",
     ("bench reproduce", "--exact"): "tests/unit/cli/test_reproduce.py",
@@ -115,6 +129,7 @@ UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its cal
 # Where a verb hands over what it was asked.
 ROOMS = (
     "trtx.launch.prepare", "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
+    "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation",
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from trtx.cli.app import VERBS
 pytestmark = pytest.mark.slow
 
 # What keeps each verb from starting or building anything, whatever stands beside it. Of a build: a config of a role
-# whose file is not there is looked for after the model was read.
+# whose file is not there is looked for after the model was read. Of eval: a baseline that is none.
 SAFE = {
     "serve": ["serve", "--dry-run"],
     "bench": ["bench", "--dry-run"],
@@ -24,13 +24,14 @@ SAFE = {
     "build --quant": ["build", "--config", "agg=no/such.yaml", "--quant", "fp8"],
     "bench ab": ["bench", "ab", "no-such.yaml", "no-other.yaml", "--dry-run"],
     "bench reproduce": ["bench", "reproduce", "no-such.lock.yaml", "--dry-run"],
+    "eval": ["eval", "--tasks", "trtx", "--baseline", "directory"],
     "compare": ["compare", "file", "directory"],
     "baseline": ["baseline", "list"],
     "report": ["report", "directory"],
     "doctor": ["doctor"],
 }
 _FLAGS = {"--dry-run", "--json", "--check", "--all", "--exact", "--help", "--remove"}
-_REPEATED = {"--set", "--config", "--role", "--axis", "--slo", "--allow-different", "--extra-inputs"}
+_REPEATED = {"--set", "--config", "--role", "--axis", "--slo", "--allow-different", "--extra-inputs", "--min-score"}
 _USUAL = {
     "--engine": ["paced", "torch", "simulated", "auto"],
     "--mode": ["agg", "disagg", "agg,disagg"],
@@ -48,6 +49,8 @@ _USUAL = {
     "--metrics": ["request_latency:p50", "output_token_throughput"],
     "--baseline": ["file", "directory", "main"],
     "--max-regression": ["5%", "0%"],
+    "--min-score": ["trtx_json:exact_match:0.5", "trtx:acc"],
+    "--endpoint-type": ["chat", "completions"],
     "--extra-inputs": ["seed:1", '{"a": 1}', "stream:no"],
     "--aiperf-args": ["--slice-duration 1", "--concurrency 4"],
     "--input-file": ["file", "directory", "fifo"],

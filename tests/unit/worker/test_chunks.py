@@ -134,3 +134,10 @@ def test_prompt_logprobs_come_with_the_terminal_chunk() -> None:
     assert first is not None and last is not None
     assert "engine_data" not in first
     assert last["engine_data"]["prompt_logprobs"]
+
+
+def test_prompt_logprobs_that_prefill_computed_come_with_the_terminal_chunk_of_decode() -> None:
+    told = [{"7": {"logprob": -0.5}}]
+    chunks = writer(prompt_logprobs=told)
+    last = chunks.next(look(CompletionOutput(0), [8], "length"))
+    assert last is not None and last["engine_data"]["prompt_logprobs"] == told

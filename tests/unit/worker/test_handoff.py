@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -54,3 +56,14 @@ def test_an_answer_to_a_shorter_prompt_is_not_for_a_migrated_request() -> None:
     wire = handoff.to_json(DisaggregatedParams(first_gen_tokens=[1]), prompt_tokens=3)
     assert handoff.made_for(wire, 3)
     assert not handoff.made_for(wire, 5)
+
+
+def test_prompt_logprobs_travel_with_what_decode_needs_and_not_beside_it() -> None:
+    told = [{"7": {"logprob": -0.5}}]
+    chunk: dict[str, Any] = {"finish_reason": "length", "engine_data": {"prompt_logprobs": told}}
+    result = SimpleNamespace(outputs=[SimpleNamespace(disaggregated_params=DisaggregatedParams(first_gen_tokens=[1]))])
+    handoff.add_to(chunk, result, prompt_tokens=3)
+    assert "engine_data" not in chunk
+    wire = json.loads(json.dumps(chunk["disaggregated_params"]))
+    assert handoff.prompt_logprobs_of(wire) == told
+    assert handoff.prompt_logprobs_of(handoff.to_json(DisaggregatedParams(), prompt_tokens=3)) is None

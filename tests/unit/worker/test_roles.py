@@ -11,7 +11,7 @@ from trtx.config.topology import Role
 from trtx.engine import EngineApi, load
 from trtx.torch_engine.llmapi import DisaggregatedParams
 from trtx.worker import handoff, roles
-from trtx.worker.request import InvalidRequest, parse
+from trtx.worker.request import parse
 from trtx.worker.roles import Submission
 
 WIRE: dict[str, Any] = {"token_ids": [5, 6, 7], "stop_conditions": {"max_tokens": 9, "stop": "END"}}
@@ -88,12 +88,26 @@ def test_a_canary_has_no_peer(api: EngineApi, role: Role) -> None:
     assert is_whole(planned(role, api, _HEALTH_CHECK=True, prefill_result=handed_over()))
 
 
-def test_prompt_logprobs_are_refused_where_the_frontend_would_drop_them(api: EngineApi) -> None:
-    asked = {
-        "output_options": {"prompt_logprobs": 2},
-        "extra_args": {"nvext": {"extra_fields": ["prompt_logprobs"]}},
-    }
-    assert planned("agg", api, **asked).request.sampling["prompt_logprobs"] == 2
-    for role in ("prefill", "decode"):
-        with pytest.raises(InvalidRequest, match="prompt_logprobs is 2, expected none where prefill and"):
-            planned(role, api, **asked)  # type: ignore[arg-type]
+PROMPT_LOGPROBS: dict[str, Any] = {
+    "output_options": {"prompt_logprobs": 2},
+    "extra_args": {"nvext": {"extra_fields": ["engine_data"]}},
+}
+
+
+@pytest.mark.parametrize("role", ["agg", "prefill"])
+def test_prompt_logprobs_are_computed_where_the_prompt_is(api: EngineApi, role: Role) -> None:
+    asked = planned(role, api, **PROMPT_LOGPROBS)
+    assert asked.request.sampling["prompt_logprobs"] == 2 and asked.prompt_logprobs is None
+
+
+def test_decode_asks_its_engine_for_none_and_shows_those_of_prefill(api: EngineApi) -> None:
+    told = handed_over()
+    told["disaggregated_params"]["prompt_logprobs"] = [{"7": {"logprob": -0.5}}]
+    asked = planned("decode", api, prefill_result=told, **PROMPT_LOGPROBS)
+    assert "prompt_logprobs" not in asked.request.sampling
+    assert asked.prompt_logprobs == [{"7": {"logprob": -0.5}}]
+
+
+def test_a_prompt_that_moved_to_decode_has_its_logprobs_computed_there(api: EngineApi) -> None:
+    asked = planned("decode", api, prefill_result=handed_over(prompt_tokens=2), **PROMPT_LOGPROBS)
+    assert is_whole(asked) and asked.request.sampling["prompt_logprobs"] == 2

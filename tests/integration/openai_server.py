@@ -1,0 +1,152 @@
+"""A server of OpenAI's API that is no trtx: transformers answers, greedily, with ``synthetic:tiny-trained``.
+
+``echoes``: completions give log-probabilities of the prompt, as OpenAI's once did; else they refuse to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+from trtx.checkpoint import resolve_checkpoint
+
+MODEL = "tiny-trained"
+
+
+@dataclass
+class OpenAIServer:
+    """``asked``: bodies of what was answered. ``lasts``: answers after which it falls silent; None: it does not."""
+
+    url: str = ""
+    port: int = 0
+    echoes: bool = True
+    lasts: int | None = None
+    delay_s: float = 0.0
+    key: str | None = None  # that requests have to carry
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+
+class _Model:
+    """One for all servers of a session, and one request at a time."""
+
+    def __init__(self) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        path: Path = resolve_checkpoint(f"synthetic:{MODEL}").path
+        self.torch = torch
+        self.tokenizer = AutoTokenizer.from_pretrained(path)
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        self.lock = Lock()
+
+    def generate(self, ids: list[int], limit: int) -> str:
+        with self.lock, self.torch.inference_mode():
+            made = self.model.generate(self.torch.tensor([ids]), max_new_tokens=limit, do_sample=False)
+        return str(self.tokenizer.decode(made[0][len(ids) :], skip_special_tokens=True))
+
+    def logprobs(self, ids: list[int]) -> dict[str, list[Any]]:
+        with self.lock, self.torch.inference_mode():
+            rows = self.model(self.torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        own = rows.gather(1, self.torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        tops = [{"likeliest": value} for value in rows.max(-1).values.tolist()]
+        return {"token_logprobs": [None, *own, -1.0], "top_logprobs": [None, *tops, {"made": -1.0}]}
+
+
+_models: list[_Model] = []
+
+
+def _model() -> _Model:
+    if not _models:
+        _models.append(_Model())
+    return _models[0]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    server: _Server
+
+    def _is_refused(self) -> bool:
+        key = self.server.described.key
+        if key is None or self.headers["Authorization"] == f"Bearer {key}":
+            return False
+        self._send(401, {"error": {"message": "You didn't provide an API key."}})
+        return True
+
+    def do_GET(self) -> None:
+        if self._is_refused():
+            return
+        if self.path == "/v1/models":
+            self._send(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "else"}]})
+        else:
+            self._send(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._is_refused():
+            return
+        of, model = self.server.described, _model()
+        if not {"prompt", "messages"} & body.keys():
+            self._send(400, {"error": {"message": "messages: Field required"}})
+        elif "nvext" in body:
+            self._send(400, {"error": {"message": "nvext: Extra inputs are not permitted"}})
+        elif body.get("echo") and not of.echoes:
+            self._send(400, {"error": {"message": "echo is not supported"}})
+        elif not body.get("echo") and of.lasts is not None and len(of.asked) >= of.lasts:
+            self.close_connection = True  # and not a word
+        else:
+            time.sleep(of.delay_s)
+            of.asked.append(body)
+            self._send(200, {"choices": [self._choice(model, body)]})
+
+    def log_message(self, *arguments: object) -> None: ...
+
+    def _choice(self, model: _Model, body: dict[str, Any]) -> dict[str, Any]:
+        if body.get("echo"):
+            return {"index": 0, "text": "", "logprobs": model.logprobs(body["prompt"]), "finish_reason": "length"}
+        if "messages" in body:
+            encoded = model.tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)
+            ids = encoded["input_ids"] if not isinstance(encoded, list) else encoded
+        else:
+            prompt = body["prompt"]
+            ids = prompt if isinstance(prompt, list) else model.tokenizer.encode(prompt)
+        text = model.generate(ids, body["max_tokens"])
+        for stop in body.get("stop", ()):
+            text = text.split(stop)[0]
+        answer = {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}
+        return {"index": 0, **answer, "finish_reason": "stop"}
+
+    def _send(self, status: int, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    described: OpenAIServer
+
+
+@contextlib.contextmanager
+def openai_server(port: int = 0, **said: Any) -> Iterator[OpenAIServer]:
+    """One that answers on loopback; at ``port``, where another one stood before."""
+    server = _Server(("127.0.0.1", port), _Handler)
+    server.described = OpenAIServer(f"http://127.0.0.1:{server.server_port}", server.server_port, **said)
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server.described
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,173 @@
+"""``trtx eval`` end to end: real frontend, workers and lm-eval, and another server of OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai_server import MODEL, OpenAIServer, openai_server
+from topology_clients import wait_until
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.cli.app import run
+from trtx.evals import Score, TopologyScores, eval_directory, marker, read_eval
+from trtx.evals.forms import Sample, read_samples
+from trtx.evals.session.loading import OWN_TASKS
+from trtx.launch.processes import members
+
+LIMIT = 8
+GENERATION = ("trtx_arithmetic", "trtx_copying", "trtx_json", "trtx_look_up")
+LOGLIKELIHOOD = ("trtx_arithmetic_choice", "trtx_text")
+TOKENIZER = ("--tokenizer", f"synthetic:{MODEL}")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run over all shipped tasks, aggregated and disaggregated."""
+    parent = tmp_path_factory.mktemp("both")
+    tasks = ",".join(GENERATION + LOGLIKELIHOOD)
+    argv = ["eval", "--tasks", tasks, "--limit", str(LIMIT), "--model", f"synthetic:{MODEL}", "--mode", "agg,disagg"]
+    assert run([*argv, "--min-score", "trtx_copying:exact_match:0.5", "-o", str(parent)]) == 0
+    return only(parent)
+
+
+@pytest.fixture(scope="module")
+def of_hf() -> dict[str, Any]:
+    """The same tasks by lm-eval's own hf model, on the same checkpoint."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    model = HFLM(pretrained=str(resolve_checkpoint(f"synthetic:{MODEL}").path), device="cpu", dtype="float32")
+    found: dict[str, Any] = lm_eval.simple_evaluate(
+        model=model,
+        tasks=[*GENERATION, *LOGLIKELIHOOD],
+        limit=LIMIT,
+        task_manager=TaskManager(include_path=str(OWN_TASKS), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    return found
+
+
+def only(parent: Path) -> Path:
+    (run_dir,) = parent.iterdir()
+    return run_dir
+
+
+def scores(run_dir: Path, topology: str) -> TopologyScores:
+    found = read_eval(run_dir, topology)
+    assert found is not None
+    return found
+
+
+def samples(run_dir: Path, topology: str, task: str) -> tuple[Sample, ...]:
+    return read_samples(eval_directory(run_dir, topology) / task)
+
+
+def by_metric(of: TopologyScores) -> dict[str, Score]:
+    return {f"{task.task}:{score.metric}": score for task in of.tasks for score in task.scores}
+
+
+def test_both_topologies_score_the_same_and_above_chance_by_more_than_the_interval(both: Path) -> None:
+    agg, disagg = by_metric(scores(both, "agg")), by_metric(scores(both, "disagg"))
+    assert agg.keys() == disagg.keys() and len(agg) == len(GENERATION) + 2 + 3
+    for name, score in agg.items():
+        assert score.value == pytest.approx(disagg[name].value, rel=1e-3), name
+        if score.chance is not None:
+            assert score.interval is not None and score.interval.low > score.chance, name
+
+
+@pytest.mark.proof  # the server below is transformers too, and takes no further import
+@pytest.mark.parametrize("topology", ["agg", "disagg"])
+def test_every_sample_is_that_of_lm_evals_own_hf_model(both: Path, of_hf: dict[str, Any], topology: str) -> None:
+    for task in GENERATION + LOGLIKELIHOOD:
+        for own, other in zip(samples(both, topology, task), of_hf["samples"][task], strict=True):
+            assert own.doc_id == other["doc_id"]
+            for asked, (response,) in zip(own.requests, other["resps"], strict=True):
+                if asked.request == "generate_until":
+                    assert asked.text == response
+                elif asked.request == "loglikelihood":
+                    assert (asked.logprob, asked.is_greedy) == (pytest.approx(response[0], abs=1e-3), response[1])
+                else:
+                    assert asked.logprob == pytest.approx(response, rel=1e-4)
+    for task in scores(both, topology).tasks:
+        for score in task.scores:
+            assert score.value == pytest.approx(of_hf["results"][task.task][f"{score.metric},none"], rel=1e-3)
+
+
+def test_every_prompt_answer_and_judgement_is_kept(both: Path) -> None:
+    found = samples(both, "agg", "trtx_json")
+    assert [sample.doc_id for sample in found] == list(range(LIMIT))
+    for sample in found:
+        (asked,), (judged,) = sample.requests, sample.judgements
+        assert asked.prompt == sample.doc["prompt"] and asked.text
+        assert json.loads(judged.filtered[0]) == json.loads(sample.doc["answer"])
+        assert judged.metrics == {"json_validity": 1, "schema_compliance": 1, "exact_match": 1}
+    assert "trtx_json" in (both / "report.html").read_text() and "lm-eval: 0.4.13" in (both / "summary.md").read_text()
+
+
+def attached(server: OpenAIServer, parent: Path, *more: str, tasks: str = "trtx_arithmetic") -> list[str]:
+    return ["eval", "--tasks", tasks, "--limit", str(LIMIT), "--url", server.url, *more, "-o", str(parent)]
+
+
+def test_another_server_scores_the_same_tasks(
+    both: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for a key, which stands nowhere afterwards."""
+    key = "sk-another-server"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    tasks = "trtx_arithmetic,trtx_json,trtx_arithmetic_choice"
+    with openai_server(key=key) as server:
+        assert run(attached(server, tmp_path, *TOKENIZER, "--baseline", str(both), "--max-drop", "0.5", "--json",
+                            tasks=tasks)) == 0  # fmt: skip
+    told = json.loads(capfd.readouterr().out)
+    assert told["verdict"]["verdict"] == "pass" and told["scores"][0]["prompt_logprobs"] == "echo"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    here, there = by_metric(scores(only(tmp_path), "attached")), by_metric(scores(both, "agg"))
+    assert len(here) == 5 and all(score.value == pytest.approx(there[name].value) for name, score in here.items())
+    for task in tasks.split(","):
+        for topology in ("agg", "disagg"):
+            for own, other in zip(
+                samples(only(tmp_path), "attached", task), samples(both, topology, task), strict=True
+            ):
+                assert own.key == other.key
+                assert [one.metrics for one in own.judgements] == [one.metrics for one in other.judgements]
+                for mine, theirs in zip(own.requests, other.requests, strict=True):
+                    assert (mine.text, mine.is_greedy) == (theirs.text, theirs.is_greedy)
+                    assert mine.logprob == (None if mine.text is not None else pytest.approx(theirs.logprob, abs=1e-3))
+
+
+def test_a_run_that_is_killed_and_then_loses_its_server_asks_for_nothing_twice(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of two tasks, one needs what the server can't give: a sentence, and the other one is scored."""
+    with openai_server(echoes=False, delay_s=0.1) as server:
+        tasks = "trtx_arithmetic,trtx_arithmetic_choice"
+        argv = attached(server, tmp_path, "--endpoint-type", "chat", "--concurrency", "1", tasks=tasks)
+        command = [sys.executable, "-c", "from trtx.cli.app import main; main()", *argv]
+        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: len(server.asked) >= 3, 60, "three answers")
+        finally:
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+        run_dir, port, delivered = only(tmp_path), server.port, len(server.asked)
+        wait_until(lambda: not members(marker(run_dir / "eval" / "session.log"), ()), 10, "its session's end")
+    kept = len(samples(run_dir, "attached", "trtx_arithmetic"))
+    assert delivered - 1 <= kept <= delivered  # the last one may have been on its way
+    with openai_server(port, echoes=False, lasts=2) as server:
+        assert run(["eval", "--resume", str(run_dir)]) == 3
+    told = capfd.readouterr().err
+    assert f"{kept + 2} of {2 * LIMIT} samples have their answers" in told and "trtx eval --resume " in told
+    with openai_server(port, echoes=False) as server:
+        assert run(["eval", "--resume", str(run_dir)]) == 3
+        assert len(server.asked) == LIMIT - kept - 2
+    assert "the server gives no log-probabilities of prompts" in capfd.readouterr().err
+    generated, chosen = scores(run_dir, "attached").tasks
+    assert (generated.samples, generated.answered, generated.scores[0].value) == (LIMIT, LIMIT, 1.0)
+    assert not chosen.scores and chosen.note is not None and "echo is not supported" in chosen.note

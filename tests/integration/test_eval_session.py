@@ -1,0 +1,316 @@
+"""Tasks, requests and scores inside the session: what lm-eval asks, and every fault of a task as one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.errors import UsageError
+from trtx.evals import TopologyScores
+from trtx.evals.forms import Asked, Sample, ScoredTask, read_samples
+from trtx.evals.messages import Endpoint, Job, Progress
+from trtx.evals.session import scoring
+from trtx.evals.session.asking import Asking
+from trtx.evals.session.client import Refused, ServerGone
+from trtx.evals.session.loading import ALIASES, OWN_TASKS, LoadedTasks, load_tasks, task_manager
+from trtx.evals.session.model import MOST_STOPS, Chat, ServedModel, TooLong
+from trtx.evals.session.prompt_logprobs import EngineData
+
+ROWS = [{"question": f"{number} + 12 =", "answer": str(number + 12)} for number in range(10, 22)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(resolve_checkpoint("synthetic:tiny-trained").path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    """A task folder: ``sums`` with the rows given, and what else is said of it."""
+
+    def make(rows: list[dict[str, Any]] = ROWS, more: str = "", **files: str) -> Path:
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "sums.yaml").write_text(
+            f"task: sums\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/rows.jsonl}}}}\n"
+            "output_type: generate_until\ntest_split: test\ndoc_to_text: '{{question}}'\ndoc_to_target: '{{answer}}'\n"
+            f'generation_kwargs: {{until: ["\\n"]}}\n{more}'
+        )
+        for name, text in files.items():
+            (tmp_path / name.replace("_", ".")).write_text(text)
+        return tmp_path
+
+    return make
+
+
+def job(*tasks: str, folder: Path | None = None, **more: Any) -> Job:
+    fields: dict[str, Any] = {"limit": 12, "num_fewshot": None, "endpoint_type": "completions", "concurrency": 1}
+    task_dir = None if folder is None else str(folder)
+    return Job(tasks=tasks, task_dir=task_dir, tokenizer=None, **fields | more)
+
+
+def load(asked: Job, tokenizer: Any = None) -> LoadedTasks:
+    return load_tasks(asked, ServedModel(tokenizer, endpoint_type=asked.endpoint_type))
+
+
+def test_a_folder_of_tasks_is_read_and_its_samples_have_keys_of_what_they_ask(folder: Callable[..., Path]) -> None:
+    loaded = load(job("sums", folder=folder()))
+    (task,) = loaded.tasks
+    assert [one.doc["answer"] for one in task.documents] == [row["answer"] for row in ROWS]
+    assert len({one.key for one in task.documents}) == len(ROWS)
+    again = load(job("sums", folder=folder(), num_fewshot=None))
+    assert [one.key for one in again.tasks[0].documents] == [one.key for one in task.documents]
+    shot = load(job("trtx_copying", num_fewshot=1)).tasks[0].documents[0]
+    assert (
+        shot.instances[0].args[0].count("\n") == 1 and shot.key != load(job("trtx_copying")).tasks[0].documents[0].key
+    )
+
+
+def test_a_task_that_is_named_twice_is_refused() -> None:
+    refused(job("trtx_copying", "trtx"), ["task trtx_copying is named twice, by trtx too"])
+
+
+def refused(asked: Job, words: list[str]) -> None:
+    with pytest.raises(UsageError) as error:
+        load(asked)
+    said = str(error.value)
+    assert "\n" not in said and all(word in said for word in words), said
+
+
+def test_a_row_that_lacks_a_field_is_named_with_it(folder: Callable[..., Path]) -> None:
+    rows = [*ROWS[:3], {"question": "1 + 1 ="}, *ROWS[3:]]
+    refused(job("sums", folder=folder(rows)), ["task sums: row 3", "no field 'answer'"])
+    refused(job("sums", folder=folder([{"q": "1"}])), ["task sums: row 0", "'question' is undefined"])
+
+
+def test_a_dataset_that_is_not_there_says_how_to_bring_it(folder: Callable[..., Path], tmp_path: Path) -> None:
+    at = folder()
+    (at / "rows.jsonl").unlink()
+    refused(job("sums", folder=at), ["task sums needs the dataset json", "rows.jsonl", "bring the cache here"])
+
+
+def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Path], tmp_path: Path) -> None:
+    refused(job("sums", folder=tmp_path / "none"), ["--task-dir", "is no directory"])
+    refused(job("odd", folder=folder(odd_yaml="task: odd\noutput_type: sing\n")), ["task odd can't be loaded", "sing"])
+
+
+def test_more_examples_than_there_are_is_refused() -> None:
+    refused(job("trtx_copying", num_fewshot=500), ["trtx_copying has fewer examples than the 500", "--num-fewshot"])
+
+
+def test_log_likelihood_without_a_tokenizer_is_refused() -> None:
+    refused(job("trtx_arithmetic_choice"), ["trtx_arithmetic_choice scores log-probabilities", "--tokenizer"])
+
+
+def test_a_chat_with_a_model_without_template_is_refused(tokenizer: Any) -> None:
+    bare = copy.deepcopy(tokenizer)
+    bare.chat_template = None
+    with pytest.raises(UsageError, match="has no chat template, and --endpoint-type is chat"):
+        load(job("trtx_copying", endpoint_type="chat"), bare)
+
+
+def test_a_generation_is_sent_with_the_stops_that_servers_take(tokenizer: Any) -> None:
+    stops = [f"stop {number}" for number in range(6)]
+    asked = Instance("generate_until", {}, ("a b", {"until": stops, "max_gen_toks": 9, "do_sample": False}), 0)
+    (question,) = ServedModel(tokenizer).questions(asked)
+    assert question.path == "completions"
+    assert question.body == {
+        "prompt": "a b", "max_tokens": 9, "temperature": 0.0, "seed": 1234, "stop": stops[:MOST_STOPS],
+    }  # fmt: skip
+    (repeated,) = ServedModel(tokenizer).questions(asked, repeat=1)
+    assert repeated.body["seed"] == 1235
+    found = ServedModel(tokenizer).asked(asked, [{"choices": [{"text": "so stop 5 no", "finish_reason": "stop"}]}])
+    assert isinstance(found, Asked) and found.text == "so "  # the last two are cut here
+
+
+def test_a_chat_is_sent_as_messages_and_one_to_go_on_with_as_tokens(tokenizer: Any) -> None:
+    model = ServedModel(tokenizer, endpoint_type="chat")
+    messages = [{"role": "user", "content": "hello"}]
+    prompt = model.messages(messages)
+    assert isinstance(prompt, Chat)
+    (question,) = model.questions(Instance("generate_until", {}, (prompt, {}), 0))
+    assert question.path == "chat/completions" and question.body["messages"] == messages
+    begun = model.messages([*messages, {"role": "assistant", "content": "It is"}], add_generation_prompt=False)
+    (question,) = model.questions(Instance("generate_until", {}, (begun, {}), 0))
+    assert question.path == "completions" and tokenizer.decode(question.body["prompt"]).endswith("It is")
+
+
+def test_a_prompt_that_does_not_fit_is_told_with_its_length(tokenizer: Any) -> None:
+    model = ServedModel(tokenizer, context_length=20, route=EngineData())
+    with pytest.raises(TooLong, match="asks for 16 more, and the engine's context holds 20"):
+        model.questions(Instance("generate_until", {}, ("one two three four five six", {"max_gen_toks": 16}), 0))
+    with pytest.raises(TooLong, match="context holds 20"):
+        model.questions(Instance("loglikelihood", {}, ("one " * 30, "two"), 0))
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [{"text": 5}]}, {"choices": [{"message": None}]}]
+)
+def test_an_answer_without_a_text_is_refused(answer: dict[str, Any]) -> None:
+    asked = Instance("generate_until", {}, ("a", {}), 0)
+    assert isinstance(ServedModel().asked(asked, [answer]), Refused)
+
+
+def answered(task: Any, texts: list[str]) -> list[Sample]:
+    documents = task.documents[: len(texts)]
+    asked = [[Asked("generate_until", "", None, {}, text, None, None, "stop")] for text in texts]
+    judged = scoring.judge(task.task, documents, asked)
+    return [
+        Sample(task.name, one.doc_id, one.key, {}, None, tuple(answers), of)
+        for one, answers, of in zip(documents, asked, judged, strict=True)
+    ]
+
+
+def test_a_score_is_that_of_lm_evals_metric_over_the_filtered_answers() -> None:
+    (task,) = load(job("trtx_copying")).tasks
+    right = [f" {one.doc['answer']} " for one in task.documents[:6]]
+    (score,) = scoring.scores(task.task, answered(task, [*right[:5], "no"]))
+    assert (score.metric, score.kind) == ("exact_match", "binomial") and score.value == pytest.approx(5 / 6)
+
+
+def test_a_metric_that_is_no_number_names_the_sample(folder: Callable[..., Path]) -> None:
+    judge = "def judge(doc, results):\n    return {'odd': float('nan') if results[0] == 'x' else 1.0}\n"
+    more = "process_results: !function judge.judge\nmetric_list: [{metric: odd, aggregation: mean}]\n"
+    (task,) = load(job("sums", folder=folder(more=more, judge_py=judge))).tasks
+    with pytest.raises(scoring.NoNumber, match="metric odd of sample 2 is 'nan', expected a number"):
+        scoring.scores(task.task, answered(task, ["a", "b", "x"]))
+
+
+def test_a_group_is_weighted_as_lm_eval_weights_it(folder: Callable[..., Path]) -> None:
+    group = (
+        "group: all\ntask: [sums, trtx_copying]\naggregate_metric_list: "
+        "[{metric: exact_match, aggregation: mean, weight_by_size: true}]\n"
+    )
+    more = "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
+    loaded = load(job("all", folder=folder(more=more, all_yaml=group)))
+    samples = {"sums": answered(loaded.tasks[0], ["22", "no", "no"]), "trtx_copying": answered(loaded.tasks[1], ["no"])}
+    scored = {
+        one.name: ScoredTask(one.name, "generate_until", "1", 0, 3, len(samples[one.name]),
+                             scoring.scores(one.task, samples[one.name]), ())
+        for one in loaded.tasks
+    }  # fmt: skip
+    found = scoring.group_scores(loaded.groups[0], scored, samples)
+    assert found is not None and found.subtasks == ("sums", "trtx_copying")
+    (score,) = found.scores
+    assert score.value == pytest.approx(1 / 4) and score.interval is not None and score.interval.estimate == 1 / 4
+
+
+@pytest.mark.proof  # it reads lm-eval's 14,000 task files
+def test_the_tasks_that_tensorrt_llm_names_are_known_and_the_nearest_of_all_are_told() -> None:
+    refused(job("gsm9k"), ["no task is called 'gsm9k'", "did you mean gsm8k"])
+    known = task_manager((str(OWN_TASKS),), (), include_defaults=True).all_tasks
+    for name in ("mmlu", "gsm8k", "gpqa", "gpqa_diamond", "cnn_dailymail", "longbench", "jsonschema_bench"):
+        assert ALIASES.get(name, name) in known, name
+
+
+@contextlib.contextmanager
+def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
+    """A server whose answer is its prompt, or a failure with the status that ``fails`` says."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.say(200, {"data": [{"id": "echo", "context_window": 40}]})
+
+        def do_POST(self) -> None:
+            prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+            status = fails(prompt)
+            answer = {"choices": [{"text": prompt}]} if status == 200 else {"error": {"message": f"no {prompt}"}}
+            self.say(status, answer)
+
+        def say(self, status: int, document: dict[str, Any]) -> None:
+            body = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def ask(asked: Job, url: str, directory: Path, tokenizer: Any = None) -> tuple[TopologyScores, list[Progress]]:
+    told: list[Progress] = []
+    endpoint = Endpoint("here", url, "echo", str(directory), patience_s=1)
+    model = ServedModel(tokenizer, endpoint_type=asked.endpoint_type)
+    return asyncio.run(Asking(asked, load(asked, tokenizer), model, endpoint, told.append).run()), told
+
+
+ODD = """
+def breaks(doc, results):
+    if doc["answer"] == "25":
+        raise KeyError("no_such")
+    return {"odd": 1}
+"""
+
+
+def test_a_metric_that_breaks_loses_no_answer(folder: Callable[..., Path], tmp_path: Path) -> None:
+    more = "process_results: !function odd.breaks\nmetric_list: [{metric: odd, aggregation: mean}]\n"
+    with echoing() as url:
+        found, told = ask(job("sums", folder=folder(more=more, odd_py=ODD)), url, tmp_path / "here")
+    (task,) = found.tasks
+    assert task.note == "sample 3 can't be judged (KeyError: 'no_such'); see samples.jsonl"
+    assert not task.scores and task.answered == task.samples == len(ROWS)
+    kept = read_samples(tmp_path / "here" / "sums")
+    assert [one.doc_id for one in kept if not one.judgements] == [3]
+    assert [one.requests[0].text for one in kept] == [row["question"] for row in ROWS]
+    assert [one.done for one in told] == list(range(len(ROWS) + 1))
+
+
+def test_what_is_refused_fails_or_does_not_fit_is_counted_by_its_reason_and_asked_again(
+    folder: Callable[..., Path], tokenizer: Any, tmp_path: Path
+) -> None:
+    rows = [*ROWS[:4], {"question": "word " * 60, "answer": "x"}]
+    more = "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
+    asked = job("sums", folder=folder(rows, more=more + "generation_kwargs: {max_gen_toks: 8}\n"), concurrency=3)
+    with echoing(lambda prompt: {"1": 400, "2": 503}.get(prompt[1], 200)) as url:
+        found, _ = ask(asked, url, tmp_path / "here", tokenizer)
+    (task,) = found.tasks
+    assert (task.samples, task.answered) == (5, 2)
+    reasons = {one.first: one.reason for one in task.unanswered}
+    assert reasons[1] == "HTTP 400: no 11 + 12 =" and reasons[2] == "HTTP 503: no 12 + 12 ="
+    assert "asks for 8 more, and the engine's context holds 40" in reasons[4]
+    with echoing() as url:
+        found, told = ask(asked, url, tmp_path / "here", tokenizer)
+    assert (found.tasks[0].answered, told[0].kept) == (4, 2)
+
+
+def test_a_server_that_lists_its_model_no_more_is_given_up(folder: Callable[..., Path], tmp_path: Path) -> None:
+    with echoing() as url:
+        pass
+    with pytest.raises(ServerGone, match="does not answer any more .*; 0 of 12 samples have their answers"):
+        ask(job("sums", folder=folder()), url, tmp_path / "here")
+
+
+def test_lm_eval_finds_the_model_by_its_name_and_asks_it_itself(tmp_path: Path) -> None:
+    """The entrance for `lm_eval.simple_evaluate`, beside that of ``trtx eval``."""
+    assert get_model("trtx") is ServedModel
+    asked = [Instance("generate_until", {}, (f"{number} ", {"until": [" "]}), 0) for number in range(5)]
+    with echoing() as url:
+        model = ServedModel(endpoint=Endpoint("here", url, "echo", str(tmp_path), patience_s=1))
+        assert model.generate_until(asked) == [str(number) for number in range(5)]
+    with echoing(lambda prompt: 400) as url:
+        model = ServedModel(endpoint=Endpoint("here", url, "echo", str(tmp_path), patience_s=1))
+        with pytest.raises(RuntimeError, match="HTTP 400: no 0"):
+            model.generate_until(asked[:1])

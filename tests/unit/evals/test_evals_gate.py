@@ -1,0 +1,129 @@
+"""Verdicts on scores: three-way, on the interval, and nothing is passed that nobody could judge."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtx.bench.intervals import CONFIDENCE, Interval
+from trtx.bench.judgement import Judgement, Verdict
+from trtx.errors import UsageError
+from trtx.evals import Score, ScoredTask, TopologyScores, statistics
+from trtx.evals.forms import Judged, Sample, Unanswered
+from trtx.evals.gate import (
+    by_key,
+    check_min_scores,
+    judge_answers,
+    judge_difference,
+    judge_min_score,
+    parse_min_score,
+)
+
+
+def score(low: float, value: float, high: float, *, better: bool | None = True, filter: str = "none") -> Score:
+    return Score("acc", filter, Interval(value, low, high, CONFIDENCE), value, "binomial", better)
+
+
+def task(*scores: Score, samples: int = 10, answered: int = 10, note: str | None = None) -> ScoredTask:
+    reasons = (Unanswered("HTTP 500: oh", samples - answered, 3),) if answered < samples else ()
+    return ScoredTask("sums", "generate_until", "1", 0, samples, answered, scores, reasons, note)
+
+
+def of(*tasks: ScoredTask) -> TopologyScores:
+    return TopologyScores("agg", "0.4.13", "completions", None, None, tasks)
+
+
+def judged(bound: str, *scores: Score, note: str | None = None) -> Judgement:
+    return judge_min_score(of(task(*scores, note=note)), parse_min_score(f"sums:{bound}"))
+
+
+@pytest.mark.parametrize(
+    ("bound", "verdict"), [("acc:0.5", Verdict.PASS), ("acc:0.7", Verdict.NO_VERDICT), ("acc:0.9", Verdict.MISSED)]
+)
+def test_a_least_score_is_decided_on_the_interval(bound: str, verdict: Verdict) -> None:
+    assert judged(bound, score(0.6, 0.7, 0.8)).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("bound", "verdict"), [("acc:0.5", Verdict.MISSED), ("acc:0.7", Verdict.NO_VERDICT), ("acc:0.9", Verdict.PASS)]
+)
+def test_of_a_metric_that_is_better_low_it_is_the_most(bound: str, verdict: Verdict) -> None:
+    found = judged(bound, score(0.6, 0.7, 0.8, better=False))
+    assert found.verdict is verdict and ":le:" in found.criterion and "at most" in found.reason
+
+
+def test_a_task_without_its_score_or_interval_has_no_verdict() -> None:
+    assert judged("acc:0.5", note="no logprobs").verdict is Verdict.NO_VERDICT
+    assert "no logprobs" in judged("acc:0.5", note="no logprobs").reason
+    assert judged("acc:0.5", Score("acc", "none", None, 0.9, "bootstrap", True)).verdict is Verdict.NO_VERDICT
+
+
+def test_a_filter_can_be_named_and_the_first_is_meant_where_none_is() -> None:
+    both = score(0.6, 0.7, 0.8, filter="strict"), score(0.1, 0.2, 0.3, filter="loose")
+    assert judged("acc:0.5", *both).verdict is Verdict.PASS
+    assert judged("acc,strict:0.5", *both).verdict is Verdict.PASS
+    assert judged("acc,loose:0.5", *both).verdict is Verdict.MISSED
+
+
+@pytest.mark.parametrize("text", ["sums", "sums:acc", "sums:acc:", "sums:acc:much", "sums:acc:nan", "::1"])
+def test_what_is_no_least_score_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--min-score"):
+        parse_min_score(text)
+
+
+def test_a_task_or_metric_that_is_not_there_is_refused_before_anything_is_asked() -> None:
+    known = {"sums": ("acc",), "words": ("exact_match",)}
+    check_min_scores([parse_min_score("sums:acc:1"), parse_min_score("words:exact_match,strict:1")], known)
+    with pytest.raises(UsageError, match="tales is not asked; expected one of sums, words"):
+        check_min_scores([parse_min_score("tales:acc:1")], known)
+    with pytest.raises(UsageError, match="bleu is no metric of sums; expected one of acc"):
+        check_min_scores([parse_min_score("sums:bleu:1")], known)
+
+
+def test_samples_without_an_answer_fail_their_task_and_a_task_that_was_not_scored_has_no_verdict() -> None:
+    assert judge_answers("agg", task(score(0.6, 0.7, 0.8))).verdict is Verdict.PASS
+    lacking = judge_answers("agg", task(score(0.6, 0.7, 0.8), answered=8))
+    assert (
+        lacking.verdict is Verdict.FAILED and "2 of 10 samples have no answer: sample 3: HTTP 500: oh" in lacking.reason
+    )
+    assert judge_answers("agg", task(answered=0, note="no logprobs")).verdict is Verdict.NO_VERDICT
+
+
+def difference(candidate: list[int], baseline: list[int], *, better: bool = True, drop: float = 0.1) -> Judgement:
+    sides = [{str(place): float(value) for place, value in enumerate(side)} for side in (candidate, baseline)]
+    return judge_difference("agg", score(0, 0.5, 1, better=better), "sums", *sides, "agg", drop, CONFIDENCE)
+
+
+def test_equal_answers_pass_and_far_fewer_right_ones_regress() -> None:
+    right, wrong = [1] * 100, [1] * 50 + [0] * 50
+    assert difference(right, right).verdict is Verdict.PASS
+    assert difference(wrong, right).verdict is Verdict.REGRESSED
+    assert difference(right, wrong).verdict is Verdict.PASS
+    assert difference(wrong, right, better=False).verdict is Verdict.PASS
+    assert difference([1] * 10, [1] * 10).verdict is Verdict.NO_VERDICT  # too few to say that it is less than 0.1
+
+
+def test_samples_that_only_one_run_has_are_no_pairs() -> None:
+    found = difference([1] * 100, [1] * 90)
+    assert found.verdict is Verdict.NO_VERDICT and "90 samples stand in both runs" in found.reason
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=80))
+def test_a_verdict_says_of_the_interval_what_stands_beside_it(pairs: list[tuple[int, int]]) -> None:
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    found = difference(first, second)
+    interval = statistics.difference_interval([*map(float, first)], [*map(float, second)])
+    assert interval is not None and found.interval == interval
+    assert (found.verdict is Verdict.PASS) == (interval.low >= -0.1)
+    assert (found.verdict is Verdict.REGRESSED) == (interval.high < -0.1)
+
+
+def test_a_metrics_values_are_those_of_its_filter_and_rows_that_ask_the_same_stay_apart() -> None:
+    def sample(number: int, key: str, strict: object, loose: object) -> Sample:
+        judged = (Judged("strict", (), {"acc": strict}), Judged("loose", (), {"acc": loose}))
+        return Sample("sums", number, key, {}, None, (), judged)
+
+    samples = [sample(0, "a", 1, 0), sample(1, "b", "nan", 0), sample(2, "a", 0, 0)]
+    assert by_key(samples, score(0, 0.5, 1, filter="strict")) == {"a": 1.0, "a#1": 0.0}
+    assert list(by_key(samples, score(0, 0.5, 1, filter="loose")).values()) == [0.0, 0.0, 0.0]

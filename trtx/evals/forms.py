@@ -1,0 +1,184 @@
+"""The documents under ``eval/``: scores of a topology (``eval.json``), every sample of a task (``samples.jsonl``)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trtx.bench.documents import RESTORE, Document, parsed, plain
+from trtx.bench.files import write_text
+from trtx.bench.intervals import Interval
+from trtx.errors import UsageError
+
+EVAL = Document("eval.json", version=1, oldest=1, since="")
+SAMPLES = Document("samples.jsonl", version=1, oldest=1, since="")
+_DIRECTORY = "eval"
+
+IntervalKind = Literal["binomial", "bootstrap"]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One metric of one task, over the samples that have an answer."""
+
+    metric: str
+    filter: str  # lm-eval's, that what was judged went through; "none": the answer as it came
+    interval: Interval | None  # its estimate is lm-eval's score; None: too few samples for one
+    value: float
+    kind: IntervalKind
+    higher_is_better: bool | None  # None: the task does not say
+    chance: float | None = None  # of guessing, where the task says so
+
+    @property
+    def name(self) -> str:
+        """``exact_match``, or ``exact_match,strict-match`` where the task has several filters."""
+        return self.metric if self.filter == "none" else f"{self.metric},{self.filter}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """Samples that have no answer for one and the same reason."""
+
+    reason: str
+    count: int
+    first: int  # its doc_id
+
+    def __str__(self) -> str:
+        more = f", and {self.count - 1} more like it" if self.count > 1 else ""
+        return f"sample {self.first}: {self.reason}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTask:
+    """A task, or a group of tasks where ``subtasks`` names some."""
+
+    task: str
+    output_type: str
+    version: str
+    num_fewshot: int
+    samples: int  # to ask
+    answered: int
+    scores: tuple[Score, ...]
+    unanswered: tuple[Unanswered, ...]
+    note: str | None = None  # why there is no score
+    subtasks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyScores:
+    """``eval.json``."""
+
+    topology: str
+    lm_eval: str  # its version
+    endpoint_type: str
+    prompt_logprobs: str | None  # the way that log-probabilities of prompts came; None: not asked for, or there is none
+    limit: int | None
+    tasks: tuple[ScoredTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a sample, and what came back."""
+
+    request: str  # generate_until, loglikelihood or loglikelihood_rolling
+    prompt: Any  # text, or the messages of a chat
+    continuation: str | None  # that is scored, of loglikelihood
+    parameters: dict[str, Any]  # of the generation
+    text: str | None
+    logprob: float | None  # natural, of all tokens of the continuation
+    is_greedy: bool | None  # each of them was the likeliest
+    finish_reason: str | None
+
+    @property
+    def response(self) -> Any:
+        """As lm-eval takes it."""
+        if self.request == "generate_until":
+            return self.text
+        return self.logprob if self.request == "loglikelihood_rolling" else (self.logprob, self.is_greedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What one filter's answer of a sample is worth."""
+
+    filter: str
+    filtered: tuple[Any, ...]  # each answer after the filter
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of ``samples.jsonl``."""
+
+    task: str
+    doc_id: int  # the row of the dataset's split
+    key: str  # a hash of all that its requests say
+    doc: dict[str, Any]
+    target: Any
+    requests: tuple[Asked, ...]
+    judgements: tuple[Judged, ...]
+
+
+def eval_directory(run_dir: Path, topology: str) -> Path:
+    return run_dir / _DIRECTORY / topology
+
+
+def read_eval(run_dir: Path, topology: str) -> TopologyScores | None:
+    """None where the topology was not scored to its end. Raises UsageError: file, field, value."""
+    return EVAL.find(eval_directory(run_dir, topology), TopologyScores)
+
+
+def read_samples(directory: Path) -> tuple[Sample, ...]:
+    """Of one task, in the order of the file; none where there is no file yet. A last line cut short is left out.
+
+    Raises UsageError naming the line, and the field, that can't be read.
+    """
+    path = directory / SAMPLES.file
+    if not path.exists():
+        return ()
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return tuple(_sample(line, f"{path}, line {number}") for number, line in enumerate(lines[:-1], start=1) if line)
+
+
+def _sample(line: str, source: str) -> Sample:
+    try:
+        document = parsed(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{source} is not JSON ({error}); {RESTORE}") from error
+    return SAMPLES.restored(SAMPLES.checked(document, source), Sample, source)
+
+
+class SampleWriter:
+    """Appends to one task's ``samples.jsonl``: a line is with the kernel before :meth:`add` returns."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / SAMPLES.file
+        self._mend()
+
+    def add(self, sample: Sample) -> None:
+        data = _line(sample).encode()
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            written = os.write(descriptor, data)
+            while written < len(data):
+                written += os.write(descriptor, data[written:])
+        finally:
+            os.close(descriptor)
+
+    def replace(self, samples: Iterable[Sample]) -> None:
+        """The whole file, at once."""
+        write_text(self._path, "".join(map(_line, samples)))
+
+    def _mend(self) -> None:
+        """Cuts off a last line that was cut short, so that the next one begins a line of its own."""
+        if self._path.exists() and not (text := self._path.read_bytes()).endswith(b"\n"):
+            os.truncate(self._path, text.rfind(b"\n") + 1)
+
+
+def _line(sample: Sample) -> str:
+    return json.dumps(SAMPLES.versioned(plain(sample)), ensure_ascii=False, allow_nan=False) + "\n"

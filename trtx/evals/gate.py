@@ -1,0 +1,180 @@
+"""Verdicts on scores: least scores, and paired differences to a baseline, each decided on its interval.
+
+Three-way, as everywhere: PASS where all of the interval keeps the bound, bad where none of it does, else NO_VERDICT,
+and more samples would tell. A sample without an answer fails its task, whatever the others score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trtx.bench.intervals import Interval
+from trtx.bench.judgement import Judgement, Verdict
+from trtx.config.wording import quoted
+from trtx.errors import UsageError
+from trtx.evals import statistics
+from trtx.evals.forms import Sample, Score, ScoredTask, TopologyScores
+
+DEFAULT_MAX_DROP = 0.02  # of a score between 0 and 1: two answers in a hundred
+
+
+@dataclass(frozen=True, slots=True)
+class MinScore:
+    """``gsm8k:exact_match:0.8``. For a metric that is better low, the most that it may be."""
+
+    task: str
+    metric: str
+    value: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}:{self.metric}:{self.value:.10g}"
+
+
+def parse_min_score(text: str) -> MinScore:
+    """Raises UsageError."""
+    parts = text.rsplit(":", 2)
+    if len(parts) != 3 or not all(parts):
+        raise UsageError(f"--min-score {quoted(text)}: expected task:metric:value, as gsm8k:exact_match:0.8")
+    try:
+        value = float(parts[2])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(f"--min-score {quoted(text)}: {quoted(parts[2])} is no number; expected one, as 0.8")
+    return MinScore(parts[0], parts[1], value)
+
+
+def judge_answers(topology: str, task: ScoredTask) -> Judgement:
+    """Whether every sample was answered, and the task scored."""
+    criterion = "unanswered_sample_count:avg:le:0"
+    cell = cell_of(topology, task.task)
+    missing = task.samples - task.answered
+    if task.note is not None:
+        return Judgement(cell=cell, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=task.note)
+    told = "; ".join(map(str, task.unanswered[:3]))
+    reason = f"{missing} of {task.samples} samples have no answer: {told}" if missing else "every sample has its answer"
+    return Judgement(
+        cell=cell, criterion=criterion, verdict=Verdict.FAILED if missing else Verdict.PASS, reason=reason,
+        value=missing, limit=0, unit="samples",
+    )  # fmt: skip
+
+
+def check_min_scores(least: Sequence[MinScore], metrics: Mapping[str, Sequence[str]]) -> None:
+    """Raises UsageError for one of a task that is not asked, or of a metric that it has not. ``metrics``: by task."""
+    for one in least:
+        if one.task not in metrics:
+            raise UsageError(f"--min-score {one.name}: {one.task} is not asked; expected one of {', '.join(metrics)}")
+        known = metrics[one.task]
+        if one.metric.partition(",")[0] not in known:
+            raise UsageError(
+                f"--min-score {one.name}: {one.metric} is no metric of {one.task}; expected one of {', '.join(known)}"
+            )
+
+
+def judge_min_score(scores: TopologyScores, least: MinScore) -> Judgement:
+    """Of the task that ``least`` names."""
+    task = next(one for one in scores.tasks if one.task == least.task)
+    score = _named(task, least.metric)
+    cell, criterion = cell_of(scores.topology, task.task), f"{least.metric}:score:{_operator(score)}:{least.value:.10g}"
+    if score is None:
+        return _unknown(cell, criterion, f"{task.task} has no such score ({task.note or 'no sample was answered'})")
+    if score.interval is None:
+        return _unknown(cell, criterion, f"{task.answered} samples have no interval; ask more")
+    sign = -1 if score.higher_is_better is False else 1
+    low, high = sorted((sign * score.interval.low, sign * score.interval.high))
+    verdict = _three_way(low, high, sign * least.value, Verdict.MISSED)
+    bound = f"{'at most' if sign < 0 else 'at least'} {least.value:g}"
+    return Judgement(
+        cell=cell, criterion=criterion, verdict=verdict, reason=_sentence(score.interval, bound, verdict),
+        value=score.value, interval=score.interval, limit=least.value,
+        is_near=verdict is Verdict.NO_VERDICT,
+    )  # fmt: skip
+
+
+def judge_difference(
+    topology: str,
+    score: Score,
+    task: str,
+    candidate: Mapping[str, float],
+    baseline: Mapping[str, float],
+    other: str,
+    max_drop: float,
+    confidence: float,
+) -> Judgement:
+    """``candidate``, ``baseline``: the metric's value by the sample's key. ``other``: what the baseline is called;
+    ``confidence``: of this interval alone."""
+    cell = cell_of(topology, task)
+    criterion = f"{score.name}:drop:le:{max_drop:.10g}"
+    shared = [key for key in candidate if key in baseline]
+    if len(shared) < max(len(candidate), len(baseline)):
+        return _unknown(
+            cell,
+            criterion,
+            f"{len(shared)} samples stand in both runs, of {len(candidate)} here and {len(baseline)} in {other}; "
+            "expected the same samples; ask both the same tasks, --limit and --num-fewshot",
+        )
+    pairs = [candidate[key] for key in shared], [baseline[key] for key in shared]
+    interval = statistics.difference_interval(*pairs, confidence)
+    if interval is None:
+        return _unknown(cell, criterion, f"{len(shared)} pairs have no interval; ask more")
+    sign = -1 if score.higher_is_better is False else 1
+    low, high = sorted((sign * interval.low, sign * interval.high))
+    verdict = _three_way(low, high, -max_drop, Verdict.REGRESSED)
+    return Judgement(
+        cell=cell, criterion=criterion, verdict=verdict,
+        reason=f"against {other} {_sentence(interval, f'at most {max_drop:g} worse', verdict, signed=True)}",
+        value=interval.estimate, interval=interval, limit=max_drop,
+        is_near=verdict is Verdict.NO_VERDICT,
+    )  # fmt: skip
+
+
+def _named(task: ScoredTask, metric: str) -> Score | None:
+    """``exact_match,strict-match``, or ``exact_match``: that of the first filter."""
+    found = (score for score in task.scores if metric in (score.name, score.metric, f"{score.metric},{score.filter}"))
+    return next(found, None)
+
+
+def by_key(samples: Sequence[Sample], score: Score) -> dict[str, float]:
+    """A metric's value of each sample, where it has a number of its own. Rows that ask the same are numbered."""
+    found: dict[str, float] = {}
+    seen: Counter[str] = Counter()
+    for sample in samples:
+        for judged in sample.judgements:
+            value = judged.metrics.get(score.metric)
+            if judged.filter == score.filter and isinstance(value, (int, float)):
+                twins = seen[sample.key]
+                found[f"{sample.key}#{twins}" if twins else sample.key] = float(value)
+                seen[sample.key] += 1
+    return found
+
+
+def cell_of(topology: str, task: str) -> str:
+    return f"{topology}-{task}"
+
+
+def _operator(score: Score | None) -> str:
+    return "le" if score is not None and score.higher_is_better is False else "ge"
+
+
+def _three_way(low: float, high: float, bound: float, bad: Verdict) -> Verdict:
+    if low >= bound:
+        return Verdict.PASS
+    return bad if high < bound else Verdict.NO_VERDICT
+
+
+def _sentence(interval: Interval, bound: str, verdict: Verdict, *, signed: bool = False) -> str:
+    sign = "+" if signed else ""
+    told = f"{interval.estimate:{sign}.4g} ({interval.low:{sign}.4g} to {interval.high:{sign}.4g})"
+    if verdict is Verdict.PASS:
+        return f"{told}, {bound}"
+    if verdict is Verdict.NO_VERDICT:
+        return f"{told}, and the bound ({bound}) lies within the interval; ask more samples"
+    return f"{told}, expected {bound}"
+
+
+def _unknown(cell: str, criterion: str, reason: str) -> Judgement:
+    return Judgement(cell=cell, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=reason)

@@ -1,0 +1,90 @@
+"""What crosses between the launcher and the session: one JSON object a line, each a class here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+EndpointType = Literal["completions", "chat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is asked of every topology: first line down."""
+
+    tasks: tuple[str, ...]
+    task_dir: str | None
+    limit: int | None  # samples of each task, its first ones; None: all
+    num_fewshot: int | None  # None: as each task says
+    endpoint_type: EndpointType
+    concurrency: int  # requests in flight
+    tokenizer: str | None  # its directory; None: there is none here
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A topology that answers now: each further line down."""
+
+    topology: str  # its label
+    url: str
+    model: str  # the name that requests carry
+    directory: str  # that its samples and scores are written to
+    patience_s: float  # how long it may be gone: what trtx serves is started again meanwhile
+    api_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Every task and dataset is there."""
+
+    samples: dict[str, int]  # by task, those to ask
+    metrics: dict[str, tuple[str, ...]]  # by task and by group, those that a score can have
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After each sample."""
+
+    topology: str
+    task: str
+    done: int
+    total: int
+    kept: int  # of ``done``, those of an earlier attempt
+    metric: str | None  # the task's first; None: it has no running mean
+    score: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The topology's ``eval.json`` is written."""
+
+    topology: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last line. ``usage``: a person can put it right; ``gone``: the server stopped answering; ``crash``."""
+
+    kind: Literal["usage", "gone", "crash"]
+    text: str
+
+
+Down = Job | Endpoint
+Up = Loaded | Progress | Scored | Failed
+_KINDS: dict[str, type[Down | Up]] = {kind.__name__: kind for kind in (Job, Endpoint, Loaded, Progress, Scored, Failed)}
+
+
+def to_line(message: Down | Up) -> str:
+    return json.dumps({"kind_of": type(message).__name__, **asdict(message)}) + "\n"
+
+
+def from_line(line: str) -> Down | Up:
+    fields = json.loads(line)
+    kind = _KINDS[fields.pop("kind_of")]
+    message: Down | Up = TypeAdapter(kind).validate_python(fields)
+    return message

@@ -1,0 +1,90 @@
+"""``python -m trtx.evals.session <fd>``: the job and then each endpoint as lines on stdin, what happens as lines on fd.
+
+It ends when stdin does, and with its parent: the kernel sees to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from trtx.errors import TrtxError, UsageError
+from trtx.evals.messages import Endpoint, Failed, Job, Loaded, Scored, Up, from_line, to_line
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def main() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line a request
+    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as up:
+
+        def tell(message: Up) -> None:
+            up.write(to_line(message))
+
+        try:
+            _serve(tell)
+        except BrokenPipeError:
+            sys.exit(1)  # nobody listens any more
+        except Exception as error:
+            traceback.print_exc()
+            tell(_failure(error))
+            sys.exit(1)
+    sys.stderr.flush()
+    os._exit(0)  # all is written; taking the libraries apart takes a while
+
+
+def _serve(tell: Callable[[Up], None]) -> None:
+    job = from_line(sys.stdin.readline())
+    assert isinstance(job, Job)
+    try:
+        from trtx.evals.session.asking import Asking
+        from trtx.evals.session.loading import load_tasks
+        from trtx.evals.session.model import ServedModel
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"trtx eval needs the package {error.name}, which is not installed; install it with pip install "
+            "'trtx[eval]'"
+        ) from error
+    model = ServedModel(_tokenizer(job))
+    tasks = load_tasks(job, model)
+    tell(Loaded({one.name: len(one.documents) for one in tasks.tasks}, tasks.metrics))
+    for line in sys.stdin:
+        endpoint = from_line(line)
+        assert isinstance(endpoint, Endpoint)
+        asyncio.run(Asking(job, tasks, model, endpoint, tell).run())
+        tell(Scored(endpoint.topology))
+
+
+def _tokenizer(job: Job) -> Any:
+    """As lm-eval's hf model loads it."""
+    if job.tokenizer is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(job.tokenizer, use_fast=True)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"the tokenizer in {job.tokenizer} can't be read ({reason}); name another") from error
+
+
+def _failure(error: Exception) -> Failed:
+    if type(error).__name__ == "ServerGone":
+        return Failed("gone", str(error))
+    if isinstance(error, TrtxError):
+        return Failed("usage", str(error))
+    return Failed("crash", f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""Asks one topology for every sample that it has not answered yet, and scores what it answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lm_eval.api.instance import Instance
+
+from trtx.bench.intervals import CONFIDENCE, Interval
+from trtx.checkpoint.held_out import interval as wilson
+from trtx.evals.forms import (
+    EVAL,
+    Asked,
+    Judged,
+    Sample,
+    SampleWriter,
+    Score,
+    ScoredTask,
+    TopologyScores,
+    Unanswered,
+    read_samples,
+)
+from trtx.evals.messages import Endpoint, Job, Progress
+from trtx.evals.session import scoring
+from trtx.evals.session.client import Client, Refused, ServerGone
+from trtx.evals.session.loading import Document, LoadedTask, LoadedTasks, version_of
+from trtx.evals.session.model import ServedModel
+from trtx.evals.session.prompt_logprobs import PromptLogprobs, find_route
+
+logger = logging.getLogger(__name__)
+
+_PROBE_TOKENS = 4
+
+
+@dataclass(slots=True)
+class _Asking:
+    """One document while its requests run."""
+
+    document: Document
+    answers: list[Asked | Refused | None]
+
+    @property
+    def refusal(self) -> Refused | None:
+        return next((one for one in self.answers if isinstance(one, Refused)), None)
+
+    @property
+    def complete(self) -> tuple[Asked, ...] | None:
+        found = tuple(one for one in self.answers if isinstance(one, Asked))
+        return found if len(found) == len(self.answers) else None
+
+    @property
+    def is_over(self) -> bool:
+        return None not in self.answers
+
+
+@dataclass(slots=True)
+class _Running:
+    """The mean of a task's first metric so far, where every sample of it is 0 or 1."""
+
+    metric: str | None = None
+    ones: int = 0
+    count: int = 0
+    is_binary: bool = True
+
+    def add(self, sample: Sample) -> None:
+        if not sample.judgements or not sample.judgements[0].metrics:
+            return
+        (metric, value), *_ = sample.judgements[0].metrics.items()
+        self.metric = metric
+        self.count += 1
+        self.is_binary = self.is_binary and value in (0, 1)
+        self.ones += value if self.is_binary else 0
+
+    @property
+    def interval(self) -> Interval | None:
+        """Wilson's."""
+        if not (self.count and self.is_binary):
+            return None
+        return Interval(self.ones / self.count, *wilson(self.ones, self.count), CONFIDENCE)
+
+
+@dataclass(slots=True)
+class _TaskRun:
+    """One task on one topology."""
+
+    loaded: LoadedTask
+    writer: SampleWriter
+    kept: dict[int, Sample] = field(default_factory=dict)  # by doc_id, of an earlier attempt
+    samples: dict[int, Sample] = field(default_factory=dict)  # all, by doc_id
+    refusals: dict[int, str] = field(default_factory=dict)
+    note: str | None = None  # why it is not asked
+    unjudged: str | None = None  # why a sample could not be judged: what a task computes may fail
+    running: _Running = field(default_factory=_Running)
+
+    @property
+    def done(self) -> int:
+        return len(self.samples) + len(self.refusals)
+
+
+class Asking:
+    """All tasks on one topology. ``tell``: hears of each sample."""
+
+    def __init__(
+        self, job: Job, tasks: LoadedTasks, model: ServedModel, endpoint: Endpoint, tell: Callable[[Progress], None]
+    ) -> None:
+        self._job = job
+        self._loaded = tasks
+        self._endpoint = endpoint
+        self._tell = tell
+        self._model = ServedModel(model.tokenizer, endpoint_type=job.endpoint_type, endpoint=endpoint)
+        directory = Path(endpoint.directory)
+        self._runs = [_TaskRun(one, SampleWriter(directory / one.name)) for one in tasks.tasks]
+
+    async def run(self) -> TopologyScores:
+        """Raises ServerGone, after what was answered is on disk."""
+        for run in self._runs:
+            self._take_kept(run)
+        route: PromptLogprobs | str | None = None
+        async with Client(self._endpoint, self._job.concurrency) as client:
+            self._model.context_length = await client.context_length()
+            if any(run.loaded.asks_logprobs for run in self._runs):
+                ids = self._model.tok_encode("one two three four five six seven eight")[: _PROBE_TOKENS + 1]
+                route = await find_route(client, ids)
+                if isinstance(route, str):
+                    for run in self._runs:
+                        if run.loaded.asks_logprobs:
+                            run.note = f"the server gives no log-probabilities of prompts ({route})"
+                else:
+                    self._model.route = route
+            await self._ask_all(client)
+        found = self._scores(None if route is None or isinstance(route, str) else route.name)
+        EVAL.write(Path(self._endpoint.directory), found)
+        return found
+
+    def _take_kept(self, run: _TaskRun) -> None:
+        keys = {document.doc_id: document.key for document in run.loaded.documents}
+        for sample in read_samples(Path(self._endpoint.directory) / run.loaded.name):
+            if keys.get(sample.doc_id) == sample.key:
+                run.kept[sample.doc_id] = run.samples[sample.doc_id] = sample
+                run.running.add(sample)
+
+    async def _ask_all(self, client: Client) -> None:
+        for run in self._runs:
+            self._report(run)
+        work = self._work()
+        workers = [asyncio.create_task(self._worker(client, work)) for _ in range(self._job.concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        except ServerGone as error:
+            done = sum(len(run.samples) for run in self._runs)
+            total = sum(len(run.loaded.documents) for run in self._runs)
+            raise ServerGone(f"{error}; {done} of {total} samples have their answers") from error
+        finally:
+            for worker in workers:
+                worker.cancel()
+
+    def _work(self) -> Iterator[tuple[_TaskRun, _Asking, int]]:
+        """Every request that has no answer yet, in the order of tasks and documents."""
+        for run in self._runs:
+            if run.note is not None:
+                continue
+            for document in run.loaded.documents:
+                if document.doc_id in run.samples:
+                    continue
+                count = sum(instance.repeats or 1 for instance in document.instances)
+                asking = _Asking(document, [None] * count)
+                for place in range(count):
+                    yield run, asking, place
+
+    async def _worker(self, client: Client, work: Iterator[tuple[_TaskRun, _Asking, int]]) -> None:
+        for run, asking, place in work:
+            if asking.refusal is not None:
+                asking.answers[place] = asking.refusal  # one of its requests was refused: the sample has no answer
+            else:
+                instance, repeat = _instance_at(asking.document, place)
+                asking.answers[place] = await self._model.answer(client, instance, repeat)
+            if asking.is_over:
+                self._end(run, asking)
+
+    def _end(self, run: _TaskRun, asking: _Asking) -> None:
+        document = asking.document
+        if document.doc_id in run.samples or document.doc_id in run.refusals:
+            return
+        if (answers := asking.complete) is not None:
+            sample = self._sample(run, document, answers)
+            run.samples[document.doc_id] = sample
+            run.running.add(sample)
+            run.writer.add(sample)
+        elif asking.refusal is not None:
+            run.refusals[document.doc_id] = asking.refusal.reason
+        self._report(run)
+
+    def _sample(self, run: _TaskRun, document: Document, answers: tuple[Asked, ...]) -> Sample:
+        try:
+            (judged,) = scoring.judge(run.loaded.task, [document], [answers])
+        except Exception as error:  # of a task's own code
+            logger.exception("task %s, sample %s", run.loaded.name, document.doc_id)
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            run.unjudged = run.unjudged or f"sample {document.doc_id} can't be judged ({reason}); see samples.jsonl"
+            judged = ()
+        return _line(run.loaded, document, answers, judged)
+
+    def _report(self, run: _TaskRun) -> None:
+        interval = run.running.interval
+        self._tell(
+            Progress(
+                topology=self._endpoint.topology,
+                task=run.loaded.name,
+                done=run.done,
+                total=len(run.loaded.documents),
+                kept=len(run.kept),
+                metric=run.running.metric,
+                score=None if interval is None else interval.estimate,
+                low=None if interval is None else interval.low,
+                high=None if interval is None else interval.high,
+            )
+        )
+
+    def _scores(self, route: str | None) -> TopologyScores:
+        from importlib.metadata import version
+
+        by_name: dict[str, ScoredTask] = {}
+        samples: dict[str, Sequence[Sample]] = {}
+        for run in self._runs:
+            ordered = self._judged_together(run)
+            run.writer.replace(ordered)
+            by_name[run.loaded.name] = _scored(run, ordered)
+            samples[run.loaded.name] = ordered
+        groups = [scoring.group_scores(group, by_name, samples) for group in self._loaded.groups]
+        return TopologyScores(
+            topology=self._endpoint.topology,
+            lm_eval=version("lm-eval"),
+            endpoint_type=self._job.endpoint_type,
+            prompt_logprobs=route,
+            limit=self._job.limit,
+            tasks=(*by_name.values(), *(group for group in groups if group is not None)),
+        )
+
+    def _judged_together(self, run: _TaskRun) -> list[Sample]:
+        """Every sample judged anew, all of a task at once, as lm-eval does: those of an earlier attempt too."""
+        answered = [document for document in run.loaded.documents if document.doc_id in run.samples]
+        if not answered:
+            return []
+        asked = [run.samples[document.doc_id].requests for document in answered]
+        try:
+            judged = scoring.judge(run.loaded.task, answered, asked)
+        except Exception as error:  # of a task's own code; of which sample, it was told when that was answered
+            logger.exception("task %s", run.loaded.name)
+            run.unjudged = run.unjudged or f"its samples can't be judged ({type(error).__name__}: {error})"
+            return [run.samples[document.doc_id] for document in answered]
+        return [
+            _line(run.loaded, document, answers, one)
+            for document, answers, one in zip(answered, asked, judged, strict=True)
+        ]
+
+
+def _instance_at(document: Document, place: int) -> tuple[Instance, int]:
+    """The instance of a place among a document's answers, and which of its repeats."""
+    for instance in document.instances:
+        count = instance.repeats or 1
+        if place < count:
+            return instance, place
+        place -= count
+    raise IndexError(place)
+
+
+def _line(loaded: LoadedTask, document: Document, answers: tuple[Asked, ...], judged: tuple[Judged, ...]) -> Sample:
+    return Sample(
+        task=loaded.name,
+        doc_id=document.doc_id,
+        key=document.key,
+        doc={str(name): scoring.plain(value) for name, value in document.doc.items()},
+        target=scoring.plain(loaded.task.doc_to_target(document.doc)),
+        requests=answers,
+        judgements=judged,
+    )
+
+
+def _scored(run: _TaskRun, ordered: list[Sample]) -> ScoredTask:
+    note = run.note or run.unjudged
+    found: tuple[Score, ...] = ()
+    if ordered and note is None:
+        try:
+            found = scoring.scores(run.loaded.task, ordered)
+        except scoring.NoNumber as error:
+            note = str(error)
+    reasons = Counter(run.refusals.values())
+    return ScoredTask(
+        task=run.loaded.name,
+        output_type=str(run.loaded.task.OUTPUT_TYPE),
+        version=version_of(run.loaded.task),
+        num_fewshot=run.loaded.task.get_config("num_fewshot") or 0,
+        samples=len(run.loaded.documents),
+        answered=len(ordered),
+        scores=found,
+        unanswered=tuple(Unanswered(reason, count, _first(run, reason)) for reason, count in reasons.most_common()),
+        note=note,
+    )
+
+
+def _first(run: _TaskRun, reason: str) -> int:
+    return min(doc_id for doc_id, said in run.refusals.items() if said == reason)

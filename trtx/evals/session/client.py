@@ -1,0 +1,129 @@
+"""HTTP to the server that is scored: what is sent, what counts as an answer, and when the server is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from trtx.evals.messages import Endpoint
+
+_TIMEOUT_S = 600.0  # of one request: a long answer in a full batch
+_ATTEMPTS = 3  # at a request that the server answers with its own failure
+_PAUSE_S = 0.5
+
+
+class ServerGone(Exception):
+    """Nothing answers at the URL any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One HTTP request."""
+
+    path: str  # below /v1/
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What the server said in place of an answer."""
+
+    reason: str
+
+
+class Client:
+    """A connection pool to one server. An async context manager."""
+
+    def __init__(self, endpoint: Endpoint, concurrency: int) -> None:
+        headers = {} if endpoint.api_key is None else {"Authorization": f"Bearer {endpoint.api_key}"}
+        self._endpoint = endpoint
+        self._http = httpx.AsyncClient(
+            base_url=f"{endpoint.url}/v1/",
+            headers=headers,
+            timeout=_TIMEOUT_S,
+            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+        )
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    def _without_key(self, text: str) -> str:
+        """Some servers write back the key that they were sent."""
+        key = self._endpoint.api_key
+        return text if key is None else text.replace(key, "[redacted]")
+
+    async def context_length(self) -> int | None:
+        """What the server says that its model's context holds: Dynamo and vLLM do, each in its own word."""
+        own = await self._own_entry() or {}
+        found = own.get("context_window") or own.get("max_model_len")
+        return found if isinstance(found, int) else None
+
+    async def ask(self, question: Question) -> dict[str, Any] | Refused:
+        """The answer's JSON, or what was said in its place. Raises ServerGone.
+
+        A failure of the server's is asked again; one that lasts is an answer as long as it lists the model. While it
+        does not, a worker of it may be starting again.
+        """
+        body = {"model": self._endpoint.model, **question.body}
+        lost_since, failures = None, 0
+        while True:
+            try:
+                answer = await self._http.post(question.path, json=body)
+            except httpx.TransportError as error:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                lost_since = self._since(lost_since, reason)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if answer.is_success:
+                return _parsed(answer)
+            reason = f"HTTP {answer.status_code}: {self._without_key(_message(answer))}"
+            if answer.status_code < 500 and answer.status_code != httpx.codes.NOT_FOUND:
+                return Refused(reason)
+            failures += 1
+            if failures >= _ATTEMPTS:
+                if await self._own_entry() is not None:
+                    return Refused(reason)
+                lost_since, failures = self._since(lost_since, reason), 0
+            await asyncio.sleep(_PAUSE_S)
+
+    def _since(self, lost_since: float | None, reason: str) -> float:
+        """From when on it has been lost. Raises ServerGone once that is too long ago."""
+        now = time.monotonic()
+        if lost_since is not None and now - lost_since > self._endpoint.patience_s:
+            raise ServerGone(f"{self._endpoint.url} does not answer any more ({reason})")
+        return lost_since or now
+
+    async def _own_entry(self) -> dict[str, Any] | None:
+        """Of the model, in the server's list; None where it is not listed, or there is no list."""
+        try:
+            entries = (await self._http.get("models")).raise_for_status().json()["data"]
+            found: dict[str, Any] = next(entry for entry in entries if entry["id"] == self._endpoint.model)
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration):
+            return None
+        return found
+
+
+def _parsed(answer: httpx.Response) -> dict[str, Any] | Refused:
+    try:
+        document = answer.json()
+    except ValueError:
+        return Refused(f"HTTP {answer.status_code} whose body is not JSON")
+    return document if isinstance(document, dict) else Refused("the answer is JSON, but no object")
+
+
+def _message(answer: httpx.Response) -> str:
+    """The server's own sentence, wherever it keeps it."""
+    try:
+        found = answer.json()
+    except ValueError:
+        found = answer.text
+    while isinstance(found, dict):
+        found = next((found[name] for name in ("error", "message", "detail") if name in found), str(found))
+    return " ".join(str(found).split())[:300] or "no reason given"

@@ -1,0 +1,268 @@
+"""Tasks by name, their datasets and all that they ask. What is missing is a sentence, before anything is served."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError, meta
+from lm_eval.api.group import Group
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager
+
+from trtx.errors import UsageError
+from trtx.evals.messages import Job
+from trtx.evals.session.model import ServedModel
+
+logger = logging.getLogger(__name__)
+
+OWN_TASKS = Path(__file__).resolve().parents[1] / "tasks"
+# What TensorRT-LLM's `trtllm-eval` calls them, where lm-eval has another name.
+ALIASES = {
+    "cnn_dailymail": "cnn_dailymail_abisee",
+    "gpqa_diamond": "gpqa_diamond_cot_zeroshot",
+    "gpqa_main": "gpqa_main_cot_zeroshot",
+    "gpqa_extended": "gpqa_extended_cot_zeroshot",
+    "json_mode_eval": "jsonschema_bench_easy",
+    "longbench_v2": "longbench2",
+}
+_SEED = 1234  # lm-eval's, of few-shot examples
+_LOCAL_FORMATS = ("json", "csv", "parquet", "text", "arrow")
+_NEAREST = 3
+
+
+@dataclass(slots=True)
+class Document:
+    """One row of a task, and what it asks."""
+
+    doc_id: int
+    doc: dict[str, Any]
+    instances: list[Instance]
+    key: str
+
+
+@dataclass(slots=True)
+class LoadedTask:
+    name: str
+    task: Task
+    documents: list[Document]
+
+    @property
+    def asks_logprobs(self) -> bool:
+        return bool(self.task.OUTPUT_TYPE != "generate_until")
+
+
+@dataclass(slots=True)
+class LoadedTasks:
+    tasks: list[LoadedTask] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)  # outer ones first
+
+    @property
+    def metrics(self) -> dict[str, tuple[str, ...]]:
+        """Names, by task and by group."""
+        of_tasks = {one.name: tuple(one.task.aggregation()) for one in self.tasks}
+        of_groups = {
+            group.name: tuple(config.metric for config in group.aggregate_metric_list or ()) for group in self.groups
+        }
+        return of_tasks | of_groups
+
+
+def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
+    """Every task of ``job``, in its order, with all requests. Raises UsageError: the task, what is missing, what to do.
+
+    lm-eval's own 14,000 names take seconds to read: they are, where a name is none of trtx's or of the task folder.
+    """
+    if job.endpoint_type == "chat" and model.tokenizer is not None and not model.tokenizer.chat_template:
+        raise UsageError(
+            f"the model in {model.tokenizer_name} has no chat template, and --endpoint-type is chat; leave it out, and "
+            "prompts are sent as they are"
+        )
+    folders = [OWN_TASKS, *([_folder(job.task_dir)] if job.task_dir else [])]
+    about = () if job.tokenizer is None else (("tokenizer", job.tokenizer),)
+    manager = task_manager(tuple(map(str, folders)), about, include_defaults=False)
+    if any(name not in manager.all_tasks for name in job.tasks):
+        manager = task_manager(tuple(map(str, folders)), about, include_defaults=True)
+    found: dict[str, Task] = {}
+    loaded = LoadedTasks()
+    for name in [_known(name, manager) for name in job.tasks]:
+        of_name = _load(name, manager)
+        loaded.groups += of_name["groups"].values()
+        for task_name, task in of_name["tasks"].items():
+            if task_name in found:
+                raise UsageError(f"task {task_name} is named twice, by {name} too; leave one of them out")
+            found[str(task_name)] = task
+    loaded.tasks += [_with_requests(name, task, job, model) for name, task in found.items()]
+    return loaded
+
+
+@cache
+def task_manager(paths: tuple[str, ...], about: tuple[tuple[str, str], ...], *, include_defaults: bool) -> TaskManager:
+    """``about``: what tasks that make their prompts want to know. Raises UsageError for files that can't be read."""
+    try:
+        return TaskManager(include_path=list(paths), include_defaults=include_defaults, metadata=dict(about))
+    except Exception as error:  # of YAML, of files, of what a task file says
+        logger.exception("task folders")
+        raise UsageError(f"the task files in {paths[-1]} can't be read ({_short(error)}); mend them") from error
+
+
+def _folder(path: str) -> Path:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UsageError(f"--task-dir {path!r} is no directory; expected one with lm-eval's YAML files")
+    return folder
+
+
+def _known(name: str, manager: TaskManager) -> str:
+    for candidate in (name, ALIASES.get(name)):
+        if candidate in manager.all_tasks:
+            return str(candidate)
+    known = [*manager.all_tasks, *ALIASES]
+    near = get_close_matches(name, known, n=_NEAREST, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else "a folder of tasks of your own is named with --task-dir"
+    raise UsageError(f"no task is called {name!r}; {hint}")
+
+
+def _load(name: str, manager: TaskManager) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = manager.load([name])
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"task {name} needs the package {error.name}, which is not installed; install it beside trtx[eval]"
+        ) from error
+    except Exception as error:
+        # datasets and huggingface_hub raise errors of a dozen classes for what isn't there (5.2, 1.x).
+        logger.exception("task %s", name)
+        raise UsageError(_why_not_loaded(name, manager, error)) from error
+    return found
+
+
+def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
+    """By where in lm-eval it was raised: it has no errors of its own."""
+    reason, raised_in = _short(error), {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    if raised_in & {"doc_to_text", "doc_to_target", "doc_to_choice"}:
+        return f"task {name}: row 0 of its dataset can't be asked ({reason}); expected every field that the task names"
+    if "download" not in raised_in:
+        return f"task {name} can't be loaded ({reason}); mend its file"
+    dataset = _dataset_of(name, manager)
+    cache_path = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return (
+        f"task {name} needs the dataset {dataset}, which is neither in the cache {cache_path} nor to be had from the "
+        f"hub ({reason}); run `hf download --repo-type dataset {dataset.split(' ')[0]}` where there is a network and "
+        "bring the cache here, or name a local file: a task folder whose YAML includes the task, with dataset_path: "
+        "json and dataset_kwargs: {data_files: …}"
+    )
+
+
+def _dataset_of(name: str, manager: TaskManager) -> str:
+    entry = manager.task_index.get(name)
+    config = dict(getattr(entry, "cfg", None) or {})
+    path, part = config.get("dataset_path"), config.get("dataset_name")
+    return f"{path} ({part})" if path and part else str(path or f"of {name}")
+
+
+def _with_requests(name: str, task: Task, job: Job, model: ServedModel) -> LoadedTask:
+    if getattr(task, "MULTIMODAL", False):
+        raise UsageError(f"task {name} shows images or sound, which no worker serves yet; leave it out")
+    if getattr(task, "UNSAFE_CODE", False):
+        raise UsageError(f"task {name} runs the code that a model writes, which trtx does not; leave it out")
+    if task.OUTPUT_TYPE != "generate_until" and model.tokenizer is None:
+        raise UsageError(
+            f"task {name} scores log-probabilities of tokens, and no tokenizer is here; give its directory with "
+            "--tokenizer"
+        )
+    if job.num_fewshot is not None and task.get_config("num_fewshot") != 0:  # as lm-eval: a task may insist on none
+        task.set_config("num_fewshot", job.num_fewshot)
+    elif task.get_config("num_fewshot") is None:
+        task.set_config("num_fewshot", 0)
+    task.set_fewshot_seed(_SEED)
+    _check_rows(name, task, job.limit)
+    try:
+        task.build_all_requests(
+            limit=job.limit,
+            apply_chat_template=job.endpoint_type == "chat",
+            fewshot_as_multiturn=True,
+            chat_template=_template(task, job, model),
+            tokenizer_name=model.tokenizer_name,
+        )
+    except Exception as error:
+        logger.exception("task %s", name)
+        raise UsageError(_why_not_built(name, task, job.limit, error)) from error
+    return LoadedTask(name, task, list(_documents(task, model)))
+
+
+def _template(task: Task, job: Job, model: ServedModel) -> Callable[..., Any] | None:
+    if job.endpoint_type != "chat":
+        return None
+    return model.messages if task.OUTPUT_TYPE == "generate_until" else model.apply_chat_template
+
+
+def _documents(task: Task, model: ServedModel) -> Iterator[Document]:
+    by_doc: dict[int, list[Instance]] = {}
+    for instance in task.instances:
+        by_doc.setdefault(instance.doc_id, []).append(instance)
+    for doc_id, instances in by_doc.items():
+        instances.sort(key=lambda instance: instance.idx)
+        asked = [[*model.signature(instance), instance.repeats] for instance in instances]
+        text = json.dumps(asked, ensure_ascii=False, sort_keys=True, default=str)
+        yield Document(doc_id, instances[0].doc, instances, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _check_rows(name: str, task: Task, limit: int | None) -> None:
+    """Of a local file: a field that a row lacks is null there, and would be asked as "None"."""
+    if task.get_config("dataset_path") not in _LOCAL_FORMATS:
+        return
+    wanted = sorted(set().union(*(_fields(task.get_config(part)) for part in ("doc_to_text", "doc_to_target"))))
+    for row, doc in task.doc_iterator(limit=limit):
+        for one in wanted:
+            if one in doc and doc[one] is None:
+                raise UsageError(
+                    f"task {name}: row {row} of its dataset has no field {one!r}; expected it in every row, as the "
+                    "task asks with it; put it in, or leave the row out"
+                )
+
+
+def _fields(template: Any) -> set[str]:
+    """Names that a template takes from a row."""
+    if not isinstance(template, str):
+        return set()
+    if "{" not in template:
+        return {template}
+    try:
+        return set(meta.find_undeclared_variables(Environment().parse(template)))
+    except TemplateSyntaxError:
+        return set()
+
+
+def _why_not_built(name: str, task: Task, limit: int | None, error: Exception) -> str:
+    """With the row, where asking one alone fails in the same way."""
+    if "larger than population" in str(error):  # of random.sample, in lm-eval's sampler
+        return (
+            f"task {name} has fewer examples than the {task.get_config('num_fewshot')} to show before each question; "
+            "ask for less with --num-fewshot"
+        )
+    for row, doc in task.doc_iterator(limit=limit):
+        for part in (task.doc_to_text, task.doc_to_target):
+            try:
+                part(doc)
+            except Exception as of_row:
+                return f"task {name}: row {row} of its dataset can't be asked ({_short(of_row)}); mend or remove it"
+    return f"task {name}: its requests can't be built ({_short(error)}); its prompts are in the session's log"
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or "no reason given"
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+def version_of(task: Task) -> str:
+    return str(getattr(task, "VERSION", None) or "–")

@@ -1,0 +1,264 @@
+"""lm-eval's model ``trtx``: what its instances ask becomes requests to the served topology, and answers its responses.
+
+Tokenization of log-likelihood requests is lm-eval's own (``TemplateLM``), with the tokenizer as its ``hf`` model calls
+it, so that both score the same tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from typing import Any, NamedTuple
+
+from lm_eval import utils
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postprocess_generated_text
+
+from trtx.evals.forms import Asked
+from trtx.evals.messages import Endpoint, EndpointType
+from trtx.evals.session.client import Client, Question, Refused
+from trtx.evals.session.prompt_logprobs import PromptLogprobs, Scored
+
+MOST_STOPS = 4  # that OpenAI's API takes
+DEFAULT_MAX_TOKENS = 256  # lm-eval's, where a task does not say
+SEED = 1234  # lm-eval's
+
+
+class Chat(NamedTuple):
+    """Messages as JSON: lm-eval wants one value that stands for a prompt."""
+
+    prompt: str
+
+    def encode(self, encoding: str) -> bytes:
+        return self.prompt.encode(encoding)
+
+
+class TooLong(Exception):
+    """A sample does not fit the context."""
+
+
+@register_model("trtx")
+class ServedModel(TemplateLM):  # type: ignore[misc]
+    """One served model. ``tokenizer``: transformers'; None where none is here, and then no log-likelihood is asked."""
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        endpoint_type: EndpointType = "completions",
+        endpoint: Endpoint | None = None,
+        route: PromptLogprobs | None = None,
+        context_length: int | None = None,
+        concurrency: int = 8,
+    ) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.endpoint_type = endpoint_type
+        self.endpoint = endpoint
+        self.route = route
+        self.context_length = context_length  # tokens of prompt and answer together; None: not known
+        self._concurrency = concurrency
+
+    # What lm-eval asks of a tokenizer.
+
+    @property
+    def eot_token_id(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        bos = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos is None else int(bos)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """As ``HFLM.tok_encode`` of lm-eval 0.4.13."""
+        said = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)):
+            said["add_special_tokens"] = False
+        return list(self.tokenizer.encode(string, **said))
+
+    @property
+    def tokenizer_name(self) -> str:
+        return "" if self.tokenizer is None else str(self.tokenizer.name_or_path)
+
+    def messages(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> Chat | str:
+        """A prompt of a generation task over chat. One that the model has to go on with is rendered here: no route of
+        OpenAI's API goes on with a message."""
+        if not add_generation_prompt:
+            return self.apply_chat_template(chat_history, add_generation_prompt)
+        return Chat(json.dumps(chat_history, ensure_ascii=False))
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+
+    # What an instance asks, and what its answers are.
+
+    def questions(self, instance: Instance, repeat: int = 0) -> list[Question]:
+        """All that is sent for one response to ``instance``, of those that its task repeats. Raises TooLong."""
+        if instance.request_type == "generate_until":
+            return [self._generation(*instance.args[:2], seed=SEED + repeat)]
+        if self.route is None:
+            raise ValueError("log-probabilities of prompts are asked of a server that has none")
+        return [self.route.question(ids) for ids, _ in self._scored(instance)]
+
+    def signature(self, instance: Instance) -> list[Any]:
+        """What decides an answer, whatever server gives it."""
+        prompt = instance.args[0]
+        told = prompt.prompt if isinstance(prompt, Chat) else prompt
+        return [instance.request_type, isinstance(prompt, Chat), told, *instance.args[1:]]
+
+    def asked(self, instance: Instance, answers: list[dict[str, Any]]) -> Asked | Refused:
+        """``answers``: to each of :meth:`questions`."""
+        prompt = instance.args[0]
+        kind = instance.request_type
+        common = {"request": kind, "prompt": json.loads(prompt.prompt) if isinstance(prompt, Chat) else prompt}
+        if kind == "generate_until":
+            parameters = dict(instance.args[1])
+            found = _generated(answers[0])
+            if isinstance(found, Refused):
+                return found
+            text, reason = found
+            stops = handle_stop_sequences(copy.copy(parameters.get("until")), None)
+            kept = postprocess_generated_text(text, stops, None)
+            return Asked(
+                **common, continuation=None, parameters=parameters, text=kept, logprob=None, is_greedy=None,
+                finish_reason=reason,
+            )  # fmt: skip
+        assert self.route is not None
+        scored = [
+            self.route.scored(answer, ids, count)
+            for answer, (ids, count) in zip(answers, self._scored(instance), strict=True)
+        ]
+        if refused := next((one for one in scored if isinstance(one, Refused)), None):
+            return refused
+        sums = [one for one in scored if isinstance(one, Scored)]
+        is_rolling = kind == "loglikelihood_rolling"
+        return Asked(
+            **common,
+            continuation=None if is_rolling else instance.args[1],
+            parameters={},
+            text=None,
+            logprob=sum(one.logprob for one in sums),
+            is_greedy=None if is_rolling else all(one.is_greedy for one in sums),
+            finish_reason=None,
+        )
+
+    def _generation(self, prompt: Chat | str, parameters: dict[str, Any], *, seed: int) -> Question:
+        kwargs = dict(parameters)
+        kwargs.pop("do_sample", None)
+        stops = [stop for stop in handle_stop_sequences(copy.copy(kwargs.pop("until", None)), None) if stop]
+        # Each is taken out, and by the order of the names that lm-eval's own hf model goes by.
+        limits = [kwargs.pop(name, None) for name in ("max_gen_toks", "max_new_tokens", "max_tokens")]
+        body = {
+            "max_tokens": next((int(limit) for limit in limits if limit is not None), DEFAULT_MAX_TOKENS),
+            "temperature": kwargs.pop("temperature", 0.0),
+            "seed": seed,
+            **({"stop": stops[:MOST_STOPS]} if stops else {}),
+            **kwargs,
+        }
+        if isinstance(prompt, Chat):
+            return Question("chat/completions", {"messages": json.loads(prompt.prompt), **body})
+        self._check_fits(prompt, body["max_tokens"])
+        if self.endpoint_type == "chat":  # rendered here, special tokens and all
+            return Question("completions", {"prompt": self.tok_encode(prompt, add_special_tokens=False), **body})
+        return Question("completions", {"prompt": prompt, **body})
+
+    def _check_fits(self, prompt: str, room: int) -> None:
+        if self.tokenizer is None or self.context_length is None:
+            return
+        self._check_length(len(self.tok_encode(prompt)), room)
+
+    def _check_length(self, tokens: int, room: int) -> None:
+        if self.context_length is not None and tokens + room > self.context_length:
+            raise TooLong(
+                f"its prompt has {tokens} tokens and asks for {room} more, and the engine's context holds "
+                f"{self.context_length}"
+            )
+
+    def _scored(self, instance: Instance) -> list[tuple[list[int], int]]:
+        """Token ids of each prompt, and how many of the last are scored."""
+        if instance.request_type == "loglikelihood_rolling":
+            (text,) = instance.args[:1]
+            ids = self.tok_encode(text)
+            longest = len(ids) if self.context_length is None else self.context_length - 2
+            windows = utils.get_rolling_token_windows(ids, self.prefix_token_id, max(1, longest), 1)
+            pairs = [utils.make_disjoint_window(window) for window in windows]
+        else:
+            context, continuation = instance.args[:2]
+            pairs = [self._pair(context, continuation)]
+        found = [([*before, *after], len(after)) for before, after in pairs]
+        for ids, _ in found:
+            self._check_length(len(ids), 1)
+        return found
+
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """As ``TemplateLM.loglikelihood``, which hands the pairs to a method that waits."""
+        if context:
+            found: tuple[list[int], list[int]] = self._encode_pair(context, continuation)
+            return found
+        ids = self.tok_encode(continuation, add_special_tokens=False)
+        return ([self.prefix_token_id], ids) if self.prefix_token_id != ids[0] else (ids[:1], ids[1:])
+
+    # lm-eval's own entrance: `lm_eval.simple_evaluate(model=ServedModel(…))`.
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        return [str(response) for response in asyncio.run(self._respond(requests))]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        return asyncio.run(self._respond(requests))
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        return asyncio.run(self._respond(requests))
+
+    def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
+        raise NotImplementedError("requests are asked by text")
+
+    async def _respond(self, requests: list[Instance]) -> list[Any]:
+        assert self.endpoint is not None
+        gate = asyncio.Semaphore(self._concurrency)
+        async with Client(self.endpoint, self._concurrency) as client:
+
+            async def respond(instance: Instance) -> Any:
+                async with gate:
+                    found = await self.answer(client, instance)
+                if isinstance(found, Refused):
+                    raise RuntimeError(found.reason)
+                return found.response
+
+            return list(await asyncio.gather(*map(respond, requests)))
+
+    async def answer(self, client: Client, instance: Instance, repeat: int = 0) -> Asked | Refused:
+        """Raises ServerGone."""
+        try:
+            questions = self.questions(instance, repeat)
+        except TooLong as error:
+            return Refused(str(error))
+        answers: list[dict[str, Any]] = []
+        for question in questions:
+            found = await client.ask(question)
+            if isinstance(found, Refused):
+                return found
+            answers.append(found)
+        return self.asked(instance, answers)
+
+
+def _generated(answer: dict[str, Any]) -> tuple[str, str | None] | Refused:
+    """Text and finish reason of the one choice."""
+    try:
+        (choice,) = answer["choices"]
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+    except (KeyError, TypeError, ValueError) as error:
+        return Refused(f"the answer has no choice with a text ({type(error).__name__}: {error})")
+    if text is not None and not isinstance(text, str):
+        return Refused(f"the answer's text is a {type(text).__name__}")
+    return text or "", choice.get("finish_reason")

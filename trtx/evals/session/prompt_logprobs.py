@@ -1,0 +1,102 @@
+"""Log-probabilities of a prompt, in the two ways that servers give them.
+
+``engine_data``: ``prompt_logprobs`` with ``nvext.extra_fields``, which Dynamo hands on from its workers. ``echo``:
+OpenAI's completions, as vLLM and others still serve them. A way is what :func:`find_route` saw work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trtx.evals.session.client import Client, Question, Refused
+
+_ALTERNATIVES = 1  # beside the prompt's own token: the likeliest, which says whether that one is greedy
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The scored tokens of one prompt: the sum of their natural log-probabilities; whether each was the likeliest."""
+
+    logprob: float
+    is_greedy: bool
+
+
+class PromptLogprobs(Protocol):
+    """A way to get them."""
+
+    name: str
+
+    def question(self, ids: list[int]) -> Question: ...
+
+    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> Scored | Refused:
+        """Of the last ``count`` tokens of ``ids``."""
+        ...
+
+
+class EngineData:
+    name = "engine_data"
+
+    def question(self, ids: list[int]) -> Question:
+        return Question(
+            "completions",
+            {
+                "prompt": ids,
+                "max_tokens": 1,
+                "temperature": 0.0,
+                "prompt_logprobs": _ALTERNATIVES,
+                "nvext": {"extra_fields": ["engine_data"]},
+            },
+        )
+
+    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> Scored | Refused:
+        try:
+            rows = answer["nvext"]["engine_data"]["prompt_logprobs"][-count:]
+            entries = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in rows]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return Refused(f"the answer has no nvext.engine_data.prompt_logprobs ({type(error).__name__}: {error})")
+        if len(entries) != count or any(token not in row for token, row in zip(ids[-count:], entries, strict=True)):
+            return Refused(f"prompt_logprobs do not cover the last {count} tokens of the prompt")
+        own = [row[token] for token, row in zip(ids[-count:], entries, strict=True)]
+        return _scored(own, [max(row.values()) for row in entries])
+
+
+class Echo:
+    name = "echo"
+
+    def question(self, ids: list[int]) -> Question:
+        return Question(
+            "completions", {"prompt": ids, "max_tokens": 1, "temperature": 0.0, "logprobs": _ALTERNATIVES, "echo": True}
+        )
+
+    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> Scored | Refused:
+        try:
+            (choice,) = answer["choices"]
+            told = choice["logprobs"]
+            # The prompt's tokens, and after them the one that was made.
+            own = [float(value) for value in told["token_logprobs"][len(ids) - count : len(ids)]]
+            tops = [max(map(float, row.values())) for row in told["top_logprobs"][len(ids) - count : len(ids)]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return Refused(f"the answer's logprobs do not cover its prompt ({type(error).__name__}: {error})")
+        if len(own) != count or len(tops) != count:
+            return Refused(f"the answer's logprobs do not cover the last {count} tokens of the prompt")
+        return _scored(own, tops)
+
+
+def _scored(own: list[float], likeliest: list[float]) -> Scored | Refused:
+    if not all(map(math.isfinite, own)):
+        return Refused("a log-probability of the prompt is not a finite number")
+    return Scored(math.fsum(own), all(one >= top for one, top in zip(own, likeliest, strict=True)))
+
+
+async def find_route(client: Client, ids: list[int]) -> PromptLogprobs | str:
+    """The first way that covers the prompt ``ids``, or what the server said to each."""
+    said = []
+    for route in (EngineData(), Echo()):
+        answer = await client.ask(route.question(ids))
+        found = answer if isinstance(answer, Refused) else route.scored(answer, ids, len(ids) - 1)
+        if isinstance(found, Scored):
+            return route
+        said.append(f"asked with {route.name}: {found.reason}")
+    return "; ".join(said)

@@ -1,0 +1,183 @@
+"""Answers become judgements and scores: lm-eval's filters, metrics and aggregation, with trtx's intervals."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from lm_eval.api.group import Group
+from lm_eval.api.metrics import mean
+from lm_eval.api.task import Task
+
+from trtx.bench.intervals import Interval
+from trtx.evals import statistics
+from trtx.evals.forms import Asked, Judged, Sample, Score, ScoredTask
+from trtx.evals.session.loading import Document
+
+Values = dict[tuple[str, str], list[Any]]  # (metric, filter) → of each sample
+
+
+class NoNumber(Exception):
+    """A metric gave what can't be averaged."""
+
+
+def judge(task: Task, documents: Sequence[Document], asked: Sequence[Sequence[Asked]]) -> list[tuple[Judged, ...]]:
+    """Of each document, by filter. ``asked``: of each, its requests with their repeats, in the order of asking."""
+    instances = []
+    for document, answers in zip(documents, asked, strict=True):
+        left = list(answers)
+        for instance in document.instances:
+            one = copy.copy(instance)
+            count = instance.repeats or 1
+            one.resps, one.filtered_resps = [answer.response for answer in left[:count]], {}
+            del left[:count]
+            instances.append(one)
+    for ensemble in task._filters:  # as Task.apply_filters, for these alone
+        ensemble.apply(instances)
+    judged, at = [], 0
+    for document in documents:
+        own = instances[at : at + len(document.instances)]
+        at += len(own)
+        judged.append(
+            tuple(
+                _judged(task, document, name, [one.filtered_resps[name] for one in own])
+                for name in own[0].filtered_resps
+            )
+        )
+    return judged
+
+
+def _judged(task: Task, document: Document, name: str, responses: list[Any]) -> Judged:
+    """Metrics in the order in which the task names them: its first is the one that is compared."""
+    found = {metric: plain(value) for metric, value in task.process_results(document.doc, responses).items()}
+    ordered = [*(metric for metric in task.aggregation() if metric in found), *found]
+    return Judged(name, tuple(map(plain, responses)), {metric: found[metric] for metric in ordered})
+
+
+def plain(value: Any) -> Any:
+    """What numpy and the like gave, as JSON has it; an infinity or NaN as its name."""
+    if hasattr(value, "item") and not isinstance(value, (list, tuple, dict)):
+        value = value.item()
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def values_of(samples: Sequence[Sample]) -> Values:
+    found: Values = {}
+    for sample in samples:
+        for judged in sample.judgements:
+            for metric, value in judged.metrics.items():
+                found.setdefault((metric, judged.filter), []).append(value)
+    return found
+
+
+def scores(task: Task, samples: Sequence[Sample]) -> tuple[Score, ...]:
+    """In the task's order. Raises NoNumber naming the sample."""
+    return tuple(_score(task, metric, name, values, samples) for (metric, name), values in values_of(samples).items())
+
+
+def _score(task: Task, metric: str, name: str, values: list[Any], samples: Sequence[Sample]) -> Score:
+    aggregate = task.aggregation().get(metric, mean)
+    better = task.higher_is_better().get(metric)
+    chance = _chance(task, metric, samples)
+    if aggregate is mean:
+        for value, sample in zip(values, samples, strict=True):
+            if not isinstance(value, (int, float)):
+                raise NoNumber(
+                    f"metric {metric} of sample {sample.doc_id} is {value!r}, expected a number; its answer is in "
+                    "samples.jsonl"
+                )
+        if statistics.is_binary(values):
+            return _made(metric, name, statistics.share_interval(values), mean(values), "binomial", better, chance)
+        return _made(metric, name, statistics.mean_interval(values), mean(values), "bootstrap", better, chance)
+    # process_results gives tuples, JSON lists: aggregations unpack either.
+    value = float(aggregate(values))
+    if not math.isfinite(value):
+        raise NoNumber(f"metric {metric} is {value} over {len(values)} samples, expected a number")
+    interval = statistics.bootstrap_interval(
+        values, lambda drawn: float(aggregate(drawn)), resamples=statistics.SLOW_RESAMPLES
+    )
+    return _made(metric, name, interval, value, "bootstrap", better, chance)
+
+
+def _chance(task: Task, metric: str, samples: Sequence[Sample]) -> float | None:
+    """Of guessing: what the task says, or one of the choices that each sample has."""
+    if (said := (task.get_config("metadata") or {}).get("chance")) is not None:
+        return float(said)
+    if task.OUTPUT_TYPE != "multiple_choice" or metric not in ("acc", "acc_norm", "acc_bytes"):
+        return None
+    return fmean(1 / len(sample.requests) for sample in samples)
+
+
+def _made(
+    metric: str, name: str, interval: Interval | None, value: float, kind: Any, better: Any, chance: Any
+) -> Score:
+    return Score(
+        metric=metric, filter=name, interval=interval, value=float(value), kind=kind, higher_is_better=better,
+        chance=chance,
+    )  # fmt: skip
+
+
+def group_scores(group: Group, tasks: dict[str, ScoredTask], samples: dict[str, Sequence[Sample]]) -> ScoredTask | None:
+    """lm-eval's weighting of a group's tasks; None for a group that asks for none."""
+    own = [task.task_name for task in group.get_all_tasks()]
+    if not group.has_aggregation or any(name not in tasks for name in own):
+        return None
+    members = [tasks[name] for name in own]
+    if lacking := [one.task for one in members if not one.scores]:
+        return _group(group, members, (), f"{', '.join(lacking)} has no score")
+    told = {
+        one.task: {
+            "sample_len": one.answered, **{f"{score.metric},{score.filter}": score.value for score in one.scores},
+        }
+        for one in members
+    }  # fmt: skip
+    aggregated = group.aggregate(told)
+    found = []
+    for key, value in aggregated.items():
+        metric, _, name = key.partition(",")
+        if not name or not isinstance(value, float) or metric.endswith("_stderr"):
+            continue
+        weighted = any(
+            config.metric == metric and config.weight_by_size for config in group.aggregate_metric_list or ()
+        )
+        strata = [values_of(samples[one.task]).get((metric, name), []) for one in members]
+        found.append(_group_score(metric, name, value, strata, weighted, members))
+    return _group(group, members, tuple(found), None)
+
+
+def _group_score(
+    metric: str, name: str, value: float, strata: list[list[Any]], weighted: bool, members: Sequence[ScoredTask]
+) -> Score:
+    all_values = [one for values in strata for one in values]
+    better = next((s.higher_is_better for one in members for s in one.scores if s.metric == metric), None)
+    if weighted and statistics.is_binary(all_values):
+        return _made(metric, name, statistics.share_interval(all_values), value, "binomial", better, None)
+    numbers = all(isinstance(one, (int, float)) for one in all_values)
+    total = len(all_values) or 1
+    weights = [len(values) / total if weighted else 1 / len(strata) for values in strata]
+    interval = statistics.strata_interval(strata, weights) if numbers else None
+    return _made(metric, name, interval, value, "bootstrap", better, None)
+
+
+def _group(group: Group, members: Sequence[ScoredTask], found: tuple[Score, ...], note: str | None) -> ScoredTask:
+    return ScoredTask(
+        task=group.name,
+        output_type="group",
+        version=str(group.version),
+        num_fewshot=members[0].num_fewshot if members else 0,
+        samples=sum(one.samples for one in members),
+        answered=sum(one.answered for one in members),
+        scores=found,
+        unanswered=(),
+        note=note,
+        subtasks=tuple(one.task for one in members),
+    )

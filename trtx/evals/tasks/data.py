@@ -1,0 +1,108 @@
+"""The documents of trtx's own tasks, and the judgement of JSON: what ``synthetic:tiny-trained`` learned, never seen.
+
+lm-eval imports this file by its path, from the ``!function`` of the YAML files beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from trtx.checkpoint.held_out import held_out_samples, held_out_texts
+from trtx.checkpoint.tasks import Sample, samples
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+SAMPLES = 200  # of the held-out split
+SHOTS = 32  # of the training split, for --num-fewshot
+_TYPES = {"name": "string", "count": "integer", "color": "string"}
+
+
+def arithmetic(**_: Any) -> dict[str, Dataset]:
+    return _splits(("addition-1", "addition-2", "subtraction"), _plain)
+
+
+def arithmetic_choice(**_: Any) -> dict[str, Dataset]:
+    return _splits(("addition-2", "subtraction"), _with_choices)
+
+
+def copying(**_: Any) -> dict[str, Dataset]:
+    return _splits(("copying",), _plain)
+
+
+def look_up(**_: Any) -> dict[str, Dataset]:
+    return _splits(("look-up",), _plain)
+
+
+def json_objects(**_: Any) -> dict[str, Dataset]:
+    return _splits(("json",), _with_schema)
+
+
+def texts(**_: Any) -> dict[str, Dataset]:
+    from datasets import Dataset
+
+    return {"held_out": Dataset.from_list([{"text": text} for text in held_out_texts(SAMPLES)])}
+
+
+def judge_json(doc: dict[str, Any], results: list[str]) -> dict[str, int]:
+    """Whether the answer is JSON, keeps the schema, and is the object that was described."""
+    from jsonschema import Draft202012Validator
+
+    try:
+        found = json.loads(results[0])
+    except ValueError:
+        return {"json_validity": 0, "schema_compliance": 0, "exact_match": 0}
+    complies = Draft202012Validator(json.loads(doc["schema"])).is_valid(found)
+    return {
+        "json_validity": 1,
+        "schema_compliance": int(complies),
+        "exact_match": int(found == json.loads(doc["answer"])),
+    }
+
+
+def _splits(tasks: tuple[str, ...], make: Any) -> dict[str, Dataset]:
+    from datasets import Dataset
+
+    held_out = _distinct(*(held_out_samples(task, 4 * SAMPLES) for task in tasks))
+    train = _distinct(*(itertools.islice(samples(task, "train", 0), 4 * SHOTS) for task in tasks))
+    return {
+        "held_out": Dataset.from_list([make(sample) for sample in itertools.islice(held_out, SAMPLES)]),
+        "train": Dataset.from_list([make(sample) for sample in itertools.islice(train, SHOTS)]),
+    }
+
+
+def _distinct(*drawn: Any) -> Iterator[Sample]:
+    """In turn of each, no prompt twice; what runs dry is left out."""
+    seen: set[str] = set()
+    for sample in (one for row in itertools.zip_longest(*drawn) for one in row if one is not None):
+        if sample.prompt not in seen:
+            seen.add(sample.prompt)
+            yield sample
+
+
+def _plain(sample: Sample) -> dict[str, Any]:
+    return {"prompt": sample.prompt, "answer": sample.answer}
+
+
+def _with_schema(sample: Sample) -> dict[str, Any]:
+    keys = list(json.loads(sample.answer))
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": _TYPES[key]} for key in keys},
+        "required": keys,
+        "additionalProperties": False,
+    }
+    return {**_plain(sample), "schema": json.dumps(schema)}
+
+
+def _with_choices(sample: Sample) -> dict[str, Any]:
+    """Four numbers, one of them right: those beside it, and one whose digits are turned about or ten away."""
+    right = int(sample.answer)
+    draw = random.Random(sample.prompt)
+    wrong = draw.sample([right + step for step in (-11, -10, -2, -1, 1, 2, 10, 11)], 3)
+    choices = draw.sample([right, *wrong], 4)
+    return {**_plain(sample), "choices": [str(choice) for choice in choices], "right": choices.index(right)}

@@ -1,0 +1,284 @@
+"""``trtx eval``: the run itself. Topologies one after the other, each asked for what it has not answered yet."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trtx.bench import Journal, Target
+from trtx.bench.journal import ProcessRestart, RunEnded, RunFailed, RunResumed, TopologyReady, TopologyStopping
+from trtx.errors import TrtxError, UsageError
+from trtx.evals import Endpoint, Job, Session, eval_directory, marker, read_eval
+from trtx.evals.gate import check_min_scores
+from trtx.evals.messages import Progress
+from trtx.experiment import directory, resumption
+from trtx.experiment.deployment import api_key, ask_deployment
+from trtx.experiment.environment import environment
+from trtx.experiment.evaluation_spec import EvaluationSpec, read_evaluation
+from trtx.experiment.evaluation_verdict import judge_evaluation, read_scored_baseline
+from trtx.experiment.provenance import provenance_with
+from trtx.experiment.spec import ATTACHED, Attach
+from trtx.experiment.targets import attached_target, target_of
+from trtx.experiment.verdict import error_of
+from trtx.launch import Event, Interruption, catch_signals, prepare, serve
+from trtx.report import REPORT_FILE
+from trtx.report.evaluation import render_evaluation
+from trtx.report.forms import CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, Deployment, Provenance, RunVerdict
+from trtx.topology import Plan
+
+_SERVED_PATIENCE_S, _ATTACHED_PATIENCE_S = 30.0, 5.0
+SESSION_LOG = Path("eval") / "session.log"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationListener:
+    """What a run tells while it goes on. Called from this thread, and ``on_event`` from the supervisor's too."""
+
+    on_loading: Callable[[Path], None] = lambda log: None  # tasks and datasets, for minutes where they are downloaded
+    on_start: Callable[[Path], None] = lambda run_dir: None
+    on_loaded: Callable[[dict[str, int], tuple[str, ...]], None] = lambda samples, topologies: None
+    on_topology: Callable[[str], None] = lambda label: None
+    on_event: Callable[[str, Event], None] = lambda label, event: None
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEvaluation:
+    """``error`` is None, or says what was wrong and with which exit code to end."""
+
+    run_dir: Path
+    report: Path
+    error: TrtxError | None
+
+
+@dataclass(slots=True, eq=False)
+class _Evaluation:
+    """The run while it goes on."""
+
+    spec: EvaluationSpec
+    run_dir: Path
+    listener: EvaluationListener
+    deployment: Deployment | None = None  # of an attached run
+    tokenizer: Path | None = None
+    interruption: Interruption = field(default_factory=Interruption)
+    check_directory: Callable[[], None] = lambda: None  # raises UsageError once it was removed
+    plans: dict[str, Plan] = field(default_factory=dict)  # by topology
+
+    @property
+    def journal(self) -> Journal:
+        return Journal(self.run_dir)
+
+    def check(self) -> None:
+        self.interruption.check()
+        self.check_directory()
+
+
+def evaluate(
+    spec: EvaluationSpec, *, parent: Path, argv: Sequence[str], listener: EvaluationListener | None = None
+) -> FinishedEvaluation:
+    """Scores every topology in turn, or what ``spec.attach`` names. Tasks, datasets and plans are checked before the
+    first is started. When it ends early, the error passes on after what was scored has been rendered."""
+    started_at = datetime.now(UTC)
+    if spec.baseline is not None:
+        read_scored_baseline(Path(spec.baseline))
+    deployment = None if spec.attach is None else ask_deployment(spec.attach)
+    run_dir = directory.create(parent, spec, started_at)
+    state = _Evaluation(spec, run_dir, listener or EvaluationListener(), deployment)
+    here = environment(argv, started_at, deployment)
+    try:
+        with directory.told_if_unwritable(run_dir):
+            target = _prepare(state)
+            _write_plans(state)
+            if spec.attach is not None and target is None:
+                directory.write_lock(run_dir, spec, Provenance(here, {}))
+            else:
+                directory.write_lock(run_dir, spec, provenance_with(_no_calls, here, state.plans, target))
+            with _session(state) as session, directory.hold(run_dir) as state.check_directory:
+                return _score(state, session, spec.labels)
+    except UsageError:
+        _remove_if_nothing_served(run_dir)
+        raise
+
+
+def resume_evaluation(
+    run_dir: Path, *, argv: Sequence[str], listener: EvaluationListener | None = None
+) -> FinishedEvaluation:
+    """Goes on with a run that ended early: asks for the samples that have no answer, judges and renders all.
+
+    Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model or
+    configs are others than recorded.
+    """
+    run_dir = run_dir.absolute()
+    spec = read_evaluation(run_dir)
+    with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
+        recorded = _read_recorded(run_dir, spec)
+        resumption.check_conditions(recorded, environment(argv, datetime.now(UTC)))
+        resumption.wait_for_the_end(recorded, [marker(run_dir / SESSION_LOG)])
+        state = _Evaluation(spec, run_dir, listener or EvaluationListener(), check_directory=check_directory)
+        left = tuple(label for label in spec.labels if not _is_complete(run_dir, label))
+        if spec.attach is not None and left:
+            state.deployment = ask_deployment(spec.attach)
+            resumption.check_deployment(recorded, state.deployment)
+        _prepare(state, anew=True)
+        for label, plan in state.plans.items():
+            resumption.check_plan(recorded, label, plan)
+        state.journal.mend()
+        _write_plans(state)
+        kept = tuple(label for label in spec.labels if label not in left)
+        state.journal.note(RunResumed(command=shlex.join(argv), kept=kept, missing=left))
+        (run_dir / VERDICT.file).unlink(missing_ok=True)
+        if not left:
+            with _rendered_whatever_happens(state):
+                state.listener.on_start(run_dir)
+            return _finished(state)
+        with _session(state) as session:
+            return _score(state, session, left)
+
+
+def _is_complete(run_dir: Path, label: str) -> bool:
+    scores = read_eval(run_dir, label)
+    return scores is not None and all(task.answered == task.samples for task in scores.tasks)
+
+
+def _read_recorded(run_dir: Path, spec: EvaluationSpec) -> resumption.Recorded[EvaluationSpec]:
+    here = LOCK.read(run_dir, AskedOf).provenance.environment
+    planned = (
+        resumption.PlanDocument({}, {}) if spec.attach is not None else PLAN.read(run_dir, resumption.PlanDocument)
+    )
+    return resumption.Recorded(run_dir, spec, planned.topologies, planned.checkpoints, here, None)
+
+
+def _no_calls(target: Target) -> dict[str, str]:
+    return {}
+
+
+def _prepare(state: _Evaluation, *, anew: bool = False) -> Target | None:
+    """Plans every topology, and finds the tokenizer. ``anew``: in directories beside those of an earlier attempt."""
+    for topology in state.spec.topologies:
+        home = state.run_dir / topology.label
+        if anew and home.exists():
+            home = home / f"start-{len(list(home.glob('start-*'))) + 2:02d}"
+        state.plans[topology.label] = prepare(topology.spec, run_dir=home)
+    if state.spec.attach is None:
+        state.tokenizer = next(iter(state.plans.values())).model_path
+        return None
+    if state.deployment is None:
+        return None
+    target = _attached(state.spec.attach, state.deployment)
+    state.tokenizer = None if target is None else target.tokenizer_path
+    return target
+
+
+def _attached(attach: Attach, deployment: Deployment) -> Target | None:
+    """None where there is no tokenizer of the deployment's model here, and none was named: generation needs none."""
+    try:
+        return attached_target(attach, deployment)
+    except UsageError:
+        if attach.tokenizer is not None:
+            raise
+        return None
+
+
+def _write_plans(state: _Evaluation) -> None:
+    if state.spec.attach is None:
+        prints = {label: resumption.fingerprint(plan.model_path) for label, plan in state.plans.items()}
+        plans = {label: plan.to_json() for label, plan in state.plans.items()}
+        PLAN.write(state.run_dir, {"topologies": plans, "checkpoints": prints})
+
+
+@contextmanager
+def _session(state: _Evaluation) -> Iterator[Session]:
+    """lm-eval in its process, with signals caught from here on."""
+    spec = state.spec
+    job = Job(
+        tasks=spec.tasks,
+        task_dir=None if spec.task_dir is None else str(Path(spec.task_dir).absolute()),
+        limit=spec.limit,
+        num_fewshot=spec.num_fewshot,
+        endpoint_type=spec.endpoint_type,
+        concurrency=spec.concurrency,
+        tokenizer=None if state.tokenizer is None else str(state.tokenizer),
+    )
+    with catch_signals(state.interruption), Session(job, state.run_dir / SESSION_LOG) as session:
+        yield session
+
+
+def _score(state: _Evaluation, session: Session, labels: Sequence[str]) -> FinishedEvaluation:
+    state.listener.on_loading(state.run_dir / SESSION_LOG)
+    loaded = session.wait_loaded(state.check)
+    check_min_scores(state.spec.least_scores, loaded.metrics)
+    state.listener.on_start(state.run_dir)
+    state.listener.on_loaded(loaded.samples, tuple(labels))
+    with _rendered_whatever_happens(state):
+        for label in labels:
+            state.listener.on_topology(label)
+            if label == ATTACHED:
+                assert state.deployment is not None
+                url, model = state.deployment.url, state.deployment.model
+                key = api_key(state.deployment)
+                endpoint = Endpoint(label, url, model, _home(state, label), _ATTACHED_PATIENCE_S, key)
+                session.ask(endpoint, state.check, state.listener.on_progress)
+            else:
+                _serve_and_ask(state, session, label)
+    return _finished(state)
+
+
+def _finished(state: _Evaluation) -> FinishedEvaluation:
+    error = error_of(VERDICT.read(state.run_dir, RunVerdict))
+    return FinishedEvaluation(state.run_dir, state.run_dir / REPORT_FILE, error)
+
+
+def _serve_and_ask(state: _Evaluation, session: Session, label: str) -> None:
+    plan = state.plans[label]
+    with serve(
+        plan, on_event=lambda event: state.listener.on_event(label, event), interruption=state.interruption
+    ) as served:
+        loaded, warmed_up = round(served.load_seconds, 3), round(served.warm_up_seconds, 3)
+        state.journal.note(TopologyReady(topology=label, load_seconds=loaded, warm_up_seconds=warmed_up))
+
+        def check() -> None:
+            served.check()
+            state.check_directory()
+
+        try:
+            target = target_of(label, plan)
+            endpoint = Endpoint(label, target.url, target.model, _home(state, label), _SERVED_PATIENCE_S)
+            session.ask(endpoint, check, state.listener.on_progress)
+        finally:
+            restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
+            state.journal.note(TopologyStopping(topology=label, restarts=restarts))
+
+
+def _home(state: _Evaluation, label: str) -> str:
+    return str(eval_directory(state.run_dir, label))
+
+
+@contextmanager
+def _rendered_whatever_happens(state: _Evaluation) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError, UsageError):  # what failed first is what is told
+            state.check_directory()  # nothing is left to render
+            state.journal.note(RunFailed(error=str(error) or type(error).__name__))
+            render_evaluation(state.run_dir)
+        raise
+    judge_evaluation(state.run_dir, state.spec)
+    state.journal.note(RunEnded())
+    render_evaluation(state.run_dir)
+
+
+def _remove_if_nothing_served(run_dir: Path) -> None:
+    """Bad input leaves no run directory: nothing was started that is worth keeping."""
+    if (run_dir / "journal.jsonl").exists() or not run_dir.is_dir():
+        return
+    for document in (PLAN, LOCK, CONDITIONS):
+        (run_dir / document.file).unlink(missing_ok=True)
+    shutil.rmtree(run_dir / SESSION_LOG.parent, ignore_errors=True)
+    if not any(run_dir.iterdir()):
+        run_dir.rmdir()

@@ -1,0 +1,206 @@
+"""A run of ``trtx eval`` as it is shown: every score with its interval, what was not answered, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trtx.bench.documents import plain
+from trtx.bench.files import write_text
+from trtx.bench.judgement import Verdict
+from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
+from trtx.evals.forms import SAMPLES, read_samples
+from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
+from trtx.report.junit import scores_junit_xml
+from trtx.report.verdict import MISSING, headline, lines, verdict_json, verdict_markdown
+
+_STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreLine:
+    """One score, or one task without any, ready to be shown."""
+
+    topology: str
+    task: ScoredTask
+    score: Score | None
+
+    @property
+    def metric(self) -> str:
+        return MISSING if self.score is None else self.score.name
+
+    @property
+    def value(self) -> str:
+        return MISSING if self.score is None else f"{self.score.value:.4g}"
+
+    @property
+    def interval(self) -> str:
+        found = None if self.score is None else self.score.interval
+        return MISSING if found is None else f"{found.low:.4g}–{found.high:.4g}"
+
+    @property
+    def chance(self) -> str:
+        return MISSING if self.score is None or self.score.chance is None else f"{self.score.chance:g}"
+
+    @property
+    def answered(self) -> str:
+        return f"{self.task.answered}/{self.task.samples}"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationView:
+    """What all forms show of a run."""
+
+    name: str
+    asked: AskedEvaluation
+    scored: tuple[TopologyScores, ...]
+    missing: dict[str, int]  # topologies that were not scored to their end -> samples that are answered
+    verdict: RunVerdict | None
+
+    @property
+    def model(self) -> str:
+        measured = self.asked.provenance.measured.values()
+        deployment = self.asked.provenance.environment.deployment
+        return next((one.model for one in measured), None) or (deployment.model if deployment else MISSING)
+
+    @property
+    def lines(self) -> tuple[ScoreLine, ...]:
+        return tuple(self._lines())
+
+    def _lines(self) -> Iterator[ScoreLine]:
+        for one in self.scored:
+            for task in one.tasks:
+                yield from (ScoreLine(one.topology, task, score) for score in task.scores or (None,))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What has no score or no answer, as sentences."""
+        told = [
+            f"{label}: it was not scored to its end; {count} samples have their answers"
+            for label, count in self.missing.items()
+        ]
+        for one in self.scored:
+            for task in one.tasks:
+                told += [f"{one.topology}, {task.task}: {task.note}"] if task.note else []
+                told += [f"{one.topology}, {task.task}: no answer to {of}" for of in task.unanswered]
+        return tuple(told)
+
+    @property
+    def conditions(self) -> tuple[tuple[str, str], ...]:
+        """What scores depend on beside the model."""
+        found = [("lm-eval", ", ".join(sorted({one.lm_eval for one in self.scored})) or MISSING)]
+        if self.scored:
+            first, shots = self.scored[0], self.asked.num_fewshot
+            found += [
+                ("prompts", first.endpoint_type),
+                ("samples a task", "all" if first.limit is None else f"the first {first.limit}"),
+                ("few-shot examples", "as each task says" if shots is None else str(shots)),
+                ("requests in flight", str(self.asked.concurrency)),
+            ]
+        environment = self.asked.provenance.environment
+        found.append(("machine", environment.cpu))
+        if environment.gpus:
+            found.append(("GPUs", ", ".join(gpu.name for gpu in environment.gpus)))
+        return tuple(found)
+
+
+def is_evaluation(run_dir: Path) -> bool:
+    """Whether a run directory is one of ``trtx eval``."""
+    return (run_dir / LOCK.file).exists() and "tasks" in LOCK.load(run_dir)
+
+
+def read_evaluation_view(run_dir: Path) -> EvaluationView:
+    asked = LOCK.read(run_dir, AskedEvaluation)
+    found = {label: read_eval(run_dir, label) for label in asked.topologies}
+    return EvaluationView(
+        name=run_dir.resolve().name,
+        asked=asked,
+        scored=tuple(scores for scores in found.values() if scores is not None),
+        missing={label: _kept(run_dir, label) for label, scores in found.items() if scores is None},
+        verdict=VERDICT.find(run_dir, RunVerdict),
+    )
+
+
+def _kept(run_dir: Path, label: str) -> int:
+    return sum(len(read_samples(path.parent)) for path in eval_directory(run_dir, label).glob(f"*/{SAMPLES.file}"))
+
+
+def render_evaluation(run_dir: Path) -> EvaluationView:
+    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``. Reads the directory alone."""
+    view = read_evaluation_view(run_dir)
+    SUMMARY.write(run_dir, evaluation_fields(view))
+    write_text(run_dir / "summary.md", evaluation_markdown(view))
+    write_text(run_dir / "junit.xml", scores_junit_xml(view.name, view.verdict))
+    write_text(run_dir / "report.html", _page(view))
+    return view
+
+
+def evaluation_fields(view: EvaluationView) -> dict[str, Any]:
+    """``summary.json`` of a run of ``trtx eval``."""
+    return {
+        "run": view.name,
+        "model": view.model,
+        "conditions": dict(view.conditions),
+        "notes": list(view.notes),
+        "verdict": verdict_json(view.verdict),
+        "scores": [plain(one) for one in view.scored],
+    }
+
+
+def evaluation_table(view: EvaluationView) -> RenderableType:
+    """For a terminal, at 80 columns."""
+    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("topology", no_wrap=True)
+    table.add_column("task", overflow="fold")
+    table.add_column("metric", overflow="fold")
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("95 % interval", justify="right", no_wrap=True)
+    table.add_column("answered", justify="right", no_wrap=True)
+    for line in view.lines:
+        table.add_row(line.topology, line.task.task, line.metric, line.value, line.interval, line.answered)
+    told: list[RenderableType] = [table]
+    if view.notes:
+        told += [Text(), *(Text(note, "yellow") for note in view.notes)]
+    if view.verdict is not None:
+        told += [Text(), Text(headline(view.verdict), _STYLE.get(view.verdict.verdict, "bold red"))]
+    return Group(*told)
+
+
+def evaluation_markdown(view: EvaluationView) -> str:
+    rows = [
+        f"| {line.topology} | {line.task.task} | {line.metric} | {line.value} | {line.interval} | {line.chance} | "
+        f"{line.answered} |"
+        for line in view.lines
+    ]
+    text = [
+        f"# {view.model}: scores",
+        "",
+        "; ".join(f"{name}: {value}" for name, value in view.conditions) + ".",
+        "",
+        "| topology | task | metric | score | 95 % interval | chance | answered |",
+        "|---|---|---|--:|--:|--:|--:|",
+        *rows,
+        *(["", *(f"- {' '.join(note.split())}" for note in view.notes)] if view.notes else []),
+        *verdict_markdown(view.verdict),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _page(view: EvaluationView) -> str:
+    judged = () if view.verdict is None else lines(view.verdict)
+    return _template().render(view=view, judged=judged, headline=view.verdict and headline(view.verdict))
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string((resources.files("trtx.report") / "evaluation.html.j2").read_text(encoding="utf-8"))
