@@ -6,7 +6,12 @@ import gc
 import signal
 from collections.abc import Generator
 
+import hypothesis
 import pytest
+
+# How long an example takes is the machine's, and says nothing of the code.
+hypothesis.settings.register_profile("trtx", deadline=None)
+hypothesis.settings.load_profile("trtx")
 
 # What a shell starts in the background ignores SIGINT, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

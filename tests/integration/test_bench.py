@@ -163,7 +163,7 @@ def test_the_run_directory_holds_every_file_of_its_contract(
     suite = ElementTree.parse(run_dir / "junit.xml").getroot()
     rows = json.loads((run_dir / "summary.json").read_text())["rows"]
     invalid = sum(row["validity"] == "INVALID" for row in rows)  # as on a machine with too much else to do
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "0", str(invalid))
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("8", "0", str(invalid))
     assert list(run_dir.glob("*/serve/logs/*.log"))
 
 
