@@ -74,7 +74,7 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
     assert prompts(run_dir / "attempts" / "1" / "cells" / "agg-c1" / "trial-01") == begun
     suite = ElementTree.parse(run_dir / "junit.xml").getroot()
     invalid = sum(row["validity"] == "INVALID" for row in rows)  # as on a machine with too much else to do
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", str(invalid))
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "0", str(invalid))
     assert "| Resumed |" in (run_dir / "summary.md").read_text()
     assert_recomputed(run_dir)
 
