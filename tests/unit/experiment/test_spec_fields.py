@@ -150,6 +150,41 @@ def test_every_field_is_tried(model: Any) -> None:
     )
 
 
+def _in_place_of_numbers(value: Any, number: float) -> Any:
+    if isinstance(value, dict):
+        return {key: _in_place_of_numbers(one, number) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_in_place_of_numbers(one, number) for one in value]
+    return number if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (model, field)
+        for model, fields in OTHER.items()
+        for field, value in (fields | {"port": 1}).items()
+        if field in model.model_fields and _in_place_of_numbers(value, 0.125) != value
+    ],
+)
+def test_a_number_without_end_is_refused_in_every_field(model: type, field: str, number: float) -> None:
+    value = _in_place_of_numbers(OTHER[model][field] or 1, number)
+    beside = {**OF_OTHERS.get(field, {}), **({"request_rate": [1.0]} if field in OF_A_RATE else {})}
+    said: dict[str, Any] = {**beside, field: value}
+    part = {LoadSpec: "load", TopologySpec: "topology", GateSpec: "gate", Attach: "attach"}.get(model)
+    said = {part: said | ({"url": "http://127.0.0.1:9"} if part == "attach" else {})} if part else said
+    try:
+        load_sweep(None, said)
+    except UsageError as error:
+        assert field in str(error) and "\n" not in str(error) and len(str(error)) < 1000
+    else:
+        pytest.fail(
+            f"{model.__name__}.{field} takes {number}: give its Field allow_inf_nan=False, or it reaches the command "
+            "line of what is started"
+        )
+
+
 @pytest.mark.parametrize("field", OTHER[LoadSpec])
 def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Path) -> None:
     lengths = {} if field in DATASETS else {"isl": 64, "osl": 16}
