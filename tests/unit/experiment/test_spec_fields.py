@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -27,6 +28,7 @@ from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.spec import _COUNTED
 from trtx.experiment.targets import attached_target, target_of
 from trtx.launch import preparation
+from trtx.report.forms import LOCK
 from trtx.topology import Gpu, Machine
 
 # For each field, a value other than the default. One that only some sweeps take stands with those in BESIDE.
@@ -105,6 +107,8 @@ OTHER: dict[type, dict[str, Any]] = {
         "save_baseline": "next",
     },
 }
+# Version of the lock -> a hash of the names of all these fields.
+LOCKED = {3: "7aa6358c8193"}
 OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
 OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without which it means nothing
     "custom_dataset_type": {"input_file": __file__},
@@ -147,6 +151,17 @@ def test_every_field_is_tried(model: Any) -> None:
     assert set(model.model_fields) == set(OTHER[model]), (
         f"{model.__name__} has other fields than OTHER in {Path(__file__).name}: add a value other than the default "
         "for the new one, or take the old one out"
+    )
+
+
+def test_other_fields_of_a_sweep_raise_the_version_of_the_lock() -> None:
+    names = sorted(f"{model.__name__}.{name}" for model in OTHER for name in model.model_fields)
+    digest = hashlib.sha256(" ".join(names).encode()).hexdigest()[:12]
+    assert {LOCK.version: digest} == LOCKED, (
+        f"a sweep has other fields than those of version {', '.join(map(str, LOCKED))} of the lock: raise the version "
+        "of LOCK in trtx/report/forms.py; say in _CAME_WITH of trtx/experiment/directory.py what older runs did, or "
+        "raise oldest where they can't go on; put the row of docs/architecture.md right; run make goldens; then "
+        f"LOCKED of {Path(__file__).name} is {{{LOCK.version}: {digest!r}}} with the new version"
     )
 
 

@@ -306,10 +306,18 @@ def test_cells_survive_their_file(golden_run: Path) -> None:
     ("name", "content", "says"),
     [
         ("run.lock.yaml", "load:\n  isl: 32\n  os", "line 3: this is not YAML (while scanning a simple key"),
-        ("run.lock.yaml", "schema_version: 2\ntopologies: [agg]\nload:\n  seed: 7\n", "load.isl_stddev is missing"),
+        (
+            "run.lock.yaml",
+            f"schema_version: {LOCK.version}\ntopologies: [agg]\nload:\n  seed: 7\n",
+            "load.isl_stddev is missing",
+        ),
         ("run.lock.yaml", "- another's list\n", "holds a list"),
         ("run.lock.yaml", "", "holds nothing"),
-        ("run.lock.yaml", "schema_version: 2\nattach: {}\ntopologies: [agg]\nload: 5\n", "load is 5; expected a map"),
+        (
+            "run.lock.yaml",
+            f"schema_version: {LOCK.version}\nattach: {{}}\ntopologies: [agg]\nload: 5\n",
+            "load is 5; expected a map",
+        ),
         ("run.lock.yaml", "\0", "a character that no YAML may hold"),
         ("plan.json", '{"modes": {"agg": ', "is not JSON, it was cut short or is another's (Expecting value"),
     ],
