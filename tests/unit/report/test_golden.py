@@ -19,6 +19,7 @@ import pytest
 
 from trtx.bench import Cell, cell_directory, cell_name
 from trtx.bench.cells import CELL, measure_cell, write_cell
+from trtx.bench.figures import Measured, all_figures
 from trtx.experiment.directory import PROVENANCE, read_lock, write_lock
 from trtx.experiment.resumption import read_recorded
 from trtx.experiment.spec import ExperimentSpec
@@ -85,6 +86,25 @@ def _differing(run: Path, computed: Callable[[Path], dict[str, float]] = _comput
             if ours != pytest.approx(expected):
                 found.append(f"{path} of {name} is {ours}, computed from aiperf's lines alone {expected}")
     return found[:4]
+
+
+NOT_COMPUTED_APART = {
+    "uncounted_request_count": "every answer of the kept run is counted",
+    "request_error_rate": "none of its requests failed",
+    "input_sequence_lengths": "the mean is computed apart, of the same values",
+    "output_sequence_lengths": "the same",
+}
+
+
+def test_every_figure_is_computed_apart() -> None:
+    apart = {path.partition(".")[0] for path in _computed_apart(GOLDEN / "run" / "cells" / "agg-c1" / "trial-01")}
+    measured = {record.name for record in all_figures() if isinstance(record, Measured)}
+    lacking, unused = sorted(measured - apart - NOT_COMPUTED_APART.keys()), sorted(NOT_COMPUTED_APART.keys() & apart)
+    assert not lacking and not unused and NOT_COMPUTED_APART.keys() <= measured, (
+        f"nothing computes {', '.join(lacking) or 'what is gone'} apart: compute it of aiperf's lines in "
+        f"_computed_apart of {Path(__file__).name}, or say in NOT_COMPUTED_APART why not, which has no more than that "
+        f"({', '.join(unused) or 'nothing twice'})"
+    )
 
 
 REASON_FIRST = (
