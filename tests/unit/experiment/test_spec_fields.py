@@ -19,6 +19,7 @@ from processes import free_port
 
 from trtx.bench import LoadSpec, Target
 from trtx.bench.aiperf import command
+from trtx.bench.aiperf_flags import OWNED
 from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
@@ -213,18 +214,66 @@ def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Pa
     )
 
 
+def _load(field: str, *, is_open: bool) -> LoadSpec:
+    """One with another value of this field, at a request rate or at a concurrency."""
+    rate = {"request_rate": [1.0]} if field in OF_A_RATE or is_open else {}
+    rate = {} if field in ("concurrency", "fixed_schedule") else rate
+    return LoadSpec.model_validate({**rate, **OF_OTHERS.get(field, {}), field: OTHER[LoadSpec][field]})
+
+
+def _argv(spec: LoadSpec) -> tuple[str, ...]:
+    target = Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg")
+    return command(target, spec, spec.loads[0], spec.trials, Path("trial"))
+
+
 @pytest.mark.parametrize("field", OTHER[LoadSpec])
 def test_aiperf_takes_what_a_field_of_a_load_makes_of_its_command_line(field: str) -> None:
     from aiperf.cli import app
 
-    rate = {"request_rate": [1.0]} if field in OF_A_RATE else {}
-    spec = LoadSpec.model_validate({**rate, **OF_OTHERS.get(field, {}), field: OTHER[LoadSpec][field]})
-    target = Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg")
-    asked = command(target, spec, spec.loads[0], spec.trials, Path("trial"))
+    asked = _argv(_load(field, is_open=False))
     try:
-        app.parse_args(asked[asked.index("profile") :], exit_on_error=False, print_error=False)
+        _, bound, *_ = app.parse_args(asked[asked.index("profile") :], exit_on_error=False, print_error=False)
     except CycloptsError as error:
         pytest.fail(f"aiperf refuses what load.{field} makes of it ({error}): see command() of trtx/bench/aiperf.py")
+    said_by_the_user = {"slice_duration"} if field == "aiperf_args" else set()
+    strangers = sorted(bound.arguments["cli_config"].model_fields_set - OWNED.keys() - said_by_the_user)
+    assert not strangers, (
+        f"command() of trtx/bench/aiperf.py sets {', '.join(strangers)} beside load.{field}: name it in OWNED of "
+        "trtx/bench/aiperf_flags.py, or --aiperf-args can say it too"
+    )
+
+
+FLAGS = {  # field of a load -> aiperf's flag where it has another name
+    "arrival": "--arrival-pattern",
+    "burstiness": "--arrival-smoothness",
+    "request_timeout_s": "--request-timeout-seconds",
+}
+IN_ANOTHER_FORM = {  # fields that reach aiperf otherwise than word for word
+    "trials": "aiperf is called once for each",
+    "seed": "each trial has one that is made of it",
+    "streaming": "a flag without a value",
+    "fixed_schedule": "a flag without a value",
+    "ignore_eos": "a field of every request's body",
+    "extra_inputs": "fields of every request's body",
+    "aiperf_args": "flags themselves",
+}
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+@pytest.mark.parametrize("field", OTHER[LoadSpec])
+def test_the_value_of_a_field_stands_word_for_word_behind_its_flag(field: str, is_open: bool) -> None:
+    if field in IN_ANOTHER_FORM:
+        return
+    value = OTHER[LoadSpec][field]
+    wanted = value[0] if isinstance(value, list) else value
+    words, flag = _argv(_load(field, is_open=is_open)), FLAGS.get(field, f"--{field.replace('_', '-')}")
+    found = words[words.index(flag) + 1] if flag in words else None
+    is_equal = found == str(wanted) if isinstance(wanted, str) or found is None else float(found) == wanted
+    assert is_equal, (
+        f"load.{field}={wanted!r} reaches aiperf as {flag} {found}: hand it over as it is, in the same unit, in "
+        f"command() of trtx/bench/aiperf.py; a flag of another name stands in FLAGS of {Path(__file__).name}, what is "
+        "told otherwise in IN_ANOTHER_FORM"
+    )
 
 
 def test_a_target_has_the_gpus_of_all_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
