@@ -117,6 +117,22 @@ def test_a_room_is_entered_by_its_names_alone(room: str) -> None:
         )
 
 
+def test_the_doctors_judges_look_at_facts_alone() -> None:
+    """Or a described machine is not what they judge, and no test of a row means anything."""
+    looking = {"psutil", "os", "subprocess", "pynvml", "socket", "shutil", "resource", "importlib"}
+    for path in sorted((ROOT / "doctor" / "judge").glob("*.py")):
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names.add((node.module or "").partition(".")[0])
+        assert not names & looking, (
+            f"{_module(path)} imports {', '.join(sorted(names & looking))} and looks at this machine: gather it in "
+            "trtx/doctor/gather as a fact of trtx/doctor/facts.py"
+        )
+
+
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["serve", "--help"], ["bench", "--help"], ["build", "--help"], ["--version"]]
 )

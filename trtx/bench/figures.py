@@ -90,7 +90,7 @@ class Figure(ABC, Generic[T]):
     better: Better | None = None  # which way a server is better; None: it says what was done, not how well
     statistic: str = "avg"  # aiperf's word for what column None is of its metric
     heading: Heading | None = None  # None: not on the page
-    label: str = ""  # under the heading, where the column is no percentile
+    label: str = ""  # under the heading, where the column is no percentile; no other figure there has it
     table: Mapping[int | None, str] = field(default_factory=dict)  # columns for a terminal, their headers there
     markdown: Sequence[int | None] = ()  # columns of summary.md
 
@@ -100,6 +100,11 @@ class Figure(ABC, Generic[T]):
             raise ValueError(
                 f"figure {self.name}: its texts have {{{'}, {'.join(sorted(wrong))}}}; expected nothing to fill in, or "
                 "{device} in a figure over devices, which per_device(…) makes"
+            )
+        if self.heading is not None and self.heading.value.endswith(", ms") and self.unit != "ms":
+            raise ValueError(
+                f"figure {self.name}: its unit is {self.unit}, and it stands under {self.heading.value!r}; expected "
+                "ms, or another heading"
             )
         for place in ("table", "markdown"):
             if unknown := set(getattr(self, place)) - set(self.columns):
@@ -169,6 +174,14 @@ class Number(Measured[N]):
 
     mean_over_trials: bool = False
     within: Callable[[Records, Span], N] | None = None  # over a part of a trial, where time enters; a mean over trials
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mean_over_trials != (self.within is not None):
+            raise ValueError(
+                f"figure {self.name}: mean_over_trials and within= belong together, as time enters both; expected both "
+                "or neither"
+            )
 
     def over(self, trials: Sequence[Records]) -> Any:
         if not self.mean_over_trials:
@@ -295,6 +308,12 @@ def per_device(of: Number[float | None], **said: Any) -> PerDevice:
 def _taken_in(record: F) -> F:
     if record.name in _records:
         raise ValueError(f"two figures are called {record.name}; give each a name of its own")
+    for other in _records.values():
+        if record.heading is not None and (record.heading, record.label) == (other.heading, other.label):
+            raise ValueError(
+                f"figures {other.name} and {record.name} both stand under {record.heading.value!r} as "
+                f"{record.label!r}; give one another label"
+            )
     _records[record.name] = record
     return record
 

@@ -105,7 +105,7 @@ class LoadSpec(Prompts):
     seed: int = Field(default=7, ge=0)
     streaming: bool = True
     ignore_eos: bool = True  # with a dataset the default is false: its answers end by themselves
-    request_timeout_s: float = Field(default=600.0, gt=0)
+    request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     extra_inputs: dict[str, Any] = Field(default_factory=dict)  # further fields of every request body
     aiperf_args: tuple[str, ...] = ()  # further words of aiperf's command line, for what has no field here
 

@@ -85,7 +85,7 @@ class PromptOptions:
     num_prefix_prompts: Annotated[
         int | None,
         _option(
-            _PROMPTS, "--num-prefix-prompts", "Beginnings that prompts share, each prompt one of them. Default: 0."
+            _PROMPTS, "--num-prefix-prompts", "Beginnings that prompts share, each prompt one of them. Default: 1."
         ),
     ] = None
     prefix_prompt_length: Annotated[

@@ -147,7 +147,7 @@ class System:
     port: int
     port_problem: str | None
     ephemeral_first: int | None
-    directories: tuple[Directory, ...] = ()
+    directories: tuple[Directory, ...]
 
 
 @dataclass(frozen=True, slots=True)

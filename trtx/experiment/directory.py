@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,10 @@ from trtx.launch import write_problem
 from trtx.report.forms import LOCK, PLAN, Provenance
 
 PROVENANCE = "provenance"  # the field of the lock that no sweep has
+# Version of the lock -> fields of a sweep that came with it, and what the runs before it did.
+_CAME_WITH: Mapping[int, Mapping[tuple[str, str], Any]] = {
+    3: {("load", "fixed_schedule"): False, ("gate", "window"): "whole"},
+}
 
 
 class Asked(Protocol):
@@ -75,6 +79,7 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
 
 def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:
     """What a lock says was asked. ``source``: its path, for messages. Raises UsageError, naming the field."""
+    fields = _with_later_fields(fields)
     asked = {name: value for name, value in fields.items() if name not in (PROVENANCE, "topologies")}
     if isinstance(load := asked.get("load"), dict):
         follows = ("cells", "prompts")  # from the rest
@@ -83,6 +88,16 @@ def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:
     if (differing := _difference(fields, spec.to_json())) is not None:
         raise UsageError(f"{source}: {differing}; {RESTORE}")
     return spec
+
+
+def _with_later_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """A lock of an older version, with what its run did where there was no choice yet."""
+    complete = dict(fields)
+    for version, added in _CAME_WITH.items():
+        for (part, name), value in added.items():
+            if fields["schema_version"] < version and isinstance(complete.get(part), dict):
+                complete[part] = {name: value, **complete[part]}
+    return complete
 
 
 def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = "") -> str | None:

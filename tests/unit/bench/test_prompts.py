@@ -158,26 +158,6 @@ def test_what_aiperf_takes_passes_and_reaches_it(tmp_path: Path) -> None:
     assert asked(aiperf_args=["--slice-duration", "2"])["--slice-duration"] == "2"
 
 
-def test_whatever_trtx_tells_aiperf_nobody_else_does(tmp_path: Path) -> None:
-    from aiperf.cli import app
-
-    made: list[dict[str, Any]] = [
-        {"prompt_corpus": "random", "isl_stddev": 2, "osl_stddev": 2},
-        {"request_rate": [2.0], "burstiness": 0.5},
-        {"input_file": tmp_path, "custom_dataset_type": "random_pool"},
-        {"public_dataset": "sharegpt"},
-        {"session_turns_mean": 2, "session_turns_stddev": 1, "session_turn_delay_mean": 1,
-         "session_turn_delay_stddev": 1, "prefix_prompt_length": 3},
-        {"shared_system_prompt_length": 3},
-    ]  # fmt: skip
-    for fields in made:
-        spec = LoadSpec.model_validate(fields)
-        argv = command(TARGET, spec, spec.loads[0], 1, tmp_path)
-        _, bound, *_ = app.parse_args(argv[argv.index("profile") :], exit_on_error=False, print_error=False)
-        strangers = bound.arguments["cli_config"].model_fields_set - OWNED.keys()
-        assert not strangers, f"command() sets {sorted(strangers)}: name them in OWNED of trtx/bench/aiperf_flags.py"
-
-
 def test_what_is_refused_says_a_field_that_there_is() -> None:
     from aiperf.config.flags import CLIConfig
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -116,7 +117,25 @@ def test_the_document_has_no_row_of_a_format_that_is_not_built() -> None:
     assert set(ROWS) == set(BUILT), f"docs/quantization.md has rows of {sorted(ROWS)}, {TABLE} builds {sorted(BUILT)}"
 
 
+NOT_OF_QUANT_ALGO = {  # what quantization files call them, in place of TensorRT-LLM's QuantAlgo
+    "FP8_PB_WO": "ModelOpt's name of FP8_BLOCK_SCALES",
+    "INT8_SQ": "ModelOpt's name of W8A8_SQ_PER_CHANNEL",
+    "MXFP4": "quant_method of gpt-oss",
+}
+
+
+def test_formats_are_called_as_tensorrt_llm_calls_them() -> None:
+    facts = json.loads((Path(__file__).parents[2] / "standin" / "llm_api.json").read_text(encoding="utf-8"))
+    theirs = {member["name"] for member in facts["source"]["enums"]["QuantAlgo"]["members"]}
+    strangers = sorted(FORMATS.keys() - theirs - NOT_OF_QUANT_ALGO.keys())
+    assert not strangers, (
+        f"{', '.join(strangers)} is no QuantAlgo of TensorRT-LLM: call the row of {TABLE} as it does "
+        f"({', '.join(sorted(theirs))}), or say in NOT_OF_QUANT_ALGO of {Path(__file__).name} whose name it is"
+    )
+
+
 def test_no_two_formats_share_a_name() -> None:
     methods = [method for form in FORMATS.values() for method in form.methods]
-    assert len(methods) == len(set(methods))
+    twice = sorted({method for method in methods if methods.count(method) > 1})
+    assert not twice, f"{', '.join(twice)} is the method of two formats: leave it in one row of {TABLE}"
     assert all(FORMATS[form.algorithm] is form for form in BUILT.values()), f"one algorithm has two rows in {TABLE}"

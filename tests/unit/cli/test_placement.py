@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -11,11 +12,15 @@ from typing import Any
 import pytest
 import typer
 
+from trtx.bench import LoadSpec
 from trtx.build import BuildRequest
 from trtx.cli import app
 from trtx.cli.check import CheckRequest
 from trtx.cli.command import Verb, option_name, spoken_name
 from trtx.cli.placement import PLACES, USES, ignored_in
+from trtx.config import TopologySpec
+from trtx.experiment import ExperimentSpec
+from trtx.experiment.gate_spec import GateSpec
 
 REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml")]
 # verb -> use -> a command line that is in this use
@@ -180,6 +185,28 @@ def test_every_option_of_every_verb_has_a_place() -> None:
         )
 
 
+MODELS = (LoadSpec, TopologySpec, GateSpec, ExperimentSpec)
+DEFAULTS = {
+    name: field.get_default(call_default_factory=True) for one in MODELS for name, field in one.model_fields.items()
+}
+TOLD_OTHERWISE = {"modes", "port", "metrics"}  # of these, help tells what the default leads to
+
+
+@pytest.mark.parametrize(("verb", "option", "parameter"), OPTIONS, ids=NAMED)
+def test_the_default_that_help_tells_is_the_fields(verb: str, option: str, parameter: Any) -> None:
+    found = re.search(r"Default: (.+?)\.$", getattr(parameter, "help", None) or "")
+    default = DEFAULTS.get(parameter.name)
+    if found is None or default is None or parameter.name in TOLD_OTHERWISE or verb not in ("serve", "bench"):
+        return
+    values = default if isinstance(default, tuple) else (default,)
+    told = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
+    assert found[1] == told, (
+        f"trtx {verb} {option} --help says Default: {found[1]}, and its field's default is {told}: say that in "
+        "trtx/cli (load_options.py, prompt_options.py, gate_options.py, topology_options.py), or, where it leads to "
+        f"something else, name the field in TOLD_OTHERWISE of {Path(__file__).name}"
+    )
+
+
 def test_an_option_without_a_place_is_refused_with_where_to_add_it() -> None:
     with pytest.raises(LookupError, match="trtx serve --new has no place: name it in the row of PLACES of trtx/cli/pl"):
         ignored_in("serve", "--new")
@@ -287,7 +314,10 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
             "LoadSpec, Attach and TopologySpec get what is typed under their names), or refuse it there, with a row in "
             "PLACES of trtx/cli/placement.py"
         )
-    assert has_meant_something
+    assert has_meant_something, (
+        f"trtx {verb} {option} is refused in every use of CALLS in {Path(__file__).name}: take a use out of its row in "
+        "PLACES of trtx/cli/placement.py, or give the use in which it means something a command line there"
+    )
 
 
 @pytest.mark.parametrize(

@@ -232,11 +232,16 @@ MACHINES = {
 def rows(facts: Facts) -> dict[str, Check]:
     """By name, once they are as every row has to be."""
     checks = judge(facts)
-    assert len({check.name for check in checks}) == len(checks)
+    names = [check.name for check in checks]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    assert not twice, f"two rows are called {', '.join(twice)}: give each a name of its own in trtx/doctor/judge"
     for check in checks:
-        assert check.seen
+        assert check.seen, f"the row {check.name!r} says nothing of what was seen: trtx/doctor/judge"
         if check.status in ("warning", "failed"):
-            assert check.expected and check.fix, check
+            assert check.expected and check.fix, (
+                f"the row {check.name!r} is {check.status} and lacks what is expected or its fix: say both where "
+                "trtx/doctor/judge makes it"
+            )
     assert_fits(checks)
     return {check.name: check for check in checks}
 

@@ -47,6 +47,30 @@ def test_the_document_has_every_row_and_no_other() -> None:
     )
 
 
+STATUSES: dict[str, set[str]] = {}
+for _facts in MACHINES.values():
+    for _name, _row in rows(_facts).items():
+        STATUSES.setdefault(general(_name), set()).add(_row.status)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        line
+        for line in DOCUMENT.read_text(encoding="utf-8").splitlines()
+        if re.match(r"\| `[^|]+\|[^|]*\|[^|]*\|$", line)
+    ],
+)
+def test_the_document_says_when_a_row_fails_and_warns(line: str) -> None:
+    _, names, fails, warns, _ = line.split("|")
+    given = set().union(*(STATUSES.get(name, set()) for name in re.findall(r"`([^`]+)`", names)))
+    for status, text, column in (("failed", fails, "Fails"), ("warning", warns, "Warns")):
+        assert bool(text.strip()) == (status in given), (
+            f"{DOCUMENT.name} says under {column} of {names.strip()}: {text.strip() or 'nothing'}; judges give it "
+            f"{', '.join(sorted(given))}: put the table right"
+        )
+
+
 @dataclass(frozen=True)
 class Site:
     """A call that makes a row: where it stands, the row's name with a star for what is filled in, and the statuses."""

@@ -186,6 +186,16 @@ def test_a_resumed_run_takes_no_default_for_a_field_that_its_record_lost(run: Pa
         read_lock(run)
 
 
+@pytest.mark.parametrize(("part", "field"), [("load", "fixed_schedule"), ("gate", "window")])
+def test_a_run_from_before_a_field_goes_on_with_what_it_did(run: Path, part: str, field: str) -> None:
+    asked = read_lock(run)
+    _spoil(run / "run.lock.yaml", lambda document: document[part].pop(field))
+    with pytest.raises(UsageError, match=rf"run\.lock\.yaml: {part}\.{field} is missing"):
+        read_lock(run)
+    _spoil(run / "run.lock.yaml", lambda document: document.update(schema_version=2))
+    assert read_lock(run) == asked
+
+
 def test_a_resumed_run_refuses_a_record_whose_loads_are_not_those_of_its_spec(run: Path) -> None:
     _spoil(run / "run.lock.yaml", lambda document: document["load"]["cells"][0].update(request_count=99))
     with pytest.raises(UsageError, match=r"load\.cells is .*label.*follows from the rest"):

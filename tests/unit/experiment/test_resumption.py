@@ -18,7 +18,7 @@ from trtx.experiment import load_sweep, resumption
 from trtx.experiment.directory import create, hold, read_lock, write_lock
 from trtx.experiment.provenance import read_dataset
 from trtx.launch import prepare
-from trtx.report.forms import Deployment, Environment, Gpu, Provenance
+from trtx.report.forms import LOCK, Deployment, Environment, Gpu, Provenance
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
 CONDITIONS = Environment(
@@ -229,7 +229,7 @@ def test_only_one_trtx_measures_in_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [None, "[]", "schema_version: 1\n", "modes: [agg]\n", "{", "schema_version: 2\nx: 1\n"]
+    "text", [None, "[]", "schema_version: 1\n", "modes: [agg]\n", "{", f"schema_version: {LOCK.version}\nx: 1\n"]
 )
 def test_a_directory_that_is_no_run_of_this_trtx_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -18,6 +19,7 @@ from processes import free_port
 
 from trtx.bench import LoadSpec, Target
 from trtx.bench.aiperf import command
+from trtx.bench.aiperf_flags import OWNED
 from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
@@ -27,6 +29,7 @@ from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.spec import _COUNTED
 from trtx.experiment.targets import attached_target, target_of
 from trtx.launch import preparation
+from trtx.report.forms import LOCK
 from trtx.topology import Gpu, Machine
 
 # For each field, a value other than the default. One that only some sweeps take stands with those in BESIDE.
@@ -105,6 +108,8 @@ OTHER: dict[type, dict[str, Any]] = {
         "save_baseline": "next",
     },
 }
+# Version of the lock -> a hash of the names of all these fields.
+LOCKED = {3: "7aa6358c8193"}
 OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
 OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without which it means nothing
     "custom_dataset_type": {"input_file": __file__},
@@ -150,6 +155,52 @@ def test_every_field_is_tried(model: Any) -> None:
     )
 
 
+def test_other_fields_of_a_sweep_raise_the_version_of_the_lock() -> None:
+    names = sorted(f"{model.__name__}.{name}" for model in OTHER for name in model.model_fields)
+    digest = hashlib.sha256(" ".join(names).encode()).hexdigest()[:12]
+    assert {LOCK.version: digest} == LOCKED, (
+        f"a sweep has other fields than those of version {', '.join(map(str, LOCKED))} of the lock: raise the version "
+        "of LOCK in trtx/report/forms.py; say in _CAME_WITH of trtx/experiment/directory.py what older runs did, or "
+        "raise oldest where they can't go on; put the row of docs/architecture.md right; run make goldens; then "
+        f"LOCKED of {Path(__file__).name} is {{{LOCK.version}: {digest!r}}} with the new version"
+    )
+
+
+def _in_place_of_numbers(value: Any, number: float) -> Any:
+    if isinstance(value, dict):
+        return {key: _in_place_of_numbers(one, number) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_in_place_of_numbers(one, number) for one in value]
+    return number if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (model, field)
+        for model, fields in OTHER.items()
+        for field, value in (fields | {"port": 1}).items()
+        if field in model.model_fields and _in_place_of_numbers(value, 0.125) != value
+    ],
+)
+def test_a_number_without_end_is_refused_in_every_field(model: type, field: str, number: float) -> None:
+    value = _in_place_of_numbers(OTHER[model][field] or 1, number)
+    beside = {**OF_OTHERS.get(field, {}), **({"request_rate": [1.0]} if field in OF_A_RATE else {})}
+    said: dict[str, Any] = {**beside, field: value}
+    part = {LoadSpec: "load", TopologySpec: "topology", GateSpec: "gate", Attach: "attach"}.get(model)
+    said = {part: said | ({"url": "http://127.0.0.1:9"} if part == "attach" else {})} if part else said
+    try:
+        load_sweep(None, said)
+    except UsageError as error:
+        assert field in str(error) and "\n" not in str(error) and len(str(error)) < 1000
+    else:
+        pytest.fail(
+            f"{model.__name__}.{field} takes {number}: give its Field allow_inf_nan=False, or it reaches the command "
+            "line of what is started"
+        )
+
+
 @pytest.mark.parametrize("field", OTHER[LoadSpec])
 def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Path) -> None:
     lengths = {} if field in DATASETS else {"isl": 64, "osl": 16}
@@ -163,18 +214,66 @@ def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Pa
     )
 
 
+def _load(field: str, *, is_open: bool) -> LoadSpec:
+    """One with another value of this field, at a request rate or at a concurrency."""
+    rate = {"request_rate": [1.0]} if field in OF_A_RATE or is_open else {}
+    rate = {} if field in ("concurrency", "fixed_schedule") else rate
+    return LoadSpec.model_validate({**rate, **OF_OTHERS.get(field, {}), field: OTHER[LoadSpec][field]})
+
+
+def _argv(spec: LoadSpec) -> tuple[str, ...]:
+    target = Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg")
+    return command(target, spec, spec.loads[0], spec.trials, Path("trial"))
+
+
 @pytest.mark.parametrize("field", OTHER[LoadSpec])
 def test_aiperf_takes_what_a_field_of_a_load_makes_of_its_command_line(field: str) -> None:
     from aiperf.cli import app
 
-    rate = {"request_rate": [1.0]} if field in OF_A_RATE else {}
-    spec = LoadSpec.model_validate({**rate, **OF_OTHERS.get(field, {}), field: OTHER[LoadSpec][field]})
-    target = Target("http://127.0.0.1:9", "tiny", Path("tokenizer"), "agg")
-    asked = command(target, spec, spec.loads[0], spec.trials, Path("trial"))
+    asked = _argv(_load(field, is_open=False))
     try:
-        app.parse_args(asked[asked.index("profile") :], exit_on_error=False, print_error=False)
+        _, bound, *_ = app.parse_args(asked[asked.index("profile") :], exit_on_error=False, print_error=False)
     except CycloptsError as error:
         pytest.fail(f"aiperf refuses what load.{field} makes of it ({error}): see command() of trtx/bench/aiperf.py")
+    said_by_the_user = {"slice_duration"} if field == "aiperf_args" else set()
+    strangers = sorted(bound.arguments["cli_config"].model_fields_set - OWNED.keys() - said_by_the_user)
+    assert not strangers, (
+        f"command() of trtx/bench/aiperf.py sets {', '.join(strangers)} beside load.{field}: name it in OWNED of "
+        "trtx/bench/aiperf_flags.py, or --aiperf-args can say it too"
+    )
+
+
+FLAGS = {  # field of a load -> aiperf's flag where it has another name
+    "arrival": "--arrival-pattern",
+    "burstiness": "--arrival-smoothness",
+    "request_timeout_s": "--request-timeout-seconds",
+}
+IN_ANOTHER_FORM = {  # fields that reach aiperf otherwise than word for word
+    "trials": "aiperf is called once for each",
+    "seed": "each trial has one that is made of it",
+    "streaming": "a flag without a value",
+    "fixed_schedule": "a flag without a value",
+    "ignore_eos": "a field of every request's body",
+    "extra_inputs": "fields of every request's body",
+    "aiperf_args": "flags themselves",
+}
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+@pytest.mark.parametrize("field", OTHER[LoadSpec])
+def test_the_value_of_a_field_stands_word_for_word_behind_its_flag(field: str, is_open: bool) -> None:
+    if field in IN_ANOTHER_FORM:
+        return
+    value = OTHER[LoadSpec][field]
+    wanted = value[0] if isinstance(value, list) else value
+    words, flag = _argv(_load(field, is_open=is_open)), FLAGS.get(field, f"--{field.replace('_', '-')}")
+    found = words[words.index(flag) + 1] if flag in words else None
+    is_equal = found == str(wanted) if isinstance(wanted, str) or found is None else float(found) == wanted
+    assert is_equal, (
+        f"load.{field}={wanted!r} reaches aiperf as {flag} {found}: hand it over as it is, in the same unit, in "
+        f"command() of trtx/bench/aiperf.py; a flag of another name stands in FLAGS of {Path(__file__).name}, what is "
+        "told otherwise in IN_ANOTHER_FORM"
+    )
 
 
 def test_a_target_has_the_gpus_of_all_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

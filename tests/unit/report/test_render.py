@@ -15,12 +15,14 @@ from rich.console import Console
 
 from trtx.bench import Journal, read_cells
 from trtx.bench.cells import CELL, Cell
+from trtx.bench.figures import all_figures
 from trtx.bench.journal import ProcessRestart, RunFailed, TopologyStopping
 from trtx.errors import UsageError
 from trtx.report import RunView, console_table, read_run, render
 from trtx.report.charts import charts
 from trtx.report.forms import LOCK, PLAN, Deployment
 
+MOST_IN_A_TERMINAL = 7  # beside topology, load and requests
 FILES = ("summary.json", "summary.csv", "summary.md", "junit.xml", "report.html")
 
 
@@ -306,10 +308,18 @@ def test_cells_survive_their_file(golden_run: Path) -> None:
     ("name", "content", "says"),
     [
         ("run.lock.yaml", "load:\n  isl: 32\n  os", "line 3: this is not YAML (while scanning a simple key"),
-        ("run.lock.yaml", "schema_version: 2\ntopologies: [agg]\nload:\n  seed: 7\n", "load.isl_stddev is missing"),
+        (
+            "run.lock.yaml",
+            f"schema_version: {LOCK.version}\ntopologies: [agg]\nload:\n  seed: 7\n",
+            "load.isl_stddev is missing",
+        ),
         ("run.lock.yaml", "- another's list\n", "holds a list"),
         ("run.lock.yaml", "", "holds nothing"),
-        ("run.lock.yaml", "schema_version: 2\nattach: {}\ntopologies: [agg]\nload: 5\n", "load is 5; expected a map"),
+        (
+            "run.lock.yaml",
+            f"schema_version: {LOCK.version}\nattach: {{}}\ntopologies: [agg]\nload: 5\n",
+            "load is 5; expected a map",
+        ),
         ("run.lock.yaml", "\0", "a character that no YAML may hold"),
         ("plan.json", '{"modes": {"agg": ', "is not JSON, it was cut short or is another's (Expecting value"),
     ],
@@ -390,6 +400,11 @@ def test_the_table_in_the_readme_has_the_columns_and_the_caption_of_the_real_one
     caption = " ".join(lines[at : lines.index("", at)])
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").splitlines()
     shown = [line.split() for line in readme if line.startswith("topology ")]
+    figures = sum(len(record.table) for record in all_figures())
+    assert figures <= MOST_IN_A_TERMINAL, (
+        f"{figures} columns of figures are more than the {MOST_IN_A_TERMINAL} for which a terminal of 80 columns has "
+        "room: take the table={…} of another figure, or a percentile of it, out of trtx/bench/metrics.py"
+    )
     assert shown == [header], f"README.md shows a table with {shown}; trtx bench ends with {header}: put it right there"
     at = next(number for number, line in enumerate(readme) if line.startswith("topology "))
     rows = [line.split() for line in readme[at + 1 : readme.index("```", at)] if line.startswith(("agg ", "disagg "))]

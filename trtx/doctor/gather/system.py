@@ -19,6 +19,7 @@ from trtx.launch import PortHolder, probe, write_problem
 
 _LOOPBACK = "127.0.0.1"
 _SHM = Path("/dev/shm")
+_PROCESSES = Path("/proc")
 _INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -74,7 +75,7 @@ def _first_number(path: Path) -> int | None:
 def _inotify_instances() -> int:
     """Held by processes of this user. Dynamo's frontend takes four (seen in 1.4.2)."""
     return sum(
-        _is_inotify(descriptor) for descriptors in Path("/proc").glob("[0-9]*/fd") for descriptor in _own(descriptors)
+        _is_inotify(descriptor) for descriptors in _PROCESSES.glob("[0-9]*/fd") for descriptor in _own(descriptors)
     )
 
 

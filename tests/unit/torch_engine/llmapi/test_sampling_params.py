@@ -105,6 +105,41 @@ def test_every_field_of_tensorrt_llm_is_honoured_without_effect_or_refused() -> 
     )
 
 
+def test_a_field_that_is_left_out_means_what_it_means_to_tensorrt_llm() -> None:
+    facts = json.loads(FACTS.read_text(encoding="utf-8"))
+    rows = [field for part in facts.values() for field in part["dataclasses"]["SamplingParams"]]
+    ours = SamplingParams()
+    for name in FIELDS:
+        told, theirs = getattr(ours, name), [row["default"] for row in rows if row["name"] == name]
+        expected = " or ".join(map(repr, theirs))  # of several versions; an enum's member, or its value
+        assert repr(told).upper() in (repr(one).upper() for one in theirs), (
+            f"SamplingParams.{name} is {told!r} where a request leaves it out, and TensorRT-LLM's is {expected}: take "
+            f"that for the default of its row in {TABLE}"
+        )
+
+
+EXTREMES = (-1, 2**64, 10**400)
+
+
+@pytest.mark.parametrize("extreme", EXTREMES, ids=["-1", "2**64", "10**400"])
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is Use.HONOURED])
+def test_a_number_of_any_size_is_refused_or_reaches_the_engine(name: str, extreme: int) -> None:
+    beside = {"temperature": 1.0, "max_tokens": None} | ({} if name == "n" else {"n": 2})
+    try:
+        params = SamplingParams(**beside | {name: extreme})
+    except ValueError:
+        return
+    try:
+        for choice in range(2):
+            sent = msgspec.msgpack.encode(resolve_sampling(params, choice))
+            msgspec.msgpack.decode(sent, type=SamplingPlan)
+    except (OverflowError, msgspec.MsgspecError) as error:
+        pytest.fail(
+            f"SamplingParams({name}={'10**400' if extreme > 2**64 else extreme}) is taken, and can't be sent to the "
+            f"engine ({error}): give integer() or number() of its row in {TABLE} bounds, or min() in resolve_sampling"
+        )
+
+
 def test_no_refusal_becomes_silence() -> None:
     silent = {name for name, field in FIELDS.items() if field.torch is Use.WITHOUT_EFFECT}
     assert silent == WITHOUT_EFFECT.keys(), (

@@ -180,10 +180,10 @@ def _scaled() -> st.SearchStrategy[Any]:
     return st.builds(lambda rope, theta: rope | theta, complete, theta)
 
 
-def _changes() -> st.SearchStrategy[dict[str, Any]]:
+def _fields() -> dict[str, st.SearchStrategy[Any]]:
     rope = st.one_of(st.none(), _scaled(), _scaled(), _rope())
     windows = [["full_attention"] * 2, ["full_attention", "sliding_attention"], ["sliding_attention"] * 2]
-    fields: dict[str, st.SearchStrategy[Any]] = {
+    return {
         "rope_parameters": rope,
         "rope_scaling": rope,
         "rope_theta": st.sampled_from([50.0, 500.0, 10000]),
@@ -204,6 +204,10 @@ def _changes() -> st.SearchStrategy[dict[str, Any]]:
         "pretraining_tp": st.sampled_from([1, 2]),
         "attn_logit_softcapping": st.sampled_from([None, None, 30.0]),
     }  # fmt: skip
+
+
+def _changes() -> st.SearchStrategy[dict[str, Any]]:
+    fields = _fields()
     # Few at a time: of many at once nearly all are refused, and nothing is compared.
     names = st.sets(st.sampled_from(sorted(fields)), max_size=4)
     return names.flatmap(lambda chosen: st.fixed_dictionaries({name: fields[name] for name in sorted(chosen)}))
@@ -225,6 +229,31 @@ def test_a_generated_config_is_refused_or_has_transformers_tokens(
 ) -> None:
     kept = {name: value for name, value in base(architecture).items() if name not in dropped}
     checkpoints.check(kept | changes)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("missing", base(sorted(FAMILIES)[0]))
+def test_a_config_without_a_field_is_refused_or_means_what_it_means_to_transformers(
+    checkpoints: Checkpoints, architecture: str, missing: str
+) -> None:
+    kept = {name: value for name, value in base(architecture).items() if name != missing}
+    try:
+        checkpoints.check(kept)
+    except (AssertionError, UsageError, RuntimeError) as error:
+        pytest.fail(
+            f"{architecture} without {missing} is another model here than to transformers ({str(error)[:200]}): put "
+            "its row in FAMILIES of trtx/checkpoint/model_config.py right, which says what it takes then, or "
+            "refuse the config"
+        )
+
+
+def test_every_field_that_is_computed_is_drawn() -> None:
+    drawn = base(sorted(FAMILIES)[0]).keys() | _fields().keys()
+    lacking = sorted(KNOWN - drawn - {"quantization_config"})  # whose values test_runner_quantized.py has
+    assert not lacking, (
+        f"{', '.join(lacking)} in KNOWN of trtx/checkpoint/model_config.py is compared with transformers nowhere: give "
+        f"it values in _fields of {Path(__file__).name}"
+    )
 
 
 def test_the_generated_configs_are_not_all_refused(checkpoints: Checkpoints) -> None:
@@ -274,6 +303,12 @@ _NOT_OF_A_FILE = {
 }
 
 
+WHERE_KNOWN = (
+    "name it in WITHOUT_EFFECT of trtx/checkpoint/known_fields.py where tokens don't depend on it, or in ONLY with the "
+    "values that change none; else read it in trtx/checkpoint/model_config.py and name it in KNOWN there"
+)
+
+
 def test_every_field_that_transformers_code_of_these_families_reads_is_known_here() -> None:
     """A release of transformers that reads another field breaks this test, and not somebody's answers."""
     root = Path(transformers.__file__).parent
@@ -287,11 +322,12 @@ def test_every_field_that_transformers_code_of_these_families_reads_is_known_her
     assert {"rms_norm_eps", "sliding_window", "is_causal", "layer_types"} <= read
     known = KNOWN | ONLY.keys() | WITHOUT_EFFECT | _NOT_OF_A_FILE
     unknown = {name for name in read if name not in known and not name.startswith(PREFIXES_WITHOUT_EFFECT)}
-    assert not unknown
+    assert not unknown, f"transformers' code of these families reads {sorted(unknown)} of a config: {WHERE_KNOWN}"
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_field_of_transformers_own_classes_is_known_here(architecture: str) -> None:
     written = CONFIG_MAPPING[FAMILIES[architecture]]().to_dict()
     known = KNOWN | ONLY.keys() | WITHOUT_EFFECT
-    assert not {name for name in written if name not in known and not name.startswith(PREFIXES_WITHOUT_EFFECT)}
+    unknown = {name for name in written if name not in known and not name.startswith(PREFIXES_WITHOUT_EFFECT)}
+    assert not unknown, f"transformers writes {sorted(unknown)} into a config of {architecture}: {WHERE_KNOWN}"

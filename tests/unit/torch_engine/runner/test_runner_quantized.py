@@ -54,7 +54,15 @@ def test_a_quantized_export_computes_what_its_format_promises(tmp_path: Path, al
     exact = reference(build(family))
     expected = reference(export(build(family), algorithm, tmp_path))
     ours = prompt_logprobs(tmp_path)
-    assert (ours - expected).abs().mean() < 1e-4 < 0.1 < (expected - exact).abs().mean()
+    assert (ours - expected).abs().mean() < 1e-4, (
+        f"an export of {algorithm} is computed otherwise than in the plain way: see its class in "
+        "trtx/torch_engine/runner/formats.py, and its packing in quantized_export.py"
+    )
+    lost = float((expected - exact).abs().mean())
+    assert lost > 0.01, (
+        f"{algorithm} changes log probabilities by {lost:.3g}; expected 0.03 and more, even of weights of 8 bits: "
+        "quantized_export.py leaves the weights as they were, so nothing is compared"
+    )
 
 
 def test_excluded_modules_are_in_full_precision(tmp_path: Path) -> None:
