@@ -77,6 +77,7 @@ def said(output: Any) -> list[Any]:
 def check(name: str, use: Use, answer: Callable[..., Any]) -> None:
     """``answer`` takes keyword arguments of ``SamplingParams``, and returns a finished output."""
     whole = answer(**COMMON).outputs[0]
+    assert len(whole.token_ids) == COMMON["max_tokens"], f"{COMMON} gives {whole.token_ids}: max_tokens is cut short"
     known = {**probes(whole), **{name: ({}, value) for name, value in WITHOUT_EFFECT.items()}}
     assert name in known, (
         f"{TABLE} calls {name} {use.value}, and nothing shows that it is: add a probe for it to {__name__}, or let the "
