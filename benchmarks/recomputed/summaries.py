@@ -51,6 +51,7 @@ def _row(cell: Cell | None, device: str) -> dict[str, Any]:
     asked = ("topology", "concurrency", "request_rate", "isl", "osl", "warmup_request_count", "load")
     row: dict[str, Any] = dict.fromkeys((*asked, "validity", "validity_reasons", "not_checked", "problem"), OTHER)
     row |= {
+        "request_count_asked": cell.says["load"]["request_count"] if cell else OTHER,
         "trials": len(cell.recomputed) if cell else 0,
         "trials_asked": cell.says["trials_asked"] if cell else None,
         "status": cell_status(cell) if cell else "missing",

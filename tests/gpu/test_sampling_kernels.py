@@ -128,17 +128,42 @@ def test_tokens_are_those_of_the_definition(vocab: int, dtype: torch.dtype, kind
     Case(logits.to(dtype), plans_of(dice, vocab, rows), [edits_of(dice, vocab) for _ in range(rows)]).check()
 
 
-def test_top_p_of_flat_logits_is_drawn_in_several_attempts() -> None:
-    vocab, dice = 9000, random.Random(2)
+@pytest.mark.parametrize(("vocab", "rows"), [(211, 24), (9000, ROWS)])
+def test_top_p_of_flat_logits_is_drawn_in_several_attempts(vocab: int, rows: int) -> None:
+    dice = random.Random(2)
     plans = [
         SamplingPlan(
             is_greedy=False, top_p=dice.choice([0.95, 0.5, 0.1, 0.01]), min_p=dice.choice([0.0, 0.2]),
             top_k=dice.choice([0, 0, 60, 4000]), repetition_penalty=dice.choice([1.0, 1.0, 1.5]),
         )
-        for _ in range(ROWS)
+        for _ in range(rows)
     ]  # fmt: skip
     edits = [torch.arange(vocab, dtype=torch.int32) % 3 if plan.has_penalties else None for plan in plans]
-    Case(torch.randn(ROWS, vocab, generator=torch.Generator().manual_seed(2)).bfloat16(), plans, edits).check()
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(2))
+    Case(logits.to(torch.float32 if vocab == 211 else torch.bfloat16), plans, edits).check()
+
+
+@pytest.mark.parametrize("finite", [8, 9000])
+def test_equal_tokens_at_a_limit(finite: int) -> None:
+    """Of 9,000 of them the groups do not tell the first ones."""
+    logits = torch.full((16, 9000), -torch.inf)
+    logits[:, :: 9000 // finite] = 1.5
+    plans = [
+        SamplingPlan(is_greedy=False, top_k=top_k, top_p=top_p)
+        for top_k in (0 if finite == 8 else 1, 2, 4, 8)
+        for top_p in (1.0, 0.5, 0.5, 0.25)
+    ]
+    Case(logits.bfloat16(), plans, [None] * 16).check()
+
+
+def test_top_k_beyond_the_largest_groups() -> None:
+    """141 groups, of which one program holds 128."""
+    logits = torch.randn(8, 9000, generator=torch.Generator().manual_seed(5)) * 0.1
+    plans = [
+        SamplingPlan(is_greedy=False, top_k=top_k, temperature=5.0)
+        for top_k in (128, 129, 140, 141, 142, 150, 900, 8999)
+    ]
+    Case(logits.bfloat16(), plans, [None] * 8).check()
 
 
 def test_a_row_is_sampled_alike_wherever_it_stands() -> None:

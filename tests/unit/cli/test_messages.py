@@ -18,7 +18,7 @@ ROOT = Path(trtx.__file__).parent
 # Programs with options of their own, which trtx starts itself, and the one that trains the shipped model.
 _OTHER_PROGRAMS = ("worker", "frontend", "launch/guardian.py", "checkpoint/train_tiny.py")
 # Options of other tools, in the commands that a fix spells out.
-_OTHERS = {"--help", "--version", "--ulimit", "--shm-size", "--ipc", "--ntasks", "--router-temperature"}
+_OTHERS = {"--help", "--version", "--ulimit", "--shm-size", "--ipc", "--pid", "--ntasks", "--router-temperature"}
 
 
 def _texts() -> Iterator[tuple[str, str]]:
