@@ -320,6 +320,44 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
     )
 
 
+# Uses in which a verb hands over what was typed, and the room that gets it makes nothing of it.
+IGNORED_BY_THE_ROOM = {
+    *((verb, use) for verb in ("serve", "bench") for use in ("agg", "disagg", "no GPU")),
+    *(("build", use) for use in ("none", "tensorrt", "check all")),
+    *(("baseline", use) for use in ("list", "show", "save", "promote")),
+    ("compare", "no gate"),
+}
+
+
+@pytest.mark.usefixtures("rooms")
+@pytest.mark.parametrize(("verb", "parameter", "use"), list(ignored()), ids=lambda one: getattr(one, "name", one))
+def test_an_option_is_refused_only_where_it_would_change_nothing(
+    verb: str, parameter: Any, use: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option = option_name(parameter)
+    if (verb, use) in IGNORED_BY_THE_ROOM:
+        return
+    monkeypatch.setitem(PLACES[verb], option, ())  # type: ignore[arg-type]  # a dict
+    call = CALLS[verb][use]
+    changed = with_option(call, parameter, use)
+    assert changed is not None
+
+    def outcome(argv: list[str]) -> str:
+        try:
+            code = app.run(argv)
+        except Asked as asked:
+            return str(asked)
+        capsys.readouterr()
+        return f"exit {code}"
+
+    without, with_it = outcome(call), outcome(changed)
+    assert with_it in (without, "exit 2"), (
+        f"PLACES of trtx/cli/placement.py refuses {option} {USES[verb][use].where}, and without that trtx {verb} does "
+        "something with it there: take the use out of its row, or, where the room makes nothing of it, name it in "
+        f"IGNORED_BY_THE_ROOM of {Path(__file__).name}"
+    )
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

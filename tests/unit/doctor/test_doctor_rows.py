@@ -15,6 +15,7 @@ import pytest
 from doctor_machines import MACHINES, rows
 
 from trtx.doctor import check, judge
+from trtx.doctor.judge import system
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "doctor.md"
 MAKERS = {"ok", "absent", "warning", "failed"}
@@ -69,6 +70,30 @@ def test_the_document_says_when_a_row_fails_and_warns(line: str) -> None:
             f"{DOCUMENT.name} says under {column} of {names.strip()}: {text.strip() or 'nothing'}; judges give it "
             f"{', '.join(sorted(given))}: put the table right"
         )
+
+
+_GIB = 2**30
+NUMBERS = {  # a row of the document -> what it says of the limits of its judge
+    "CPU cores": (
+        f"under {system.LEAST_CORES} cores", *(f"under {size // _GIB} GiB free" for size in system.LEAST_MEMORY),
+    ),
+    "open files": (
+        f"fewer than {system.STREAMS[0]:,} streams", f"fewer than {system.STREAMS[1]:,}:",
+        f"{system.FILES_A_STREAM} a stream",
+    ),
+    "inotify": (f"the {system.FRONTEND_INOTIFY} instances", f"fewer than {2 * system.FRONTEND_INOTIFY} "),
+    "/dev/shm": (f"| under {system.LEAST_SHM // _GIB} GiB, for several", f"| under {system.LEAST_SHM // _GIB} GiB;"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_document_has_the_limits_of_the_judges(name: str) -> None:
+    row = next(line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}`"))
+    lacking = [text for text in NUMBERS[name] if text not in row]
+    assert not lacking, (
+        f"the row `{name}` of {DOCUMENT.name} lacks {lacking}: trtx/doctor/judge/system.py has these numbers; put "
+        "one of them right"
+    )
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,22 @@ def probes(whole: Any) -> dict[str, tuple[dict[str, Any], Any]]:
     }
 
 
+def wanted(ids: list[int]) -> dict[str, list[tuple[dict[str, Any], Any, list[int]]]]:
+    """By field: what is asked beside it, its value, and the tokens that come of ``ids``, COMMON's own."""
+    third = ids[2]
+    upto_third = ids[: ids.index(third)]
+    others = [token for token in range(300) if token not in ids]  # more than any table of stop ids has room for
+    return {
+        "max_tokens": [({}, count, ids[:count]) for count in (1, 3, 7)],
+        "end_id": [({}, third, [*upto_third, third]), ({}, others[0], ids)],
+        "stop_token_ids": [({}, [*others[:64], third], upto_third), ({}, others, ids), ({}, [], ids)],
+        "ignore_eos": [({"end_id": third}, True, ids)],
+        "temperature": [({"seed": 1}, 0.0, ids)],
+        "top_k": [(_DRAWN, 1, ids)],
+        "top_p": [(_DRAWN, 0.0, ids)],
+    }
+
+
 def said(output: Any) -> list[Any]:
     """All that a client sees of an answer that a parameter may change."""
     return [
@@ -61,6 +77,7 @@ def said(output: Any) -> list[Any]:
 def check(name: str, use: Use, answer: Callable[..., Any]) -> None:
     """``answer`` takes keyword arguments of ``SamplingParams``, and returns a finished output."""
     whole = answer(**COMMON).outputs[0]
+    assert len(whole.token_ids) == COMMON["max_tokens"], f"{COMMON} gives {whole.token_ids}: max_tokens is cut short"
     known = {**probes(whole), **{name: ({}, value) for name, value in WITHOUT_EFFECT.items()}}
     assert name in known, (
         f"{TABLE} calls {name} {use.value}, and nothing shows that it is: add a probe for it to {__name__}, or let the "
@@ -77,3 +94,10 @@ def check(name: str, use: Use, answer: Callable[..., Any]) -> None:
         f"{TABLE} calls {name} {use.value}, and {name}={value!r} beside {asked} "
         + ("changes the answer: call it honoured" if changes else "changes nothing: build it, or refuse it")
     )
+    if use is Use.HONOURED:
+        for beside, value, tokens in wanted(list(whole.token_ids)).get(name, []):
+            found = list(answer(**{**COMMON, **beside, name: value}).outputs[0].token_ids)
+            assert found == tokens, (
+                f"{name}={value!r} beside {beside} gives {found}, expected {tokens}: resolve_sampling of {TABLE} hands "
+                "on another value, or the engine cuts it short"
+            )
