@@ -288,7 +288,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=TRAINED_DIRECTORY)
     parser.add_argument("--state", type=Path, default=Path("build/tiny-trained.pt"), help="what a cut run goes on from")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--threads", type=int, default=1, help="more of them wait for each other at this size")
+    parser.add_argument("--threads", type=int, default=1, help="8 of them took ten times the CPU time of 1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
