@@ -102,6 +102,12 @@ def options_of(verb: str) -> set[str]:
     return {option for parameter in command.params for option in (*parameter.opts, option_name(parameter))}
 
 
+def takes_no_value(option: str, verb: str) -> bool:
+    """Whether it is typed alone."""
+    command = app.Verbs().get_command(typer.Context, verb)  # type: ignore[arg-type]
+    return any(option in parameter.opts and getattr(parameter, "is_flag", False) for parameter in command.params)
+
+
 @contextlib.contextmanager
 def _bounded() -> Iterator[None]:
     def late(number: int, frame: FrameType | None) -> None:

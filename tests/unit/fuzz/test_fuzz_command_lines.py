@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fuzzing import LONG, ODD_TEXTS, ask, cases, judge, options_of, verb_of
+from fuzzing import LONG, ODD_TEXTS, ask, cases, judge, options_of, takes_no_value, verb_of
 
 from trtx.cli.app import VERBS
 
@@ -30,7 +30,7 @@ SAFE = {
     "report": ["report", "directory"],
     "doctor": ["doctor"],
 }
-_FLAGS = {"--dry-run", "--json", "--check", "--all", "--exact", "--help", "--remove"}
+_FLAGS = {option for verb in VERBS for option in options_of(verb) if takes_no_value(option, verb)} | {"--help"}
 _REPEATED = {"--set", "--config", "--role", "--axis", "--slo", "--allow-different", "--extra-inputs", "--min-score"}
 _USUAL = {
     "--engine": ["paced", "torch", "simulated", "auto"],
