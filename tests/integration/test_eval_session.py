@@ -157,11 +157,41 @@ def test_a_prompt_that_does_not_fit_is_told_with_its_length(tokenizer: Any) -> N
 
 
 @pytest.mark.parametrize(
-    "answer", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [{"text": 5}]}, {"choices": [{"message": None}]}]
+    ("choices", "reason"),
+    [
+        (None, "has 0 choices"),
+        ([], "has 0 choices"),
+        ([3], "has 1 choices that can be read"),
+        ([{}], "has no text"),
+        ([{"text": 5}], "text is a int"),
+        ([{"message": None}], "has no content"),
+    ],
 )
-def test_an_answer_without_a_text_is_refused(answer: dict[str, Any]) -> None:
+def test_an_answer_without_a_text_is_refused(choices: Any, reason: str) -> None:
+    ended = [one | {"finish_reason": "stop"} if isinstance(one, dict) else one for one in choices or []]
+    assert reason in refusal(choices and ended)
+
+
+def refusal(choices: Any) -> str:
+    found = ServedModel().asked(Instance("generate_until", {}, ("a", {}), 0), [{"choices": choices}])
+    assert isinstance(found, Refused), found
+    return found.reason
+
+
+@pytest.mark.parametrize("reason", ["error", "cancelled", "abort", "content_filter", 7])
+def test_an_answer_that_ended_early_is_refused_with_its_finish_reason(reason: object) -> None:
+    assert refusal([{"text": "12", "finish_reason": reason}]) == f"ended early with finish_reason {reason!r}"
+
+
+def test_an_answer_without_a_finish_reason_is_refused() -> None:
+    assert refusal([{"text": "12"}]) == refusal([{"text": "12", "finish_reason": None}]) == "cut off: no finish_reason"
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "function_call"])
+def test_an_answer_that_came_to_its_end_is_one(reason: str) -> None:
     asked = Instance("generate_until", {}, ("a", {}), 0)
-    assert isinstance(ServedModel().asked(asked, [answer]), Refused)
+    found = ServedModel().asked(asked, [{"choices": [{"message": {"content": "12"}, "finish_reason": reason}]}])
+    assert isinstance(found, Asked) and (found.text, found.finish_reason) == ("12", reason)
 
 
 def answered(task: Any, texts: list[str]) -> list[Sample]:
@@ -227,7 +257,8 @@ def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
         def do_POST(self) -> None:
             prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
             status = fails(prompt)
-            answer = {"choices": [{"text": prompt}]} if status == 200 else {"error": {"message": f"no {prompt}"}}
+            whole = {"choices": [{"text": prompt, "finish_reason": "stop"}]}
+            answer = whole if status == 200 else {"error": {"message": f"no {prompt}"}}
             self.say(status, answer)
 
         def say(self, status: int, document: dict[str, Any]) -> None:
