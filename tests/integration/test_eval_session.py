@@ -187,6 +187,14 @@ def test_an_answer_without_a_finish_reason_is_refused() -> None:
     assert refusal([{"text": "12"}]) == refusal([{"text": "12", "finish_reason": None}]) == "cut off: no finish_reason"
 
 
+def test_a_text_that_is_null_is_no_answer_and_says_what_stands_beside_it() -> None:
+    assert refusal([{"text": None, "finish_reason": "stop"}]) == "the answer's text is null; expected text"
+    for beside in ("reasoning_content", "tool_calls"):
+        message = {"content": None, "reasoning_content": "", beside: ["so"]}
+        found = refusal([{"message": message, "finish_reason": "stop"}])
+        assert found == f"the answer's content is null, beside {beside}; expected text"
+
+
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "function_call"])
 def test_an_answer_that_came_to_its_end_is_one(reason: str) -> None:
     asked = Instance("generate_until", {}, ("a", {}), 0)

@@ -266,6 +266,10 @@ def _generated(answer: dict[str, Any]) -> tuple[str, str] | Refused:
     if not isinstance(part, dict) or name not in part:
         return Refused(f"the answer's choice has no {name}")
     text = part[name]
+    if text is None:
+        beside = next((other for other in ("reasoning_content", "reasoning", "tool_calls") if part.get(other)), None)
+        told = f", beside {beside}" if beside else ""
+        return Refused(f"the answer's {name} is null{told}; expected text")
     if not isinstance(text, str):
         return Refused(f"the answer's {name} is a {type(text).__name__}")
     return text, str(choice["finish_reason"])
