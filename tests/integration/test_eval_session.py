@@ -254,6 +254,9 @@ def test_the_tasks_that_tensorrt_llm_names_are_known_and_the_nearest_of_all_are_
         assert ALIASES.get(name, name) in known, name
 
 
+BREAKS = 0  # in place of a status: the connection is closed without an answer
+
+
 @contextlib.contextmanager
 def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
     """A server whose answer is its prompt, or a failure with the status that ``fails`` says."""
@@ -265,6 +268,9 @@ def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
         def do_POST(self) -> None:
             prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
             status = fails(prompt)
+            if status == BREAKS:
+                self.close_connection = True
+                return
             whole = {"choices": [{"text": prompt, "finish_reason": "stop"}]}
             answer = whole if status == 200 else {"error": {"message": f"no {prompt}"}}
             self.say(status, answer)
@@ -340,6 +346,18 @@ def test_a_server_that_lists_its_model_no_more_is_given_up(folder: Callable[...,
         pass
     with pytest.raises(ServerGone, match="does not answer any more .*; 0 of 12 samples have their answers"):
         ask(job("sums", folder=folder()), url, tmp_path / "here")
+
+
+def test_a_prompt_that_breaks_its_connection_is_refused_and_the_run_goes_on(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    with echoing(lambda prompt: BREAKS if prompt.startswith("11") else 200) as url:
+        found, _ = ask(job("sums", folder=folder(), concurrency=3), url, tmp_path / "here")
+    (task,) = found.tasks
+    assert (task.answered, task.samples) == (11, 12)
+    assert [(one.first, one.reason) for one in task.unanswered] == [
+        (1, "Server disconnected without sending a response.")
+    ]
 
 
 def test_lm_eval_finds_the_model_by_its_name_and_asks_it_itself(tmp_path: Path) -> None:

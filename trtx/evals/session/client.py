@@ -12,7 +12,7 @@ import httpx
 from trtx.evals.messages import Endpoint
 
 _TIMEOUT_S = 600.0  # of one request: a long answer in a full batch
-_ATTEMPTS = 3  # at a request that the server answers with its own failure
+_ATTEMPTS = 3  # at a request that the server answers with its own failure, or breaks off
 _PAUSE_S = 0.5
 
 
@@ -31,6 +31,13 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Refused:
     """What the server said in place of an answer."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What went wrong with one attempt, and may not at the next."""
 
     reason: str
 
@@ -68,30 +75,34 @@ class Client:
     async def ask(self, question: Question) -> dict[str, Any] | Refused:
         """The answer's JSON, or what was said in its place. Raises ServerGone.
 
-        A failure of the server's is asked again; one that lasts is an answer as long as it lists the model. While it
-        does not, a worker of it may be starting again.
+        A failure of the server's is asked again, a connection that breaks too; one that lasts is an answer as long as
+        it lists the model. While it does not, a worker of it may be starting again.
         """
-        body = {"model": self._endpoint.model, **question.body}
         lost_since, failures = None, 0
         while True:
-            try:
-                answer = await self._http.post(question.path, json=body)
-            except httpx.TransportError as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                lost_since = self._since(lost_since, reason)
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            if answer.is_success:
-                return _parsed(answer)
-            reason = f"HTTP {answer.status_code}: {self._without_key(_message(answer))}"
-            if answer.status_code < 500 and answer.status_code != httpx.codes.NOT_FOUND:
-                return Refused(reason)
+            found = await self._attempt(question)
+            if not isinstance(found, _Failure):
+                return found
             failures += 1
             if failures >= _ATTEMPTS:
                 if await self._own_entry() is not None:
-                    return Refused(reason)
-                lost_since, failures = self._since(lost_since, reason), 0
+                    return Refused(found.reason)
+                lost_since, failures = self._since(lost_since, found.reason), 0
             await asyncio.sleep(_PAUSE_S)
+
+    async def _attempt(self, question: Question) -> dict[str, Any] | Refused | _Failure:
+        try:
+            answer = await self._http.post(question.path, json={"model": self._endpoint.model, **question.body})
+        except httpx.ReadTimeout:
+            return _Failure(f"no answer within {_TIMEOUT_S:g} s")
+        except httpx.RequestError as error:
+            return _Failure(" ".join(str(error).split()) or type(error).__name__)
+        if answer.is_success:
+            return _parsed(answer)
+        reason = f"HTTP {answer.status_code}: {self._without_key(_message(answer))}"
+        if answer.status_code < 500 and answer.status_code != httpx.codes.NOT_FOUND:
+            return Refused(reason)
+        return _Failure(reason)
 
     def _since(self, lost_since: float | None, reason: str) -> float:
         """From when on it has been lost. Raises ServerGone once that is too long ago."""
