@@ -330,9 +330,9 @@ def test_what_is_refused_fails_or_does_not_fit_is_counted_by_its_reason_and_aske
     more = "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
     asked = job("sums", folder=folder(rows, more=more + "generation_kwargs: {max_gen_toks: 8}\n"), concurrency=3)
     with echoing(lambda prompt: {"1": 400, "2": 503}.get(prompt[1], 200)) as url:
-        found, _ = ask(asked, url, tmp_path / "here", tokenizer)
+        found, told = ask(asked, url, tmp_path / "here", tokenizer)
     (task,) = found.tasks
-    assert (task.samples, task.answered) == (5, 2)
+    assert (task.samples, task.answered) == (5, 2) and (told[-1].done, told[-1].answered) == (5, 2)
     reasons = {one.first: one.reason for one in task.unanswered}
     assert reasons[1] == "HTTP 400: no 11 + 12 =" and reasons[2] == "HTTP 503: no 12 + 12 ="
     assert "asks for 8 more, and the engine's context holds 40" in reasons[4]

@@ -50,7 +50,8 @@ class Progress:
 
     topology: str
     task: str
-    done: int
+    done: int  # answered, or given up
+    answered: int
     total: int
     kept: int  # of ``done``, those of an earlier attempt
     metric: str | None  # the task's first; None: it has no running mean
