@@ -254,6 +254,7 @@ def test_the_tasks_that_tensorrt_llm_names_are_known_and_the_nearest_of_all_are_
         assert ALIASES.get(name, name) in known, name
 
 
+ERROR_IN_ANSWER = 1  # in place of a status: 200, and the error in the body
 BREAKS = 0  # in place of a status: the connection is closed without an answer
 
 
@@ -273,7 +274,7 @@ def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
                 return
             whole = {"choices": [{"text": prompt, "finish_reason": "stop"}]}
             answer = whole if status == 200 else {"error": {"message": f"no {prompt}"}}
-            self.say(status, answer)
+            self.say(200 if status == ERROR_IN_ANSWER else status, answer)
 
         def say(self, status: int, document: dict[str, Any]) -> None:
             body = json.dumps(document).encode()
@@ -358,6 +359,20 @@ def test_a_prompt_that_breaks_its_connection_is_refused_and_the_run_goes_on(
     assert [(one.first, one.reason) for one in task.unanswered] == [
         (1, "Server disconnected without sending a response.")
     ]
+
+
+def test_an_error_in_an_answer_of_status_200_is_told_in_the_servers_words(
+    folder: Callable[..., Path], tokenizer: Any, tmp_path: Path
+) -> None:
+    with echoing(lambda prompt: ERROR_IN_ANSWER if prompt[0] == "1" else 200) as url:
+        found, _ = ask(job("sums", folder=folder(ROWS[8:]), concurrency=4), url, tmp_path / "here")
+    assert {one.reason for one in found.tasks[0].unanswered} == {
+        "error in the answer: no 18 + 12 =", "error in the answer: no 19 + 12 =",
+    }  # fmt: skip
+    with echoing() as url:  # which shows no log-probabilities
+        found, _ = ask(job("trtx_arithmetic_choice", limit=1), url, tmp_path / "bare", tokenizer)
+    note = found.tasks[0].note
+    assert note is not None and "Error" not in note and "has no nvext.engine_data.prompt_logprobs" in note
 
 
 def test_lm_eval_finds_the_model_by_its_name_and_asks_it_itself(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from trtx.bench.answers import words
 from trtx.evals.messages import Endpoint
 
 _TIMEOUT_S = 600.0  # of one request: a long answer in a full batch
@@ -98,11 +99,25 @@ class Client:
         except httpx.RequestError as error:
             return _Failure(" ".join(str(error).split()) or type(error).__name__)
         if answer.is_success:
-            return _parsed(answer)
-        reason = f"HTTP {answer.status_code}: {self._without_key(_message(answer))}"
+            return self._parsed(answer)
+        said = words(self._without_key(answer.text)) or "no reason given"
+        reason = f"HTTP {answer.status_code}: {said}"
         if answer.status_code < 500 and answer.status_code != httpx.codes.NOT_FOUND:
             return Refused(reason)
         return _Failure(reason)
+
+    def _parsed(self, answer: httpx.Response) -> dict[str, Any] | Refused | _Failure:
+        """Some servers send their failure with a status of success, as Dynamo does when a worker dies."""
+        try:
+            document = answer.json()
+        except ValueError:
+            return Refused(f"HTTP {answer.status_code} whose body is not JSON")
+        if isinstance(document, dict) and isinstance(document.get("choices"), list) and not document.get("error"):
+            return document
+        said = words(self._without_key(answer.text))
+        if isinstance(document, dict) and (document.get("error") or document.get("object") == "error"):  # older vLLM
+            return _Failure(f"error in the answer: {said}")
+        return Refused(f"no completion in the answer: {said}")
 
     def _since(self, lost_since: float | None, reason: str) -> float:
         """From when on it has been lost. Raises ServerGone once that is too long ago."""
@@ -119,22 +134,3 @@ class Client:
         except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration):
             return None
         return found
-
-
-def _parsed(answer: httpx.Response) -> dict[str, Any] | Refused:
-    try:
-        document = answer.json()
-    except ValueError:
-        return Refused(f"HTTP {answer.status_code} whose body is not JSON")
-    return document if isinstance(document, dict) else Refused("the answer is JSON, but no object")
-
-
-def _message(answer: httpx.Response) -> str:
-    """The server's own sentence, wherever it keeps it."""
-    try:
-        found = answer.json()
-    except ValueError:
-        found = answer.text
-    while isinstance(found, dict):
-        found = next((found[name] for name in ("error", "message", "detail") if name in found), str(found))
-    return " ".join(str(found).split())[:300] or "no reason given"
