@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import httpx
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
@@ -23,7 +25,7 @@ from trtx.evals.forms import Asked, Sample, ScoredTask, read_samples
 from trtx.evals.messages import Endpoint, Job, Progress
 from trtx.evals.session import scoring
 from trtx.evals.session.asking import Asking
-from trtx.evals.session.client import Refused, ServerGone
+from trtx.evals.session.client import Refused, ServerGone, retry_after
 from trtx.evals.session.loading import ALIASES, OWN_TASKS, LoadedTasks, load_tasks, task_manager
 from trtx.evals.session.model import MOST_STOPS, Chat, ServedModel, TooLong
 from trtx.evals.session.prompt_logprobs import EngineData
@@ -279,6 +281,7 @@ def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
         def say(self, status: int, document: dict[str, Any]) -> None:
             body = json.dumps(document).encode()
             self.send_response(status)
+            self.send_header("Retry-After", "0")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -373,6 +376,34 @@ def test_an_error_in_an_answer_of_status_200_is_told_in_the_servers_words(
         found, _ = ask(job("trtx_arithmetic_choice", limit=1), url, tmp_path / "bare", tokenizer)
     note = found.tasks[0].note
     assert note is not None and "Error" not in note and "has no nvext.engine_data.prompt_logprobs" in note
+
+
+def test_a_server_that_limits_its_rate_is_asked_again_and_given_up_in_the_end(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    seen: Counter[str] = Counter()
+
+    def limits(prompt: str) -> int:
+        seen[prompt] += 1
+        return 429 if prompt == ROWS[1]["question"] or seen[prompt] < 8 else 200
+
+    with echoing(limits) as url:
+        found, _ = ask(job("sums", folder=folder(ROWS[:3])), url, tmp_path / "here")
+    (task,) = found.tasks
+    assert [(one.first, one.reason) for one in task.unanswered] == [(1, "HTTP 429: no 11 + 12 =")]
+    assert list(seen.values()) == [8, 10, 8]
+
+
+@pytest.mark.parametrize(
+    ("said", "least", "most"),
+    [
+        ("7", 7, 7), ("0", 0, 0), ("900", 60, 60), ("soon", 0.5, 0.5), (None, 0.5, 0.5),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0), ("Wed, 21 Oct 2065 07:28:00 GMT", 60, 60),
+    ],
+)  # fmt: skip
+def test_what_a_server_asks_to_wait_is_bounded(said: str | None, least: float, most: float) -> None:
+    answer = httpx.Response(429, headers={} if said is None else {"Retry-After": said})
+    assert least <= retry_after(answer) <= most
 
 
 def test_lm_eval_finds_the_model_by_its_name_and_asks_it_itself(tmp_path: Path) -> None:

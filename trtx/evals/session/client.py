@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -15,6 +16,8 @@ from trtx.evals.messages import Endpoint
 _TIMEOUT_S = 600.0  # of one request: a long answer in a full batch
 _ATTEMPTS = 3  # at a request that the server answers with its own failure, or breaks off
 _PAUSE_S = 0.5
+_LIMITED_ATTEMPTS = 10  # at a request that is one too many for the server (429)
+_LONGEST_PAUSE_S = 60.0  # whatever a Retry-After says
 
 
 class ServerGone(Exception):
@@ -41,6 +44,8 @@ class _Failure:
     """What went wrong with one attempt, and may not at the next."""
 
     reason: str
+    pause_s: float = _PAUSE_S
+    attempts: int = _ATTEMPTS
 
 
 class Client:
@@ -85,11 +90,11 @@ class Client:
             if not isinstance(found, _Failure):
                 return found
             failures += 1
-            if failures >= _ATTEMPTS:
+            if failures >= found.attempts:
                 if await self._own_entry() is not None:
                     return Refused(found.reason)
                 lost_since, failures = self._since(lost_since, found.reason), 0
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(found.pause_s)
 
     async def _attempt(self, question: Question) -> dict[str, Any] | Refused | _Failure:
         try:
@@ -102,6 +107,8 @@ class Client:
             return self._parsed(answer)
         said = words(self._without_key(answer.text)) or "no reason given"
         reason = f"HTTP {answer.status_code}: {said}"
+        if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            return _Failure(reason, retry_after(answer), _LIMITED_ATTEMPTS)
         if answer.status_code < 500 and answer.status_code != httpx.codes.NOT_FOUND:
             return Refused(reason)
         return _Failure(reason)
@@ -134,3 +141,13 @@ class Client:
         except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration):
             return None
         return found
+
+
+def retry_after(answer: httpx.Response) -> float:
+    """Seconds that the server asks to wait, at most a minute: RFC 9110, 10.2.3, in both its forms."""
+    said = answer.headers.get("Retry-After", "")
+    try:
+        wanted = float(said) if said.isdigit() else parsedate_to_datetime(said).timestamp() - time.time()
+    except ValueError:
+        return _PAUSE_S
+    return min(max(wanted, 0.0), _LONGEST_PAUSE_S)
