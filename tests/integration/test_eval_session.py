@@ -104,6 +104,13 @@ def test_a_dataset_that_is_not_there_says_how_to_bring_it(folder: Callable[..., 
     refused(job("sums", folder=at), ["task sums needs the dataset json", "rows.jsonl", "bring the cache here"])
 
 
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_a_data_file_without_rows_is_named(folder: Callable[..., Path], text: str) -> None:
+    at = folder()
+    (at / "rows.jsonl").write_text(text)
+    refused(job("sums", folder=at), [f"task sums: {at / 'rows.jsonl'} has no rows"])
+
+
 def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Path], tmp_path: Path) -> None:
     refused(job("sums", folder=tmp_path / "none"), ["--task-dir", "is no directory"])
     refused(job("odd", folder=folder(odd_yaml="task: odd\noutput_type: sing\n")), ["task odd can't be loaded", "sing"])

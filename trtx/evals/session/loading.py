@@ -153,6 +153,8 @@ def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
         return f"task {name}: row 0 of its dataset can't be asked ({reason}); expected every field that the task names"
     if "download" not in raised_in:
         return f"task {name} can't be loaded ({reason}); mend its file"
+    if (empty := _empty_file(name, manager)) is not None:
+        return f"task {name}: {empty} has no rows; expected one at least, with every field that the task names"
     dataset = _dataset_of(name, manager)
     cache_path = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
@@ -163,9 +165,31 @@ def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
     )
 
 
+def _config_of(name: str, manager: TaskManager) -> dict[str, Any]:
+    return dict(getattr(manager.task_index.get(name), "cfg", None) or {})
+
+
+def _empty_file(name: str, manager: TaskManager) -> Path | None:
+    """The first of a task's local files that holds nothing but blank lines."""
+    config = _config_of(name, manager)
+    if config.get("dataset_path") not in _LOCAL_FORMATS:
+        return None
+    files = (config.get("dataset_kwargs") or {}).get("data_files") or []
+    of_splits = files.values() if isinstance(files, dict) else [files]
+    for of_split in of_splits:
+        for path in map(Path, [of_split] if isinstance(of_split, str) else of_split):
+            if path.is_file() and not _has_line(path):
+                return path
+    return None
+
+
+def _has_line(path: Path) -> bool:
+    with path.open("rb") as lines:
+        return any(line.strip() for line in lines)
+
+
 def _dataset_of(name: str, manager: TaskManager) -> str:
-    entry = manager.task_index.get(name)
-    config = dict(getattr(entry, "cfg", None) or {})
+    config = _config_of(name, manager)
     path, part = config.get("dataset_path"), config.get("dataset_name")
     return f"{path} ({part})" if path and part else str(path or f"of {name}")
 
