@@ -26,7 +26,7 @@ from trtx.evals.messages import Endpoint, Job, Progress
 from trtx.evals.session import scoring
 from trtx.evals.session.asking import Asking
 from trtx.evals.session.client import Refused, ServerGone, retry_after
-from trtx.evals.session.loading import ALIASES, OWN_TASKS, LoadedTasks, load_tasks, task_manager
+from trtx.evals.session.loading import ALIASES, OWN_TASKS, LoadedTasks, load_tasks, task_manager, version_of
 from trtx.evals.session.model import MOST_STOPS, Chat, ServedModel, TooLong
 from trtx.evals.session.prompt_logprobs import EngineData
 
@@ -85,16 +85,23 @@ def test_a_task_that_is_named_twice_is_refused() -> None:
     refused(job("trtx_copying", "trtx"), ["task trtx_copying is named twice, by trtx too"])
 
 
-def refused(asked: Job, words: list[str]) -> None:
+def test_a_task_without_a_version_has_none(folder: Callable[..., Path]) -> None:
+    assert version_of(load(job("sums", folder=folder())).tasks[0].task) is None
+    assert version_of(load(job("sums", folder=folder(more="metadata: {version: 0}\n"))).tasks[0].task) == "0"
+
+
+def refused(asked: Job, words: list[str]) -> str:
     with pytest.raises(UsageError) as error:
         load(asked)
     said = str(error.value)
     assert "\n" not in said and all(word in said for word in words), said
+    return said
 
 
 def test_a_row_that_lacks_a_field_is_named_with_it(folder: Callable[..., Path]) -> None:
     rows = [*ROWS[:3], {"question": "1 + 1 ="}, *ROWS[3:]]
-    refused(job("sums", folder=folder(rows)), ["task sums: row 3", "no field 'answer'"])
+    refused(job("sums", folder=folder(rows)), ["task sums: row 3", "'answer' is null, or not there"])
+    assert "no field" not in refused(job("sums", folder=folder([{"question": "1", "answer": None}])), ["is null"])
     refused(job("sums", folder=folder([{"q": "1"}])), ["task sums: row 0", "'question' is undefined"])
 
 

@@ -131,6 +131,7 @@ def test_a_restart_and_an_early_end_are_told_in_every_form(tmp_path: Path, capsy
     render_evaluation(run)
     told = "agg: 1 restart while it was measured: worker-0 (signal 9)."
     assert told in (run / "summary.md").read_text() and told in (run / "report.html").read_text()
+    assert "1 judgement, all passed" in (run / "summary.md").read_text()
     notes = json.loads((run / "summary.json").read_text())["notes"]
     assert notes[0].startswith(told) and notes[1:] == ["The run ended early: nobody answers"]
     assert trtx(["report", str(run)]) == 0

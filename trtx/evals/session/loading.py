@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, TemplateSyntaxError, meta
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
-from lm_eval.api.task import Task
+from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
 from trtx.errors import UsageError
@@ -250,8 +250,8 @@ def _check_rows(name: str, task: Task, limit: int | None) -> None:
         for one in wanted:
             if one in doc and doc[one] is None:
                 raise UsageError(
-                    f"task {name}: row {row} of its dataset has no field {one!r}; expected it in every row, as the "
-                    "task asks with it; put it in, or leave the row out"
+                    f"task {name}: row {row} of its dataset: {one!r} is null, or not there; expected it in every row, "
+                    "as the task asks with it; put it in, or leave the row out"
                 )
 
 
@@ -288,5 +288,7 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}"
 
 
-def version_of(task: Task) -> str:
-    return str(getattr(task, "VERSION", None) or "–")
+def version_of(task: Task) -> str | None:
+    """None where the task says none: lm-eval then calls it by the kind of its file."""
+    found = task.VERSION
+    return None if found is None or found == ConfigurableTask.VERSION else str(found)
