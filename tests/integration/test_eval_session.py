@@ -85,6 +85,13 @@ def test_a_task_that_is_named_twice_is_refused() -> None:
     refused(job("trtx_copying", "trtx"), ["task trtx_copying is named twice, by trtx too"])
 
 
+def test_a_metric_is_known_as_a_share_unless_the_task_computes_it_itself(folder: Callable[..., Path]) -> None:
+    assert load(job("trtx_copying")).shares == {"trtx_copying": ("exact_match",)}
+    judge = "def judge(doc, results):\n    return {'acc': 80.0}\n"
+    more = "process_results: !function judge.judge\nmetric_list: [{metric: acc, aggregation: mean}]\n"
+    assert load(job("sums", folder=folder(more=more, judge_py=judge))).shares == {}
+
+
 def test_a_task_without_a_version_has_none(folder: Callable[..., Path]) -> None:
     assert version_of(load(job("sums", folder=folder())).tasks[0].task) is None
     assert version_of(load(job("sums", folder=folder(more="metadata: {version: 0}\n"))).tasks[0].task) == "0"

@@ -65,8 +65,13 @@ def judge_answers(topology: str, task: ScoredTask) -> Judgement:
     )  # fmt: skip
 
 
-def check_min_scores(least: Sequence[MinScore], metrics: Mapping[str, Sequence[str]]) -> None:
-    """Raises UsageError for one of a task that is not asked, or of a metric that it has not. ``metrics``: by task."""
+def check_min_scores(
+    least: Sequence[MinScore], metrics: Mapping[str, Sequence[str]], shares: Mapping[str, Sequence[str]]
+) -> None:
+    """Raises UsageError for one of a task that is not asked, of a metric that it has not, or that no score can have.
+
+    ``metrics``: by task; ``shares``: of these, those known to lie between 0 and 1.
+    """
     for one in least:
         if one.task not in metrics:
             raise UsageError(f"--min-score {one.name}: {one.task} is not asked; expected one of {', '.join(metrics)}")
@@ -74,6 +79,10 @@ def check_min_scores(least: Sequence[MinScore], metrics: Mapping[str, Sequence[s
         if one.metric.partition(",")[0] not in known:
             raise UsageError(
                 f"--min-score {one.name}: {one.metric} is no metric of {one.task}; expected one of {', '.join(known)}"
+            )
+        if one.metric.partition(",")[0] in shares.get(one.task, ()) and not 0 <= one.value <= 1:
+            raise UsageError(
+                f"--min-score {one.name}: {one.metric} lies between 0 and 1, expected such a value, as 0.8"
             )
 
 

@@ -42,6 +42,7 @@ class Loaded:
 
     samples: dict[str, int]  # by task, those to ask
     metrics: dict[str, tuple[str, ...]]  # by task and by group, those that a score can have
+    shares: dict[str, tuple[str, ...]]  # of these, those known to lie between 0 and 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,11 +117,20 @@ def test_what_is_no_least_score_is_refused(text: str) -> None:
 
 def test_a_task_or_metric_that_is_not_there_is_refused_before_anything_is_asked() -> None:
     known = {"sums": ("acc",), "words": ("exact_match",)}
-    check_min_scores([parse_min_score("sums:acc:1"), parse_min_score("words:exact_match,strict:1")], known)
+    check_min_scores([parse_min_score("sums:acc:1"), parse_min_score("words:exact_match,strict:1")], known, {})
     with pytest.raises(UsageError, match="tales is not asked; expected one of sums, words"):
-        check_min_scores([parse_min_score("tales:acc:1")], known)
+        check_min_scores([parse_min_score("tales:acc:1")], known, {})
     with pytest.raises(UsageError, match="bleu is no metric of sums; expected one of acc"):
-        check_min_scores([parse_min_score("sums:bleu:1")], known)
+        check_min_scores([parse_min_score("sums:bleu:1")], known, {})
+
+
+@pytest.mark.parametrize("value", ["1.5", "80", "-0.1"])
+def test_a_least_score_that_a_share_can_not_have_is_refused(value: str) -> None:
+    known = {"sums": ("acc", "bleu")}
+    with pytest.raises(UsageError, match="acc,strict lies between 0 and 1"):
+        check_min_scores([parse_min_score(f"sums:acc,strict:{value}")], known, {"sums": ("acc",)})
+    check_min_scores([parse_min_score(f"sums:bleu:{value}")], known, {"sums": ("acc",)})
+    check_min_scores([parse_min_score("sums:acc:1"), parse_min_score("sums:acc:0")], known, {"sums": ("acc",)})
 
 
 def test_samples_without_an_answer_fail_their_task_and_a_task_that_was_not_scored_has_no_verdict() -> None:

@@ -39,6 +39,7 @@ ALIASES = {
 _SEED = 1234  # lm-eval's, of few-shot examples
 _LOCAL_FORMATS = ("json", "csv", "parquet", "text", "arrow")
 _NEAREST = 3
+_SHARES = ("acc", "acc_norm", "exact_match")  # metrics of lm-eval that are 0 or 1 of a sample
 
 
 @dataclass(slots=True)
@@ -75,6 +76,17 @@ class LoadedTasks:
             group.name: tuple(config.metric for config in group.aggregate_metric_list or ()) for group in self.groups
         }
         return of_tasks | of_groups
+
+    @property
+    def shares(self) -> dict[str, tuple[str, ...]]:
+        """Of :attr:`metrics` of tasks, those that are lm-eval's own shares of samples: a task that computes its results
+        itself may call a percentage so."""
+        return {
+            one.name: tuple(name for name in one.task.aggregation() if name in _SHARES)
+            for one in self.tasks
+            if type(one.task).process_results is ConfigurableTask.process_results
+            and not callable(one.task.get_config("process_results"))
+        }
 
 
 def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
