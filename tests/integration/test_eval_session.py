@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import httpx
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
@@ -23,8 +25,8 @@ from trtx.evals.forms import Asked, Sample, ScoredTask, read_samples
 from trtx.evals.messages import Endpoint, Job, Progress
 from trtx.evals.session import scoring
 from trtx.evals.session.asking import Asking
-from trtx.evals.session.client import Refused, ServerGone
-from trtx.evals.session.loading import ALIASES, OWN_TASKS, LoadedTasks, load_tasks, task_manager
+from trtx.evals.session.client import Refused, ServerGone, retry_after
+from trtx.evals.session.loading import ALIASES, OWN_TASKS, LoadedTasks, load_tasks, task_manager, version_of
 from trtx.evals.session.model import MOST_STOPS, Chat, ServedModel, TooLong
 from trtx.evals.session.prompt_logprobs import EngineData
 
@@ -83,16 +85,30 @@ def test_a_task_that_is_named_twice_is_refused() -> None:
     refused(job("trtx_copying", "trtx"), ["task trtx_copying is named twice, by trtx too"])
 
 
-def refused(asked: Job, words: list[str]) -> None:
+def test_a_metric_is_known_as_a_share_unless_the_task_computes_it_itself(folder: Callable[..., Path]) -> None:
+    assert load(job("trtx_copying")).shares == {"trtx_copying": ("exact_match",)}
+    judge = "def judge(doc, results):\n    return {'acc': 80.0}\n"
+    more = "process_results: !function judge.judge\nmetric_list: [{metric: acc, aggregation: mean}]\n"
+    assert load(job("sums", folder=folder(more=more, judge_py=judge))).shares == {}
+
+
+def test_a_task_without_a_version_has_none(folder: Callable[..., Path]) -> None:
+    assert version_of(load(job("sums", folder=folder())).tasks[0].task) is None
+    assert version_of(load(job("sums", folder=folder(more="metadata: {version: 0}\n"))).tasks[0].task) == "0"
+
+
+def refused(asked: Job, words: list[str]) -> str:
     with pytest.raises(UsageError) as error:
         load(asked)
     said = str(error.value)
     assert "\n" not in said and all(word in said for word in words), said
+    return said
 
 
 def test_a_row_that_lacks_a_field_is_named_with_it(folder: Callable[..., Path]) -> None:
     rows = [*ROWS[:3], {"question": "1 + 1 ="}, *ROWS[3:]]
-    refused(job("sums", folder=folder(rows)), ["task sums: row 3", "no field 'answer'"])
+    refused(job("sums", folder=folder(rows)), ["task sums: row 3", "'answer' is null, or not there"])
+    assert "no field" not in refused(job("sums", folder=folder([{"question": "1", "answer": None}])), ["is null"])
     refused(job("sums", folder=folder([{"q": "1"}])), ["task sums: row 0", "'question' is undefined"])
 
 
@@ -100,6 +116,13 @@ def test_a_dataset_that_is_not_there_says_how_to_bring_it(folder: Callable[..., 
     at = folder()
     (at / "rows.jsonl").unlink()
     refused(job("sums", folder=at), ["task sums needs the dataset json", "rows.jsonl", "bring the cache here"])
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_a_data_file_without_rows_is_named(folder: Callable[..., Path], text: str) -> None:
+    at = folder()
+    (at / "rows.jsonl").write_text(text)
+    refused(job("sums", folder=at), [f"task sums: {at / 'rows.jsonl'} has no rows"])
 
 
 def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Path], tmp_path: Path) -> None:
@@ -157,11 +180,49 @@ def test_a_prompt_that_does_not_fit_is_told_with_its_length(tokenizer: Any) -> N
 
 
 @pytest.mark.parametrize(
-    "answer", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [{"text": 5}]}, {"choices": [{"message": None}]}]
+    ("choices", "reason"),
+    [
+        (None, "has 0 choices"),
+        ([], "has 0 choices"),
+        ([3], "has 1 choices that can be read"),
+        ([{}], "has no text"),
+        ([{"text": 5}], "text is a int"),
+        ([{"message": None}], "has no content"),
+    ],
 )
-def test_an_answer_without_a_text_is_refused(answer: dict[str, Any]) -> None:
+def test_an_answer_without_a_text_is_refused(choices: Any, reason: str) -> None:
+    ended = [one | {"finish_reason": "stop"} if isinstance(one, dict) else one for one in choices or []]
+    assert reason in refusal(choices and ended)
+
+
+def refusal(choices: Any) -> str:
+    found = ServedModel().asked(Instance("generate_until", {}, ("a", {}), 0), [{"choices": choices}])
+    assert isinstance(found, Refused), found
+    return found.reason
+
+
+@pytest.mark.parametrize("reason", ["error", "cancelled", "abort", "content_filter", 7])
+def test_an_answer_that_ended_early_is_refused_with_its_finish_reason(reason: object) -> None:
+    assert refusal([{"text": "12", "finish_reason": reason}]) == f"ended early with finish_reason {reason!r}"
+
+
+def test_an_answer_without_a_finish_reason_is_refused() -> None:
+    assert refusal([{"text": "12"}]) == refusal([{"text": "12", "finish_reason": None}]) == "cut off: no finish_reason"
+
+
+def test_a_text_that_is_null_is_no_answer_and_says_what_stands_beside_it() -> None:
+    assert refusal([{"text": None, "finish_reason": "stop"}]) == "the answer's text is null; expected text"
+    for beside in ("reasoning_content", "tool_calls"):
+        message = {"content": None, "reasoning_content": "", beside: ["so"]}
+        found = refusal([{"message": message, "finish_reason": "stop"}])
+        assert found == f"the answer's content is null, beside {beside}; expected text"
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "function_call"])
+def test_an_answer_that_came_to_its_end_is_one(reason: str) -> None:
     asked = Instance("generate_until", {}, ("a", {}), 0)
-    assert isinstance(ServedModel().asked(asked, [answer]), Refused)
+    found = ServedModel().asked(asked, [{"choices": [{"message": {"content": "12"}, "finish_reason": reason}]}])
+    assert isinstance(found, Asked) and (found.text, found.finish_reason) == ("12", reason)
 
 
 def answered(task: Any, texts: list[str]) -> list[Sample]:
@@ -216,6 +277,10 @@ def test_the_tasks_that_tensorrt_llm_names_are_known_and_the_nearest_of_all_are_
         assert ALIASES.get(name, name) in known, name
 
 
+ERROR_IN_ANSWER = 1  # in place of a status: 200, and the error in the body
+BREAKS = 0  # in place of a status: the connection is closed without an answer
+
+
 @contextlib.contextmanager
 def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
     """A server whose answer is its prompt, or a failure with the status that ``fails`` says."""
@@ -227,12 +292,17 @@ def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
         def do_POST(self) -> None:
             prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
             status = fails(prompt)
-            answer = {"choices": [{"text": prompt}]} if status == 200 else {"error": {"message": f"no {prompt}"}}
-            self.say(status, answer)
+            if status == BREAKS:
+                self.close_connection = True
+                return
+            whole = {"choices": [{"text": prompt, "finish_reason": "stop"}]}
+            answer = whole if status == 200 else {"error": {"message": f"no {prompt}"}}
+            self.say(200 if status == ERROR_IN_ANSWER else status, answer)
 
         def say(self, status: int, document: dict[str, Any]) -> None:
             body = json.dumps(document).encode()
             self.send_response(status)
+            self.send_header("Retry-After", "0")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -285,9 +355,9 @@ def test_what_is_refused_fails_or_does_not_fit_is_counted_by_its_reason_and_aske
     more = "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
     asked = job("sums", folder=folder(rows, more=more + "generation_kwargs: {max_gen_toks: 8}\n"), concurrency=3)
     with echoing(lambda prompt: {"1": 400, "2": 503}.get(prompt[1], 200)) as url:
-        found, _ = ask(asked, url, tmp_path / "here", tokenizer)
+        found, told = ask(asked, url, tmp_path / "here", tokenizer)
     (task,) = found.tasks
-    assert (task.samples, task.answered) == (5, 2)
+    assert (task.samples, task.answered) == (5, 2) and (told[-1].done, told[-1].answered) == (5, 2)
     reasons = {one.first: one.reason for one in task.unanswered}
     assert reasons[1] == "HTTP 400: no 11 + 12 =" and reasons[2] == "HTTP 503: no 12 + 12 ="
     assert "asks for 8 more, and the engine's context holds 40" in reasons[4]
@@ -301,6 +371,60 @@ def test_a_server_that_lists_its_model_no_more_is_given_up(folder: Callable[...,
         pass
     with pytest.raises(ServerGone, match="does not answer any more .*; 0 of 12 samples have their answers"):
         ask(job("sums", folder=folder()), url, tmp_path / "here")
+
+
+def test_a_prompt_that_breaks_its_connection_is_refused_and_the_run_goes_on(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    with echoing(lambda prompt: BREAKS if prompt.startswith("11") else 200) as url:
+        found, _ = ask(job("sums", folder=folder(), concurrency=3), url, tmp_path / "here")
+    (task,) = found.tasks
+    assert (task.answered, task.samples) == (11, 12)
+    assert [(one.first, one.reason) for one in task.unanswered] == [
+        (1, "Server disconnected without sending a response.")
+    ]
+
+
+def test_an_error_in_an_answer_of_status_200_is_told_in_the_servers_words(
+    folder: Callable[..., Path], tokenizer: Any, tmp_path: Path
+) -> None:
+    with echoing(lambda prompt: ERROR_IN_ANSWER if prompt[0] == "1" else 200) as url:
+        found, _ = ask(job("sums", folder=folder(ROWS[8:]), concurrency=4), url, tmp_path / "here")
+    assert {one.reason for one in found.tasks[0].unanswered} == {
+        "error in the answer: no 18 + 12 =", "error in the answer: no 19 + 12 =",
+    }  # fmt: skip
+    with echoing() as url:  # which shows no log-probabilities
+        found, _ = ask(job("trtx_arithmetic_choice", limit=1), url, tmp_path / "bare", tokenizer)
+    note = found.tasks[0].note
+    assert note is not None and "Error" not in note and "has no nvext.engine_data.prompt_logprobs" in note
+
+
+def test_a_server_that_limits_its_rate_is_asked_again_and_given_up_in_the_end(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    seen: Counter[str] = Counter()
+
+    def limits(prompt: str) -> int:
+        seen[prompt] += 1
+        return 429 if prompt == ROWS[1]["question"] or seen[prompt] < 8 else 200
+
+    with echoing(limits) as url:
+        found, _ = ask(job("sums", folder=folder(ROWS[:3])), url, tmp_path / "here")
+    (task,) = found.tasks
+    assert [(one.first, one.reason) for one in task.unanswered] == [(1, "HTTP 429: no 11 + 12 =")]
+    assert list(seen.values()) == [8, 10, 8]
+
+
+@pytest.mark.parametrize(
+    ("said", "least", "most"),
+    [
+        ("7", 7, 7), ("0", 0, 0), ("900", 60, 60), ("soon", 0.5, 0.5), (None, 0.5, 0.5),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0), ("Wed, 21 Oct 2065 07:28:00 GMT", 60, 60),
+    ],
+)  # fmt: skip
+def test_what_a_server_asks_to_wait_is_bounded(said: str | None, least: float, most: float) -> None:
+    answer = httpx.Response(429, headers={} if said is None else {"Retry-After": said})
+    assert least <= retry_after(answer) <= most
 
 
 def test_lm_eval_finds_the_model_by_its_name_and_asks_it_itself(tmp_path: Path) -> None:

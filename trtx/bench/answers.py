@@ -124,15 +124,15 @@ class Answer:
             return self._what_is_missing()
         if asked.streaming and self._bodies:
             return "one whole body where a stream was asked"
-        if bad := next((reason for reason in self.finish_reasons.values() if reason not in (*_STOPS, "length")), None):
-            return f"ended early with finish_reason {bad!r}"
+        if early := next(filter(None, map(early_end, self.finish_reasons.values())), None):
+            return early
         if asked.streaming and not self.is_done:
             return "cut off: no [DONE]"
         return self._miscount(asked)
 
-    def _what_is_missing(self) -> str:
+    def _what_is_missing(self) -> str | None:
         if self.texts or self.finish_reasons:
-            return "cut off: no finish_reason"
+            return early_end(None)
         return "empty answer" if self._foreign is None else f"no completion in the answer: {self._foreign}"
 
     def _miscount(self, asked: Asked) -> str | None:
@@ -157,6 +157,13 @@ class Answer:
         if not stopped and most is not None:
             return f"{tokens} of {most} tokens, with finish_reason 'length'"
         return None
+
+
+def early_end(finish_reason: object) -> str | None:
+    """Why a choice with this ``finish_reason`` is not whole, in one clause; None where it came to its end."""
+    if not finish_reason:
+        return "cut off: no finish_reason"
+    return None if finish_reason in (*_STOPS, "length") else f"ended early with finish_reason {finish_reason!r}"
 
 
 def _has_text(part: Mapping[str, Any]) -> bool:

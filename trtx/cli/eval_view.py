@@ -77,7 +77,8 @@ class EvalView(BarsView):
         if now.kept and now.done == now.kept:
             self._once(now, "kept", f"{name}: {now.kept} of {now.total} samples kept of an earlier attempt")
         if now.done == now.total:
-            self._once(now, "ended", f"{name}: {now.done} samples{_running(now)}")
+            answered = "" if now.answered == now.done else f"{now.answered} of "
+            self._once(now, "ended", f"{name}: {answered}{now.done} samples{_running(now)}")
 
     def _once(self, now: Progress, what: str, line: str) -> None:
         if (now.topology, now.task, what) not in self._said:

@@ -58,7 +58,7 @@ class ScoredTask:
 
     task: str
     output_type: str
-    version: str
+    version: str | None  # None: it says none
     num_fewshot: int
     samples: int  # to ask
     answered: int

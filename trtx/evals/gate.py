@@ -1,7 +1,8 @@
 """Verdicts on scores: least scores, and paired differences to a baseline, each decided on its interval.
 
 Three-way, as everywhere: PASS where all of the interval keeps the bound, bad where none of it does, else NO_VERDICT,
-and more samples would tell. A sample without an answer fails its task, whatever the others score.
+and more samples would tell. A sample without an answer fails its task, whatever the others score, and a least score is
+kept or missed only where it is whatever that sample would have been worth.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from trtx.errors import UsageError
 from trtx.evals import statistics
 from trtx.evals.forms import Sample, Score, ScoredTask, TopologyScores
 
+_ASK_AGAIN = "ask for them again with --resume"
 DEFAULT_MAX_DROP = 0.02  # of a score between 0 and 1: two answers in a hundred
 
 
@@ -63,8 +65,13 @@ def judge_answers(topology: str, task: ScoredTask) -> Judgement:
     )  # fmt: skip
 
 
-def check_min_scores(least: Sequence[MinScore], metrics: Mapping[str, Sequence[str]]) -> None:
-    """Raises UsageError for one of a task that is not asked, or of a metric that it has not. ``metrics``: by task."""
+def check_min_scores(
+    least: Sequence[MinScore], metrics: Mapping[str, Sequence[str]], shares: Mapping[str, Sequence[str]]
+) -> None:
+    """Raises UsageError for one of a task that is not asked, of a metric that it has not, or that no score can have.
+
+    ``metrics``: by task; ``shares``: of these, those known to lie between 0 and 1.
+    """
     for one in least:
         if one.task not in metrics:
             raise UsageError(f"--min-score {one.name}: {one.task} is not asked; expected one of {', '.join(metrics)}")
@@ -72,6 +79,10 @@ def check_min_scores(least: Sequence[MinScore], metrics: Mapping[str, Sequence[s
         if one.metric.partition(",")[0] not in known:
             raise UsageError(
                 f"--min-score {one.name}: {one.metric} is no metric of {one.task}; expected one of {', '.join(known)}"
+            )
+        if one.metric.partition(",")[0] in shares.get(one.task, ()) and not 0 <= one.value <= 1:
+            raise UsageError(
+                f"--min-score {one.name}: {one.metric} lies between 0 and 1, expected such a value, as 0.8"
             )
 
 
@@ -84,15 +95,47 @@ def judge_min_score(scores: TopologyScores, least: MinScore) -> Judgement:
         return _unknown(cell, criterion, f"{task.task} has no such score ({task.note or 'no sample was answered'})")
     if score.interval is None:
         return _unknown(cell, criterion, f"{task.answered} samples have no interval; ask more")
+    interval = _with_lost(score, task)
+    if interval is None:
+        return _unknown(
+            cell, criterion, f"{_lost(task)}, and what they would make of {score.metric} is not known; {_ASK_AGAIN}"
+        )
     sign = -1 if score.higher_is_better is False else 1
-    low, high = sorted((sign * score.interval.low, sign * score.interval.high))
+    low, high = sorted((sign * interval.low, sign * interval.high))
     verdict = _three_way(low, high, sign * least.value, Verdict.MISSED)
     bound = f"{'at most' if sign < 0 else 'at least'} {least.value:g}"
+    reason = _sentence(interval, bound, verdict)
+    if task.answered < task.samples:
+        reason = f"{_lost(task)}; with each of them counted as 0, and as 1: {reason}"
+        reason += f"; {_ASK_AGAIN}" if verdict is Verdict.NO_VERDICT else ""
     return Judgement(
-        cell=cell, criterion=criterion, verdict=verdict, reason=_sentence(score.interval, bound, verdict),
-        value=score.value, interval=score.interval, limit=least.value,
+        cell=cell, criterion=criterion, verdict=verdict, reason=reason,
+        value=score.value, interval=interval, limit=least.value,
         is_near=verdict is Verdict.NO_VERDICT,
     )  # fmt: skip
+
+
+def _lost(task: ScoredTask) -> str:
+    return f"{task.samples - task.answered} of {task.samples} samples have no answer"
+
+
+def _with_lost(score: Score, task: ScoredTask) -> Interval | None:
+    """The score's interval, from where every sample without an answer is 0 to where every one is 1.
+
+    None where there are such samples and their values need not lie between 0 and 1.
+    """
+    lost = task.samples - task.answered
+    if not lost or score.interval is None:
+        return score.interval
+    if score.kind != "binomial":
+        return None
+    ones = round(score.value * task.answered)
+    worst, best = (
+        statistics.share_interval([1] * count + [0] * (task.samples - count), score.interval.confidence)
+        for count in (ones, ones + lost)
+    )
+    assert worst is not None and best is not None
+    return Interval(score.value, worst.low, best.high, score.interval.confidence)
 
 
 def judge_difference(

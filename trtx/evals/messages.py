@@ -42,6 +42,7 @@ class Loaded:
 
     samples: dict[str, int]  # by task, those to ask
     metrics: dict[str, tuple[str, ...]]  # by task and by group, those that a score can have
+    shares: dict[str, tuple[str, ...]]  # of these, those known to lie between 0 and 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Progress:
 
     topology: str
     task: str
-    done: int
+    done: int  # answered, or given up
+    answered: int
     total: int
     kept: int  # of ``done``, those of an earlier attempt
     metric: str | None  # the task's first; None: it has no running mean

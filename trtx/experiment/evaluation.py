@@ -211,7 +211,7 @@ def _session(state: _Evaluation) -> Iterator[Session]:
 def _score(state: _Evaluation, session: Session, labels: Sequence[str]) -> FinishedEvaluation:
     state.listener.on_loading(state.run_dir / SESSION_LOG)
     loaded = session.wait_loaded(state.check)
-    check_min_scores(state.spec.least_scores, loaded.metrics)
+    check_min_scores(state.spec.least_scores, loaded.metrics, loaded.shares)
     state.listener.on_start(state.run_dir)
     state.listener.on_loaded(loaded.samples, tuple(labels))
     with _rendered_whatever_happens(state):

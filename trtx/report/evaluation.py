@@ -16,11 +16,13 @@ from rich.text import Text
 
 from trtx.bench.documents import plain
 from trtx.bench.files import write_text
+from trtx.bench.journal import read_journal
 from trtx.bench.judgement import Verdict
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.forms import SAMPLES, read_samples
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
 from trtx.report.junit import scores_junit_xml
+from trtx.report.notes import notes_of
 from trtx.report.verdict import MISSING, headline, lines, verdict_json, verdict_markdown
 
 _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
@@ -65,6 +67,7 @@ class EvaluationView:
     scored: tuple[TopologyScores, ...]
     missing: dict[str, int]  # topologies that were not scored to their end -> samples that are answered
     verdict: RunVerdict | None
+    told: tuple[str, ...]  # restarts and an early end, of the journal
 
     @property
     def model(self) -> str:
@@ -83,8 +86,9 @@ class EvaluationView:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What has no score or no answer, as sentences."""
-        told = [
+        """What went wrong, as sentences: restarts, an early end, what has no score or no answer."""
+        told = [*self.told]
+        told += [
             f"{label}: it was not scored to its end; {count} samples have their answers"
             for label, count in self.missing.items()
         ]
@@ -127,6 +131,7 @@ def read_evaluation_view(run_dir: Path) -> EvaluationView:
         scored=tuple(scores for scores in found.values() if scores is not None),
         missing={label: _kept(run_dir, label) for label, scores in found.items() if scores is None},
         verdict=VERDICT.find(run_dir, RunVerdict),
+        told=notes_of(read_journal(run_dir)),
     )
 
 

@@ -67,9 +67,9 @@ def headline(verdict: RunVerdict) -> str:
     """``3 of 12 judgements did not pass``, and of which part of each trial where it is not all."""
     count = len(verdict.judgements)
     bad = sum(one.verdict is not Verdict.PASS for one in verdict.judgements)
-    noun = "judgement" if count == 1 else "judgements"
+    all_passed = f"{count} judgement{'s' if count != 1 else ''}, all passed"
     part = "" if verdict.window == "whole" else ", over the steady part of each trial"
-    return (f"{bad} of {count} {noun} did not pass" if bad else f"{count} {noun}, all passed") + part
+    return (f"{bad} of {count} judgements did not pass" if bad else all_passed) + part
 
 
 def compared_with(baseline: ComparedWith) -> str:

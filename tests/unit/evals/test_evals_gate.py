@@ -59,6 +59,49 @@ def test_a_task_without_its_score_or_interval_has_no_verdict() -> None:
     assert judged("acc:0.5", Score("acc", "none", None, 0.9, "bootstrap", True)).verdict is Verdict.NO_VERDICT
 
 
+def binomial(ones: int, count: int, *, better: bool = True) -> Score:
+    interval = statistics.share_interval([1] * ones + [0] * (count - ones))
+    return Score("acc", "none", interval, ones / count, "binomial", better)
+
+
+def lacking(bound: float, ones: int, answered: int, samples: int, *, better: bool = True) -> Judgement:
+    scored = task(binomial(ones, answered, better=better), samples=samples, answered=answered)
+    return judge_min_score(of(scored), parse_min_score(f"sums:acc:{bound}"))
+
+
+def test_samples_without_an_answer_decide_as_the_worst_and_the_best_that_they_could_be() -> None:
+    found = lacking(0.6, 8, 8, 10)  # of the eight alone: 0.68 to 1
+    assert found.verdict is Verdict.NO_VERDICT and found.value == 1.0
+    assert found.reason.startswith("2 of 10 samples have no answer") and "--resume" in found.reason
+    assert lacking(0.6, 98, 98, 100).verdict is Verdict.PASS
+    assert lacking(0.6, 10, 98, 100).verdict is Verdict.MISSED
+    assert lacking(0.6, 3, 8, 100).verdict is Verdict.NO_VERDICT  # of the eight: at most 0.7, but 92 could be right
+    assert lacking(0.6, 10, 98, 100, better=False).verdict is Verdict.PASS
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 10), st.floats(0, 1), st.booleans())
+def test_no_value_of_a_lost_sample_turns_a_verdict(
+    answered: int, ones: int, lost: int, bound: float, better: bool
+) -> None:
+    ones, samples = min(ones, answered), answered + lost
+    found = lacking(bound, ones, answered, samples, better=better)
+    whole = [
+        judge_min_score(
+            of(task(binomial(ones + right, samples, better=better), samples=samples, answered=samples)),
+            parse_min_score(f"sums:acc:{bound}"),
+        ).verdict
+        for right in range(lost + 1)
+    ]
+    if found.verdict is not Verdict.NO_VERDICT:
+        assert set(whole) == {found.verdict}
+
+
+def test_a_score_without_bounds_has_no_verdict_while_samples_lack_an_answer() -> None:
+    mean = Score("bleu", "none", Interval(30.0, 28.0, 32.0, CONFIDENCE), 30.0, "bootstrap", True)
+    found = judge_min_score(of(task(mean, answered=9)), parse_min_score("sums:bleu:20"))
+    assert found.verdict is Verdict.NO_VERDICT and "1 of 10 samples have no answer" in found.reason
+
+
 def test_a_filter_can_be_named_and_the_first_is_meant_where_none_is() -> None:
     both = score(0.6, 0.7, 0.8, filter="strict"), score(0.1, 0.2, 0.3, filter="loose")
     assert judged("acc:0.5", *both).verdict is Verdict.PASS
@@ -74,11 +117,20 @@ def test_what_is_no_least_score_is_refused(text: str) -> None:
 
 def test_a_task_or_metric_that_is_not_there_is_refused_before_anything_is_asked() -> None:
     known = {"sums": ("acc",), "words": ("exact_match",)}
-    check_min_scores([parse_min_score("sums:acc:1"), parse_min_score("words:exact_match,strict:1")], known)
+    check_min_scores([parse_min_score("sums:acc:1"), parse_min_score("words:exact_match,strict:1")], known, {})
     with pytest.raises(UsageError, match="tales is not asked; expected one of sums, words"):
-        check_min_scores([parse_min_score("tales:acc:1")], known)
+        check_min_scores([parse_min_score("tales:acc:1")], known, {})
     with pytest.raises(UsageError, match="bleu is no metric of sums; expected one of acc"):
-        check_min_scores([parse_min_score("sums:bleu:1")], known)
+        check_min_scores([parse_min_score("sums:bleu:1")], known, {})
+
+
+@pytest.mark.parametrize("value", ["1.5", "80", "-0.1"])
+def test_a_least_score_that_a_share_can_not_have_is_refused(value: str) -> None:
+    known = {"sums": ("acc", "bleu")}
+    with pytest.raises(UsageError, match="acc,strict lies between 0 and 1"):
+        check_min_scores([parse_min_score(f"sums:acc,strict:{value}")], known, {"sums": ("acc",)})
+    check_min_scores([parse_min_score(f"sums:bleu:{value}")], known, {"sums": ("acc",)})
+    check_min_scores([parse_min_score("sums:acc:1"), parse_min_score("sums:acc:0")], known, {"sums": ("acc",)})
 
 
 def test_samples_without_an_answer_fail_their_task_and_a_task_that_was_not_scored_has_no_verdict() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from judged_runs import GOLDEN, provenance
 
+from trtx.bench.journal import Journal, ProcessRestart, RunFailed, TopologyStopping
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.cli.app import run as trtx
 from trtx.errors import UsageError
@@ -119,6 +120,22 @@ def test_a_topology_that_was_not_scored_fails(tmp_path: Path) -> None:
     SampleWriter(eval_directory(run, "disagg") / "sums").add(sample("sums", 0, 1))
     assert judge(run)["disagg scored"].verdict is Verdict.FAILED
     assert render_evaluation(run).notes == ("disagg: it was not scored to its end; 1 samples have their answers",)
+
+
+def test_a_restart_and_an_early_end_are_told_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = scored(tmp_path / "run", {"sums": RIGHT})
+    died = ProcessRestart(name="worker-0", at=1.0, exit="signal 9")
+    Journal(run).note(TopologyStopping(topology="agg", restarts=(died,)))
+    Journal(run).note(RunFailed(error="nobody answers"))
+    judge(run)
+    render_evaluation(run)
+    told = "agg: 1 restart while it was measured: worker-0 (signal 9)."
+    assert told in (run / "summary.md").read_text() and told in (run / "report.html").read_text()
+    assert "1 judgement, all passed" in (run / "summary.md").read_text()
+    notes = json.loads((run / "summary.json").read_text())["notes"]
+    assert notes[0].startswith(told) and notes[1:] == ["The run ended early: nobody answers"]
+    assert trtx(["report", str(run)]) == 0
+    assert told in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("path", "words"), [("none", "no run directory"), (str(GOLDEN), "no run of trtx eval")])

@@ -57,7 +57,7 @@ def _serve(tell: Callable[[Up], None]) -> None:
         ) from error
     model = ServedModel(_tokenizer(job))
     tasks = load_tasks(job, model)
-    tell(Loaded({one.name: len(one.documents) for one in tasks.tasks}, tasks.metrics))
+    tell(Loaded({one.name: len(one.documents) for one in tasks.tasks}, tasks.metrics, tasks.shares))
     for line in sys.stdin:
         endpoint = from_line(line)
         assert isinstance(endpoint, Endpoint)

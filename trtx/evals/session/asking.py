@@ -212,6 +212,7 @@ class Asking:
                 topology=self._endpoint.topology,
                 task=run.loaded.name,
                 done=run.done,
+                answered=len(run.samples),
                 total=len(run.loaded.documents),
                 kept=len(run.kept),
                 metric=run.running.metric,

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
 
+from trtx.bench.answers import words
 from trtx.evals.messages import Endpoint
 
 _TIMEOUT_S = 600.0  # of one request: a long answer in a full batch
-_ATTEMPTS = 3  # at a request that the server answers with its own failure
+_ATTEMPTS = 3  # at a request that the server answers with its own failure, or breaks off
 _PAUSE_S = 0.5
+_LIMITED_ATTEMPTS = 10  # at a request that is one too many for the server (429)
+_LONGEST_PAUSE_S = 60.0  # whatever a Retry-After says
 
 
 class ServerGone(Exception):
@@ -33,6 +37,15 @@ class Refused:
     """What the server said in place of an answer."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What went wrong with one attempt, and may not at the next."""
+
+    reason: str
+    pause_s: float = _PAUSE_S
+    attempts: int = _ATTEMPTS
 
 
 class Client:
@@ -68,30 +81,50 @@ class Client:
     async def ask(self, question: Question) -> dict[str, Any] | Refused:
         """The answer's JSON, or what was said in its place. Raises ServerGone.
 
-        A failure of the server's is asked again; one that lasts is an answer as long as it lists the model. While it
-        does not, a worker of it may be starting again.
+        A failure of the server's is asked again, a connection that breaks too; one that lasts is an answer as long as
+        it lists the model. While it does not, a worker of it may be starting again.
         """
-        body = {"model": self._endpoint.model, **question.body}
         lost_since, failures = None, 0
         while True:
-            try:
-                answer = await self._http.post(question.path, json=body)
-            except httpx.TransportError as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                lost_since = self._since(lost_since, reason)
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            if answer.is_success:
-                return _parsed(answer)
-            reason = f"HTTP {answer.status_code}: {self._without_key(_message(answer))}"
-            if answer.status_code < 500 and answer.status_code != httpx.codes.NOT_FOUND:
-                return Refused(reason)
+            found = await self._attempt(question)
+            if not isinstance(found, _Failure):
+                return found
             failures += 1
-            if failures >= _ATTEMPTS:
+            if failures >= found.attempts:
                 if await self._own_entry() is not None:
-                    return Refused(reason)
-                lost_since, failures = self._since(lost_since, reason), 0
-            await asyncio.sleep(_PAUSE_S)
+                    return Refused(found.reason)
+                lost_since, failures = self._since(lost_since, found.reason), 0
+            await asyncio.sleep(found.pause_s)
+
+    async def _attempt(self, question: Question) -> dict[str, Any] | Refused | _Failure:
+        try:
+            answer = await self._http.post(question.path, json={"model": self._endpoint.model, **question.body})
+        except httpx.ReadTimeout:
+            return _Failure(f"no answer within {_TIMEOUT_S:g} s")
+        except httpx.RequestError as error:
+            return _Failure(" ".join(str(error).split()) or type(error).__name__)
+        if answer.is_success:
+            return self._parsed(answer)
+        said = words(self._without_key(answer.text)) or "no reason given"
+        reason = f"HTTP {answer.status_code}: {said}"
+        if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            return _Failure(reason, retry_after(answer), _LIMITED_ATTEMPTS)
+        if answer.status_code < 500 and answer.status_code != httpx.codes.NOT_FOUND:
+            return Refused(reason)
+        return _Failure(reason)
+
+    def _parsed(self, answer: httpx.Response) -> dict[str, Any] | Refused | _Failure:
+        """Some servers send their failure with a status of success, as Dynamo does when a worker dies."""
+        try:
+            document = answer.json()
+        except ValueError:
+            return Refused(f"HTTP {answer.status_code} whose body is not JSON")
+        if isinstance(document, dict) and isinstance(document.get("choices"), list) and not document.get("error"):
+            return document
+        said = words(self._without_key(answer.text))
+        if isinstance(document, dict) and (document.get("error") or document.get("object") == "error"):  # older vLLM
+            return _Failure(f"error in the answer: {said}")
+        return Refused(f"no completion in the answer: {said}")
 
     def _since(self, lost_since: float | None, reason: str) -> float:
         """From when on it has been lost. Raises ServerGone once that is too long ago."""
@@ -110,20 +143,11 @@ class Client:
         return found
 
 
-def _parsed(answer: httpx.Response) -> dict[str, Any] | Refused:
+def retry_after(answer: httpx.Response) -> float:
+    """Seconds that the server asks to wait, at most a minute: RFC 9110, 10.2.3, in both its forms."""
+    said = answer.headers.get("Retry-After", "")
     try:
-        document = answer.json()
+        wanted = float(said) if said.isdigit() else parsedate_to_datetime(said).timestamp() - time.time()
     except ValueError:
-        return Refused(f"HTTP {answer.status_code} whose body is not JSON")
-    return document if isinstance(document, dict) else Refused("the answer is JSON, but no object")
-
-
-def _message(answer: httpx.Response) -> str:
-    """The server's own sentence, wherever it keeps it."""
-    try:
-        found = answer.json()
-    except ValueError:
-        found = answer.text
-    while isinstance(found, dict):
-        found = next((found[name] for name in ("error", "message", "detail") if name in found), str(found))
-    return " ".join(str(found).split())[:300] or "no reason given"
+        return _PAUSE_S
+    return min(max(wanted, 0.0), _LONGEST_PAUSE_S)

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, TemplateSyntaxError, meta
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
-from lm_eval.api.task import Task
+from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
 from trtx.errors import UsageError
@@ -39,6 +39,7 @@ ALIASES = {
 _SEED = 1234  # lm-eval's, of few-shot examples
 _LOCAL_FORMATS = ("json", "csv", "parquet", "text", "arrow")
 _NEAREST = 3
+_SHARES = ("acc", "acc_norm", "exact_match")  # metrics of lm-eval that are 0 or 1 of a sample
 
 
 @dataclass(slots=True)
@@ -75,6 +76,17 @@ class LoadedTasks:
             group.name: tuple(config.metric for config in group.aggregate_metric_list or ()) for group in self.groups
         }
         return of_tasks | of_groups
+
+    @property
+    def shares(self) -> dict[str, tuple[str, ...]]:
+        """Of :attr:`metrics` of tasks, those that are lm-eval's own shares of samples: a task that computes its results
+        itself may call a percentage so."""
+        return {
+            one.name: tuple(name for name in one.task.aggregation() if name in _SHARES)
+            for one in self.tasks
+            if type(one.task).process_results is ConfigurableTask.process_results
+            and not callable(one.task.get_config("process_results"))
+        }
 
 
 def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
@@ -153,6 +165,8 @@ def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
         return f"task {name}: row 0 of its dataset can't be asked ({reason}); expected every field that the task names"
     if "download" not in raised_in:
         return f"task {name} can't be loaded ({reason}); mend its file"
+    if (empty := _empty_file(name, manager)) is not None:
+        return f"task {name}: {empty} has no rows; expected one at least, with every field that the task names"
     dataset = _dataset_of(name, manager)
     cache_path = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
@@ -163,9 +177,31 @@ def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
     )
 
 
+def _config_of(name: str, manager: TaskManager) -> dict[str, Any]:
+    return dict(getattr(manager.task_index.get(name), "cfg", None) or {})
+
+
+def _empty_file(name: str, manager: TaskManager) -> Path | None:
+    """The first of a task's local files that holds nothing but blank lines."""
+    config = _config_of(name, manager)
+    if config.get("dataset_path") not in _LOCAL_FORMATS:
+        return None
+    files = (config.get("dataset_kwargs") or {}).get("data_files") or []
+    of_splits = files.values() if isinstance(files, dict) else [files]
+    for of_split in of_splits:
+        for path in map(Path, [of_split] if isinstance(of_split, str) else of_split):
+            if path.is_file() and not _has_line(path):
+                return path
+    return None
+
+
+def _has_line(path: Path) -> bool:
+    with path.open("rb") as lines:
+        return any(line.strip() for line in lines)
+
+
 def _dataset_of(name: str, manager: TaskManager) -> str:
-    entry = manager.task_index.get(name)
-    config = dict(getattr(entry, "cfg", None) or {})
+    config = _config_of(name, manager)
     path, part = config.get("dataset_path"), config.get("dataset_name")
     return f"{path} ({part})" if path and part else str(path or f"of {name}")
 
@@ -226,8 +262,8 @@ def _check_rows(name: str, task: Task, limit: int | None) -> None:
         for one in wanted:
             if one in doc and doc[one] is None:
                 raise UsageError(
-                    f"task {name}: row {row} of its dataset has no field {one!r}; expected it in every row, as the "
-                    "task asks with it; put it in, or leave the row out"
+                    f"task {name}: row {row} of its dataset: {one!r} is null, or not there; expected it in every row, "
+                    "as the task asks with it; put it in, or leave the row out"
                 )
 
 
@@ -264,5 +300,7 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}"
 
 
-def version_of(task: Task) -> str:
-    return str(getattr(task, "VERSION", None) or "–")
+def version_of(task: Task) -> str | None:
+    """None where the task says none: lm-eval then calls it by the kind of its file."""
+    found = task.VERSION
+    return None if found is None or found == ConfigurableTask.VERSION else str(found)

@@ -17,6 +17,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postprocess_generated_text
 
+from trtx.bench.answers import early_end
 from trtx.evals.forms import Asked
 from trtx.evals.messages import Endpoint, EndpointType
 from trtx.evals.session.client import Client, Question, Refused
@@ -252,13 +253,23 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         return self.asked(instance, answers)
 
 
-def _generated(answer: dict[str, Any]) -> tuple[str, str | None] | Refused:
-    """Text and finish reason of the one choice."""
-    try:
-        (choice,) = answer["choices"]
-        text = choice["message"]["content"] if "message" in choice else choice["text"]
-    except (KeyError, TypeError, ValueError) as error:
-        return Refused(f"the answer has no choice with a text ({type(error).__name__}: {error})")
-    if text is not None and not isinstance(text, str):
-        return Refused(f"the answer's text is a {type(text).__name__}")
-    return text or "", choice.get("finish_reason")
+def _generated(answer: dict[str, Any]) -> tuple[str, str] | Refused:
+    """Text and finish reason of the one choice, judged as ``trtx bench`` judges an answer of a load."""
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        count = len(choices) if isinstance(choices, list) else 0
+        return Refused(f"the answer has {count} choices that can be read, expected one")
+    (choice,) = choices
+    if fault := early_end(choice.get("finish_reason")):
+        return Refused(fault)
+    part, name = (choice["message"], "content") if "message" in choice else (choice, "text")
+    if not isinstance(part, dict) or name not in part:
+        return Refused(f"the answer's choice has no {name}")
+    text = part[name]
+    if text is None:
+        beside = next((other for other in ("reasoning_content", "reasoning", "tool_calls") if part.get(other)), None)
+        told = f", beside {beside}" if beside else ""
+        return Refused(f"the answer's {name} is null{told}; expected text")
+    if not isinstance(text, str):
+        return Refused(f"the answer's {name} is a {type(text).__name__}")
+    return text, str(choice["finish_reason"])

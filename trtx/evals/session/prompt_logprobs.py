@@ -54,8 +54,8 @@ class EngineData:
         try:
             rows = answer["nvext"]["engine_data"]["prompt_logprobs"][-count:]
             entries = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in rows]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return Refused(f"the answer has no nvext.engine_data.prompt_logprobs ({type(error).__name__}: {error})")
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return Refused("the answer has no nvext.engine_data.prompt_logprobs that can be read")
         if len(entries) != count or any(token not in row for token, row in zip(ids[-count:], entries, strict=True)):
             return Refused(f"prompt_logprobs do not cover the last {count} tokens of the prompt")
         own = [row[token] for token, row in zip(ids[-count:], entries, strict=True)]
@@ -77,8 +77,8 @@ class Echo:
             # The prompt's tokens, and after them the one that was made.
             own = [float(value) for value in told["token_logprobs"][len(ids) - count : len(ids)]]
             tops = [max(map(float, row.values())) for row in told["top_logprobs"][len(ids) - count : len(ids)]]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return Refused(f"the answer's logprobs do not cover its prompt ({type(error).__name__}: {error})")
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return Refused("the answer has no logprobs of its prompt that can be read")
         if len(own) != count or len(tops) != count:
             return Refused(f"the answer's logprobs do not cover the last {count} tokens of the prompt")
         return _scored(own, tops)

@@ -172,7 +172,7 @@ def _group(group: Group, members: Sequence[ScoredTask], found: tuple[Score, ...]
     return ScoredTask(
         task=group.name,
         output_type="group",
-        version=str(group.version),
+        version=None if group.version is None else str(group.version),
         num_fewshot=members[0].num_fewshot if members else 0,
         samples=sum(one.samples for one in members),
         answered=sum(one.answered for one in members),
