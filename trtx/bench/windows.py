@@ -15,9 +15,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from trtx.bench.records import RequestRecord
-from trtx.bench.statistics import percentile
 
 # Of the slots of a closed loop, how many must be in use on average. Below, the load was another one than asked.
 HELD_SHARE = 0.75
@@ -110,7 +110,7 @@ def open_loop_phases(records: Sequence[RequestRecord]) -> Phases | NoSteadyPart:
     if none := _nothing_succeeded(records):
         return none
     first_ns, last_sent_ns = min(record.start_ns for record in records), max(record.start_ns for record in records)
-    ramp_ns = round(percentile([record.end_ns - record.start_ns for record in records if record.succeeded], 90))
+    ramp_ns = _percentile_90_ns([record.end_ns - record.start_ns for record in records if record.succeeded])
     sending_ns = last_sent_ns - first_ns
     if sending_ns <= 2 * ramp_ns:
         return NoSteadyPart(
@@ -189,3 +189,12 @@ def _cut(records: Sequence[RequestRecord], start_ns: int, end_ns: int) -> Phases
         ended_count=sum(start_ns < record.end_ns <= end_ns for record in records),
         mean_in_flight=in_flight_ns / (end_ns - start_ns),
     )
+
+
+def _percentile_90_ns(latencies_ns: Sequence[int]) -> int:
+    """As :func:`trtx.bench.statistics.percentile`, exact: in floats half a nanosecond is rounded either way."""
+    ordered = sorted(latencies_ns)
+    whole, rest = divmod((len(ordered) - 1) * 90, 100)
+    if rest == 0:
+        return ordered[whole]
+    return round(Fraction(ordered[whole] * (100 - rest) + ordered[whole + 1] * rest, 100))
