@@ -83,7 +83,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self._is_refused():
             return
-        if self.path == "/v1/models":
+        of = self.server.described
+        if of.lasts is not None and len(of.asked) >= of.lasts:
+            self.close_connection = True  # gone, with its list
+        elif self.path == "/v1/models":
             self._send(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "else"}]})
         else:
             self._send(404, {"detail": "Not Found"})
