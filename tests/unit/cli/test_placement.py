@@ -322,7 +322,8 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
 
 # Uses in which a verb hands over what was typed, and the room that gets it makes nothing of it.
 IGNORED_BY_THE_ROOM = {
-    *((verb, use) for verb in ("serve", "bench") for use in ("agg", "disagg", "no GPU")),
+    *((verb, use) for verb in ("serve", "bench", "eval") for use in ("agg", "disagg", "no GPU")),
+    *(("eval", use) for use in ("no baseline", "attach")),
     *(("build", use) for use in ("none", "tensorrt", "check all")),
     *(("baseline", use) for use in ("list", "show", "save", "promote")),
     ("compare", "no gate"),
