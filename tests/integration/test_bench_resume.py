@@ -51,8 +51,8 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
         wait_until(lambda: any(tmp_path.glob("*/cells/agg-c1/trial-01")), 120, "the first cell was measured")
         (run_dir,) = tmp_path.iterdir()
         second = run_dir / "cells" / "agg-c1" / "trial-01"
-        wait_until(lambda: has_text(second, "profile_export.jsonl"), 120, "the second cell is measured")
-        wait_until(lambda: has_text(second, "inputs.json"), 5, "its prompts are written")
+        # Before its first request. Records are written as the trial ends: whoever waits for them may come too late.
+        wait_until(lambda: has_text(second, "inputs.json"), 120, "the second cell's prompts are written")
         bench.send_signal(signal.SIGSTOP)  # or it might be through before a slow machine has asked
         refused = resume(run_dir)
         assert refused.returncode == 2 and "another trtx measures" in refused.stderr
