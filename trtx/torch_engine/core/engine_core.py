@@ -111,6 +111,7 @@ class EngineCore:
             before, self._under_way = self._under_way, None
         if before is not None:
             self._commit(before)
+            self._is_stalled = False
         return self._report(has_computed=self._iteration > done)
 
     def _launch(self) -> _UnderWay | None:

@@ -246,10 +246,10 @@ def test_what_goes_wrong_with_one_sequence_ends_that_sequence_alone(monkeypatch:
     """Planted at two places of a sequence's life: whatever is wrong there, is wrong with it."""
     real_advance, real_submit = Sequence.advance, Sequence.from_submit
 
-    def advance(self: Sequence, sampled: Any) -> Any:
+    def advance(self: Sequence, sampled: Any, end: int) -> Any:
         if self.sequence_id == 2 and len(self.output_token_ids) == 3:
             raise ZeroDivisionError("planted in advance")
-        return real_advance(self, sampled)
+        return real_advance(self, sampled, end)
 
     def from_submit(submit: Submit, **more: Any) -> Sequence:
         if submit.sequence_id == 3:
@@ -375,6 +375,7 @@ def test_the_oracle_notices_a_wrong_cell() -> None:
     """The property tests above rest on this."""
     h = Harness()
     h.submit(1, prompt_of(9), 4)
+    h.step()
     h.step()
     block = h.core.scheduler.running[0].block_ids[0]
     h.runner.cells[block][0] = (1, 1)

@@ -59,12 +59,11 @@ def workload(seed: int, count: int = 14) -> list[Wish]:
         step += dice.choice([0, 0, 1, 3])
         length = dice.randint(1, 40)
         prompt = random_prompt(40, dice.randint(0, 2))[:length] if dice.random() < 0.6 else random_prompt(length, index)
-        stops = {
-            "stop_token_ids": dice.sample(range(VOCAB), dice.choice([0, 12, 40])),
-            "include_stop_str_in_output": True,
-        }
-        params = KINDS[dice.randrange(len(KINDS))] | stops
-        params |= {"max_tokens": dice.randint(1, 22), "seed": dice.randrange(2**64)}
+        kind = KINDS[dice.randrange(len(KINDS))]
+        params = kind | {
+            "max_tokens": dice.randint(kind.get("min_tokens", 1), 32), "seed": dice.randrange(2**64),
+            "stop_token_ids": dice.sample(range(VOCAB), dice.choice([0, 12, 40])), "include_stop_str_in_output": True,
+        }  # fmt: skip
         wishes.append(Wish(step, prompt, params, dice.choice([None, None, None, dice.randint(0, 9)])))
     return wishes
 
