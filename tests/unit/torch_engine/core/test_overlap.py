@@ -84,6 +84,17 @@ def test_a_token_that_comes_too_late_is_in_no_block_that_others_find_and_in_no_e
     assert sum(len(blocks) for blocks in stored) == h.core.scheduler.pool.num_cached == 2
 
 
+def test_a_block_is_found_by_others_once_the_step_that_fills_it_is_done() -> None:
+    """Before, it may turn out to hold what nobody shall reuse."""
+    h = Harness(tokens=4, event_buffer_max_size=100)
+    h.submit(1, prompt_of(16), 1)
+    for done in range(4):
+        h.step()
+        stored = [event["data"]["blocks"] for event in h.events if event["data"]["type"] == "stored"]
+        assert sum(len(blocks) for blocks in stored) == done
+        assert h.runner.queue
+
+
 def test_nothing_is_preempted_while_a_step_is_under_way() -> None:
     """The scheduler asserts it; here it has to happen."""
     h = Harness(num_blocks=10, batch=4, tokens=64, enable_iter_perf_stats=True)

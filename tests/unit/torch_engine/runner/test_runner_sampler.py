@@ -226,8 +226,8 @@ def test_counts_kept_from_step_to_step_are_those_of_the_whole_sequence() -> None
     generator = torch.Generator().manual_seed(0)
     kept = Sampler(2, VOCAB, torch.device("cpu"))
     asked = {"temperature": 0.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2, "presence_penalty": 0.1}
-    for life, stop in enumerate((12, 5)):
-        prompt, output = [1, 2, 2, life], list[int]()
+    for life, stop in enumerate((12, 5, 8, 8, 8)):
+        prompt, output = [1, 2, 2, 3, 3, life], list[int]()
         stops = (3, 4)
         for at in range(stop):
             logits = torch.randn(1, VOCAB, generator=generator) * 2
