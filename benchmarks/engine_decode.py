@@ -2,7 +2,7 @@
 
     python benchmarks/engine_decode.py --model synthetic:qwen3-8b --batch 1,8,64,256 --isl 512 --osl 128
 
-Every sequence of the same length, wall time of ``execute`` with its tokens on the host; the first step of each phase
+Every sequence of the same length, wall time of a step until its tokens are on the host; the first step of each phase
 at each batch size is not counted. Greedy; with ``--temperature``, ``--top-k``, ``--top-p``, ``--min-p`` or
 ``--repetition-penalty`` sampled as well, in the same process. The last line of stdout is one JSON document.
 """
@@ -43,7 +43,7 @@ def measure(
 
     def step(part: list[ScheduledSequence]) -> int:
         begin = time.perf_counter_ns()
-        results = runner.execute(Batch(part))
+        results = runner.launch(Batch(part)).results()
         elapsed = time.perf_counter_ns() - begin
         for sequence, sampled in zip(part, results, strict=True):
             assert sampled.token_id is not None
@@ -53,7 +53,7 @@ def measure(
         return elapsed
 
     at_once = max(1, max_num_tokens // isl)
-    runner.execute(Batch(sequences[:at_once]))  # compiles and warms up this shape; its KV is written again below
+    runner.launch(Batch(sequences[:at_once])).results()  # compiles this shape; its KV is written again below
     prefill_ns = sum(step(sequences[begin : begin + at_once]) for begin in range(0, batch, at_once))
     decode_ns = [step(sequences) for _ in range(osl - 1)][1:]
     return {

@@ -165,7 +165,7 @@ def _fullest_steps(runner: Any, max_batch_size: int, max_num_tokens: int) -> Non
 
 
 def _step(runner: Any, batch: Any, length: int) -> None:
-    for sequence, sampled in zip(batch.sequences, runner.execute(batch), strict=True):
+    for sequence, sampled in zip(batch.sequences, runner.launch(batch).results(), strict=True):
         sequence.output_token_ids.append(sampled.token_id)
         sequence.start, sequence.is_first = length + len(sequence.output_token_ids) - 1, False
         sequence.new_token_ids = [sampled.token_id]

@@ -62,7 +62,7 @@ def decode_s(runner: TorchRunner, plan: SamplingPlan, *, batch: int, context: in
     seconds = []
     for _ in range(steps + 2):
         began = time.perf_counter()
-        results = runner.execute(Batch(sequences))
+        results = runner.launch(Batch(sequences)).results()
         seconds.append(time.perf_counter() - began)
         for sequence, sampled in zip(sequences, results, strict=True):
             assert sampled.token_id is not None, sampled.error

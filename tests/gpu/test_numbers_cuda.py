@@ -45,7 +45,7 @@ def decoded(checkpoint: Path, poisoned: set[int], *, graphs: bool) -> list[Sampl
     player.step(playing)
     for row in poisoned:
         playing[row].output[-1] = POISON
-    results = one.execute(Batch([sequence.share(1) for sequence in playing]))
+    results = one.launch(Batch([sequence.share(1) for sequence in playing])).results()
     one.close()
     return results
 

@@ -98,9 +98,10 @@ def test_seeded_sampling_gives_the_cpus_tokens_with_and_without_graphs(model_dir
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_what_sampling_needs_is_compiled_when_the_runner_is_ready(model_dir: Path, graphs: bool) -> None:
-    from trtx.torch_engine.runner.sampling import triton_draw, triton_search
+    from trtx.torch_engine.runner.sampling import triton_draw, triton_last_tokens, triton_search
 
     kernels = [
+        triton_last_tokens.fill_kernel,
         triton_draw.edit_kernel, triton_draw.summaries_kernel, triton_draw.weights_kernel, triton_draw.choose_kernel,
         triton_draw.check_kernel, triton_draw.retry_kernel, triton_search.search_kernel,
     ]  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 import torch
 from kernel_cases import DEVICE, IS_INTERPRETED
 
+from trtx.torch_engine.batch import FROM_SLOT
 from trtx.torch_engine.runner.sampling import definition
 from trtx.torch_engine.runner.sampling.definition import BANNED, NO_TOKEN
 from trtx.torch_engine.runner.sampling.rows import SamplingRow
@@ -58,13 +59,19 @@ class Case:
         fields = [
             row.fields(0 if edit is None else edit.data_ptr()) for row, edit in zip(self.rows, edits, strict=True)
         ]
-        kernels = TritonSampling(torch.tensor(fields, dtype=torch.int64, device=DEVICE), self.vocab)
+        last_tokens = torch.full((len(fields),), -7, dtype=torch.int32, device=DEVICE)
+        kernels = TritonSampling(torch.tensor(fields, dtype=torch.int64, device=DEVICE), last_tokens, self.vocab)
         tokens = torch.full((len(order),), -7, dtype=torch.int64, device=DEVICE)
         kernels.sample(
             tokens, self.logits[order], torch.tensor(order, dtype=torch.int32, device=DEVICE),
             torch.tensor([self.positions[at] for at in order], dtype=torch.int32, device=DEVICE),
         )  # fmt: skip
         found = dict(zip(order, tokens.tolist(), strict=True))
+        assert last_tokens.tolist() == [max(found[slot], 0) if slot in found else -7 for slot in range(len(fields))]
+        slots = torch.tensor(order, dtype=torch.int32, device=DEVICE)
+        given = torch.where(slots % 2 == 0, FROM_SLOT, slots)
+        expected = [max(found[slot], 0) if slot % 2 == 0 else slot for slot in order]
+        assert kernels.fill(given, slots).tolist() == expected
         return [found[at] for at in range(len(order))], [None if edit is None else edit.cpu() for edit in edits]
 
     def by_torch(self) -> tuple[list[int], list[torch.Tensor | None]]:

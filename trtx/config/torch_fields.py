@@ -22,7 +22,7 @@ def _names(text: str) -> frozenset[str]:
 HONOURED: Mapping[str, frozenset[str]] = {
     "": _names(
         "model tokenizer skip_tokenizer_init trust_remote_code dtype max_batch_size max_num_tokens max_seq_len "
-        "enable_chunked_prefill enable_iter_perf_stats max_stats_len return_perf_metrics"
+        "enable_chunked_prefill disable_overlap_scheduler enable_iter_perf_stats max_stats_len return_perf_metrics"
     ),
     "kv_cache_config": _names(
         "tokens_per_block free_gpu_memory_fraction max_tokens enable_block_reuse dtype event_buffer_max_size"
@@ -36,7 +36,7 @@ HONOURED: Mapping[str, frozenset[str]] = {
 
 # These change speed, memory or what is logged, and no answer: the engine leaves them out and says so.
 _SCHEDULING = (
-    "batch_wait_timeout_ms batch_wait_timeout_iters batch_wait_max_tokens_ratio disable_overlap_scheduler "
+    "batch_wait_timeout_ms batch_wait_timeout_iters batch_wait_max_tokens_ratio "
     "enable_early_first_token_response enable_low_latency_host_dispatch reorder_policy_config stream_interval "
     "enable_resource_governor attention_dp_config max_input_len"
 )

@@ -1,6 +1,7 @@
 """The seam between policy and tensors: what the scheduler hands to the model runner, and what comes back.
 
-Nothing here imports torch. A step is ``schedule -> ModelRunner.execute(batch) -> commit``.
+Nothing here imports torch. A step is ``schedule -> ModelRunner.launch(batch) -> LaunchedStep.results() -> commit``. The
+next step may be launched before this one's results are asked for.
 """
 
 from __future__ import annotations
@@ -46,9 +47,14 @@ class KvGeometry:
         return prod(self.block_shape) * self.dtype_bytes
 
 
+FROM_SLOT = -1
+"""In place of a decode's token: the one that its slot's row sampled last, in a step whose results nobody has asked for
+yet. The device knows it, the host does not."""
+
+
 @dataclass(slots=True, eq=False)
 class ScheduledSequence:
-    """One sequence's share of one step.
+    """One sequence's share of one step. The runner keeps nothing of it past ``launch`` but its own copies.
 
     ``slot`` is the row of the runner's persistent per-sequence state: unique among running sequences,
     ``0 <= slot < max_batch_size``, and stable from admission to finish or preemption. ``is_first`` is
@@ -59,13 +65,13 @@ class ScheduledSequence:
 
     slot: int
     is_first: bool
-    new_token_ids: list[int]
+    new_token_ids: list[int]  # known ones, or FROM_SLOT alone
     start: int
     block_ids: list[int]
     samples: bool  # the last new token's logits produce a token (False: a prompt chunk before the last)
     sampling: SamplingPlan
     prompt_token_ids: list[int]  # for penalties and prompt logprobs; do not mutate
-    output_token_ids: list[int]  # tokens generated before this step; do not mutate
+    output_token_ids: list[int]  # tokens generated before this step, as far as the host has them; do not mutate
     seed: int  # resolved: the request's own, or one drawn at admission
     banned_ids: tuple[int, ...] = ()  # of the vocabulary, that this step must not sample: min_tokens is not reached
 
@@ -93,6 +99,17 @@ class Sampled:
     error: str | None = None
 
 
+class LaunchedStep(Protocol):
+    """A step that the device computes, or has computed."""
+
+    def results(self) -> list[Sampled]:
+        """Waits for the step. To be asked once, in the order of launches; aligned with the batch's ``sequences``.
+
+        When it returns, what the step wrote to the pool is visible to whoever reads the pool, a peer too, and the step
+        reads and writes there no more.
+        """
+
+
 class ModelRunner(Protocol):
     """Owns weights, KV pool and device. Lives in the engine's own process."""
 
@@ -102,11 +119,11 @@ class ModelRunner(Protocol):
     max_position: int  # longest sequence the model's positions allow
     vocab_size: int
 
-    def execute(self, batch: Batch) -> list[Sampled]:
-        """Writes KV for every new token, samples where asked. Results align with ``batch.sequences``."""
+    def launch(self, batch: Batch) -> LaunchedStep:
+        """Begins to write KV for every new token, and to sample where asked; waits for no result.
 
-    def synchronize(self) -> None:
-        """Returns when every KV write so far is visible to a peer that reads the pool (CUDA: device sync)."""
+        Steps run in the order of their launches. At most one launched before may still be without its ``results``.
+        """
 
     def device_memory_bytes(self) -> int:
         """Memory of the device that this process holds, for the launcher's table; 0 on a CPU."""

@@ -56,6 +56,7 @@ class LlmArgs:
     max_num_tokens: int = 8192
     max_seq_len: int | None = None
     enable_chunked_prefill: bool = False
+    disable_overlap_scheduler: bool = False
     enable_attention_dp: bool = False
     kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
     cuda_graph_config: CudaGraphConfig | None = field(default_factory=CudaGraphConfig)

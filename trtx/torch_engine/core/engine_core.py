@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import psutil
 
-from trtx.torch_engine.batch import ModelRunner, Sampled
+from trtx.torch_engine.batch import LaunchedStep, ModelRunner
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
 from trtx.torch_engine.core.kv_events import KvEventLog
@@ -27,8 +29,21 @@ MEMORY_REPORT_S = 2.0
 """How often a working engine measures what memory it holds: it takes longer than a step's bookkeeping."""
 
 
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A step that the runner computes."""
+
+    step: Step
+    launched: LaunchedStep
+    began: float  # when it was scheduled, on the clock of Sequence.arrived_s
+
+
 class EngineCore:
     """Scheduler, pool, runner and transport, moved one step at a time by one thread.
+
+    While the device computes a step, the one after it is scheduled and launched, and only then are the first one's
+    results taken in: bookkeeping and reports cost the device no time. A sequence that a token ends is then in one
+    step more, whose result for it is dropped; one that its length ends is not. Tokens are the same as without.
 
     ``max_seq_len`` tokens (prompt and output) always fit into an empty pool, so every accepted request can run. What
     goes wrong with one sequence ends that sequence, with an error; what the runner raises is nobody's in particular,
@@ -44,6 +59,7 @@ class EngineCore:
         enable_block_reuse: bool = True,
         event_buffer_max_size: int = 0,
         enable_iter_perf_stats: bool = False,
+        disable_overlap_scheduler: bool = False,
         transport: KvTransport | None = None,
         kv_transfer_timeout_s: float = 60.0,
         clock: Callable[[], float] = time.time,
@@ -61,49 +77,70 @@ class EngineCore:
         self._runner = runner
         self._limits = limits
         self._handoffs = (
-            Handoffs(transport, runner, self.scheduler, timeout_s=kv_transfer_timeout_s, clock=clock)
+            Handoffs(transport, self.scheduler, timeout_s=kv_transfer_timeout_s, clock=clock)
             if transport is not None
             else None
         )
         self._with_stats = enable_iter_perf_stats
         self._sequences: dict[int, Sequence] = {}  # accepted and not ended for the client
         self._updates: list[Update] = []
+        self._stats: dict[str, Any] | None = None  # of the step committed last
         self._reported_handoff = HandoffStats()
         self._process = psutil.Process()
         self._measure_memory()
         self._arrivals = 0
         self._iteration = 0
         self._is_stalled = False
+        self._overlaps = not disable_overlap_scheduler
+        self._under_way: _UnderWay | None = None
+        self._committed_at = 0.0  # on the clock of Sequence.arrived_s
 
     # --- the step ---
 
     def step(self) -> StepReport | None:
-        """Schedules, executes, commits. Returns what changed, None if nothing did."""
-        began = time.perf_counter()
+        """Schedules and launches a step, commits the one before it (without overlap: the same). Returns what changed,
+        None if nothing did."""
         if self._handoffs is not None:
             self._handoffs.collect()
+        done = self._iteration
+        if self._under_way is not None and self.scheduler.must_preempt:
+            self._commit(self._under_way)
+            self._under_way = None
+        before, self._under_way = self._under_way, self._launch()
+        if not self._overlaps:
+            before, self._under_way = self._under_way, None
+        if before is not None:
+            self._commit(before)
+            self._is_stalled = False
+        return self._report(has_computed=self._iteration > done)
+
+    def _launch(self) -> _UnderWay | None:
+        """The next step, begun; None if there is nothing to compute."""
+        began = time.perf_counter()
         step = self.scheduler.schedule()
         for sequence in step.reads:
             self._begin_read(sequence)
         self._is_stalled = not step.sequences and not step.reads
-        num_completed = 0
-        if step.sequences:
-            num_completed = self._commit(step, self._runner.execute(step.batch()))
-        return self._report(step, num_completed, began)
+        if not step.sequences:
+            return None
+        return _UnderWay(step, self._runner.launch(step.launch()), began)
 
-    def _commit(self, step: Step, results: list[Sampled]) -> int:
-        """Takes the results in. Returns how many sequences ended."""
-        scheduler, updates = self.scheduler, self._updates
+    def _commit(self, under_way: _UnderWay) -> None:
+        """Waits for a step, and takes its results in."""
+        step, scheduler, updates = under_way.step, self.scheduler, self._updates
+        results = under_way.launched.results()
         size = scheduler.pool.tokens_per_block
-        num_completed = 0
-        for sequence, sampled in zip(step.sequences, results, strict=True):
+        num_completed = num_emitted = 0
+        for sequence, end, sampled in zip(step.sequences, step.ends, results, strict=True):
+            if not scheduler.settle(sequence):
+                continue
             if sampled.error is not None:
                 num_completed += 1
                 self._fail(sequence, sampled.error)
                 continue
             try:
-                update = sequence.advance(sampled)
-                if sequence.num_computed // size > sequence.num_registered:
+                update = sequence.advance(sampled, end)
+                if end // size > sequence.num_registered:
                     scheduler.register(sequence)
             except Exception as error:
                 num_completed += 1
@@ -112,10 +149,24 @@ class EngineCore:
             if update is None:
                 continue
             updates.append(update)
+            num_emitted += len(update.token_ids)
             if update.finish_reason is not None:
                 num_completed += 1
                 self._finish(sequence, update)
-        return num_completed
+        self._iteration += 1
+        began, self._committed_at = max(under_way.began, self._committed_at), time.perf_counter()
+        if self._with_stats:
+            self._stats = iteration_stats(
+                scheduler,
+                step,
+                iteration=self._iteration,
+                began=began,
+                ended=self._committed_at,
+                num_completed=num_completed,
+                num_emitted=num_emitted,
+                cpu_memory_bytes=self._cpu_memory_bytes,
+                device_memory_bytes=self._device_memory_bytes,
+            )
 
     def _fail(self, sequence: Sequence, problem: str) -> None:
         """Ends a running sequence, whose request is not at fault. Nobody shall reuse its KV: it may be the cause."""
@@ -143,32 +194,18 @@ class EngineCore:
             opaque_state=opaque_state,
         )
 
-    def _report(self, step: Step, num_completed: int, began: float) -> StepReport | None:
+    def _report(self, *, has_computed: bool) -> StepReport | None:
         updates, self._updates = self._updates, []
+        stats, self._stats = self._stats, None
         events = self._events.take() if self._events is not None else None
         handoff_stats = None
         if self._handoffs is not None and self._handoffs.stats != self._reported_handoff:
             handoff_stats = self._handoffs.stats
             self._reported_handoff = msgspec.structs.replace(handoff_stats)
         memory = None
-        if step.sequences and time.monotonic() - self._memory_at > MEMORY_REPORT_S:
+        if has_computed and time.monotonic() - self._memory_at > MEMORY_REPORT_S:
             self._measure_memory()
             memory = self._device_memory_bytes
-        stats = None
-        if step.sequences:
-            self._iteration += 1
-            if self._with_stats:
-                stats = iteration_stats(
-                    self.scheduler,
-                    step,
-                    iteration=self._iteration,
-                    began=began,
-                    ended=time.perf_counter(),
-                    num_completed=num_completed,
-                    num_emitted=sum(len(update.token_ids) for update in updates),
-                    cpu_memory_bytes=self._cpu_memory_bytes,
-                    device_memory_bytes=self._device_memory_bytes,
-                )
         if updates or stats or events or handoff_stats is not None or memory is not None:
             return StepReport(updates, stats, events or None, handoff_stats, memory)
         return None
@@ -181,7 +218,7 @@ class EngineCore:
     @property
     def wait_s(self) -> float | None:
         """Seconds that the loop may wait for messages before the next step; None: until one comes."""
-        if self._updates:
+        if self._updates or self._under_way is not None:
             return 0.0
         waits = self._handoffs.wait_s if self._handoffs is not None else None
         if not self.scheduler.running and not self.scheduler.waiting:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from trtx.torch_engine.batch import ModelRunner
 from trtx.torch_engine.core.scheduler import Scheduler
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.handoff import KvTransport, LayoutMismatch, LeaseTable, PeerGone
@@ -27,7 +26,6 @@ class Handoffs:
     def __init__(
         self,
         transport: KvTransport,
-        runner: ModelRunner,
         scheduler: Scheduler,
         *,
         timeout_s: float,
@@ -35,7 +33,6 @@ class Handoffs:
     ) -> None:
         self.stats = HandoffStats()
         self._transport = transport
-        self._runner = runner
         self._scheduler = scheduler
         self._timeout_s = timeout_s
         self._clock = clock
@@ -60,7 +57,11 @@ class Handoffs:
     # --- prefill side ---
 
     def lease(self, sequence: Sequence) -> bytes:
-        """Ends a sequence whose prompt is computed, and keeps the prompt's blocks for a reader: its opaque_state."""
+        """Ends a sequence, and keeps its prompt's blocks for a reader: its opaque_state.
+
+        The step that computed the prompt's end is committed, so all of its KV is where a peer finds it: see
+        ``LaunchedStep.results``.
+        """
         num_tokens = len(sequence.prompt_token_ids)
         count = -(-num_tokens // self._scheduler.pool.tokens_per_block)
         block_ids = self._scheduler.finish(sequence, keep_blocks=count)
@@ -70,7 +71,6 @@ class Handoffs:
         self._leases.grant(lease_id, block_ids, deadline_s)
         self._leased[lease_id] = tuple(block_ids)
         self.stats.leases = len(self._leases)
-        self._runner.synchronize()
         return self._transport.export(lease_id, block_ids, num_tokens, deadline_s)
 
     def _end_lease(self, lease_id: int) -> None:

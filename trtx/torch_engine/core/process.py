@@ -1,7 +1,8 @@
 """The engine's own process: ``python -m trtx.torch_engine.core.process <fd>``, started by ``EngineClient``.
 
 It owns runner, pool and transport, and runs the step loop in its main thread. A second thread reads the socket: its
-end of file means that the parent is gone, and ends this process at once, even in the middle of a step. SIGINT and
+end of file means that the parent is gone, and ends this process at once, even in the middle of a step. A third one
+sends the loop's reports. SIGINT and
 SIGTERM are ignored: a terminal sends them to the whole group, and the parent decides when the engine ends.
 """
 
@@ -23,6 +24,7 @@ from trtx.errors import UsageError
 from trtx.torch_engine.batch import ModelRunner
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.reports import ReportSender
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.messages import Abort, Fatal, Progress, Ready, Shutdown, Start, Submit, ToEngine
@@ -48,7 +50,11 @@ def main() -> None:
         gc.collect()
         gc.freeze()  # weights and modules live as long as the process: no collection need look at them again
         gc.enable()
-        _loop(core, channel, inbox)
+        reports = ReportSender(channel.send)
+        try:
+            _loop(core, reports, inbox)
+        finally:
+            reports.close()
         core.close()
     except UsageError as error:
         channel.send(Fatal(str(error), is_usage=True))
@@ -101,6 +107,7 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
         enable_block_reuse=kv.enable_block_reuse,
         event_buffer_max_size=kv.event_buffer_max_size,
         enable_iter_perf_stats=args.enable_iter_perf_stats,
+        disable_overlap_scheduler=args.disable_overlap_scheduler,
         transport=transport,
         kv_transfer_timeout_s=args.cache_transceiver_config.kv_transfer_timeout_ms / 1e3,
     )
@@ -143,7 +150,7 @@ def _create_runner(args: LlmArgs) -> ModelRunner:
     return create_runner(runner_args(args))
 
 
-def _loop(core: EngineCore, channel: Channel[ToEngine], inbox: SimpleQueue[ToEngine]) -> None:
+def _loop(core: EngineCore, reports: ReportSender, inbox: SimpleQueue[ToEngine]) -> None:
     """Steps while there is work, sleeps on the inbox while there is none. Returns on ``Shutdown``."""
     while True:
         wait_s = core.wait_s
@@ -161,7 +168,7 @@ def _loop(core: EngineCore, channel: Channel[ToEngine], inbox: SimpleQueue[ToEng
             pass
         report = core.step()
         if report is not None:
-            channel.send(report)
+            reports.put(report)
 
 
 if __name__ == "__main__":

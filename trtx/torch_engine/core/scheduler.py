@@ -4,6 +4,9 @@ Order of a step's token budget: every running sequence with one token left decod
 chunks, oldest first; then waiting sequences are admitted, each with all blocks of its known tokens, so that only
 decoding ever asks for more. When a decode finds no block, the sequence admitted last is preempted: it gives
 everything back, waits at its old place, and computes its past again.
+
+A step may be scheduled while the one before is under way. What ends in between keeps its slot and blocks until no step
+is left that uses them: nobody else, and no copy from a peer, may write where a step still does.
 """
 
 from __future__ import annotations
@@ -41,11 +44,13 @@ class Step:
     num_generating: int = 0  # leading decodes; the others are prompts of which the cache had all but the last token
     num_context_tokens: int = 0
     sequences: list[Sequence] = field(default_factory=list)  # decodes, then those of chunks
+    ends: list[int] = field(default_factory=list)  # of each: how much of it is written once the step is done
 
-    def batch(self) -> Batch:
-        """The runner's view, aligned with ``sequences``. Valid until the next step."""
-        shares = [sequence.share(1) for sequence in self.decodes]
-        shares += [sequence.share(count) for sequence, count in self.chunks]
+    def launch(self) -> Batch:
+        """Counts the step as under way. The runner's view, aligned with ``sequences``, valid until the next launch."""
+        shares = [sequence.launch(1) for sequence in self.decodes]
+        shares += [sequence.launch(count) for sequence, count in self.chunks]
+        self.ends = [sequence.num_computed for sequence in self.sequences]
         return Batch(shares)
 
 
@@ -60,6 +65,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # in the order of admission
         self.running: list[Sequence] = []  # in the order in which they were admitted
         self.reading: list[Sequence] = []
+        self.leaving: list[Sequence] = []  # ended, with a step under way that has them in it
         self._free_slots = list(range(self.max_batch_size - 1, -1, -1))
         self._watermark = int(pool.num_blocks * WATERMARK)
 
@@ -73,14 +79,25 @@ class Scheduler:
     def _rank(self, sequence: Sequence) -> tuple[float, int]:
         return (-sequence.priority if self.limits.by_priority else 0.0, sequence.arrival)
 
+    @property
+    def must_preempt(self) -> bool:
+        """The next ``schedule`` may preempt, or make a decode wait. No step may be under way then."""
+        available, size = self.pool.num_available, self.pool.tokens_per_block
+        if available >= len(self.running):
+            return False
+        decodes = (s for s in self.running if s.is_decode and not s.is_complete)
+        return sum(s.num_computed == len(s.block_ids) * size for s in decodes) > available
+
     def schedule(self) -> Step:
         """Picks the next step's work and takes the blocks for it. Never raises, never waits; may pick nothing."""
         step = Step()
         decodes, tokens_per_block = step.decodes, self.pool.tokens_per_block
         prompts: list[Sequence] = []
         for sequence in self.running:  # which preemption shortens from its end
-            computed = sequence.num_computed
-            if sequence.num_tokens - computed != 1 or computed == 0:
+            computed, known = sequence.num_computed, sequence.num_tokens
+            if known >= sequence.most_tokens:
+                continue  # its last token is being sampled
+            if known - computed != 1 or computed == 0:
                 prompts.append(sequence)
             elif computed < len(sequence.block_ids) * tokens_per_block or self._grow(sequence):
                 decodes.append(sequence)
@@ -100,7 +117,7 @@ class Scheduler:
     def _compute(sequence: Sequence, budget: int, step: Step) -> int:
         """Adds as many of the sequence's uncomputed tokens as ``budget`` allows. Returns how many."""
         count = min(sequence.num_uncomputed, budget)
-        if sequence.num_uncomputed == 1 and sequence.num_computed > 0:
+        if sequence.is_decode:
             step.decodes.append(sequence)
         else:
             step.chunks.append((sequence, count))
@@ -123,6 +140,7 @@ class Scheduler:
 
     def _preempt_latest(self) -> None:
         sequence = self.running.pop()
+        assert not sequence.num_steps, "see must_preempt"
         self._let_go(sequence)
         sequence.state = State.WAITING
         sequence.is_resumed = True
@@ -177,15 +195,15 @@ class Scheduler:
         """READING -> RUNNING with ``num_computed`` tokens in place: all on success, the reused ones if not."""
         self.reading.remove(sequence)
         sequence.state = State.RUNNING
-        sequence.num_computed = num_computed
+        sequence.num_computed = sequence.num_written = num_computed
         self.running.append(sequence)
 
     def register(self, sequence: Sequence) -> None:
-        """Makes the blocks that ``num_computed`` has filled findable."""
+        """Makes the blocks that ``num_written`` fills findable."""
         if not self.pool.enable_reuse:
             return
         size = self.pool.tokens_per_block
-        first, full = sequence.num_registered, sequence.num_computed // size
+        first, full = sequence.num_registered, sequence.num_written // size
         if full > first:
             names = sequence.names(full, size)
             self.pool.register(
@@ -197,7 +215,10 @@ class Scheduler:
             sequence.num_registered = full
 
     def finish(self, sequence: Sequence, *, keep_blocks: int = 0) -> list[int]:
-        """Ends a sequence in any state. Its first ``keep_blocks`` blocks stay referenced and are returned."""
+        """Ends a sequence in any state. Its first ``keep_blocks`` blocks stay referenced and are returned.
+
+        One that a step under way has in it leaves when that step is settled; it can keep nothing.
+        """
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         elif sequence.state is State.READING:
@@ -205,7 +226,21 @@ class Scheduler:
         elif sequence.state is State.RUNNING:
             self.running.remove(sequence)
         sequence.state = State.FINISHED
+        if sequence.num_steps:
+            assert not keep_blocks
+            self.leaving.append(sequence)
+            return []
         return self._let_go(sequence, keep_blocks)
+
+    def settle(self, sequence: Sequence) -> bool:
+        """A step that had it in it is done. Whether the sequence goes on: what an ended one got is nobody's."""
+        sequence.num_steps -= 1
+        if sequence.state is not State.FINISHED:
+            return True
+        if not sequence.num_steps:
+            self.leaving.remove(sequence)
+            self._let_go(sequence)
+        return False
 
     def _let_go(self, sequence: Sequence, keep_blocks: int = 0) -> list[int]:
         kept, given_back = sequence.block_ids[:keep_blocks], sequence.block_ids[keep_blocks:]
@@ -215,17 +250,31 @@ class Scheduler:
         sequence.slot = -1
         sequence.block_ids = []
         sequence.held = None
-        sequence.num_computed = sequence.num_registered = 0
+        sequence.num_computed = sequence.num_written = sequence.num_registered = 0
         return kept
 
     def check(self, leased: list[tuple[int, ...]] | None = None) -> None:
         """Raises AssertionError unless pool, queues and slots agree. ``leased``: block lists held by leases."""
-        holders: list[list[int]] = [s.block_ids for s in (*self.running, *self.reading)]
+        holding = (*self.running, *self.reading, *self.leaving)
+        holders: list[list[int]] = [s.block_ids for s in holding]
         holders += [list(blocks) for blocks in leased or ()]
         self.pool.check(holders)
-        slots = [s.slot for s in (*self.running, *self.reading)]
+        slots = [s.slot for s in holding]
         if sorted(slots + self._free_slots) != list(range(self.max_batch_size)):
             raise AssertionError(f"slots: held {sorted(slots)} + free {sorted(self._free_slots)}; expected each once")
         for sequence in self.waiting:
             if sequence.block_ids or sequence.slot >= 0:
                 raise AssertionError(f"waiting sequence {sequence.sequence_id} holds {sequence.block_ids}")
+        for sequence in holding:
+            room = len(sequence.block_ids) * self.pool.tokens_per_block
+            if not sequence.num_written <= sequence.num_computed <= room:
+                raise AssertionError(
+                    f"sequence {sequence.sequence_id}: {sequence.num_written} tokens written, {sequence.num_computed} "
+                    f"computed or under way, room for {room}"
+                )
+            is_leaving = sequence in self.leaving
+            if not sequence.num_steps and (is_leaving or sequence.num_written != sequence.num_computed):
+                raise AssertionError(
+                    f"sequence {sequence.sequence_id} is in no step under way, {sequence.num_written} of its "
+                    f"{sequence.num_computed} tokens are written, and it is {'leaving' if is_leaving else 'there'}"
+                )

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trtx.torch_engine.batch import Sampled, ScheduledSequence
+from trtx.torch_engine.batch import FROM_SLOT, Sampled, ScheduledSequence
 from trtx.torch_engine.core.block_pool import block_name, root_name
 from trtx.torch_engine.messages import Handoff, Logprob, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
@@ -23,10 +23,12 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Positions ``[0, num_computed)`` have their KV in ``block_ids``; ``num_tokens`` are known (prompt and output).
+    """Positions ``[0, num_computed)`` have their KV in ``block_ids``, or get it from a step under way; ``num_tokens``
+    are known (prompt and output), or are being sampled by such a step.
 
     Two numbers say everything about progress: a sequence whose ``num_tokens - num_computed`` is 1 decodes, one with
-    more has a prompt (or, resumed after preemption, its past) to compute. ``held`` is what the runner sees of it.
+    more has a prompt (or, resumed after preemption, its past) to compute. Both grow when a step is launched; its end
+    brings the token and ``num_written``. ``held`` is what the runner sees of it.
     """
 
     sequence_id: int
@@ -36,6 +38,7 @@ class Sequence:
     sampling: SamplingPlan
     end_ids: frozenset[int]
     max_tokens: int  # clamped to the context
+    most_tokens: int  # with those of the prompt
     seed: int
     priority: float = 0.5
     cache_salt: str | None = None
@@ -45,6 +48,9 @@ class Sequence:
     output_token_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
     num_computed: int = 0
+    num_written: int = 0  # leading positions whose KV is in block_ids, for everybody to use
+    num_steps: int = 0  # launched with this sequence in them, and not committed
+    is_new_in_slot: bool = False
     block_ids: list[int] = field(default_factory=list)
     slot: int = -1
     held: ScheduledSequence | None = None
@@ -57,7 +63,7 @@ class Sequence:
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     first_gen_update: Update | None = None  # the prefill side's tokens, told to the client once they are sure to go on
     stop_ids: frozenset[int] = frozenset()
-    banned_ids: tuple[int, ...] = ()  # what would end it, as far as the model has it: not sampled unless may_end
+    banned_ids: tuple[int, ...] = ()  # what would end it, as far as the model has it: not before min_tokens
     min_tokens: int = 0
 
     @classmethod
@@ -70,6 +76,7 @@ class Sequence:
         context_only = handoff is not None and handoff.request_type == "context_only"
         end_ids, stop_ids = frozenset(sampling.end_ids), frozenset(sampling.stop_ids)
         ends = end_ids | stop_ids if sampling.min_tokens else ()
+        max_tokens = 1 if context_only else min(sampling.max_tokens, max_seq_len - len(prompt))
         return cls(
             sequence_id=submit.sequence_id,
             arrival=arrival,
@@ -77,7 +84,8 @@ class Sequence:
             prompt_token_ids=prompt,
             sampling=sampling,
             end_ids=end_ids,
-            max_tokens=1 if context_only else min(sampling.max_tokens, max_seq_len - len(prompt)),
+            max_tokens=max_tokens,
+            most_tokens=len(prompt) + max_tokens,
             seed=random.getrandbits(63) if sampling.seed is None else sampling.seed,
             priority=submit.priority,
             cache_salt=submit.cache_salt,
@@ -102,9 +110,14 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
-    def may_end(self) -> bool:
-        """Of the next token: ``min_tokens`` are there, and nothing that ends the sequence is banned."""
-        return len(self.output_token_ids) >= self.min_tokens
+    def is_decode(self) -> bool:
+        """One token is left to compute, and the next one follows from it."""
+        return self.num_tokens - self.num_computed == 1 and self.num_computed > 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Its last token is there or being sampled: there is nothing left to launch, whatever that token is."""
+        return self.num_tokens >= self.most_tokens
 
     @property
     def is_context_only(self) -> bool:
@@ -156,7 +169,8 @@ class Sequence:
         """Admission: the sequence now owns a slot and blocks, the first ``num_computed`` tokens' KV among them."""
         self.slot = slot
         self.block_ids = block_ids
-        self.num_computed = num_computed
+        self.num_computed = self.num_written = num_computed
+        self.is_new_in_slot = True
         self.held = ScheduledSequence(
             slot=slot,
             is_first=True,
@@ -170,28 +184,29 @@ class Sequence:
             seed=self.seed,
         )
 
-    def share(self, count: int) -> ScheduledSequence:
-        """The runner's view of the next ``count`` tokens. Changed in place: valid for one step."""
+    def launch(self, count: int) -> ScheduledSequence:
+        """A step computes the next ``count`` tokens: the runner's view of that. Changed in place by the next launch."""
         held = self.held
         assert held is not None
-        start = self.num_computed
-        held.start = start
-        held.samples = start + count == self.num_tokens
-        if count == 1 and self.output_token_ids and held.samples:
-            held.new_token_ids = [self.output_token_ids[-1]]
+        held.is_first, self.is_new_in_slot = self.is_new_in_slot, False
+        start = held.start = self.num_computed
+        end = start + count
+        held.samples = end == self.num_tokens
+        prompt, output = self.prompt_token_ids, self.output_token_ids
+        if count == 1 and held.samples and start >= len(prompt):
+            held.new_token_ids = [output[-1] if start < len(prompt) + len(output) else FROM_SLOT]
         else:
-            held.new_token_ids = self.tokens(start, start + count)
+            held.new_token_ids = self.tokens(start, end)
         if self.min_tokens:
-            held.banned_ids = () if self.may_end else self.banned_ids
+            held.banned_ids = () if self.num_tokens - len(prompt) >= self.min_tokens else self.banned_ids
+        self.num_computed = end
+        self.num_tokens += held.samples
+        self.num_steps += 1
         return held
 
-    def advance(self, sampled: Sampled) -> Update | None:
-        """Takes in one step's result. None for a prompt chunk that says nothing yet."""
-        held = self.held
-        assert held is not None
-        held.is_first = False
-        start = self.num_computed
-        self.num_computed = start + len(held.new_token_ids)
+    def advance(self, sampled: Sampled, end: int) -> Update | None:
+        """A step has written the KV before position ``end``. None for a prompt chunk that says nothing yet."""
+        start, self.num_written = self.num_written, end
         if sampled.prompt_logprobs is not None and not self.output_token_ids:
             # A preempted prompt is computed again from its start: only what is new counts.
             self.prompt_logprobs += sampled.prompt_logprobs[len(self.prompt_logprobs) - start :]
@@ -210,6 +225,7 @@ class Sequence:
         logprobs = self.handoff.first_gen_log_probs if self.sampling.logprobs is not None else None
         whole = Update(self.sequence_id, [], logprobs=[] if logprobs else None)
         for index, token_id in enumerate(self.first_gen_tokens):
+            self.num_tokens += 1
             update = self.accept(token_id, logprobs[index] if logprobs else None)
             whole.token_ids += update.token_ids
             if whole.logprobs is not None:
@@ -222,15 +238,15 @@ class Sequence:
         return whole
 
     def accept(self, token_id: int, logprobs: dict[int, Logprob] | None) -> Update:
-        """Appends one generated token, decides whether it ends the sequence, and says what the client sees of it.
+        """Appends one generated token, which ``num_tokens`` counts already, decides whether it ends the sequence, and
+        says what the client sees of it.
 
         An end id stays in the client's tokens, as on TensorRT-LLM's pytorch backend; a stop token id only if
         ``include_stop_str_in_output``. The caller acts on ``finish_reason``.
         """
         # False for a banned id where a prefill side with other parameters sampled it.
-        may_end = not self.min_tokens or self.may_end
+        may_end = len(self.output_token_ids) >= self.min_tokens
         self.output_token_ids.append(token_id)
-        self.num_tokens += 1
         update = Update(self.sequence_id, [token_id])
         if logprobs is not None:
             update.logprobs = [logprobs]

@@ -21,9 +21,10 @@ def iteration_stats(
     cpu_memory_bytes: int,
     device_memory_bytes: int,
 ) -> dict[str, Any]:
-    """Counts as they are after the step; times in milliseconds, memory in bytes.
+    """Counts as they are after the step, where the next one may be under way; times in milliseconds, memory in bytes.
 
-    ``began``, ``ended``: of the step, in seconds on the clock of ``Sequence.arrived_s``.
+    ``began``, ``ended``: in seconds on the clock of ``Sequence.arrived_s``. A step that waited behind another began
+    when that one was committed.
     """
     pool, counters = scheduler.pool, scheduler.pool.counters
     decodes = step.sequences[: step.num_generating]
@@ -62,8 +63,8 @@ def iteration_stats(
             "numCtxTokens": step.num_context_tokens,
             "microBatchId": 0,
             "avgNumDecodedTokensPerIter": num_emitted / len(step.sequences) if step.sequences else 0.0,
-            "numCtxKvTokens": sum(s.num_computed for s in prompts),
-            "numGenKvTokens": sum(s.num_computed for s in decodes),
+            "numCtxKvTokens": sum(s.num_written for s in prompts),
+            "numGenKvTokens": sum(s.num_written for s in decodes),
             "numQueuedContextRequests": len(new),
             "numQueuedCtxTokens": sum(s.num_tokens for s in new),
             "numQueuedGenRequests": len(handed_off),

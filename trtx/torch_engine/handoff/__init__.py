@@ -76,6 +76,10 @@ def create_transport(
             f"pool is {tuple(pool.shape)} of {pool.dtype}, contiguous: {pool.is_contiguous()}; "
             f"expected a contiguous (num_blocks, {', '.join(map(str, expected))}) of torch.{geometry.dtype}"
         )
+    if pool.is_cuda:
+        import torch
+
+        torch.cuda.current_stream(pool.device).synchronize()  # what fills it; copies wait for no stream of the caller's
     reads = Reads(geometry, pool.shape[0], clock)
     opened: list[Route] = []
     for name in routes:

@@ -75,7 +75,7 @@ class KvTransport(Protocol):
         """Describes leased blocks to a reader: the ``opaque_state`` that travels to decode.
 
         ``block_ids`` are in token order and hold ``num_tokens`` tokens, whose KV is complete and visible (see
-        ``ModelRunner.synchronize``). ``deadline_s`` is absolute, on the transport's clock (Unix seconds by default).
+        ``LaunchedStep.results``). ``deadline_s`` is absolute, on the transport's clock (Unix seconds by default).
         Keep the blocks until ``poll`` reports the lease as released, or until a :class:`LeaseTable` expires it.
         """
 
@@ -83,7 +83,8 @@ class KvTransport(Protocol):
         """Starts copying blocks and returns a read id, which exactly one later ``poll`` reports.
 
         The block at ``positions[i]`` of the exported list goes to the local block ``local_ids[i]``. The local blocks
-        belong to the transport until then. A finished read releases the peer's lease; a failed one does not. Raises
+        belong to the transport until then, and no step under way writes to them: whoever had them before kept them
+        until its last step was done. A finished read releases the peer's lease; a failed one does not. Raises
         :class:`LayoutMismatch` with both sides named, :class:`PeerGone` when the peer's death is already known,
         :class:`LeaseExpired` when the deadline has passed.
         """

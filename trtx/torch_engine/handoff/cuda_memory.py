@@ -102,10 +102,6 @@ class CudaMemory:
         self._driver.close(pool.base)
 
     def start(self, pool: _Opened, remote: BlockIds, local: BlockIds) -> _Ticket:
-        # The local blocks may have had an owner whose last kernel is still under way.
-        earlier = torch.cuda.current_stream(self._device)
-        if not earlier.query():
-            self._stream.wait_stream(earlier)
         if len(remote) < self._batched_blocks:
             ticket = self._gather(pool, remote, local)
         else:
@@ -143,6 +139,8 @@ class CudaMemory:
         room = max(_IDS, 1 << (size - 1).bit_length())
         host = torch.empty(room, dtype=torch.int32, pin_memory=True)
         device = torch.empty(room, dtype=torch.int32, device=self._device)
+        # Its memory may have been another tensor's, which a step under way still uses.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return _Ticket(host, host.numpy(), device, torch.cuda.Event())
 
     def is_done(self, copy: _Ticket) -> bool:

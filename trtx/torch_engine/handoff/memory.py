@@ -47,7 +47,7 @@ class PoolMemory(Protocol):
         """Lets go of an opened pool, with no copy from it under way: its memory may be freed only after that."""
 
     def start(self, pool: Any, remote: BlockIds, local: BlockIds) -> Any:
-        """Starts to copy blocks, after everything that was enqueued on the pool before. Raises CopyFailed."""
+        """Starts to copy blocks at once: nothing that was enqueued before writes to them. Raises CopyFailed."""
 
     def is_done(self, copy: Any) -> bool:
         """Whether nothing reads or writes for this copy any more. To be asked until it is True, then no more."""

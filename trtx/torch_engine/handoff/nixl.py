@@ -75,8 +75,6 @@ class NixlRoute:
         offer = read.exported.nixl
         if offer is None:
             return False
-        if self._pool.is_cuda:
-            _wait_for_earlier_writes(self._pool)
         peer = self._connect(read.exported, offer)
         opened = _Open(read, peer, self._post(peer, read))
         self._open[read.read_id] = peer.open_reads[read.read_id] = opened
@@ -186,13 +184,6 @@ class NixlRoute:
             self._drop(peer, reason)
         self._agent.close()
         self._agent = PoolAgent(self._pool, self._block_bytes)
-
-
-def _wait_for_earlier_writes(pool: torch.Tensor) -> None:
-    """NIXL knows no CUDA streams, and a prompt chunk of a sequence that was cancelled may still write to its blocks."""
-    import torch
-
-    torch.cuda.current_stream(pool.device).synchronize()
 
 
 def _lease_message(lease_id: int) -> bytes:

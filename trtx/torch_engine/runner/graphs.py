@@ -1,7 +1,14 @@
 """CUDA graphs of the decode pass, one per padded batch size."""
 
+# torch leaves its events untyped.
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,6 +25,15 @@ def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_batch_size), max_batch_size)
 
 
+class _Staging:
+    """Pinned memory that a step's inputs are copied from."""
+
+    def __init__(self, size: int) -> None:
+        self.host = torch.zeros(size, dtype=torch.int32, pin_memory=True)
+        self.values: npt.NDArray[np.int32] = self.host.numpy()  # the same memory
+        self.copied: Any = torch.cuda.Event()
+
+
 class DecodeGraphs:
     """Captured at start, replayed for ever. A graph ends with the sampled tokens, so a step launches one thing.
 
@@ -31,21 +47,28 @@ class DecodeGraphs:
         self._sizes = batch_sizes
         self._padding_slot = cache.padding_slot
         device, largest = cache.pool.device, self._sizes[-1]
-        self._inputs = torch.zeros(3, largest, dtype=torch.int32, device=device)  # tokens, positions, slots
-        self._inputs[2] = cache.padding_slot
-        self._host = torch.zeros(3, largest, dtype=torch.int32, pin_memory=True)
+        # Tokens, positions and slots of a size lie one behind the other, as one copy of adjacent memory alone takes
+        # pinned memory without a detour.
+        self._inputs = torch.zeros(3 * _stride(largest), dtype=torch.int32, device=device)
+        self._staging = [_Staging(self._inputs.numel()) for _ in range(2)]  # the step before may not have begun
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         memory = torch.cuda.graph_pool_handle()
         with torch.inference_mode():
             logits = torch.empty(largest, vocab_size, dtype=decoder.dtype, device=device)
             sampled = torch.empty(largest, dtype=torch.int64, device=device)
             for size in reversed(self._sizes):
-                inputs = PassInputs(*(row[:size] for row in self._inputs))
+                token_ids, positions, slots = (row[:size] for row in self._inputs[: 3 * _stride(size)].view(3, -1))
 
-                def run(inputs: PassInputs = inputs, size: int = size) -> None:
+                def run(
+                    token_ids: Tensor = token_ids, positions: Tensor = positions, slots: Tensor = slots,
+                    size: int = size,
+                ) -> None:  # fmt: skip
+                    inputs = PassInputs(sampler.fill(token_ids, slots), positions, slots)
                     decoder.logits(decoder.hidden(inputs), out=logits[:size])
-                    sampler.sample(logits[:size], inputs.slots, inputs.positions, out=sampled[:size])
+                    sampler.sample(logits[:size], slots, positions, out=sampled[:size])
 
+                self._inputs.zero_()
+                slots.fill_(cache.padding_slot)
                 for _ in range(_WARM_UP_PASSES):
                     run()
                 graph = torch.cuda.CUDAGraph()
@@ -58,18 +81,24 @@ class DecodeGraphs:
         return num_sequences <= self._sizes[-1]
 
     def replay(self, tokens: list[int], positions: list[int], slots: list[int]) -> tuple[Tensor, Tensor]:
-        """(logits [rows, vocab], their sampled tokens [rows] int64) of one decode pass."""
+        """(logits [rows, vocab], their sampled tokens [rows] int64) of one decode pass, which is not waited for."""
         rows = len(tokens)
         size = next(size for size in self._sizes if size >= rows)
-        padding = size - rows
-        host = self._host[:, :size]  # free again: a step ends only when its tokens are on the host
-        host.copy_(
-            torch.tensor(
-                [tokens + [0] * padding, positions + [0] * padding, slots + [self._padding_slot] * padding],
-                dtype=torch.int32,
-            )
-        )
-        self._inputs[:, :size].copy_(host, non_blocking=True)
+        length = 3 * _stride(size)
+        self._staging.reverse()
+        staging = self._staging[0]
+        staging.copied.synchronize()  # two replays ago: the step that it was for is done
+        values = staging.values[:length].reshape(3, -1)
+        values[0, :rows], values[1, :rows], values[2, :rows] = tokens, positions, slots
+        values[:2, rows:] = 0
+        values[2, rows:] = self._padding_slot
+        self._inputs[:length].copy_(staging.host[:length], non_blocking=True)
+        staging.copied.record()
         graph, logits, sampled = self._graphs[size]
         graph.replay()
         return logits[:rows], sampled[:rows]
+
+
+def _stride(size: int) -> int:
+    """Elements from one kind of input to the next: whole 16 bytes, as kernels are compiled once for such addresses."""
+    return -(-size // 4) * 4

@@ -1,27 +1,58 @@
 """The model runner: a scheduled batch in, sampled tokens out."""
 
+# torch leaves its events untyped.
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trtx.torch_engine.batch import Batch, KvGeometry, Sampled, ScheduledSequence
-from trtx.torch_engine.messages import Logprob
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans, int32
-from trtx.torch_engine.runner.sampler import Sampler, prompt_problem, rank_logprobs
+from trtx.torch_engine.runner.logprobs import RankedLogprobs, prompt_problem
+from trtx.torch_engine.runner.sampler import SampledRows, Sampler
 from trtx.torch_engine.runner.slots import BlockTable
 
 _PROMPT_LOGPROB_ROWS = 256  # of the vocabulary in float32: 256 rows of 151,936 are 156 MB
+
+
+@dataclass(slots=True, eq=False)
+class TorchStep:
+    """A :class:`trtx.torch_engine.batch.LaunchedStep`: its parts' results as they come from the device."""
+
+    size: int
+    parts: list[tuple[list[int], SampledRows]] = field(default_factory=list)  # and where in the step their rows are
+    prompts: list[tuple[int, list[RankedLogprobs]]] = field(default_factory=list)  # of the sequence there
+    done: Any = None  # a CUDA event behind all of it; None on a CPU, which is done
+
+    def results(self) -> list[Sampled]:
+        """See :meth:`trtx.torch_engine.batch.LaunchedStep.results`."""
+        if self.done is not None:
+            self.done.synchronize()
+        results = [Sampled(None) for _ in range(self.size)]
+        for places, rows in self.parts:
+            for place, sampled in zip(places, rows.results(), strict=True):
+                results[place] = sampled
+        for place, ranked in self.prompts:
+            if results[place].error is None:
+                found = [entry for part in ranked for entry in part.entries()]
+                results[place].prompt_logprobs, results[place].error = found, prompt_problem(found)
+        return results
 
 
 class TorchRunner:
     """A :class:`trtx.torch_engine.batch.ModelRunner`. Not thread-safe: one step at a time.
 
     A step's decodes and its prompt chunks are two passes over the weights: decodes replay a CUDA graph whatever
-    else the step holds, and chunks are long enough that reading the weights once more costs little. Both are enqueued
-    before either is waited for: while a graph runs, the host launches the kernels of the chunks.
+    else the step holds, and chunks are long enough that reading the weights once more costs little. Everything is
+    enqueued on one stream and nothing waited for: while a graph runs, the host launches the kernels of the chunks, and
+    then the next step.
     """
 
     def __init__(
@@ -48,8 +79,8 @@ class TorchRunner:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> list[Sampled]:
-        """See :meth:`trtx.torch_engine.batch.ModelRunner.execute`. Returns when the tokens are on the host."""
+    def launch(self, batch: Batch) -> TorchStep:
+        """See :meth:`trtx.torch_engine.batch.ModelRunner.launch`."""
         sequences = batch.sequences
         self._block_table.update(sequences)
         self._sampler.update(sequences)
@@ -57,14 +88,15 @@ class TorchRunner:
         while num_decodes < len(sequences) and _is_decode(sequences[num_decodes]):
             num_decodes += 1
         decodes, chunks = sequences[:num_decodes], sequences[num_decodes:]
-        decoded = self._decode(decodes) if decodes else None
-        computed = self._prefill(chunks) if chunks else None
-        results: list[Sampled] = []
-        if decoded is not None:
-            results += self._sampler.results(*decoded, decodes)
-        if computed is not None:
-            results += self._sample_chunks(*computed, chunks)
-        return results
+        step = TorchStep(len(sequences))
+        if decodes:
+            step.parts.append((list(range(num_decodes)), self._sampler.collect(*self._decode(decodes), decodes)))
+        if chunks:
+            self._sample_chunks(*self._prefill(chunks), chunks, num_decodes, step)
+        if self._device.type == "cuda":
+            step.done = torch.cuda.Event()
+            step.done.record()
+        return step
 
     def _decode(self, sequences: list[ScheduledSequence]) -> tuple[Tensor, Tensor]:
         """(logits [rows, vocab], their sampled tokens [rows])"""
@@ -74,6 +106,7 @@ class TorchRunner:
         if self._graphs is not None and self._graphs.fits(len(sequences)):
             return self._graphs.replay(tokens, positions, slots)
         inputs = PassInputs(*_upload(tokens, positions, slots, self._device))
+        inputs = replace(inputs, token_ids=self._sampler.fill(inputs.token_ids, inputs.slots))
         logits = self._decoder.logits(self._decoder.hidden(inputs))
         return logits, self._sampler.sample(logits, inputs.slots, inputs.positions)
 
@@ -82,8 +115,10 @@ class TorchRunner:
         inputs, ends = self._chunk_inputs(sequences)
         return self._decoder.hidden(inputs), ends
 
-    def _sample_chunks(self, hidden: Tensor, ends: list[int], sequences: list[ScheduledSequence]) -> list[Sampled]:
-        results = [Sampled(None) for _ in sequences]
+    def _sample_chunks(
+        self, hidden: Tensor, ends: list[int], sequences: list[ScheduledSequence], first: int, step: TorchStep
+    ) -> None:
+        """``first``: the place of ``sequences`` in the step."""
         sampling = [index for index, sequence in enumerate(sequences) if sequence.samples]
         if sampling:
             last = [ends[index] - 1 for index in sampling]
@@ -91,16 +126,14 @@ class TorchRunner:
             positions = [sequence.start + len(sequence.new_token_ids) - 1 for sequence in those]
             rows, at, slots = _upload(last, positions, [sequence.slot for sequence in those], self._device)
             logits = self._decoder.logits(hidden[rows.long()])
-            chosen = self._sampler.results(logits, self._sampler.sample(logits, slots, at), those)
-            for index, sampled in zip(sampling, chosen, strict=True):
-                results[index] = sampled
+            collected = self._sampler.collect(logits, self._sampler.sample(logits, slots, at), those)
+            step.parts.append(([first + index for index in sampling], collected))
         for index, sequence in enumerate(sequences):
             count = sequence.sampling.prompt_logprobs
-            if count is not None and results[index].error is None:
+            if count is not None:
                 begin = ends[index] - len(sequence.new_token_ids)
-                found = self._prompt_logprobs(hidden[begin : ends[index]], sequence, count)
-                results[index].prompt_logprobs, results[index].error = found, prompt_problem(found)
-        return results
+                ranked = self._prompt_logprobs(hidden[begin : ends[index]], sequence, count)
+                step.prompts.append((first + index, ranked))
 
     def _chunk_inputs(self, sequences: list[ScheduledSequence]) -> tuple[PassInputs, list[int]]:
         """Inputs of one pass over all chunks, and where in it each sequence ends."""
@@ -122,14 +155,14 @@ class TorchRunner:
         )
         return PassInputs(*_upload(tokens, positions, slots, self._device), spans=spans), ends
 
-    def _prompt_logprobs(self, hidden: Tensor, sequence: ScheduledSequence, count: int) -> list[dict[int, Logprob]]:
+    def _prompt_logprobs(self, hidden: Tensor, sequence: ScheduledSequence, count: int) -> list[RankedLogprobs]:
         """Of the prompt tokens that follow this chunk's: ``hidden`` of position p says how likely token p + 1 was."""
         following = sequence.prompt_token_ids[sequence.start + 1 : sequence.start + 1 + hidden.shape[0]]
-        results: list[dict[int, Logprob]] = []
+        results: list[RankedLogprobs] = []
         for begin in range(0, len(following), _PROMPT_LOGPROB_ROWS):
             tokens = following[begin : begin + _PROMPT_LOGPROB_ROWS]
             logits = self._decoder.logits(hidden[begin : begin + len(tokens)])
-            results += rank_logprobs(logits, int32(tokens, self._device), [count] * len(tokens))
+            results.append(RankedLogprobs(logits, int32(tokens, self._device), [count] * len(tokens)))
         return results
 
     def synchronize(self) -> None:

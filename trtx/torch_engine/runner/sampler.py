@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from trtx.torch_engine.batch import Sampled, ScheduledSequence
-from trtx.torch_engine.messages import Logprob
+from trtx.torch_engine.batch import FROM_SLOT, Sampled, ScheduledSequence
 from trtx.torch_engine.runner.kernels import int32
+from trtx.torch_engine.runner.logprobs import RankedLogprobs, to_host
 from trtx.torch_engine.runner.sampling import definition
 from trtx.torch_engine.runner.sampling.definition import NO_TOKEN
 from trtx.torch_engine.runner.sampling.slots import SamplingSlots, is_device_error, unexpected
@@ -30,6 +29,33 @@ _NO_NUMBERS = (
 _ROWS_AT_ONCE = 64  # of the vocabulary in float32: 64 rows of 151,936 are 39 MB
 
 
+class SampledRows:
+    """A pass's rows on their way to the host."""
+
+    def __init__(self, tokens: Tensor, known: list[int]) -> None:
+        """``tokens`` [rows] on the device; ``known``: how many tokens there were before each."""
+        self._tokens = to_host(tokens)
+        self._known = known
+        self.problems: dict[int, str] = {}
+        """Why a row gets no token, beside its logits."""
+        self.ranked: list[tuple[tuple[int, ...], RankedLogprobs]] = []
+        """Logprobs of those rows."""
+
+    def results(self) -> list[Sampled]:
+        """Once the step is done."""
+        results = [
+            Sampled(token) if token != NO_TOKEN else Sampled(None, error=_NO_NUMBERS.format(tokens=known))
+            for token, known in zip(self._tokens.tolist(), self._known, strict=True)
+        ]
+        for row, problem in self.problems.items():
+            results[row] = Sampled(None, error=problem)
+        for rows, ranked in self.ranked:
+            for row, entry in zip(rows, ranked.entries(), strict=True):
+                if results[row].error is None:
+                    results[row].logprobs = entry
+        return results
+
+
 class Sampler:
     """Temperature, top-k, top-p, min-p, penalties, banned ids and logprobs.
 
@@ -38,7 +64,8 @@ class Sampler:
     the logits. :mod:`trtx.torch_engine.runner.sampling.definition` says which; on CUDA, Triton kernels that equal it
     follow the logits in the same graph. What is wrong with one row is said in its ``Sampled``, and in no other.
 
-    A step is :meth:`update`, then :meth:`sample` and :meth:`results` for each of its passes.
+    A step is :meth:`update`, then :meth:`fill` for its decodes, and :meth:`sample` and :meth:`collect` for each of its
+    passes. None of them waits for the device; the results are there once it has done the step.
     """
 
     def __init__(self, max_batch_size: int, vocab_size: int, device: torch.device) -> None:
@@ -49,17 +76,26 @@ class Sampler:
         if device.type == "cuda":  # Triton is not imported on a CPU, where torch does not bring it
             from trtx.torch_engine.runner.sampling.triton_sampling import TritonSampling
 
-            self._kernels = TritonSampling(self._slots.on_device, vocab_size)
+            self._kernels = TritonSampling(self._slots.on_device, self._slots.last_tokens, vocab_size)
 
     def update(self, sequences: list[ScheduledSequence]) -> None:
         """Takes in what changed of the slots' sequences since the last step; waits for nothing."""
         self._slots.update(sequences)
 
+    def fill(self, token_ids: Tensor, slots: Tensor) -> Tensor:
+        """``token_ids`` [rows] int32, with what was sampled last of ``slots`` [rows] int32 in place of FROM_SLOT.
+
+        A CUDA graph may hold it.
+        """
+        if self._kernels is not None:
+            return self._kernels.fill(token_ids, slots)
+        return torch.where(token_ids == FROM_SLOT, self._slots.last_tokens[slots.long()], token_ids)
+
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         """``[rows]`` int64 tokens, ``NO_TOKEN`` where there is none, of the model's ``logits`` [rows, vocab].
 
-        ``slots`` and ``positions`` [rows] int32: of the tokens that the logits follow. On CUDA nothing is waited for,
-        and a graph may hold it; the padding slot's tokens mean nothing.
+        ``slots`` and ``positions`` [rows] int32: of the tokens that the logits follow. A sampled token is its slot's
+        last from then on. On CUDA a graph may hold it; the padding slot's tokens mean nothing.
         """
         tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if out is None else out
         if self._kernels is not None:
@@ -76,6 +112,7 @@ class Sampler:
             self._slots.set_problem(rows[at][0], error)
 
         _in_parts(len(rows), choose, fail)
+        self._slots.last_tokens[slots.long()] = tokens.clamp_min(0).int()
         return tokens
 
     def _define(self, logits: Tensor, rows: list[tuple[int, int]]) -> Tensor:
@@ -85,40 +122,32 @@ class Sampler:
         copy = logits.clone() if any(edit is not None for edit in edits) else logits
         return definition.sample(copy, known, edits, indices)
 
-    def results(self, logits: Tensor, tokens: Tensor, sequences: list[ScheduledSequence]) -> list[Sampled]:
-        """Of the rows of a pass: row i is ``sequences[i]``'s. Waits for the device.
+    def collect(self, logits: Tensor, tokens: Tensor, sequences: list[ScheduledSequence]) -> SampledRows:
+        """Sends the rows of a pass to the host: row i is ``sequences[i]``'s.
 
         Logprobs are those of the model's own distribution, before any of the above.
         """
-        results = [
-            Sampled(token) if token != NO_TOKEN else self._without_token(sequence)
-            for token, sequence in zip(tokens.tolist(), sequences, strict=True)
-        ]
+        rows = SampledRows(tokens, [sequence.start + len(sequence.new_token_ids) for sequence in sequences])
         if self._slots.problems:
             for row, sequence in enumerate(sequences):
-                if sequence.slot in self._slots.problems:
-                    results[row] = self._without_token(sequence)
+                if (problem := self._slots.problems.get(sequence.slot)) is not None:
+                    rows.problems[row] = problem
         asked = [
             (row, sequence.sampling.logprobs)
             for row, sequence in enumerate(sequences)
-            if sequence.sampling.logprobs is not None and results[row].error is None
+            if sequence.sampling.logprobs is not None and row not in rows.problems
         ]
 
         def rank(part: range) -> None:
-            rows, counts = zip(*asked[part.start : part.stop], strict=True)
-            index = int32(list(rows), logits.device).long()
-            for row, entry in zip(rows, rank_logprobs(logits[index], tokens[index], list(counts)), strict=True):
-                results[row].logprobs = entry
+            at, counts = zip(*asked[part.start : part.stop], strict=True)
+            index = int32(list(at), logits.device).long()
+            rows.ranked.append((at, RankedLogprobs(logits[index], tokens[index], list(counts))))
 
         def fail(at: int, error: Exception) -> None:
-            results[asked[at][0]] = Sampled(None, error=unexpected(error))
+            rows.problems[asked[at][0]] = unexpected(error)
 
         _in_parts(len(asked), rank, fail)
-        return results
-
-    def _without_token(self, sequence: ScheduledSequence) -> Sampled:
-        known = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
-        return Sampled(None, error=self._slots.problems.get(sequence.slot) or _NO_NUMBERS.format(tokens=known))
+        return rows
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """On CUDA, compiles and loads all that a request may ask for later, over logits of ``dtype``."""
@@ -127,7 +156,7 @@ class Sampler:
         self.update([sequence])
         logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
         at = int32([0], self._device)
-        self.results(logits, self.sample(logits, at, at), [sequence])
+        self.collect(logits, self.sample(logits, self.fill(at, at), at), [sequence])
         sequence.sampling, sequence.banned_ids = SamplingPlan(), ()
         self.update([sequence])
 
@@ -151,30 +180,3 @@ def _in_parts(count: int, run: Callable[[range], None], fail: Callable[[int, Exc
                 if is_device_error(error):
                     raise
                 fail(at, error)
-
-
-def rank_logprobs(logits: Tensor, chosen: Tensor, counts: list[int]) -> list[dict[int, Logprob]]:
-    """Per row of ``logits`` [rows, vocab]: the token of ``chosen`` [rows] first, then its ``counts`` likeliest."""
-    values = torch.log_softmax(logits.float(), dim=-1)
-    picked = values.gather(1, chosen.long().unsqueeze(1))  # [rows, 1]
-    ranks = (values > picked).sum(dim=1) + 1
-    top = values.topk(min(max(counts), values.shape[1]), dim=1)
-    rows = zip(
-        chosen.tolist(), picked.squeeze(1).tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist(),
-        counts, strict=True,
-    )  # fmt: skip
-    results = []
-    for token, logprob, rank, ids, logprobs, count in rows:
-        entry = {token: Logprob(logprob, rank)}
-        for place, (other, value) in enumerate(zip(ids[:count], logprobs, strict=False)):
-            entry.setdefault(other, Logprob(value, place + 1))
-        results.append(entry)
-    return results
-
-
-def prompt_problem(logprobs: list[dict[int, Logprob]]) -> str | None:
-    """Why a prompt's logprobs are none. One NaN or infinite logit makes every logprob of its row NaN."""
-    for entry in logprobs:
-        if any(math.isnan(logprob.logprob) for logprob in entry.values()):
-            return "the model's logits for tokens of this prompt are not numbers: prompt_logprobs can't be computed"
-    return None

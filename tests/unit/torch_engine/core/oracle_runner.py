@@ -1,15 +1,18 @@
 """A runner whose KV cells hold (token, position), and whose next token is a hash of what it reads back.
 
-Wrong block tables, positions, stale blocks or a prefix hit on other contents all change the tokens.
+Wrong block tables, positions, stale blocks or a prefix hit on other contents all change the tokens. So does a block
+that is given away too early: its device is as late as one can be, and does a step when its results are asked for.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from trtx.torch_engine.batch import Batch, KvGeometry, Sampled
+from trtx.torch_engine.batch import FROM_SLOT, Batch, KvGeometry, Sampled
 from trtx.torch_engine.handoff import FailedRead, FinishedRead, LayoutMismatch, PeerGone, TransportEvents
 
 VOCAB = 97
@@ -28,27 +31,55 @@ def undisturbed(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@dataclass
+class Row:
+    """What the device was told of one share of a step."""
+
+    slot: int
+    tokens: list[int]
+    start: int
+    blocks: list[int]
+    samples: bool
+
+
+class OracleStep:
+    def __init__(self, runner: OracleRunner, rows: list[Row]) -> None:
+        self.runner, self.rows = runner, rows
+
+    def results(self) -> list[Sampled]:
+        assert self.runner.queue.popleft() is self, "results are asked for once, in the order of launches"
+        return self.runner.compute(self.rows)
+
+
 class OracleRunner:
-    def __init__(self, num_blocks: int, tokens_per_block: int = 4, max_position: int = 1000) -> None:
+    def __init__(
+        self, num_blocks: int, tokens_per_block: int = 4, max_position: int = 1000, bad_token: int | None = None
+    ) -> None:
+        """Instead of ``bad_token`` a sequence gets an error."""
         self.geometry = KvGeometry(1, 1, 1, tokens_per_block, "float32")
         self.num_blocks = num_blocks
         self.max_position = max_position
         self.vocab_size = VOCAB
         self.pool: Any = None
+        self.bad_token = bad_token
         self.cells: list[list[tuple[int, int] | None]] = [[None] * tokens_per_block for _ in range(num_blocks)]
         self.slots: dict[int, list[int]] = {}  # slot -> the block list it was told of
+        self.last_tokens: dict[int, int] = {}  # of slots
+        self.queue: deque[OracleStep] = deque()  # launched, results not asked for
         self.largest_batch = 0
+        self.most_queued = 0
         self.steps: list[tuple[int, int]] = []  # (decodes in form, prompt tokens)
         self.is_closed = False
 
-    def execute(self, batch: Batch) -> list[Sampled]:
-        size = self.geometry.tokens_per_block
+    def launch(self, batch: Batch) -> OracleStep:
+        assert len(self.queue) <= 1, "one step at most is under way when the next one is launched"
         seen_prompt = False
         used: set[int] = set()
-        results = []
+        rows = []
         for s in batch.sequences:
             is_decode = len(s.new_token_ids) == 1 and s.samples and s.start > 0
             assert s.new_token_ids, "a share computes at least one token"
+            assert FROM_SLOT not in s.new_token_ids or (is_decode and not s.is_first)
             assert not (is_decode and seen_prompt), "decodes come before prompt chunks"
             seen_prompt = seen_prompt or not is_decode
             assert s.slot not in used, "one share a slot"
@@ -56,23 +87,33 @@ class OracleRunner:
             if s.is_first:
                 self.slots[s.slot] = s.block_ids
             assert self.slots[s.slot] is s.block_ids, "the block list stays the sequence's own while it holds the slot"
-            for offset, token in enumerate(s.new_token_ids):
-                position = s.start + offset
-                self.cells[s.block_ids[position // size]][position % size] = (token, position)
-        for s in batch.sequences:
-            token = None
-            if s.samples:
-                end = s.start + len(s.new_token_ids)
-                cells = [self.cells[s.block_ids[p // size]][p % size] for p in range(end)]
-                digest = blake2b(repr((cells, 0)).encode(), digest_size=4).digest()
-                token = int.from_bytes(digest, "little") % VOCAB
-            results.append(Sampled(token))
-        prompt_tokens = sum(len(s.new_token_ids) for s in batch.sequences)
-        self.steps.append((len(batch.sequences), prompt_tokens))
-        self.largest_batch = max(self.largest_batch, len(batch.sequences))
-        return results
+            rows.append(Row(s.slot, list(s.new_token_ids), s.start, list(s.block_ids), s.samples))
+        self.steps.append((len(rows), sum(len(row.tokens) for row in rows)))
+        self.largest_batch = max(self.largest_batch, len(rows))
+        self.queue.append(OracleStep(self, rows))
+        self.most_queued = max(self.most_queued, len(self.queue))
+        return self.queue[-1]
 
-    def synchronize(self) -> None: ...
+    def compute(self, rows: list[Row]) -> list[Sampled]:
+        size = self.geometry.tokens_per_block
+        for row in rows:
+            for offset, token in enumerate(row.tokens):
+                position = row.start + offset
+                known = self.last_tokens[row.slot] if token == FROM_SLOT else token
+                self.cells[row.blocks[position // size]][position % size] = (known, position)
+        results = []
+        for row in rows:
+            if not row.samples:
+                results.append(Sampled(None))
+                continue
+            end = row.start + len(row.tokens)
+            cells = [self.cells[row.blocks[p // size]][p % size] for p in range(end)]
+            digest = blake2b(repr((cells, 0)).encode(), digest_size=4).digest()
+            token = int.from_bytes(digest, "little") % VOCAB
+            is_bad = token == self.bad_token
+            self.last_tokens[row.slot] = 0 if is_bad else token
+            results.append(Sampled(None, error="no number") if is_bad else Sampled(token))
+        return results
 
     def device_memory_bytes(self) -> int:
         return 0
@@ -95,10 +136,12 @@ class OracleTransport:
         self.wire, self.agent, self.runner = wire, name, runner
         wire.ends[name] = self
         self.exports: dict[int, list[int]] = {}
+        self.exported: dict[int, list[Any]] = {}  # what was in their cells then
         self.reads: dict[int, tuple[str, int, list[tuple[int, int]]]] = {}
         self.events: dict[str, list[Any]] = {"finished": [], "failed": [], "released": []}
         self.is_dead = False
         self.fails_reads = False
+        self.copies_at_once = False  # when a read begins; else when it is delivered. A real one does in between
         self.mismatches = False
         self.blocks_read = 0
         self._next = 0
@@ -109,6 +152,7 @@ class OracleTransport:
 
     def export(self, lease_id: int, block_ids: Sequence[int], num_tokens: int, deadline_s: float) -> bytes:
         self.exports[lease_id] = list(block_ids)
+        self.exported[lease_id] = [list(self.runner.cells[block]) for block in block_ids]
         return f"{self.agent}:{lease_id}".encode()
 
     def begin_read(self, opaque_state: bytes, positions: Sequence[int], local_ids: Sequence[int]) -> int:
@@ -119,7 +163,16 @@ class OracleTransport:
             raise PeerGone(f"{agent} is gone")
         self._next += 1
         self.reads[self._next] = (agent, int(lease), list(zip(positions, local_ids, strict=True)))
+        if self.copies_at_once and int(lease) in self.wire.ends[agent].exports:
+            self._copy(*self.reads[self._next])
         return self._next
+
+    def _copy(self, agent: str, lease: int, pairs: list[tuple[int, int]]) -> None:
+        peer = self.wire.ends[agent]
+        for index, local in pairs:
+            found = peer.runner.cells[peer.exports[lease][index]]
+            assert found == peer.exported[lease][index], "written to after it was exported"
+            self.runner.cells[local] = list(found)
 
     def deliver(self) -> None:
         """Ends every pending read."""
@@ -128,8 +181,8 @@ class OracleTransport:
             if self.fails_reads or peer.is_dead or lease not in peer.exports:
                 self.events["failed"].append(FailedRead(read_id, "gone"))
                 continue
-            for index, local in pairs:
-                self.runner.cells[local] = list(peer.runner.cells[peer.exports[lease][index]])
+            if not self.copies_at_once:
+                self._copy(agent, lease, pairs)
             self.blocks_read += len(pairs)
             self.events["finished"].append(FinishedRead(read_id, len(pairs) * 8, 0.001))
             peer._released(lease)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.torch_engine.core.oracle_runner import OracleTransport, Wire, undisturbed
+from tests.unit.torch_engine.core.oracle_runner import VOCAB, OracleTransport, Wire, undisturbed
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
 from trtx.torch_engine.messages import Handoff
 
@@ -18,14 +16,15 @@ TIMEOUT_S = 10.0
 class Pair:
     """One prefill and one decode engine, joined; time stands still unless a test moves it."""
 
-    def __init__(self, *, prefill_blocks: int = 64, decode_blocks: int = 64, **decode: Any) -> None:
+    def __init__(self, *, prefill_blocks: int = 64, decode_blocks: int = 64, overlap: bool = True) -> None:
         self.now = 100.0
+        self.overlap = overlap
         wire = Wire()
         self.prefill = self._engine(wire, "prefill", prefill_blocks)
-        self.decode = self._engine(wire, "decode", decode_blocks, **decode)
+        self.decode = self._engine(wire, "decode", decode_blocks)
 
-    def _engine(self, wire: Wire, name: str, num_blocks: int, **core: Any) -> Harness:
-        harness = Harness(num_blocks, **core)
+    def _engine(self, wire: Wire, name: str, num_blocks: int) -> Harness:
+        harness = Harness(num_blocks)
         transport = OracleTransport(wire, name, harness.runner)
         limits = harness.core.scheduler.limits
         harness.core = type(harness.core)(
@@ -33,6 +32,7 @@ class Pair:
             limits,
             transport=transport,
             kv_transfer_timeout_s=TIMEOUT_S,
+            disable_overlap_scheduler=not self.overlap,
             clock=lambda: self.now,
         )
         harness.transport = transport  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def test_others_decode_while_blocks_are_on_their_way() -> None:
     pair.decode.submit(1, prompt_of(8), 5, handoff=handoff)
     for _ in range(6):
         pair.step_decode(deliver=False)
-    assert len(pair.decode.tokens[9]) == 6
+    assert len(pair.decode.tokens[9]) == 5  # the sixth is on its way
     assert pair.decode.tokens[1] == handoff.first_gen_tokens
     pair.finish_decode()
     assert pair.decode.tokens[1] == undisturbed(prompt_of(8), 5)
@@ -255,14 +255,21 @@ def test_an_engine_without_a_transport_refuses_its_part_of_a_handoff(kind: str) 
         max_size=10,
     ),
     decode_blocks=st.integers(11, 30),
+    overlap=st.booleans(),
+    ends=st.sets(st.integers(0, VOCAB - 1), max_size=8),
+    at_once=st.booleans(),
 )
 def test_any_mix_of_handoffs_failures_and_aborts_ends_with_whole_tokens_and_empty_pools(
-    work: list[tuple[int, int, int, int, bool, str]], decode_blocks: int
-) -> None:
-    pair = Pair(prefill_blocks=100, decode_blocks=decode_blocks)
+    work: list[tuple[int, int, int, int, bool, str]], decode_blocks: int, overlap: bool, ends: set[int],
+    at_once: bool,
+) -> None:  # fmt: skip
+    pair = Pair(prefill_blocks=100, decode_blocks=decode_blocks, overlap=overlap)
+    pair.decode.transport.copies_at_once = at_once  # type: ignore[attr-defined]
+    sampling = {"stop_token_ids": sorted(ends), "include_stop_str_in_output": True} if ends else {}
     for sequence_id, (length, family, max_tokens, steps, delivers, fate) in enumerate(work):
         prompt = prompt_of(length, family)
-        pair.decode.submit(sequence_id, prompt, max_tokens, handoff=pair.context(sequence_id, prompt))
+        handoff = pair.context(sequence_id, prompt)
+        pair.decode.submit(sequence_id, prompt, max_tokens, handoff=handoff, sampling=sampling)
         pair.decode.transport.fails_reads = fate == "fail"  # type: ignore[attr-defined]
         for _ in range(steps):
             pair.step_decode(deliver=delivers)
@@ -273,6 +280,7 @@ def test_any_mix_of_handoffs_failures_and_aborts_ends_with_whole_tokens_and_empt
     pair.finish_decode()
     for sequence_id, (length, family, max_tokens, *_rest) in enumerate(work):
         got, whole = pair.decode.tokens[sequence_id], undisturbed(prompt_of(length, family), max_tokens)
+        whole = whole[: next((at + 1 for at, token in enumerate(whole) if token in ends), len(whole))]
         assert got == (whole if pair.decode.finished[sequence_id] != "cancelled" else whole[: len(got)])
     assert pair.prefill.is_empty()
     assert pair.decode.is_empty()

@@ -24,12 +24,13 @@ def test_tensorrt_llms_names_are_taken() -> None:
         {
             "max_batch_size": 8,
             "enable_chunked_prefill": True,
+            "disable_overlap_scheduler": True,
             "kv_cache_config": {"tokens_per_block": 64, "enable_block_reuse": False},
             "cache_transceiver_config": {"backend": "UCX", "kv_transfer_timeout_ms": 5000},
             "scheduler_config": {"waiting_queue_policy": "priority"},
         },
     )
-    assert (args.max_batch_size, args.enable_chunked_prefill) == (8, True)
+    assert (args.max_batch_size, args.enable_chunked_prefill, args.disable_overlap_scheduler) == (8, True, True)
     assert args.kv_cache_config == KvCacheConfig(tokens_per_block=64, enable_block_reuse=False)
     assert (args.transport, args.cache_transceiver_config.kv_transfer_timeout_ms) == ("nixl", 5000)
     assert args.scheduler_config.waiting_queue_policy == "priority"

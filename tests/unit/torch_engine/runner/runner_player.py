@@ -118,7 +118,7 @@ class Player:
     def step(self, playing: Sequence[Playing], *, chunk: int = 10_000) -> None:
         shares = [(one, one.share(chunk)) for one in playing]
         shares.sort(key=lambda pair: not (pair[1].samples and pair[1].start > 0 and len(pair[1].new_token_ids) == 1))
-        results = self.runner.execute(Batch([share for _, share in shares]))
+        results = self.runner.launch(Batch([share for _, share in shares])).results()
         for (one, share), sampled in zip(shares, results, strict=True):
             assert (sampled.token_id is not None) == share.samples
             one.take(share, sampled)

@@ -32,7 +32,7 @@ def step(sampler: Sampler, logits: torch.Tensor, sequences: list[ScheduledSequen
     sampler.update(sequences)
     slots = torch.tensor([sequence.slot for sequence in sequences], dtype=torch.int32)
     positions = torch.tensor([sequence.start for sequence in sequences], dtype=torch.int32)
-    return sampler.results(logits, sampler.sample(logits, slots, positions), sequences)
+    return sampler.collect(logits, sampler.sample(logits, slots, positions), sequences).results()
 
 
 def sample(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> list[Sampled]:
@@ -226,8 +226,8 @@ def test_counts_kept_from_step_to_step_are_those_of_the_whole_sequence() -> None
     generator = torch.Generator().manual_seed(0)
     kept = Sampler(2, VOCAB, torch.device("cpu"))
     asked = {"temperature": 0.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2, "presence_penalty": 0.1}
-    for life, stop in enumerate((12, 5)):
-        prompt, output = [1, 2, 2, life], list[int]()
+    for life, stop in enumerate((12, 5, 8, 8, 8)):
+        prompt, output = [1, 2, 2, 3, 3, life], list[int]()
         stops = (3, 4)
         for at in range(stop):
             logits = torch.randn(1, VOCAB, generator=generator) * 2
@@ -237,6 +237,8 @@ def test_counts_kept_from_step_to_step_are_those_of_the_whole_sequence() -> None
             one = sequence(1, seed=7, prompt=prompt, output=output, stops=stops, **asked)
             anew = step(Sampler(2, VOCAB, torch.device("cpu")), logits, [one])[0].token_id
             one.is_first = at in (0, 8)
+            if not one.is_first:
+                one.output_token_ids = output[:-1]  # as far as the host has them
             found = step(kept, logits, [one])[0].token_id
             assert found == anew and found is not None and found not in stops
             output.append(found)

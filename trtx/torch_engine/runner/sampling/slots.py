@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ class SamplingSlots:
     """Rows by slot, uploaded when a sequence takes the slot or its banned ids change: else nothing of them travels.
 
     Edits are one int32 a token of the vocabulary, for sequences with penalties or banned ids alone; see
-    :func:`trtx.torch_engine.runner.sampling.definition.sample`. What a step samples is counted where it is sampled.
+    :func:`trtx.torch_engine.runner.sampling.definition.sample`. What a step samples is counted where it is sampled, and
+    is its slot's last token from then on: the next step may need both before the host knows it.
     """
 
     def __init__(self, max_batch_size: int, vocab_size: int, device: torch.device) -> None:
@@ -36,13 +38,17 @@ class SamplingSlots:
         self.problems: dict[int, str] = {}
         """Why a slot's sequence gets no token."""
         self.on_device = torch.zeros(slots, FIELDS, dtype=torch.int64, device=device)
+        self.last_tokens = torch.zeros(slots, dtype=torch.int32, device=device)
+        """[slots] what each sampled last; 0 in place of ``NO_TOKEN``: a step may compute with it before it is known."""
 
     def update(self, sequences: list[ScheduledSequence]) -> None:
         """Before a step of ``sequences``: enqueues one small copy for all rows that changed."""
         banned = self._banned
         for sequence in sequences:
-            if sequence.is_first or sequence.banned_ids is not banned[sequence.slot]:
+            if sequence.is_first:
                 self._write(sequence)
+            elif sequence.banned_ids is not banned[sequence.slot]:
+                self._lift_ban(sequence)
         if self._changed:
             self._upload()
 
@@ -51,15 +57,35 @@ class SamplingSlots:
         self._banned[slot] = sequence.banned_ids
         self.edits[slot] = None
         self.problems.pop(slot, None)
-        fields = PLAIN_FIELDS
         try:
             row = SamplingRow.of(plan, sequence.seed, len(sequence.prompt_token_ids), self._vocab_size)
             edits = self._new_edits(sequence) if sequence.banned_ids or plan.has_penalties else None
-            fields = row.fields(0 if edits is None else edits.data_ptr())
-            self.rows[slot], self.edits[slot] = row, edits
+            self._set(slot, row, edits)
         except Exception as error:
-            self.rows[slot] = self._plain
+            self._set(slot, self._plain, None)
             self.set_problem(slot, error)
+
+    def _lift_ban(self, sequence: ScheduledSequence) -> None:
+        """Nothing is banned any more. What was, has not been sampled since: the host knows all there is of it."""
+        slot, banned = sequence.slot, self._banned[sequence.slot]
+        assert not sequence.banned_ids, "a ban comes with the slot, and is lifted whole"
+        self._banned[slot] = ()
+        if slot in self.problems:
+            return
+        edits = self.edits[slot]
+        try:
+            if edits is not None and sequence.sampling.has_penalties:
+                known = Counter(sequence.prompt_token_ids + sequence.output_token_ids)
+                at = int32([*banned, *(known[token] for token in banned)], self._device).view(2, -1)
+                edits.index_copy_(0, at[0].long(), at[1])
+            else:
+                self._set(slot, self.rows[slot], None)
+        except Exception as error:
+            self.set_problem(slot, error)
+
+    def _set(self, slot: int, row: SamplingRow, edits: Tensor | None) -> None:
+        self.rows[slot], self.edits[slot] = row, edits
+        fields = row.fields(0 if edits is None else edits.data_ptr())
         if fields != self._fields[slot]:
             self._fields[slot] = self._changed[slot] = fields
 

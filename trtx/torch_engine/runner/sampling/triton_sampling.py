@@ -18,6 +18,7 @@ from trtx.torch_engine.runner.sampling.triton_draw import (
     summaries_kernel,
     weights_kernel,
 )
+from trtx.torch_engine.runner.sampling.triton_last_tokens import fill_kernel
 from trtx.torch_engine.runner.sampling.triton_search import search_kernel
 
 _EDITING = 8  # programs of a row: few, as most rows need none
@@ -27,9 +28,11 @@ class TritonSampling:
     """All kernels are launched for every batch, and a program returns at once where its row needs it not: so a CUDA
     graph of them serves any batch, and each compiles once for a dtype of logits."""
 
-    def __init__(self, rows: Tensor, vocab_size: int) -> None:
-        """``rows`` [slots, FIELDS]: :attr:`trtx.torch_engine.runner.sampling.slots.SamplingSlots.on_device`."""
+    def __init__(self, rows: Tensor, last_tokens: Tensor, vocab_size: int) -> None:
+        """``rows`` [slots, FIELDS] and ``last_tokens`` [slots] int32: those of
+        :class:`trtx.torch_engine.runner.sampling.slots.SamplingSlots`."""
         self._rows = rows
+        self._last_tokens = last_tokens
         self._vocab = vocab_size
         self._groups = triton.cdiv(vocab_size, GROUP.value)
         self._parts = triton.cdiv(vocab_size, PART.value)
@@ -41,8 +44,15 @@ class TritonSampling:
         self._group_keys = torch.empty(most, self._groups, dtype=torch.int32, device=device)
         self._chosen_groups = torch.empty(most, MOST_GROUPS.value, dtype=torch.int32, device=device)
 
+    def fill(self, token_ids: Tensor, slots: Tensor) -> Tensor:
+        """See :meth:`trtx.torch_engine.runner.sampler.Sampler.fill`."""
+        filled = torch.empty(token_ids.shape[0], dtype=torch.int32, device=token_ids.device)
+        fill_kernel[(token_ids.shape[0],)](token_ids, slots, self._last_tokens, filled, num_warps=1)
+        return filled
+
     def sample(self, tokens: Tensor, logits: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """Fills ``tokens`` [n] int64 by ``logits`` [n, vocab] and counts them in the edits of their rows.
+        """Fills ``tokens`` [n] int64 by ``logits`` [n, vocab], counts them in the edits of their rows, and keeps them
+        as their slots' last.
 
         ``slots`` [n] int32: rows' places in ``rows``; ``positions`` [n] int32: of the tokens that the logits follow.
         Nothing is waited for.
@@ -74,8 +84,9 @@ class TritonSampling:
         )  # fmt: skip
         self._check(tokens, logits, slots)
         search_kernel[(count,)](
-            logits, tokens, states, slots, positions, self._rows, best, self._group_keys, sums, vocab, groups, parts,
-            PARTS=most_parts, GROUPS=most_groups, IS_BFLOAT16=is_bfloat16, num_warps=16, enable_fp_fusion=False,
+            logits, tokens, states, slots, positions, self._rows, best, self._group_keys, sums, self._last_tokens,
+            vocab, groups, parts, PARTS=most_parts, GROUPS=most_groups, IS_BFLOAT16=is_bfloat16, num_warps=16,
+            enable_fp_fusion=False,
         )  # fmt: skip
 
     def _check(self, tokens: Tensor, logits: Tensor, slots: Tensor) -> None:

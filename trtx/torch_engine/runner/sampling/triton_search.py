@@ -133,10 +133,10 @@ def _draw_until_kept(
 
 @triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def search_kernel(
-    logits, tokens, states, slots, positions, rows, part_best, group_keys, sums, vocab, groups, parts,
+    logits, tokens, states, slots, positions, rows, part_best, group_keys, sums, last_tokens, vocab, groups, parts,
     PARTS: tl.constexpr, GROUPS: tl.constexpr, IS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
-    """Decides rows that are not; one more of its token in each row's edits."""
+    """Decides rows that are not; one more of its token in each row's edits, and the token in its slot's last."""
     row = tl.program_id(0)
     row_params = rows + tl.load(slots + row).to(tl.int64) * FIELDS
     row_logits = logits + row.to(tl.int64) * vocab
@@ -175,6 +175,7 @@ def search_kernel(
                 top_p_limit(row_params, total), vocab, parts, PARTS,
             )  # fmt: skip
         tl.store(tokens + row, token.to(tl.int64))
+    tl.store(last_tokens + tl.load(slots + row), tl.maximum(token, 0))
     address = edits_at(row_params)
     if (address != 0) & (token >= 0):
         count = address.to(tl.pointer_type(tl.int32)) + token

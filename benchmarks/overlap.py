@@ -1,0 +1,160 @@
+"""What the step loop costs: the whole engine but its client, with and without overlap, in turn over one runner.
+
+    python benchmarks/overlap.py --model synthetic:qwen3-8b --batch 1,8,64,256 --isl 512 --osl 128 --rounds 3
+
+Scheduler, pool with prefix cache, KV events, statistics, runner, and reports sent to another process, as in an engine's
+own process. All requests of a round are there at its start, with prompts of their own, sampled as clients that say
+nothing are. "decode" are the tokens/s from when the last sequence has its first token until one ends; "all" counts
+every token and the whole round. Medians over the rounds. The last line of stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.torch_engine.channel import Channel
+from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.reports import ReportSender
+from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
+from trtx.torch_engine.messages import Submit, ToEngine
+from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+
+_READER = "import socket, sys\nend = socket.socket(fileno=int(sys.argv[1]))\nwhile end.recv(1 << 20): pass"
+
+
+class Reader:
+    """A process that reads reports, and makes nothing of them."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        number = theirs.fileno()
+        self._process = subprocess.Popen([sys.executable, "-c", _READER, str(number)], pass_fds=[number])
+        theirs.close()
+        self._socket = ours
+        self.channel: Channel[Any] = Channel(ours, ToEngine)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+def play(
+    runner: TorchRunner, *, overlap: bool, batch: int, isl: int, osl: int, max_num_tokens: int, seed: int,
+    params: dict[str, Any],
+) -> dict[str, float]:  # fmt: skip
+    """One round. ``step_ms``: of the part that only decodes."""
+    dice = random.Random(seed)
+    plan = resolve_sampling(SamplingParams(max_tokens=osl, ignore_eos=True, **params))
+    core = EngineCore(
+        runner, SchedulerLimits(batch, max_num_tokens), disable_overlap_scheduler=not overlap,
+        event_buffer_max_size=65536, enable_iter_perf_stats=True,
+    )  # fmt: skip
+    submits = [Submit(at, dice.choices(range(runner.vocab_size), k=isl), plan) for at in range(batch)]
+    reader = Reader()
+    reports = ReportSender(reader.channel.send)
+    gc.collect()
+    started, open_, tokens, steps = set[int](), batch, 0, 0
+    decode_began = decode_ended = 0.0
+    before = 0
+    began = time.perf_counter()
+    for submit in submits:
+        core.submit(submit)
+    while open_:
+        report = core.step()
+        if report is None:
+            continue
+        now = time.perf_counter()
+        for update in report.updates:
+            assert update.error is None, update.error
+            tokens += len(update.token_ids)
+            started.add(update.sequence_id)
+            if update.finish_reason is not None:
+                open_ -= 1
+                decode_ended = decode_ended or now
+        if decode_began and (now == decode_ended or not decode_ended):
+            steps += 1
+            decode_tokens = tokens - before
+        if len(started) == batch and not decode_began:
+            decode_began, before = now, tokens
+        reports.put(report)
+    elapsed = time.perf_counter() - began
+    reports.close()
+    reader.close()
+    while core.wait_s == 0.0:
+        core.step()  # what is under way, of nobody
+    assert tokens == batch * osl
+    seconds = decode_ended - decode_began
+    return {"decode": decode_tokens / seconds, "all": tokens / elapsed, "step_ms": seconds / steps * 1e3}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="synthetic:qwen3-0.6b", help="synthetic:<shape> or a checkpoint directory")
+    parser.add_argument("--batch", default="1,8,64,256")
+    parser.add_argument("--isl", type=int, default=512, help="prompt tokens")
+    parser.add_argument("--osl", type=int, default=128, help="generated tokens")
+    parser.add_argument("--rounds", type=int, default=3, help="of each of the two, in turn")
+    parser.add_argument("--max-num-tokens", type=int, default=8192)
+    parser.add_argument("--tokens-per-block", type=int, default=32)
+    parser.add_argument("--greedy", action="store_true")
+    options = parser.parse_args()
+    params = {} if options.greedy else {"temperature": 1.0}
+    batches = [int(batch) for batch in options.batch.split(",")]
+    checkpoint = resolve_checkpoint(options.model, on_gpu=torch.cuda.is_available())
+    blocks = (max(batches) + 1) * (-(-(options.isl + options.osl) // options.tokens_per_block) + 1)
+    runner = create_runner(
+        RunnerArgs(
+            model_dir=Path(checkpoint.path), max_batch_size=max(batches), max_num_tokens=options.max_num_tokens,
+            max_seq_len=options.isl + options.osl, tokens_per_block=options.tokens_per_block,
+            max_tokens=blocks * options.tokens_per_block,
+        )
+    )  # fmt: skip
+    gc.collect()
+    gc.freeze()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
+    print(f"{options.model}, {device}, torch {torch.__version__}, ISL {options.isl}, OSL {options.osl}, medians of "
+          f"{options.rounds}, {'greedy' if options.greedy else 'sampled'}")  # fmt: skip
+    print(f"{'batch':>5}  {'decode tok/s off':>16} {'on':>8} {'':>7}  {'step ms off':>11} {'on':>7}  "
+          f"{'all tok/s off':>13} {'on':>8} {'':>7}", flush=True)  # fmt: skip
+    rows = []
+    for batch in batches:
+        found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+        for turn in range(-1, options.rounds):  # the first of each warms up
+            for overlap in (False, True):
+                round_ = play(
+                    runner, overlap=overlap, batch=batch, isl=options.isl, osl=options.osl,
+                    max_num_tokens=options.max_num_tokens, seed=1000 * batch + 2 * turn + overlap, params=params,
+                )  # fmt: skip
+                if turn >= 0:
+                    found[overlap].append(round_)
+        off, on = (
+            {
+                name: statistics.median(round_[name] for round_ in found[overlap])
+                for name in ("decode", "all", "step_ms")
+            }
+            for overlap in (False, True)
+        )
+        print(f"{batch:>5}  {off['decode']:>16,.0f} {on['decode']:>8,.0f} {on['decode'] / off['decode'] - 1:>+7.1%}  "
+              f"{off['step_ms']:>11.3f} {on['step_ms']:>7.3f}  "
+              f"{off['all']:>13,.0f} {on['all']:>8,.0f} {on['all'] / off['all'] - 1:>+7.1%}", flush=True)  # fmt: skip
+        rows.append({"batch": batch, "off": off, "on": on, "rounds": {"off": found[False], "on": found[True]}})
+    print(json.dumps({"model": options.model, "device": device, "params": params, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

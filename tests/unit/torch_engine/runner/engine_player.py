@@ -1,0 +1,140 @@
+"""Workloads of every kind of request, an engine that serves them, and how its answers are compared."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from runner_player import VOCAB, random_prompt
+
+from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.handoff import KvTransport
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
+from trtx.torch_engine.messages import Handoff, Logprob, Submit
+from trtx.torch_engine.runner import TorchRunner
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "repetition_penalty": 1.1},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.2},
+    {"temperature": 2.0, "top_k": 20, "min_p": 0.05, "logprobs": 3},
+    {"logprobs": 2, "prompt_logprobs": 1},
+    {"temperature": 1.5, "min_tokens": 5, "frequency_penalty": 0.4},
+    {"min_tokens": 9},
+]
+
+
+@dataclass
+class Wish:
+    """One request of a workload."""
+
+    arrives: int  # at that step
+    prompt: list[int]
+    params: dict[str, Any]
+    aborts: int | None  # so many steps later
+
+    @property
+    def plan(self) -> Any:
+        return resolve_sampling(SamplingParams(**self.params))
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    reason: str | None = None
+    handoff: Handoff | None = None
+
+
+def workload(seed: int, count: int = 14) -> list[Wish]:
+    """Of every kind of sampling, some that share prefixes, some that end by a token, some aborted."""
+    dice = random.Random(seed)
+    wishes, step = [], 0
+    for index in range(count):
+        step += dice.choice([0, 0, 1, 3])
+        length = dice.randint(1, 40)
+        prompt = random_prompt(40, dice.randint(0, 2))[:length] if dice.random() < 0.6 else random_prompt(length, index)
+        kind = KINDS[dice.randrange(len(KINDS))]
+        params = kind | {
+            "max_tokens": dice.randint(kind.get("min_tokens", 1), 32), "seed": dice.randrange(2**64),
+            "stop_token_ids": dice.sample(range(VOCAB), dice.choice([0, 12, 40])), "include_stop_str_in_output": True,
+        }  # fmt: skip
+        wishes.append(Wish(step, prompt, params, dice.choice([None, None, None, dice.randint(0, 9)])))
+    return wishes
+
+
+class Engine:
+    """A core, and what its client has got."""
+
+    def __init__(self, runner: TorchRunner, *, overlap: bool, transport: KvTransport | None = None) -> None:
+        self.core = EngineCore(
+            runner, SchedulerLimits(5, 24), disable_overlap_scheduler=not overlap, transport=transport,
+            event_buffer_max_size=10_000,
+        )  # fmt: skip
+        self.answers: dict[int, Answer] = {}
+        self.paused = 0
+
+    def step(self) -> None:
+        report = self.core.step()
+        self.core.check()
+        self.paused += sum(sequence.is_resumed for sequence in self.core.scheduler.waiting)
+        for update in report.updates if report is not None else ():
+            assert update.error is None, update.error
+            answer = self.answers.setdefault(update.sequence_id, Answer())
+            assert answer.reason is None, "nothing comes after the end"
+            answer.tokens += update.token_ids
+            answer.logprobs += update.logprobs or []
+            answer.prompt_logprobs += update.prompt_logprobs or []
+            answer.reason = update.finish_reason
+            answer.handoff = update.handoff
+
+    @property
+    def is_idle(self) -> bool:
+        scheduler = self.core.scheduler
+        return not (scheduler.running or scheduler.waiting or scheduler.reading or self.core.wait_s == 0.0)
+
+    def finish(self) -> None:
+        for _ in range(2000):
+            if self.is_idle:
+                break
+            self.step()
+        assert self.is_idle
+        assert self.core.scheduler.pool.num_held == 0
+
+
+def served(runner: TorchRunner, wishes: list[Wish], *, overlap: bool) -> tuple[dict[int, Answer], int]:
+    """(answers, steps in which a preempted sequence waited)"""
+    engine, aborts = Engine(runner, overlap=overlap), dict[int, list[int]]()
+    for step in range(wishes[-1].arrives + 20):
+        for index, wish in enumerate(wishes):
+            if wish.arrives == step:
+                engine.core.submit(Submit(index, wish.prompt, wish.plan))
+                if wish.aborts is not None:
+                    aborts.setdefault(step + wish.aborts, []).append(index)
+        engine.core.abort(aborts.pop(step, []))
+        engine.step()
+    engine.finish()
+    return engine.answers, engine.paused
+
+
+def assert_equal(found: dict[int, Answer], expected: dict[int, Answer], wishes: list[Wish]) -> None:
+    for index, wish in enumerate(wishes):
+        one, other = found[index], expected[index]
+        if "cancelled" in (one.reason, other.reason):
+            shorter = min(len(one.tokens), len(other.tokens))
+            assert one.tokens[:shorter] == other.tokens[:shorter], wish
+            continue
+        assert (one.tokens, one.reason) == (other.tokens, other.reason), wish
+        for ours, theirs in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
+            assert len(ours) == len(theirs), wish
+            for entry, same in zip(ours, theirs, strict=True):
+                assert [(token, value.rank) for token, value in entry.items()] == [
+                    (token, value.rank) for token, value in same.items()
+                ]
+                values = [value.logprob for value in same.values()]
+                assert [value.logprob for value in entry.values()] == pytest.approx(values, abs=1e-3)

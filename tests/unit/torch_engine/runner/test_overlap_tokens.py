@@ -1,0 +1,100 @@
+"""The whole engine over a real model: the same tokens with and without a step under way, whatever comes in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_player import Engine, assert_equal, served, workload
+from runner_player import build, save
+
+from trtx.torch_engine.handoff import KvTransport, create_transport
+from trtx.torch_engine.messages import Handoff, Submit
+from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
+
+
+def new_runner(checkpoint: Path, num_blocks: int = 11) -> TorchRunner:
+    """11 blocks of 8 tokens: one sequence of the longest kind, and little beside it."""
+    return create_runner(
+        RunnerArgs(model_dir=checkpoint, device="cpu", tokens_per_block=8, num_blocks=num_blocks, max_batch_size=5)
+    )
+
+
+@pytest.fixture(scope="module")
+def runner(checkpoint: Path) -> TorchRunner:
+    return new_runner(checkpoint)
+
+
+@pytest.mark.proof
+def test_tokens_are_the_same_with_and_without_overlap_in_many_workloads(runner: TorchRunner) -> None:
+    for seed in range(100, 200):
+        wishes = workload(seed)
+        assert_equal(served(runner, wishes, overlap=True)[0], served(runner, wishes, overlap=False)[0], wishes)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_tokens_are_the_same_with_and_without_overlap(runner: TorchRunner, seed: int) -> None:
+    wishes = workload(seed)
+    expected, _ = served(runner, wishes, overlap=False)
+    found, paused = served(runner, wishes, overlap=True)
+    assert_equal(found, expected, wishes)
+    assert paused, "nothing was preempted"
+    assert {"length", "stop", "cancelled"} <= {answer.reason for answer in found.values()}
+
+
+@pytest.fixture(scope="module")
+def runners(checkpoint: Path) -> tuple[TorchRunner, TorchRunner]:
+    return new_runner(checkpoint, 60), new_runner(checkpoint)
+
+
+@pytest.fixture
+def transports(runners: tuple[TorchRunner, TorchRunner]) -> Iterator[list[KvTransport]]:
+    ends = [create_transport(runner.pool, runner.geometry, routes=["direct"]) for runner in runners]
+    yield ends
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_tokens_are_the_same_over_a_handoff(
+    runner: TorchRunner, runners: tuple[TorchRunner, TorchRunner], transports: list[KvTransport], seed: int
+) -> None:
+    wishes = [wish for wish in workload(20 + seed) if "prompt_logprobs" not in wish.params]
+    expected, _ = served(runner, wishes, overlap=False)
+    prefill, decode = (
+        Engine(runner, overlap=True, transport=end) for runner, end in zip(runners, transports, strict=True)
+    )
+    aborts: dict[int, int] = {}
+    for step in range(2000):
+        for index, wish in enumerate(wishes):
+            if wish.arrives == step:
+                prefill.core.submit(Submit(index, wish.prompt, wish.plan, handoff=Handoff("context_only")))
+        prefill.step()
+        for index, answer in prefill.answers.items():
+            if answer.handoff is not None:
+                told = answer.handoff
+                answer.handoff = None
+                if answer.reason == "stop":  # as its worker ends it there
+                    decode.answers[index] = answer
+                    continue
+                begun = Handoff(
+                    "generation_only", told.first_gen_tokens, told.first_gen_log_probs, opaque_state=told.opaque_state
+                )
+                decode.core.submit(Submit(index, wishes[index].prompt, wishes[index].plan, handoff=begun))
+                if (after := wishes[index].aborts) is not None:
+                    aborts[index] = step + after
+        decode.core.abort([index for index, at in aborts.items() if at == step])
+        decode.step()
+        if len(decode.answers) == len(wishes) and decode.is_idle and step > max(aborts.values(), default=0):
+            break
+    decode.finish()
+    for _ in range(200):
+        prefill.step()
+    prefill.finish()
+    assert_equal(decode.answers, expected, wishes)
