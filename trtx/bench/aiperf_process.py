@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from trtx.bench.endpoint import API_KEY_VARIABLE
 from trtx.bench.files import take_out
+from trtx.bench.load import MAX_CONCURRENCY
 
 GRACE_S = 5.0
 SCRATCH_PREFIX = "trtx-aiperf-"
@@ -225,6 +226,8 @@ def _environment(scratch: Path, api_key: str | None) -> dict[str, str]:
         **({} if api_key is None else {API_KEY_VARIABLE: api_key}),
         "HF_ENDPOINT": "http://127.0.0.1:9",
         "TMPDIR": str(scratch),
+        # Its own limit, 2,500 to a worker process, would let the requests above it wait in the client, unseen.
+        "AIPERF_HTTP_CONNECTION_LIMIT": str(MAX_CONCURRENCY),
         "COLUMNS": "120",
         "NO_COLOR": "1",
         "TOKENIZERS_PARALLELISM": "false",
