@@ -114,13 +114,6 @@ class LoadSpec(Prompts):
             ignored=("closed loop",),
         ),
     ] = None
-    burstiness: Annotated[
-        float | None,
-        LoadField(
-            help="Space them by a gamma distribution: 1 is poisson, below it they come in bursts.",
-            ignored=("closed loop",),
-        ),
-    ] = Field(default=None, ge=0.001, le=1000, allow_inf_nan=False)
     fixed_schedule: Annotated[
         bool,
         LoadField(
@@ -130,6 +123,13 @@ class LoadSpec(Prompts):
             before=False,
         ),
     ] = False
+    burstiness: Annotated[
+        float | None,
+        LoadField(
+            help="Space requests of a rate by a gamma distribution: 1 is poisson, below it they come in bursts.",
+            ignored=("closed loop",),
+        ),
+    ] = Field(default=None, ge=0.001, le=1000, allow_inf_nan=False)
     # Input tokens with chat template and shared beginning; none of both with a dataset, where an osl is for records
     # that ask for no length themselves.
     isl: Annotated[

@@ -108,23 +108,23 @@ class Prompts(BaseModel):
             flag="--session-turn-delay-stddev",
         ),
     ] = Field(default=0.0, ge=0, le=MAX_DELAY_MS, allow_inf_nan=False)
-    num_prefix_prompts: Annotated[
-        int,
-        LoadField(
-            help="Beginnings that prompts share, each prompt, or session, one of them.",
-            panel="Prompts",
-            ignored=("dataset", "no prefix"),
-        ),
-    ] = Field(default=1, ge=1, le=MAX_REQUESTS)
     prefix_prompt_length: Annotated[
         int,
         LoadField(
-            help="Tokens of each, a part of --isl.",
+            help="Tokens of a beginning that prompts share, a part of --isl.",
             panel="Prompts",
             ignored=("dataset",),
             flag="--prefix-prompt-length",
         ),
     ] = Field(default=0, ge=0, le=MAX_LENGTH)
+    num_prefix_prompts: Annotated[
+        int,
+        LoadField(
+            help="How many such beginnings; each prompt, or session, has one of them.",
+            panel="Prompts",
+            ignored=("dataset", "no prefix"),
+        ),
+    ] = Field(default=1, ge=1, le=MAX_REQUESTS)
     shared_system_prompt_length: Annotated[
         int,
         LoadField(
