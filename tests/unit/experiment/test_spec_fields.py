@@ -212,7 +212,14 @@ def _in_place_of_numbers(value: Any, number: float) -> Any:
     return number if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
-@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+TAKES_ANY = {  # numeric fields without an upper bound -> why none is needed
+    "min_goodput": "one that no run reaches is missed, and said to be",
+    "extra_inputs": "they are the server's to judge",
+    "gpus": "planning looks for each of them on the machine",
+}
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 2**53])
 @pytest.mark.parametrize(
     ("model", "field"),
     [
@@ -222,7 +229,9 @@ def _in_place_of_numbers(value: Any, number: float) -> Any:
         if field in model.model_fields and _in_place_of_numbers(value, 0.125) != value
     ],
 )
-def test_a_number_without_end_is_refused_in_every_field(model: type, field: str, number: float) -> None:
+def test_a_number_without_end_or_beyond_sense_is_refused_in_every_field(model: type, field: str, number: float) -> None:
+    if number == 2**53 and field in TAKES_ANY:
+        return
     value = _in_place_of_numbers(OTHER[model][field] or 1, number)
     beside = {**OF_OTHERS.get(field, {}), **({"request_rate": [1.0]} if field in OF_A_RATE else {})}
     said: dict[str, Any] = {**beside, field: value}
@@ -234,8 +243,9 @@ def test_a_number_without_end_is_refused_in_every_field(model: type, field: str,
         assert field in str(error) and "\n" not in str(error) and len(str(error)) < 1000
     else:
         pytest.fail(
-            f"{model.__name__}.{field} takes {number}: give its Field allow_inf_nan=False, or it reaches the command "
-            "line of what is started"
+            f"{model.__name__}.{field} takes {number}: give its Field le= and allow_inf_nan=False, or it reaches the "
+            "command line of what is started, and a typing mistake hangs; or say why it needs none in TAKES_ANY of "
+            f"{Path(__file__).name}"
         )
 
 

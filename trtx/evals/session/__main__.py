@@ -89,7 +89,7 @@ def _may_need_torch(job: Job) -> bool:
 
 @contextlib.contextmanager
 def _torch_hidden() -> Iterator[None]:
-    """transformers 5.23 imports torch for a tokenizer, where it is there: 2 s of CPU. From then on it holds it for absent,
+    """transformers 5.23 imports torch for a tokenizer, where it is there: 2 s of CPU. It holds it for absent then on,
     in this process, which has one job."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # as if it was not installed
     try:
