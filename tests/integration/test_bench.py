@@ -230,7 +230,7 @@ def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(tmp_path: Path) 
 def test_ctrl_c_ends_aiperf_and_the_topology_and_renders_what_there_is(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "trtx", "bench", "--concurrency", "1,4", *PACED, "--isl", "64", "--osl", "16"]
     process = subprocess.Popen(
-        [*argv, "--request-count", "2000", "-o", str(tmp_path)],
+        [*argv, "--request-count", "400", "--prompt-corpus", "random", "-o", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(), start_new_session=True,
     )  # fmt: skip
     try:

@@ -7,9 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from processes import Child, Topology, topology, until
+from processes import HTTP, Child, Topology, topology, until
 from test_worker import metric, post
 from test_worker_torch import TORCH
 from topology_clients import trtx_serve, wait_until
@@ -26,7 +25,7 @@ def model() -> Path:
 
 
 def health(worker: Child) -> int:
-    return httpx.get(f"http://127.0.0.1:{worker.system_port}/health", timeout=10).status_code
+    return HTTP.get(f"http://127.0.0.1:{worker.system_port}/health", timeout=10).status_code
 
 
 def start(running: Topology, engine: str, *roles: str) -> list[Child]:
@@ -73,4 +72,4 @@ def test_every_worker_of_a_served_topology_says_that_it_is_healthy() -> None:
     with trtx_serve("--engine", "paced", "--mode", "disagg", "--prefill", "2") as serve:
         for worker in serve.wait_ready().workers:
             url = f"http://127.0.0.1:{worker.system_port}/health"
-            wait_until(lambda url=url: httpx.get(url, timeout=5).status_code == 200, 30, f"{worker.name} healthy")
+            wait_until(lambda url=url: HTTP.get(url, timeout=5).status_code == 200, 30, f"{worker.name} healthy")

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import httpx
 import pytest
+from processes import HTTP
 from topology_clients import PACED, Load, ServeCommand, Stream, nothing_left, stream_once, trtx_serve, wait_until
 
 from trtx.topology import Plan
@@ -48,7 +48,7 @@ def two_aggregated() -> Iterator[ServeCommand]:
 
 def open_requests(plan: Plan) -> float:
     """Of all workers together, as they say themselves."""
-    texts = [httpx.get(f"http://127.0.0.1:{worker.system_port}/metrics").text for worker in plan.workers]
+    texts = [HTTP.get(f"http://127.0.0.1:{worker.system_port}/metrics").text for worker in plan.workers]
     return sum(float(found) for text in texts for found in re.findall(r"^trtx_open_requests\{.*\} (\S+)$", text, re.M))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from processes import Child, Topology, topology, until
+from processes import HTTP, Child, Topology, topology, until
 
 from trtx.checkpoint import resolve_checkpoint
 
@@ -27,7 +27,7 @@ def listening(child: Child) -> set[str]:
 
 def is_live(running: Topology) -> bool:
     try:
-        return httpx.get(f"{running.url}/live", timeout=5).status_code == 200
+        return HTTP.get(f"{running.url}/live", timeout=5).status_code == 200
     except httpx.TransportError:
         return False
 

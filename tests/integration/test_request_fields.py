@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
-from processes import Topology, free_port, topology
+from processes import HTTP, Topology, free_port, topology
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.worker.request import InvalidRequest, parse
@@ -55,7 +54,7 @@ class Recorder(NamedTuple):
         """The status that the client sees, and what reached the worker."""
         before = self._lines()
         whole = {"model": self.running.model_name, **request(route, body)}
-        status = httpx.post(f"{self.running.url}/v1/{route}", json=whole, timeout=60).status_code
+        status = HTTP.post(f"{self.running.url}/v1/{route}", json=whole, timeout=60).status_code
         return status, [json.loads(line) for line in self._lines()[len(before) :]]
 
     def _lines(self) -> list[str]:

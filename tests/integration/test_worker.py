@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from processes import Child, Topology, topology, until
+from processes import HTTP, Child, Topology, topology, until
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.engine.worker_facts import PATH, of_body
@@ -49,13 +49,13 @@ def disagg(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[To
 
 
 def post(running: Topology, path: str = "completions", **body: Any) -> httpx.Response:
-    return httpx.post(f"{running.url}/v1/{path}", json={"model": running.model_name, **body}, timeout=60)
+    return HTTP.post(f"{running.url}/v1/{path}", json={"model": running.model_name, **body}, timeout=60)
 
 
 def events(running: Topology, path: str = "completions", **body: Any) -> list[dict[str, Any]]:
     """Every event of a stream, up to [DONE]."""
     found = []
-    with httpx.stream(
+    with HTTP.stream(
         "POST", f"{running.url}/v1/{path}", json={"model": running.model_name, "stream": True, **body}, timeout=60
     ) as answer:
         for line in answer.iter_lines():
@@ -68,7 +68,7 @@ def events(running: Topology, path: str = "completions", **body: Any) -> list[di
 
 def metric(worker: Child, name: str) -> float:
     """The sum of the samples called ``name``, labels in it included as ``name{outcome="..."``."""
-    text = httpx.get(f"http://127.0.0.1:{worker.system_port}/metrics", timeout=10).text
+    text = HTTP.get(f"http://127.0.0.1:{worker.system_port}/metrics", timeout=10).text
     name, _, label = name.partition("{")
     lines = [line for line in text.splitlines() if line.startswith(name + "{") and label in line]
     assert lines, f"{name} is not served"
@@ -80,7 +80,7 @@ def test_what_workers_publish_is_what_an_attached_bench_knows_of_them(disagg: To
     assert (found.server, found.engine, found.workers) == ("NVIDIA Dynamo", "paced", {"prefill": 1, "decode": 1})
     assert (found.gpu_names, found.gpu_count) == ((), 0)
     assert found.versions is not None and found.versions["ai-dynamo"] == found.server_version
-    shown = of_body(httpx.get(f"{disagg.url}{PATH}", timeout=5).content) or ()
+    shown = of_body(HTTP.get(f"{disagg.url}{PATH}", timeout=5).content) or ()
     assert [worker.facts.name for worker in shown] == ["decode-0", "prefill-0"]
     ids = {child.status()["worker_id"] for child in disagg.children if child.status_path}
     assert {worker.worker_id for worker in shown} == ids
@@ -235,7 +235,7 @@ def test_malformed_json_is_a_400_while_a_stream_goes_on(agg: Topology) -> None:
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(events, agg, prompt="hello", max_tokens=100)
         for _ in range(5):
-            answer = httpx.post(
+            answer = HTTP.post(
                 f"{agg.url}/v1/completions",
                 content=b'{"model": ',
                 headers={"Content-Type": "application/json"},
@@ -249,7 +249,7 @@ def test_a_client_that_leaves_ends_its_request_in_the_engine(agg: Topology) -> N
     worker = agg.children[1]
     before = metric(worker, 'trtx_requests_total{outcome="cancelled"')
     body = {"model": agg.model_name, "prompt": "hello", "max_tokens": CONTEXT, "stream": True}
-    with httpx.stream("POST", f"{agg.url}/v1/completions", json=body, timeout=60) as answer:
+    with HTTP.stream("POST", f"{agg.url}/v1/completions", json=body, timeout=60) as answer:
         next(answer.iter_lines())
     until("cancelled", lambda: metric(worker, 'trtx_requests_total{outcome="cancelled"') == before + 1, seconds=10)
     until("nothing runs", lambda: metric(worker, "trtx_running_requests") == 0, seconds=10)
@@ -312,7 +312,7 @@ def test_a_client_that_leaves_during_prefill_leaves_nothing_running(model: Path,
         running.wait_ready(prefill=1, decode=1)
         body = {"model": running.model_name, "prompt": "hello", "max_tokens": 1000, "stream": True}
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{running.url}/v1/completions", json=body, timeout=0.4)
+            HTTP.post(f"{running.url}/v1/completions", json=body, timeout=0.4)
         until("decode saw it", lambda: metric(decode, 'trtx_requests_total{outcome="cancelled"') == 1, seconds=20)
         assert metric(prefill, "trtx_open_requests") == metric(decode, "trtx_open_requests") == 0
 

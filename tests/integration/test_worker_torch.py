@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from processes import Child, Topology, topology, until
+from processes import HTTP, Child, Topology, topology, until
 from safetensors.torch import load_file, save_file
 from test_worker import CHAT, events, metric, post
 
@@ -101,7 +101,7 @@ def test_kv_use_and_hit_rate_are_served_as_metrics(agg: Topology) -> None:
     assert [metric(worker, "trtx_kv_blocks") for worker in workers] == [8192 // BLOCK] * 2
     post(agg, prompt=PROMPT, max_tokens=30)
     urls = [f"http://127.0.0.1:{worker.system_port}/metrics" for worker in workers]
-    until("a hit rate", lambda: any("trtx_kv_hit_rate{" in httpx.get(url).text for url in urls), seconds=10)
+    until("a hit rate", lambda: any("trtx_kv_hit_rate{" in HTTP.get(url).text for url in urls), seconds=10)
 
 
 def test_disagg_gives_the_greedy_text_of_agg_and_moves_kv(agg: Topology, disagg: Topology) -> None:
@@ -148,7 +148,7 @@ def test_every_lease_is_released_when_clients_leave(disagg: Topology) -> None:
     for patience in (0.002, 0.01, 0.03, 5.0):  # before, during and after the handoff
         with (
             contextlib.suppress(httpx.ReadTimeout),
-            httpx.stream("POST", f"{disagg.url}/v1/completions", json=body, timeout=patience) as answer,
+            HTTP.stream("POST", f"{disagg.url}/v1/completions", json=body, timeout=patience) as answer,
         ):
             next(answer.iter_lines())
     for worker in (prefill, decode):

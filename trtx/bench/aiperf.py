@@ -17,6 +17,7 @@ from pathlib import Path
 from trtx.bench.answers import words
 from trtx.bench.endpoint import ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
 from trtx.bench.load import Load, LoadSpec, Target
+from trtx.bench.load_field import aiperf_words, plain
 from trtx.errors import UsageError
 
 PROGRAM = "aiperf"
@@ -96,23 +97,21 @@ def command(
         argv += ["--isl", str(load.isl - spec.shared_length)]
     if load.osl is not None:
         argv += ["--osl", str(load.osl)]
-    argv += spec.prompt_flags()
+    argv += aiperf_words(spec)
+    if spec.prefix_prompt_length:  # aiperf has no prefix without their number
+        argv += ["--num-prefix-prompts", str(spec.num_prefix_prompts)]
     if spec.input_file is not None:  # without either, what the first record has decides
         argv += ["--fixed-schedule" if spec.fixed_schedule else "--no-fixed-schedule"]
     if load.warmup_request_count:
         argv += ["--warmup-request-count", str(load.warmup_request_count)]
-    if spec.isl_stddev:
-        argv += ["--isl-stddev", f"{spec.isl_stddev:g}"]
-    if spec.osl_stddev:
-        argv += ["--osl-stddev", f"{spec.osl_stddev:g}"]
     if spec.streaming:
         argv += ["--streaming"]
     if load.request_rate is not None:
-        argv += ["--request-rate", f"{load.request_rate:g}"]
+        argv += ["--request-rate", plain(load.request_rate)]
         if spec.burstiness is None:
             argv += ["--arrival-pattern", spec.arrival or "poisson"]
         else:
-            argv += ["--arrival-pattern", "gamma", "--arrival-smoothness", f"{spec.burstiness:g}"]
+            argv += ["--arrival-pattern", "gamma", "--arrival-smoothness", plain(spec.burstiness)]
     elif load.concurrency is not None:
         argv += ["--concurrency", str(load.concurrency)]
     if len(os.sched_getaffinity(0)) <= _FEW_CORES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Mapping
@@ -10,12 +11,14 @@ from typing import Any
 
 from trtx.bench.aiperf import command
 from trtx.bench.load import LoadSpec, Target
+from trtx.bench.load_field import field_records
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
 # Fields of aiperf 0.13.0's CLIConfig that trtx fills itself, or whose use would measure something else than a cell is:
-# each with the field of a load that says it, or None. Flags have several names, a field has one.
-OWNED: Mapping[str, str | None] = {
+# each with the field of a load that says it, or None. Flags have several names, a field has one. What a field of a load
+# has as its flag belongs to them by itself.
+_OWNED: Mapping[str, str | None] = {
     "model_names": None, "urls": None, "endpoint_type": None, "api_key": None, "tokenizer_name": None,
     "apply_chat_template": None, "use_server_token_count": None, "artifact_directory": None, "ui_type": None,
     "no_gpu_telemetry": None, "no_server_metrics": None, "workers_max": None, "config_file": None,
@@ -24,14 +27,8 @@ OWNED: Mapping[str, str | None] = {
     "random_seed": "seed", "concurrency": "concurrency", "request_rate": "request_rate", "arrival_pattern": "arrival",
     "arrival_smoothness": "burstiness", "request_count": "request_count",
     "warmup_request_count": "warmup_request_count", "conversation_num_dataset_entries": "request_count",
-    "prompt_input_tokens_mean": "isl", "prompt_input_tokens_stddev": "isl_stddev",
-    "prompt_output_tokens_mean": "osl", "prompt_output_tokens_stddev": "osl_stddev",
-    "prompt_corpus": "prompt_corpus", "input_file": "input_file", "custom_dataset_type": "custom_dataset_type",
-    "public_dataset": "public_dataset", "conversation_turn_mean": "session_turns_mean",
-    "conversation_turn_stddev": "session_turns_stddev", "conversation_turn_delay_mean": "session_turn_delay_mean",
-    "conversation_turn_delay_stddev": "session_turn_delay_stddev", "prompt_prefix_pool_size": "num_prefix_prompts",
-    "prompt_prefix_length": "prefix_prompt_length",
-    "prompt_prefix_shared_system_length": "shared_system_prompt_length",
+    "prompt_input_tokens_mean": "isl", "prompt_output_tokens_mean": "osl",
+    "prompt_prefix_pool_size": "num_prefix_prompts",
     # Other lengths, another end of a trial, other times of sending, several trials in one call.
     "prompt_sequence_distribution": "isl", "isl_osl_pairs": "isl", "prompt_random_range_ratio": "isl_stddev",
     "prompt_batch_size": None, "system_prompt": "shared_system_prompt_length",
@@ -44,6 +41,25 @@ OWNED: Mapping[str, str | None] = {
 }  # fmt: skip
 _NOBODY = Target("http://127.0.0.1:9", "model", Path("tokenizer"), "agg")
 _DETAILS = re.compile(r"^\d+ validation errors? for \w+\s+| \[type=.*", re.DOTALL)  # of pydantic
+
+
+@functools.cache
+def owned() -> Mapping[str, str | None]:
+    """Fields of aiperf's CLIConfig that ``--aiperf-args`` may not fill -> the field of a load that says it, or None.
+
+    Imports aiperf.
+    """
+    from aiperf.config.flags import CLIConfig
+
+    own = {record.flag: name for name, record in field_records(LoadSpec).items() if record.flag}
+    derived = {
+        name: own[flag]
+        for name, field in CLIConfig.model_fields.items()
+        for said in field.metadata
+        for flag in getattr(said, "name", None) or ()  # of cyclopts' Parameter
+        if flag in own
+    }
+    return {**_OWNED, **derived}
 
 
 def check_load(spec: LoadSpec) -> None:
@@ -95,8 +111,9 @@ def _refuse_owned(words: tuple[str, ...]) -> None:
         raise UsageError(
             "--aiperf-args holds a header Authorization, which would stand in every report; export OPENAI_API_KEY"
         )
-    for name in sorted(fields & OWNED.keys()):
-        way_out = f"say it with load.{OWNED[name]}" if OWNED[name] else "leave it out"
+    for name in sorted(fields & owned().keys()):
+        field = owned()[name]
+        way_out = f"say it with load.{field}" if field else "leave it out"
         raise UsageError(
             f"--aiperf-args sets {name} of aiperf, which trtx sets itself or which would measure something else; "
             f"{way_out}"

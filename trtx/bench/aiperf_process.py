@@ -20,9 +20,12 @@ from typing import Any, Self
 
 from trtx.bench.endpoint import API_KEY_VARIABLE
 from trtx.bench.files import take_out
+from trtx.bench.load import MAX_CONCURRENCY
 
 GRACE_S = 5.0
 SCRATCH_PREFIX = "trtx-aiperf-"
+KEPT_VARIABLE = "TRTX_AIPERF_KEPT"  # directory of what all calls of a run read (kept_corpus.py)
+_KEPT = "kept"
 _SOCKET_PATH_BYTES = 107  # Linux's sun_path, its closing NUL aside
 _BELOW_SCRATCH_BYTES = len(f"/{SCRATCH_PREFIX}12345678/tmp12345678/aiperf/dataset_manager_proxy_frontend.ipc")
 # What aiperf's processes import for a run like ours, each anew: 7 s of CPU a trial where it takes 3 once and then 0.
@@ -33,6 +36,7 @@ _PRELOAD = (
     "aiperf.cli_runner._single_run",
     "aiperf.common.tokenizer",
     "trtx.bench.local_tokenizer",
+    "trtx.bench.kept_corpus",
     "aiperf.controller.system_controller",
     "aiperf.dataset.composer",
     "aiperf.dataset.dataset_manager",
@@ -131,8 +135,10 @@ class AiperfHost:
         return [reply for reply in found if "ready" not in reply]
 
     def tidy(self) -> None:
-        """Removes what a call that ended left in the temporary directory."""
+        """Removes what a call that ended left in the temporary directory, but what the next one reads."""
         for path in self.scratch.glob("*"):
+            if path.name == _KEPT:
+                continue
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -225,6 +231,9 @@ def _environment(scratch: Path, api_key: str | None) -> dict[str, str]:
         **({} if api_key is None else {API_KEY_VARIABLE: api_key}),
         "HF_ENDPOINT": "http://127.0.0.1:9",
         "TMPDIR": str(scratch),
+        KEPT_VARIABLE: str(scratch / _KEPT),
+        # Its own limit, 2,500 to a worker process, would let the requests above it wait in the client, unseen.
+        "AIPERF_HTTP_CONNECTION_LIMIT": str(MAX_CONCURRENCY),
         "COLUMNS": "120",
         "NO_COLOR": "1",
         "TOKENIZERS_PARALLELISM": "false",

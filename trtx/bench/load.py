@@ -9,12 +9,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from trtx.bench.prompts import Prompts
+from trtx.bench.load_field import LoadField, plain
+from trtx.bench.prompts import MAX_LENGTH, MAX_REQUESTS, Prompts
 from trtx.bench.statistics import samples_needed
 from trtx.bench.steadiness import warm_up_needed
 
 _TIMED = "mooncake_trace"  # aiperf's form of a trace with a time, and a request, in each line
 MAX_TRIALS = 100  # a typing mistake costs no night
+MAX_CONCURRENCY = 65_000  # connections that aiperf 0.13.0 may be let open, and about as many as an address has ports
+MAX_RATE = 1_000_000.0  # requests/s
+MIN_RATE = 0.0001  # one in three hours
+MAX_TIMEOUT_S = 604_800.0  # a week
+MAX_SEED = 2**53 - 1  # readers of JSON lose digits of larger ones
 
 # Fields of a request body that say what is measured, and the key of a load that they belong to. In extra_inputs they
 # would win over what aiperf and the report take for asked: no TTFT is one of a body that did not stream.
@@ -32,7 +38,8 @@ _OWNED = {
     "stream_options": None,
 }
 
-Concurrency = Annotated[int, Field(ge=1)]
+Concurrency = Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
+Rate = Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE, allow_inf_nan=False)]
 Arrival = Literal["poisson", "constant"]
 
 
@@ -67,7 +74,7 @@ class Load:
         """As a person says it: ``concurrency 8``, ``2.5 requests/s`` or ``its own times``."""
         if self.concurrency is None and self.request_rate is None:
             return "its own times"
-        return f"concurrency {self.concurrency}" if self.concurrency else f"{self.request_rate:g} requests/s"
+        return f"concurrency {self.concurrency}" if self.concurrency else f"{plain(self.request_rate)} requests/s"
 
     @property
     def intensity(self) -> float:
@@ -80,40 +87,103 @@ def _listed(value: Any) -> Any:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-Lengths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)]
+Length = Annotated[int, Field(ge=1, le=MAX_LENGTH)]
+Lengths = Annotated[tuple[Length, ...], BeforeValidator(_listed)]
 
 
 class LoadSpec(Prompts):
     """The loads of a sweep, as flags or YAML give them."""
 
-    concurrency: tuple[Concurrency, ...] = (1, 8, 64)  # an axis; none where there are request rates
-    request_rate: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()  # requests/s, the other axis
-    arrival: Arrival | None = None  # how requests of a rate are spaced; None: poisson
-    fixed_schedule: bool = False  # each request of a trace at its own time, in place of a concurrency or a rate
-    burstiness: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False
-    )  # gamma: 1 is poisson, below it come bursts
-    # Input tokens of a request, or of a session's turn, with chat template and shared beginning; several: pairs with
-    # osl's. None of both with a dataset; an osl then is for records that ask for no length themselves.
-    isl: Lengths = (512,)
-    osl: Lengths = (128,)  # output tokens of a request, exactly, when ignore_eos holds
-    isl_stddev: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # 0: each prompt is isl long
-    osl_stddev: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    request_count: int | None = Field(default=None, ge=1)  # None: by the concurrency
-    warmup_request_count: int | None = Field(default=None, ge=0)  # None: as many as it takes to judge it
-    trials: int = Field(default=1, ge=1, le=MAX_TRIALS)
-    seed: int = Field(default=7, ge=0)
-    streaming: bool = True
-    ignore_eos: bool = True  # with a dataset the default is false: its answers end by themselves
-    request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
-    extra_inputs: dict[str, Any] = Field(default_factory=dict)  # further fields of every request body
-    aiperf_args: tuple[str, ...] = ()  # further words of aiperf's command line, for what has no field here
+    concurrency: Annotated[
+        tuple[Concurrency, ...],
+        LoadField(help="Requests in flight, one cell each.", metavar="1,8,64", ignored=("open loop", "schedule")),
+    ] = (1, 8, 64)  # an axis; none where there are request rates
+    request_rate: Annotated[
+        tuple[Rate, ...],
+        LoadField(
+            help="Requests sent a second, one cell each, in place of --concurrency.",
+            metavar="2,4.5",
+            ignored=("schedule",),
+        ),
+    ] = ()
+    arrival: Annotated[
+        Arrival | None,
+        LoadField(
+            help="How requests of a rate are spaced. Default: poisson.",
+            metavar="poisson|constant",
+            ignored=("closed loop",),
+        ),
+    ] = None
+    fixed_schedule: Annotated[
+        bool,
+        LoadField(
+            help="Send each request of a mooncake_trace at its own time, in place of a concurrency or a rate.",
+            ignored=("public", "no file"),
+            since=3,
+            before=False,
+        ),
+    ] = False
+    burstiness: Annotated[
+        float | None,
+        LoadField(
+            help="Space requests of a rate by a gamma distribution: 1 is poisson, below it they come in bursts.",
+            ignored=("closed loop",),
+        ),
+    ] = Field(default=None, ge=0.001, le=1000, allow_inf_nan=False)
+    # Input tokens with chat template and shared beginning; none of both with a dataset, where an osl is for records
+    # that ask for no length themselves.
+    isl: Annotated[
+        Lengths,
+        LoadField(
+            help="Input tokens a request, or a session's turn; several make cells, in pairs with --osl.",
+            metavar="512,2048",
+            ignored=("dataset",),
+        ),
+    ] = (512,)
+    osl: Annotated[
+        Lengths,
+        LoadField(help="Output tokens a request, exactly; several as with --isl.", metavar="128,256"),
+    ] = (128,)
+    isl_stddev: Annotated[
+        float,
+        LoadField(help="Draw input lengths with this standard deviation.", ignored=("dataset",), flag="--isl-stddev"),
+    ] = Field(default=0.0, ge=0, le=MAX_LENGTH, allow_inf_nan=False)
+    osl_stddev: Annotated[
+        float,
+        LoadField(help="The same for output lengths.", ignored=("dataset",), flag="--osl-stddev"),
+    ] = Field(default=0.0, ge=0, le=MAX_LENGTH, allow_inf_nan=False)
+    request_count: Annotated[
+        int | None,
+        LoadField(
+            help="Measured requests a cell. Default: 64 and 3 times the concurrency, 4 times it where that is more.",
+            ignored=("schedule",),
+        ),
+    ] = Field(default=None, ge=1, le=MAX_REQUESTS)
+    warmup_request_count: Annotated[
+        int | None,
+        LoadField(
+            help="Requests before them, not measured. Default: as many as it takes to judge whether they were enough.",
+        ),
+    ] = Field(default=None, ge=0, le=MAX_REQUESTS)
+    trials: Annotated[int, LoadField(help="Times every cell is measured, with prompts of its own.")] = Field(
+        default=1, ge=1, le=MAX_TRIALS
+    )
+    seed: Annotated[int, LoadField(help="Seed of the prompts, the same in every mode.")] = Field(
+        default=7, ge=0, le=MAX_SEED
+    )
+    streaming: Annotated[bool, LoadField()] = True
+    ignore_eos: Annotated[bool, LoadField()] = True  # with a dataset the default is false: answers end by themselves
+    request_timeout_s: Annotated[float, LoadField()] = Field(default=600.0, gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)
+    # Further fields of every request body, and further words of aiperf's command line: their options are typed in
+    # another form (trtx/cli/request_options.py).
+    extra_inputs: Annotated[dict[str, Any], LoadField()] = Field(default_factory=dict)
+    aiperf_args: Annotated[tuple[str, ...], LoadField()] = ()
 
     @field_validator("concurrency", "request_rate")
     @classmethod
     def _distinct(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         if len(set(value)) != len(value):
-            said = ",".join(f"{one:g}" for one in value)
+            said = ",".join(map(plain, value))
             raise ValueError(f"{info.field_name} {said} names a value twice; expected each once")
         return value
 
@@ -125,9 +195,8 @@ class LoadSpec(Prompts):
                     self.__dict__[name] = ()  # the default gives way
             if "ignore_eos" not in self.model_fields_set:
                 self.__dict__["ignore_eos"] = False
-            for name in ("isl", "isl_stddev", "osl_stddev"):
-                if getattr(self, name):
-                    raise ValueError(f"{name} shapes what is made, and {self.dataset} has its own; leave it out")
+            if self.isl:
+                raise ValueError(f"isl shapes what is made, and {self.dataset} has its own; leave it out")
             return self
         for name, value in (("isl", self.isl), ("osl", self.osl)):
             if not value:
@@ -213,6 +282,11 @@ class LoadSpec(Prompts):
         return tuple(zip(isl * count if len(isl) == 1 else isl, osl * count if len(osl) == 1 else osl, strict=False))
 
     @property
+    def load_count(self) -> int:
+        """How many :attr:`loads` there are, without making them."""
+        return len(self.pairs) * len(self._intensities)
+
+    @property
     def loads(self) -> tuple[Load, ...]:
         """Every pair of lengths at every concurrency or rate."""
         return tuple(
@@ -230,7 +304,7 @@ class LoadSpec(Prompts):
         return tuple((value, None) for value in self.concurrency)
 
     def _load(self, isl: int | None, osl: int | None, concurrency: int | None, rate: float | None) -> Load:
-        label = "trace" if self.fixed_schedule else f"c{concurrency}" if rate is None else f"r{rate:g}"
+        label = "trace" if self.fixed_schedule else f"c{concurrency}" if rate is None else f"r{plain(rate)}"
         # A trace's own prompts would warm up: those after would find them in the prefix cache.
         warm_up = 0 if self.fixed_schedule else _warmup_request_count(concurrency or 1)
         return Load(

@@ -8,13 +8,20 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from trtx.bench.load_field import LoadField, field_records
 from trtx.config.wording import shown
 
 Corpus = Literal["sonnet", "coding", "random"]
+
+# aiperf makes all prompts before it sends the first, and keeps a record of each request.
+MAX_REQUESTS = 1_000_000
+MAX_LENGTH = 10_000_000  # tokens; no published model has a longer context
+MAX_TURNS = 10_000  # of a session, every one of which is made before the first is sent
+MAX_DELAY_MS = 86_400_000.0  # a day
 
 _NAMED = Field(default=None, min_length=1)
 # Of drawn turns, how many standard errors of their sum the number of conversations leaves room for.
@@ -26,17 +33,107 @@ class Prompts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prompt_corpus: Corpus | None = None  # text that prompts are cut from; None: aiperf's default, sonnet
-    input_file: Path | None = None  # records, or a directory of them, in place of such text
-    custom_dataset_type: str | None = _NAMED  # aiperf's name of their form; None: aiperf looks at them
-    public_dataset: str | None = _NAMED  # aiperf's name of one that it downloads
-    session_turns_mean: int = Field(default=1, ge=1)  # requests of a conversation, each with all before it
-    session_turns_stddev: int = Field(default=0, ge=0)
-    session_turn_delay_mean: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # ms from an answer to the next turn
-    session_turn_delay_stddev: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # ms
-    prefix_prompt_length: int = Field(default=0, ge=0)  # tokens of a shared beginning; a part of isl
-    num_prefix_prompts: int = Field(default=1, ge=1)  # such beginnings; each prompt, or session, has one of them
-    shared_system_prompt_length: int = Field(default=0, ge=0)  # tokens of one system message; a part of isl
+    prompt_corpus: Annotated[
+        Corpus | None,
+        LoadField(
+            help="Text that prompts are cut from: sonnet, coding or random. Default: sonnet.",
+            panel="Prompts",
+            metavar="NAME",
+            ignored=("dataset",),
+            flag="--prompt-corpus",
+        ),
+    ] = None
+    input_file: Annotated[
+        Path | None,
+        LoadField(
+            help="Records or a trace in place of such text, with lengths of their own.",
+            panel="Prompts",
+            metavar="FILE",
+            flag="--input-file",
+        ),
+    ] = None
+    custom_dataset_type: Annotated[
+        str | None,
+        LoadField(
+            help="What it holds, such as single_turn, multi_turn or mooncake_trace. Default: aiperf looks.",
+            panel="Prompts",
+            metavar="TYPE",
+            ignored=("public", "no file", "schedule"),
+            flag="--custom-dataset-type",
+        ),
+    ] = _NAMED
+    public_dataset: Annotated[
+        str | None,
+        LoadField(
+            help="One that aiperf downloads, such as sharegpt or spec_bench.",
+            panel="Prompts",
+            metavar="NAME",
+            ignored=("file",),
+            flag="--public-dataset",
+        ),
+    ] = _NAMED
+    session_turns_mean: Annotated[
+        int,
+        LoadField(
+            help="Requests of a conversation, each with all before it.",
+            panel="Prompts",
+            ignored=("dataset",),
+            flag="--session-turns-mean",
+        ),
+    ] = Field(default=1, ge=1, le=MAX_TURNS)
+    session_turns_stddev: Annotated[
+        int,
+        LoadField(
+            help="Draw their number with this standard deviation.",
+            panel="Prompts",
+            ignored=("dataset", "one turn"),
+            flag="--session-turns-stddev",
+        ),
+    ] = Field(default=0, ge=0, le=MAX_TURNS)
+    session_turn_delay_mean: Annotated[
+        float,
+        LoadField(
+            help="ms from an answer to the next turn.",
+            panel="Prompts",
+            ignored=("dataset", "one turn"),
+            flag="--session-turn-delay-mean",
+        ),
+    ] = Field(default=0.0, ge=0, le=MAX_DELAY_MS, allow_inf_nan=False)
+    session_turn_delay_stddev: Annotated[
+        float,
+        LoadField(
+            help="Draw it with this standard deviation, in ms.",
+            panel="Prompts",
+            ignored=("dataset", "one turn", "no delay"),
+            flag="--session-turn-delay-stddev",
+        ),
+    ] = Field(default=0.0, ge=0, le=MAX_DELAY_MS, allow_inf_nan=False)
+    prefix_prompt_length: Annotated[
+        int,
+        LoadField(
+            help="Tokens of a beginning that prompts share, a part of --isl.",
+            panel="Prompts",
+            ignored=("dataset",),
+            flag="--prefix-prompt-length",
+        ),
+    ] = Field(default=0, ge=0, le=MAX_LENGTH)
+    num_prefix_prompts: Annotated[
+        int,
+        LoadField(
+            help="How many such beginnings; each prompt, or session, has one of them.",
+            panel="Prompts",
+            ignored=("dataset", "no prefix"),
+        ),
+    ] = Field(default=1, ge=1, le=MAX_REQUESTS)
+    shared_system_prompt_length: Annotated[
+        int,
+        LoadField(
+            help="Tokens of a system message before every prompt, a part of --isl.",
+            panel="Prompts",
+            ignored=("dataset", "prefix"),
+            flag="--shared-system-prompt-length",
+        ),
+    ] = Field(default=0, ge=0, le=MAX_LENGTH)
 
     @field_validator("input_file")
     @classmethod
@@ -49,12 +146,9 @@ class Prompts(BaseModel):
             raise ValueError("input_file and public_dataset are two datasets; leave one of them out")
         if self.custom_dataset_type is not None and self.input_file is None:
             raise ValueError("custom_dataset_type says what an input_file holds, and there is none; add one")
-        synthetic = (
-            "prompt_corpus", "session_turns_mean", "session_turns_stddev", "session_turn_delay_mean",
-            "session_turn_delay_stddev", "num_prefix_prompts", "prefix_prompt_length", "shared_system_prompt_length",
-        )  # fmt: skip
-        for name in synthetic if self.dataset is not None else ():
-            if getattr(self, name) != type(self).model_fields[name].default:
+        for name, record in field_records(type(self)).items() if self.dataset is not None else ():
+            value = getattr(self, name)
+            if "dataset" in record.ignored and value and value != type(self).model_fields[name].default:
                 raise ValueError(f"{name} shapes what is made, and {self.dataset} has its own; leave it out")
         return self
 
@@ -147,19 +241,6 @@ class Prompts(BaseModel):
         needed = math.ceil(requests / self.session_turns_mean)
         spread = _SPARE_ERRORS * self.session_turns_stddev * math.sqrt(needed) / self.session_turns_mean
         return min(requests, needed + 2 * open_at_once + math.ceil(spread))
-
-    def prompt_flags(self) -> tuple[str, ...]:
-        """What aiperf is told of the prompts beside their lengths and how many there are."""
-        flags: list[str] = []
-        if self.input_file is not None:
-            flags += ["--input-file", str(self.input_file)]
-        if self.prefix_prompt_length:  # aiperf has no prefix without their number
-            flags += ["--num-prefix-prompts", str(self.num_prefix_prompts)]
-        for name in sorted(Prompts.model_fields.keys() - {"input_file", "num_prefix_prompts"}):
-            value = getattr(self, name)
-            if value != Prompts.model_fields[name].default:
-                flags += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
-        return tuple(flags)
 
 
 def _sha256(path: Path) -> str:

@@ -15,9 +15,9 @@ import typer
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb, typed
 from trtx.cli.gate_options import GateOptions, gate_overlay
-from trtx.cli.load_options import AxisOptions, LoadOptions, load_fields, load_uses, sweep_fields
+from trtx.cli.load_options import AxisOptions, LoadOptions, PromptOptions, load_fields, load_uses, sweep_fields
 from trtx.cli.placement import refuse_ignored
-from trtx.cli.prompt_options import PromptOptions, RequestOptions
+from trtx.cli.request_options import RequestOptions
 from trtx.errors import TrtxError, UsageError
 
 if TYPE_CHECKING:

@@ -1,136 +1,74 @@
-"""The options of ``trtx bench`` that describe its loads and the axes of its sweep, and what a sweep file would say."""
+"""The options of ``trtx bench`` that describe its loads and the axes of its sweep, and what a sweep file would say.
+
+A load's are made of its fields (``trtx/bench/load_field.py``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from trtx.cli.prompt_options import request_fields
-from trtx.cli.topology_options import WHOLE_NUMBER
+from trtx.bench import LoadSpec
+from trtx.bench.load_field import LoadField, field_records, plain
+from trtx.cli.request_options import request_fields
+from trtx.cli.topology_options import WHOLE_NUMBER, OptionGroup
 from trtx.config.strict_yaml import parse_yaml
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
-_LOAD = "Load"
+
+def _typed_as(annotation: Any) -> type:
+    """What Typer makes of a word. A list and a choice stay text: the one is read below, the other refused by its field
+    with what it expected."""
+    kinds = [one for one in get_args(annotation) or (annotation,) if one is not NoneType]
+    return kinds[0] if kinds[0] in (bool, int, float, Path) and get_origin(annotation) is not tuple else str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
-    """As it is typed; help shows the options in this order. Each has its field's name in ``LoadSpec``."""
+def _told(record: LoadField, default: Any) -> str:
+    if default is None or default is False or default == ():
+        return record.help
+    values = default if isinstance(default, tuple) else (default,)
+    return f"{record.help} Default: {','.join(map(plain, values))}."
 
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            "--concurrency",
-            metavar="1,8,64",
-            help="Requests in flight, one cell each. Default: 1,8,64.",
-            rich_help_panel=_LOAD,
-            show_default=False,
-        ),
-    ] = None
-    request_rate: Annotated[
-        str | None,
-        typer.Option(
-            "--request-rate",
-            metavar="2,4.5",
-            help="Requests sent a second, one cell each, in place of --concurrency.",
-            rich_help_panel=_LOAD,
-            show_default=False,
-        ),
-    ] = None
-    arrival: Annotated[
-        str | None,
-        typer.Option(
-            "--arrival",
-            metavar="poisson|constant",
-            help="How requests of a rate are spaced. Default: poisson.",
-            rich_help_panel=_LOAD,
-            show_default=False,
-        ),
-    ] = None
-    burstiness: Annotated[
-        float | None,
-        typer.Option(
-            "--burstiness",
-            help="Space them by a gamma distribution: 1 is poisson, below it they come in bursts.",
-            rich_help_panel=_LOAD,
-            show_default=False,
-        ),
-    ] = None
-    isl: Annotated[
-        str | None,
-        typer.Option(
-            "--isl",
-            metavar="512,2048",
-            help="Input tokens a request; several make cells, in pairs with --osl. Default: 512.",
-            rich_help_panel=_LOAD,
-            show_default=False,
-        ),
-    ] = None
-    osl: Annotated[
-        str | None,
-        typer.Option(
-            "--osl",
-            metavar="128,256",
-            help="Output tokens a request, exactly; several as with --isl. Default: 128.",
-            rich_help_panel=_LOAD,
-            show_default=False,
-        ),
-    ] = None
-    isl_stddev: Annotated[
-        float | None,
-        typer.Option(
-            "--isl-stddev",
-            help="Draw input lengths with this standard deviation. Default: 0.",
-            rich_help_panel=_LOAD,
-            show_default=False,
-        ),
-    ] = None
-    osl_stddev: Annotated[
-        float | None,
-        typer.Option(
-            "--osl-stddev", help="The same for output lengths. Default: 0.", rich_help_panel=_LOAD, show_default=False
-        ),
-    ] = None
-    request_count: Annotated[
-        int | None,
-        typer.Option(
-            "--request-count",
-            help="Measured requests a cell. Default: 64 and 3 times the concurrency, 4 times it where that is more.",
-            rich_help_panel=_LOAD,
-            show_default=False,
-        ),
-    ] = None
-    warmup_request_count: Annotated[
-        int | None,
-        typer.Option(
-            "--warmup-request-count",
-            help="Requests before them, not measured. Default: as many as it takes to judge whether they were enough.",
-            rich_help_panel=_LOAD,
-            show_default=False,
-        ),
-    ] = None
-    trials: Annotated[
-        int | None,
-        typer.Option(
-            "--trials",
-            help="Times every cell is measured, with prompts of its own. Default: 1.",
-            rich_help_panel=_LOAD,
-            show_default=False,
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            help="Seed of the prompts, the same in every mode. Default: 7.",
-            rich_help_panel=_LOAD,
-            show_default=False,
-        ),
-    ] = None
+
+def _option(name: str, record: LoadField) -> tuple[Any, Any]:
+    """Annotation and default of the option of one field of a load."""
+    field = LoadSpec.model_fields[name]
+    kind = _typed_as(field.annotation)
+    option = typer.Option(
+        load_option(name),
+        help=_told(record, field.default),
+        metavar=record.metavar,
+        rich_help_panel=record.panel,
+        show_default=False,
+    )
+    return (Annotated[bool, option], False) if kind is bool else (Annotated[kind | None, option], None)
+
+
+def load_option(field: str) -> str:
+    """The option of a field of a load."""
+    return f"--{field.replace('_', '-')}"
+
+
+_RECORDS = {name: record for name, record in field_records(LoadSpec).items() if record.help}
+# Option -> the uses of trtx bench that would ignore it, as in PLACES of trtx/cli/placement.py.
+LOAD_PLACES: Mapping[str, tuple[str, ...]] = {
+    load_option(name): ("resume", *record.ignored) for name, record in _RECORDS.items()
+}
+
+
+def _panel(panel: str) -> OptionGroup:
+    return OptionGroup({name: _option(name, record) for name, record in _RECORDS.items() if record.panel == panel})
+
+
+# Help shows them in the order of the fields.
+LoadOptions = Annotated[Mapping[str, Any], _panel("Load")]
+PromptOptions = Annotated[Mapping[str, Any], _panel("Prompts")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +89,7 @@ class AxisOptions:
     max_cells: Annotated[
         int | None,
         typer.Option(
-            "--max-cells", help="Refuse a sweep of more cells. Default: 64.", rich_help_panel=_LOAD, show_default=False
+            "--max-cells", help="Refuse a sweep of more cells. Default: 64.", rich_help_panel="Load", show_default=False
         ),
     ] = None
 
@@ -177,20 +115,20 @@ def load_uses(named: Set[str]) -> list[str]:
     return uses
 
 
-_INTEGERS, _NUMBERS = ("concurrency", "isl", "osl"), ("request_rate",)
+def _elements(field: str) -> Any:
+    """Of what a field is a list; None: of nothing."""
+    annotation = LoadSpec.model_fields[field].annotation
+    element = get_args(annotation)[0] if get_origin(annotation) is tuple else None
+    return get_args(element)[0] if get_origin(element) is Annotated else element
 
 
 def load_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """What was typed of a load, as a sweep file would say it under ``load``. Raises UsageError naming the option."""
-    from trtx.bench import LoadSpec
-
-    load = {name: given[name] for name in LoadSpec.model_fields if name in given}
+    load = {name: given[name] for name in _RECORDS if name in given}
+    read = {int: _integers, float: _numbers}
     for name, value in load.items():
-        option = f"--{name.replace('_', '-')}"
-        if name in _INTEGERS:
-            load[name] = _integers(option, value)
-        elif name in _NUMBERS:
-            load[name] = _numbers(option, value)
+        if (element := _elements(name)) is not None:
+            load[name] = read[element](load_option(name), value)
     return load | request_fields(given)
 
 

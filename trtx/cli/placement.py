@@ -110,28 +110,15 @@ _TOPOLOGY = _placed(
     (("agg",), "--prefill --decode"),
     (("no GPU",), "--tp --gpus"),
 )
-# verb -> option -> the uses in which it would be ignored. Every option stands here, or nobody asked the question of it.
+# verb -> option -> the uses in which it would be ignored. Every option stands here, or nobody asked the question of it;
+# those of a load's fields have it in their records (trtx/bench/load_field.py).
 PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "serve": {**_TOPOLOGY, **_placed(((), "--model --mode --output --dry-run"))},
     "bench": {
         **{option: ("resume", "attach", *uses) for option, uses in _TOPOLOGY.items()},
         **_placed(
             ((), "--resume"),
-            (("resume",), "--sweep --osl"),
-            (("resume", "schedule"), "--request-rate --request-count"),
-            (("resume", "open loop", "schedule"), "--concurrency"),
-            (("resume", "public", "no file"), "--fixed-schedule"),
-            (("resume", "closed loop"), "--arrival --burstiness"),
-            (("resume",), "--warmup-request-count --trials --seed --max-cells"),
-            (("resume", "dataset"), "--isl --isl-stddev --osl-stddev --prompt-corpus --session-turns-mean"),
-            (("resume", "dataset"), "--prefix-prompt-length"),
-            (("resume", "dataset", "one turn"), "--session-turns-stddev --session-turn-delay-mean"),
-            (("resume", "dataset", "one turn", "no delay"), "--session-turn-delay-stddev"),
-            (("resume", "dataset", "no prefix"), "--num-prefix-prompts"),
-            (("resume", "dataset", "prefix"), "--shared-system-prompt-length"),
-            (("resume",), "--input-file"),
-            (("resume", "file"), "--public-dataset"),
-            (("resume", "public", "no file", "schedule"), "--custom-dataset-type"),
+            (("resume",), "--sweep --max-cells"),
             (("resume",), "--temperature --top-p --top-k --extra-inputs --aiperf-args"),
             (("resume",), "SWEEP_FILE --url --model --output --dry-run"),
             (("resume",), "--slo --min-goodput --max-error-rate --baseline --max-regression --metrics --window"),
@@ -182,10 +169,19 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
+def places_of(verb: str) -> Mapping[str, tuple[str, ...]]:
+    """Every option of ``verb`` -> the uses in which it would be ignored."""
+    if verb != "bench":
+        return PLACES[verb]
+    from trtx.cli.load_options import LOAD_PLACES  # imports trtx.bench, which other verbs need not
+
+    return {**LOAD_PLACES, **PLACES[verb]}
+
+
 def ignored_in(verb: str, option: str) -> tuple[str, ...]:
     """The uses of ``verb`` in which one of its options would be ignored."""
     try:
-        return PLACES[verb][option]
+        return places_of(verb)[option]
     except KeyError:
         raise LookupError(
             f"trtx {verb} {option} has no place: name it in the row of PLACES of trtx/cli/placement.py whose uses "

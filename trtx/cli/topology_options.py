@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args, get_type_hints
@@ -146,28 +146,34 @@ class TopologyOptions:
 OPTION_NAMES = tuple(field.name for group in (ModelOptions, TopologyOptions) for field in fields(group))
 
 
+@dataclass(frozen=True, slots=True)
+class OptionGroup:
+    """Options that are not written down one by one, in the ``Annotated`` of a verb's parameter."""
+
+    members: Mapping[str, tuple[Any, Any]]  # by name: annotation and default
+
+
 def spread(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes of each parameter of a verb that is a group, such as ``model: ModelOptions``, the options in it, or Typer
     would want each option written down in each verb. ``defaults``: those that the verb has otherwise."""
 
     def spread_over(verb: Callable[..., None]) -> Callable[..., None]:
-        groups: dict[str, type[Any]] = {}
+        groups: dict[str, tuple[Callable[..., Any], Mapping[str, tuple[Any, Any]]]] = {}
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(verb, eval_str=True).parameters.values():
-            group = parameter.annotation
-            if not (isinstance(group, type) and is_dataclass(group)):
+            group = _members(parameter.annotation)
+            if group is None:
                 parameters.append(parameter)
                 continue
             groups[parameter.name] = group
-            hints = get_type_hints(group, include_extras=True)
-            for field in fields(group):
-                default = defaults.get(field.name, field.default)
-                parameters.append(parameter.replace(name=field.name, annotation=hints[field.name], default=default))
+            for name, (annotation, default) in group[1].items():
+                default = defaults.get(name, default)
+                parameters.append(parameter.replace(name=name, annotation=annotation, default=default))
 
         def called(**given: Any) -> None:
             held = {
-                name: group(**{field.name: given.pop(field.name) for field in fields(group)})
-                for name, group in groups.items()
+                name: make(**{member: given.pop(member) for member in members})
+                for name, (make, members) in groups.items()
             }
             verb(**given, **held)
 
@@ -177,6 +183,15 @@ def spread(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., Non
         return called
 
     return spread_over
+
+
+def _members(annotation: Any) -> tuple[Callable[..., Any], Mapping[str, tuple[Any, Any]]] | None:
+    """What holds the values of a group, and its options; None: it is no group."""
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        hints = get_type_hints(annotation, include_extras=True)
+        return annotation, {field.name: (hints[field.name], field.default) for field in fields(annotation)}
+    made = [one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, OptionGroup)]
+    return (dict, made[0].members) if made else None
 
 
 def build_spec(*, mode: str, **typed: Any) -> TopologySpec:

@@ -42,6 +42,8 @@ MAX_WORKERS = 256
 connections to all of them below the 1,024 open files that most systems allow, and 256 idle ones take some 20 GB already
 (80 MB each)."""
 
+MAX_TP = 1024  # more GPUs than one machine has
+
 
 class TopologySpec(BaseModel):
     """Asked for, not yet resolved: ``topology.plan`` turns it and a ``Machine`` into a ``Plan``."""
@@ -54,7 +56,7 @@ class TopologySpec(BaseModel):
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS)  # agg workers
     prefill: int = Field(default=1, ge=1, le=MAX_WORKERS)
     decode: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    tp: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1, le=MAX_TP)
     engine: Name = "auto"  # auto, torch, simulated, tensorrt-llm, paced
     gpus: tuple[int, ...] | None = None  # indices into the caller's visible set; None: all of them
     host: Annotated[str, AfterValidator(_bindable)] = "127.0.0.1"

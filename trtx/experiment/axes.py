@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from trtx.config import Mode, TopologySpec, recipe_files
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
+MAX_TOPOLOGIES = 1_000  # each of them is checked before there is any cell to count
 _SET = "overrides."  # before the path of an engine config's field
 _OWN_MODE = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that has it
 _NO_AXIS = {
@@ -55,6 +57,10 @@ def expand(modes: Sequence[Mode], base: TopologySpec, axes: Mapping[str, Sequenc
     found: dict[str, NamedTopology] = {}
     for mode in modes:
         own = {name: values for name, values in axes.items() if _OWN_MODE.get(name, mode) == mode}
+        if (count := math.prod(map(len, own.values()))) > MAX_TOPOLOGIES:
+            raise ValueError(
+                f"axes make {count} topologies of mode {mode}; expected at most {MAX_TOPOLOGIES}, so take values out"
+            )
         for values in itertools.product(*own.values()):
             chosen = dict(zip(own, values, strict=True))
             label = "-".join((mode, *_parts(mode, base, chosen)))

@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from trtx.bench import LoadSpec
 from trtx.bench.documents import RESTORE, plain
+from trtx.bench.load_field import field_records
 from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec
@@ -20,9 +22,10 @@ from trtx.launch import write_problem
 from trtx.report.forms import LOCK, PLAN, Provenance
 
 PROVENANCE = "provenance"  # the field of the lock that no sweep has
-# Version of the lock -> fields of a sweep that came with it, and what the runs before it did.
-_CAME_WITH: Mapping[int, Mapping[tuple[str, str], Any]] = {
-    3: {("load", "fixed_schedule"): False, ("gate", "window"): "whole"},
+# Fields of a sweep that came later -> the version of the lock, and what the runs before it did.
+CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
+    ("gate", "window"): (3, "whole"),
+    **{("load", name): (record.since, record.before) for name, record in field_records(LoadSpec).items()},
 }
 
 
@@ -93,10 +96,9 @@ def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:
 def _with_later_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """A lock of an older version, with what its run did where there was no choice yet."""
     complete = dict(fields)
-    for version, added in _CAME_WITH.items():
-        for (part, name), value in added.items():
-            if fields["schema_version"] < version and isinstance(complete.get(part), dict):
-                complete[part] = {name: value, **complete[part]}
+    for (part, name), (version, value) in CAME_WITH.items():
+        if fields["schema_version"] < version and isinstance(complete.get(part), dict):
+            complete[part] = {name: value, **complete[part]}
     return complete
 
 

@@ -20,6 +20,8 @@ from trtx.errors import UsageError
 from trtx.experiment.axes import Axes, NamedTopology, expand
 from trtx.experiment.gate_spec import GateSpec
 
+MAX_GPUS = 100_000  # behind one address
+MAX_CELLS = 10_000  # a typing mistake costs no night
 ATTACHED = "attached"  # the mode of a deployment that something else serves
 
 
@@ -34,7 +36,7 @@ class Attach(BaseModel):
     url: str
     model: Name | None = None  # the name that it serves; None: the only one in its /v1/models
     tokenizer: Name | None = None  # directory or Hugging Face name; None: the model's name
-    gpu_count: int | None = Field(default=None, ge=0)  # None: what the deployment publishes
+    gpu_count: int | None = Field(default=None, ge=0, le=MAX_GPUS)  # None: what the deployment publishes
 
     @field_validator("url")
     @classmethod
@@ -71,7 +73,7 @@ class ExperimentSpec(BaseModel):
     axes: Axes = Field(default_factory=dict)  # further fields of the topology that take several values
     arms: dict[Label, TopologySpec] = Field(default_factory=dict)  # topologies by label, in place of modes and axes
     order: Literal["in turn", "abba"] = "in turn"  # abba: each trial starts every topology anew, forth and back
-    max_cells: int = Field(default=64, ge=1)
+    max_cells: int = Field(default=64, ge=1, le=MAX_CELLS)
     load: LoadSpec = Field(default_factory=LoadSpec)
     attach: Attach | None = None
     gate: GateSpec = Field(default_factory=GateSpec)
@@ -97,7 +99,7 @@ class ExperimentSpec(BaseModel):
             )
         if self.cell_count > self.max_cells:
             raise ValueError(
-                f"{len(self.labels)} topologies at {len(self.load.loads)} loads make {self.cell_count} cells, and "
+                f"{len(self.labels)} topologies at {self.load.load_count} loads make {self.cell_count} cells, and "
                 f"max_cells is {self.max_cells}; take values out of an axis, or allow more with max_cells"
             )
         return self
@@ -118,7 +120,7 @@ class ExperimentSpec(BaseModel):
 
     @property
     def cell_count(self) -> int:
-        return len(self.labels) * len(self.load.loads)
+        return len(self.labels) * self.load.load_count
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the loads that defaults led to."""

@@ -83,3 +83,15 @@ def test_every_field_that_we_send_is_refused_as_an_extra_one() -> None:
     for field in LoadSpec().request_body(LoadSpec().loads[0]):
         with pytest.raises(ValidationError, match=field):
             LoadSpec(extra_inputs={field: 1})
+
+
+def test_rates_that_differ_in_a_late_digit_are_cells_of_their_own() -> None:
+    loads = LoadSpec(request_rate=(100000.25, 100000.5)).loads
+    assert [load.label for load in loads] == ["r100000.25", "r100000.5"]
+    assert [load.asked for load in loads] == ["100000.25 requests/s", "100000.5 requests/s"]
+
+
+def test_loads_are_counted_without_being_made() -> None:
+    for spec in (LoadSpec(), LoadSpec(isl=(64, 128), osl=(8, 16), request_rate=(1.0, 2.0, 4.0))):
+        assert spec.load_count == len(spec.loads)
+    assert LoadSpec(isl=tuple(range(1, 50_001)), concurrency=tuple(range(1, 50_001))).load_count == 2_500_000_000

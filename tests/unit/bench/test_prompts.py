@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from trtx.bench import LoadSpec, Target
 from trtx.bench.aiperf import command
-from trtx.bench.aiperf_flags import OWNED, check_load
+from trtx.bench.aiperf_flags import check_load, owned
+from trtx.bench.load_field import field_records
 from trtx.errors import UsageError
 
 TARGET = Target("http://127.0.0.1:8000", "tiny", Path("/models/tiny"), "agg")
@@ -161,8 +162,15 @@ def test_what_aiperf_takes_passes_and_reaches_it(tmp_path: Path) -> None:
 def test_what_is_refused_says_a_field_that_there_is() -> None:
     from aiperf.config.flags import CLIConfig
 
-    assert not OWNED.keys() - CLIConfig.model_fields.keys()
-    assert not {field for field in OWNED.values() if field} - LoadSpec.model_fields.keys()
+    assert not owned().keys() - CLIConfig.model_fields.keys()
+    assert not {field for field in owned().values() if field} - LoadSpec.model_fields.keys()
+
+
+def test_a_flag_that_a_field_has_is_refused_under_each_of_its_names() -> None:
+    flags = {record.flag: name for name, record in field_records(LoadSpec).items() if record.flag}
+    assert set(flags.values()) <= set(owned().values()), "aiperf has no such flag"
+    with pytest.raises(UsageError, match="sets prompt_input_tokens_stddev of aiperf.*load.isl_stddev"):
+        check_load(LoadSpec(aiperf_args=("--synthetic-input-tokens-stddev", "3")))
 
 
 def test_each_field_of_a_load_has_its_row_in_the_document() -> None:

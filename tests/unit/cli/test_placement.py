@@ -17,7 +17,8 @@ from trtx.build import BuildRequest
 from trtx.cli import app
 from trtx.cli.check import CheckRequest
 from trtx.cli.command import Verb, option_name, spoken_name
-from trtx.cli.placement import PLACES, USES, ignored_in
+from trtx.cli.load_options import LOAD_PLACES
+from trtx.cli.placement import PLACES, USES, ignored_in, places_of
 from trtx.config import TopologySpec
 from trtx.experiment import ExperimentSpec
 from trtx.experiment.gate_spec import GateSpec
@@ -174,10 +175,12 @@ def test_every_option_of_every_verb_has_a_place() -> None:
             ignored_in(verb, option)
         strangers = sorted(PLACES[verb].keys() - options)
         assert not strangers, f"trtx {verb} has no {strangers}: take them out of PLACES of trtx/cli/placement.py"
-        placed = {use for uses in PLACES[verb].values() for use in uses}
+        twice = sorted(PLACES[verb].keys() & LOAD_PLACES.keys()) if verb == "bench" else []
+        assert not twice, f"{twice} have their places in their fields: take them out of PLACES of trtx/cli/placement.py"
+        placed = {use for uses in places_of(verb).values() for use in uses}
         assert placed == USES[verb].keys(), (
-            f"PLACES and USES of trtx/cli/placement.py differ in the uses of trtx {verb}: "
-            f"{sorted(placed ^ USES[verb].keys())}"
+            f"PLACES, with ignored= of a load's fields, and USES of trtx/cli/placement.py differ in the uses of trtx "
+            f"{verb}: {sorted(placed ^ USES[verb].keys())}"
         )
         assert placed == CALLS[verb].keys() - {""}, (
             f"give each use of trtx {verb} a command line in CALLS of {Path(__file__).name}: "
@@ -202,7 +205,7 @@ def test_the_default_that_help_tells_is_the_fields(verb: str, option: str, param
     told = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
     assert found[1] == told, (
         f"trtx {verb} {option} --help says Default: {found[1]}, and its field's default is {told}: say that in "
-        "trtx/cli (load_options.py, prompt_options.py, gate_options.py, topology_options.py), or, where it leads to "
+        "trtx/cli (gate_options.py, topology_options.py), or, where it leads to "
         f"something else, name the field in TOLD_OTHERWISE of {Path(__file__).name}"
     )
 
@@ -214,7 +217,7 @@ def test_an_option_without_a_place_is_refused_with_where_to_add_it() -> None:
 
 def ignored() -> Iterator[tuple[str, Any, str]]:
     for verb, option, parameter in OPTIONS:
-        for use in PLACES[verb].get(option, ()):
+        for use in places_of(verb).get(option, ()):
             yield verb, parameter, use
 
 
@@ -312,7 +315,7 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
         assert with_it != without, (
             f"trtx {verb} takes {option} and does nothing with it {where}: hand it on in trtx/cli/{verb}.py (fields of "
             "LoadSpec, Attach and TopologySpec get what is typed under their names), or refuse it there, with a row in "
-            "PLACES of trtx/cli/placement.py"
+            "PLACES of trtx/cli/placement.py, or ignored= in the record of a load's field"
         )
     assert has_meant_something, (
         f"trtx {verb} {option} is refused in every use of CALLS in {Path(__file__).name}: take a use out of its row in "

@@ -172,3 +172,9 @@ def test_arms_are_topologies_under_their_own_labels() -> None:
         load_sweep(None, {"arms": {"one": {}}, "modes": ["agg"]})
     with pytest.raises(UsageError, match="arms"):
         load_sweep(None, {"arms": {"../one": {}}})
+
+
+def test_axes_of_more_topologies_than_anybody_serves_are_refused_before_they_are_made() -> None:
+    axes = {f"overrides.field_{number}": list(range(10)) for number in range(12)}
+    with pytest.raises(UsageError, match="axes make 1000000000000 topologies of mode agg; expected at most 1000"):
+        load_sweep(None, {"axes": axes})

@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cyclopts import CycloptsError
 from judged_runs import GOLDEN, provenance
 from processes import free_port
 
 from trtx.bench import LoadSpec, Target
 from trtx.bench.aiperf import command
-from trtx.bench.aiperf_flags import OWNED
+from trtx.bench.aiperf_flags import owned
+from trtx.bench.load_field import field_records
 from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
 from trtx.experiment.deployment import ask_deployment
-from trtx.experiment.directory import create, read_lock, write_lock
+from trtx.experiment.directory import CAME_WITH, create, read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.spec import _COUNTED
 from trtx.experiment.targets import attached_target, target_of
@@ -108,8 +110,8 @@ OTHER: dict[type, dict[str, Any]] = {
         "save_baseline": "next",
     },
 }
-# Version of the lock -> a hash of the names of all these fields.
-LOCKED = {3: "7aa6358c8193"}
+# Version of the lock -> a hash of the names of the fields that it has.
+LOCKED = {2: "4dafa06a774d", 3: "7aa6358c8193"}
 OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
 OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without which it means nothing
     "custom_dataset_type": {"input_file": __file__},
@@ -155,15 +157,52 @@ def test_every_field_is_tried(model: Any) -> None:
     )
 
 
-def test_other_fields_of_a_sweep_raise_the_version_of_the_lock() -> None:
-    names = sorted(f"{model.__name__}.{name}" for model in OTHER for name in model.model_fields)
-    digest = hashlib.sha256(" ".join(names).encode()).hexdigest()[:12]
-    assert {LOCK.version: digest} == LOCKED, (
-        f"a sweep has other fields than those of version {', '.join(map(str, LOCKED))} of the lock: raise the version "
-        "of LOCK in trtx/report/forms.py; say in _CAME_WITH of trtx/experiment/directory.py what older runs did, or "
-        "raise oldest where they can't go on; put the row of docs/architecture.md right; run make goldens; then "
-        f"LOCKED of {Path(__file__).name} is {{{LOCK.version}: {digest!r}}} with the new version"
+PARTS = {LoadSpec: "load", TopologySpec: "topology", GateSpec: "gate", Attach: "attach"}
+
+
+def _digest(version: int) -> str:
+    """Of the names of the fields that a lock of this version has."""
+    names = sorted(
+        f"{model.__name__}.{name}"
+        for model in OTHER
+        for name in model.model_fields
+        if CAME_WITH.get((PARTS.get(model, ""), name), (0, None))[0] <= version
     )
+    return hashlib.sha256(" ".join(names).encode()).hexdigest()[:12]
+
+
+def test_another_field_of_a_sweep_raises_the_version_of_the_lock() -> None:
+    found = {version: _digest(version) for version in range(LOCK.oldest, LOCK.version + 1)}
+    latest = max(version for version, _ in CAME_WITH.values())
+    assert found == LOCKED and latest <= LOCK.version, (
+        f"a sweep has other fields than those of version {', '.join(map(str, LOCKED))} of the lock: raise the version "
+        "of LOCK in trtx/report/forms.py; say since= which, and before= what older runs did, in the record of a load's "
+        "field, or in CAME_WITH of trtx/experiment/directory.py for another, or raise oldest where they can't go on; "
+        "put the row of docs/architecture.md right; run make goldens; then add the new version to LOCKED of "
+        f"{Path(__file__).name}, whose older ones stay as they are: {found}"
+    )
+
+
+def test_a_field_of_a_load_without_a_record_is_told_what_it_needs() -> None:
+    class Other(LoadSpec):
+        new: int = 1
+
+    with pytest.raises(LookupError, match=r"Other\.new has no record: put LoadField\(…\) of trtx/bench/load_field"):
+        field_records(Other)
+
+
+@pytest.mark.parametrize("key", [key for key, (version, _) in CAME_WITH.items() if version > LOCK.oldest], ids=".".join)
+def test_a_lock_from_before_a_field_is_read_as_what_its_run_did(key: tuple[str, str], tmp_path: Path) -> None:
+    version, before = CAME_WITH[key]
+    write_lock(tmp_path, load_sweep(None, {}), provenance(GOLDEN))
+    lock = tmp_path / LOCK.file
+    written = yaml.safe_load(lock.read_text()) | {"schema_version": version - 1}
+    for (part, name), (came, _) in CAME_WITH.items():
+        if came >= version:
+            del written[part][name]
+    lock.write_text(yaml.safe_dump(written))
+    part, name = key
+    assert getattr(getattr(read_lock(tmp_path), part), name) == before
 
 
 def _in_place_of_numbers(value: Any, number: float) -> Any:
@@ -174,7 +213,14 @@ def _in_place_of_numbers(value: Any, number: float) -> Any:
     return number if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
-@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+TAKES_ANY = {  # numeric fields without an upper bound -> why none is needed
+    "min_goodput": "one that no run reaches is missed, and said to be",
+    "extra_inputs": "they are the server's to judge",
+    "gpus": "planning looks for each of them on the machine",
+}
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 2**53])
 @pytest.mark.parametrize(
     ("model", "field"),
     [
@@ -184,11 +230,13 @@ def _in_place_of_numbers(value: Any, number: float) -> Any:
         if field in model.model_fields and _in_place_of_numbers(value, 0.125) != value
     ],
 )
-def test_a_number_without_end_is_refused_in_every_field(model: type, field: str, number: float) -> None:
+def test_a_number_without_end_or_beyond_sense_is_refused_in_every_field(model: type, field: str, number: float) -> None:
+    if number == 2**53 and field in TAKES_ANY:
+        return
     value = _in_place_of_numbers(OTHER[model][field] or 1, number)
     beside = {**OF_OTHERS.get(field, {}), **({"request_rate": [1.0]} if field in OF_A_RATE else {})}
     said: dict[str, Any] = {**beside, field: value}
-    part = {LoadSpec: "load", TopologySpec: "topology", GateSpec: "gate", Attach: "attach"}.get(model)
+    part = PARTS.get(model)
     said = {part: said | ({"url": "http://127.0.0.1:9"} if part == "attach" else {})} if part else said
     try:
         load_sweep(None, said)
@@ -196,8 +244,9 @@ def test_a_number_without_end_is_refused_in_every_field(model: type, field: str,
         assert field in str(error) and "\n" not in str(error) and len(str(error)) < 1000
     else:
         pytest.fail(
-            f"{model.__name__}.{field} takes {number}: give its Field allow_inf_nan=False, or it reaches the command "
-            "line of what is started"
+            f"{model.__name__}.{field} takes {number}: give its Field le= and allow_inf_nan=False, or it reaches the "
+            "command line of what is started, and a typing mistake hangs; or say why it needs none in TAKES_ANY of "
+            f"{Path(__file__).name}"
         )
 
 
@@ -236,9 +285,9 @@ def test_aiperf_takes_what_a_field_of_a_load_makes_of_its_command_line(field: st
     except CycloptsError as error:
         pytest.fail(f"aiperf refuses what load.{field} makes of it ({error}): see command() of trtx/bench/aiperf.py")
     said_by_the_user = {"slice_duration"} if field == "aiperf_args" else set()
-    strangers = sorted(bound.arguments["cli_config"].model_fields_set - OWNED.keys() - said_by_the_user)
+    strangers = sorted(bound.arguments["cli_config"].model_fields_set - owned().keys() - said_by_the_user)
     assert not strangers, (
-        f"command() of trtx/bench/aiperf.py sets {', '.join(strangers)} beside load.{field}: name it in OWNED of "
+        f"command() of trtx/bench/aiperf.py sets {', '.join(strangers)} beside load.{field}: name it in _OWNED of "
         "trtx/bench/aiperf_flags.py, or --aiperf-args can say it too"
     )
 

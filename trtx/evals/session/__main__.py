@@ -6,13 +6,14 @@ It ends when stdin does, and with its parent: the kernel sees to that.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from trtx.errors import TrtxError, UsageError
@@ -69,13 +70,32 @@ def _tokenizer(job: Job) -> Any:
     """As lm-eval's hf model loads it."""
     if job.tokenizer is None:
         return None
-    from transformers import AutoTokenizer
-
+    with contextlib.nullcontext() if _may_need_torch(job) else _torch_hidden():
+        from transformers import AutoTokenizer
     try:
         return AutoTokenizer.from_pretrained(job.tokenizer, use_fast=True)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"the tokenizer in {job.tokenizer} can't be read ({reason}); name another") from error
+
+
+def _may_need_torch(job: Job) -> bool:
+    """For a metric, such as bert_score; trtx's own tasks have none that does."""
+    from trtx.evals.session.loading import OWN_TASKS
+
+    own = {"trtx", *(path.stem for path in OWN_TASKS.glob("*.yaml"))}
+    return job.task_dir is not None or not own.issuperset(job.tasks) or "torch" in sys.modules
+
+
+@contextlib.contextmanager
+def _torch_hidden() -> Iterator[None]:
+    """transformers 5.23 imports torch for a tokenizer, where it is there: 2 s of CPU. It holds it for absent then on,
+    in this process, which has one job."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # as if it was not installed
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 def _failure(error: Exception) -> Failed:

@@ -1,0 +1,86 @@
+"""The options of ``trtx bench`` that say what its requests carry, in other forms than a sweep file has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from trtx.cli.topology_options import split_words
+from trtx.config.strict_yaml import parse_yaml
+from trtx.config.wording import quoted
+from trtx.errors import UsageError
+
+
+def _option(name: str, help: str, **more: Any) -> Any:
+    return typer.Option(name, help=help, rich_help_panel="Requests", show_default=False, **more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """Further fields of every request's body, and further words of aiperf's command line."""
+
+    temperature: Annotated[float | None, _option("--temperature", "Of every request. Default: the server's.")] = None
+    top_p: Annotated[float | None, _option("--top-p", "The same.")] = None
+    top_k: Annotated[int | None, _option("--top-k", "The same.")] = None
+    extra_inputs: Annotated[
+        list[str] | None,
+        _option(
+            "--extra-inputs",
+            "A further field of every request's body, or several as JSON. Repeatable.",
+            metavar="KEY:VALUE",
+        ),
+    ] = None
+    aiperf_args: Annotated[
+        str | None,
+        _option(
+            "--aiperf-args",
+            "Further flags of aiperf, for what has none here; refused where trtx sets them itself.",
+            metavar='"FLAGS"',
+        ),
+    ] = None
+
+
+_SAMPLING = ("temperature", "top_p", "top_k")
+
+
+def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was typed of every request, as a sweep file would say it under ``load``. Or UsageError naming the option."""
+    inputs: dict[str, Any] = {}
+    for name in _SAMPLING:
+        if name in given:
+            inputs[name] = given[name]
+    for text in given.get("extra_inputs") or ():
+        for name, value in _extra_inputs(text).items():
+            if name in inputs:
+                raise UsageError(f"--extra-inputs {quoted(text)} gives {name} a second value; leave one of them out")
+            inputs[name] = value
+    fields: dict[str, Any] = {"extra_inputs": inputs} if inputs else {}
+    if "aiperf_args" in given:
+        fields["aiperf_args"] = split_words("--aiperf-args", given["aiperf_args"])
+    return fields
+
+
+def _extra_inputs(text: str) -> dict[str, Any]:
+    """``temperature:0.5`` or ``a:1,b:x``, values as YAML reads them; or a JSON object. Both are aiperf's forms."""
+    if text.lstrip().startswith("{"):
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise UsageError(
+                f"--extra-inputs {quoted(text)} is not JSON ({error}); expected an object of fields"
+            ) from error
+        return dict(found)
+    fields: dict[str, Any] = {}
+    for part in text.split(","):
+        name, colon, value = (piece.strip() for piece in part.partition(":"))
+        if not name or not colon or not value or name in fields:
+            raise UsageError(
+                f"--extra-inputs {quoted(text)} is not KEY:VALUE, each key once; expected such as temperature:0.5, or "
+                "JSON where a value has a comma"
+            )
+        fields[name] = parse_yaml(value, f"--extra-inputs {name}", is_file=False)
+    return fields
