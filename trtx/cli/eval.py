@@ -191,8 +191,10 @@ def evaluate(
     _run_and_show(partial(score, spec, parent=output, argv=own_command_line()), as_json)
 
 
-_OWN = ("limit", "num_fewshot", "task_dir", "endpoint_type", "concurrency", "min_score", "baseline", "max_drop")
-_OWN += ("request_timeout", "needle_samples", "text")
+_OWN = (
+    *("limit", "num_fewshot", "task_dir", "endpoint_type", "concurrency", "min_score", "baseline", "max_drop"),
+    *("request_timeout", "needle_samples", "text"),
+)
 
 
 def _spec(given: dict[str, Any]) -> EvaluationSpec:

@@ -150,7 +150,7 @@ def judge_difference(
     max_drop: float,
     confidence: float,
 ) -> Judgement:
-    """``candidate``, ``baseline``: the metric's value by the sample's key, a pair of a score that is a ratio of sums. ``other``: what the baseline is called;
+    """``candidate``, ``baseline``: of the metric, as :func:`by_key` gives it. ``other``: what the baseline is called;
     ``confidence``: of this interval alone."""
     cell = cell_of(topology, task)
     criterion = f"{score.name}:drop:le:{max_drop:.10g}"
@@ -188,13 +188,21 @@ def _named(task: ScoredTask, metric: str) -> Score | None:
     return next(found, None)
 
 
-def _difference(score: Score, candidate: Sequence[Value], baseline: Sequence[Value], confidence: float) -> Any:
-    """Of the pairs, by what the score is made of; None where there is no such interval."""
+def _difference(
+    score: Score, candidate: Sequence[Value], baseline: Sequence[Value], confidence: float
+) -> Interval | None:
+    """Of the pairs, by what the score is made of."""
     if score.aggregation == "mean":
-        numbers = [[one for one in values if isinstance(one, float)] for values in (candidate, baseline)]
-        return statistics.difference_interval(*numbers, confidence)
-    ratios = [[one for one in values if isinstance(one, tuple)] for values in (candidate, baseline)]
-    return statistics.ratio_difference_interval(*ratios, score.aggregation, confidence)
+        return statistics.difference_interval(_numbers(candidate), _numbers(baseline), confidence)
+    return statistics.ratio_difference_interval(_ratios(candidate), _ratios(baseline), score.aggregation, confidence)
+
+
+def _numbers(values: Sequence[Value]) -> list[float]:
+    return [value for value in values if isinstance(value, float)]
+
+
+def _ratios(values: Sequence[Value]) -> list[tuple[float, float]]:
+    return [value for value in values if isinstance(value, tuple)]
 
 
 def by_key(samples: Sequence[Sample], score: Score) -> dict[str, Value]:

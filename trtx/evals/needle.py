@@ -78,7 +78,7 @@ def prompt(row: dict[str, Any]) -> str:
 def is_retrieved(row: dict[str, Any], answer: str) -> bool:
     """Of prose: the number stands in the answer, whatever else does. Of a list: it is the answer's first line."""
     if row["haystack"] == "look-up":
-        return answer.strip().split("\n")[0].strip() == row["answer"]
+        return bool(answer.strip().split("\n")[0].strip() == row["answer"])
     return row["answer"] in re.findall(r"\d+", answer.replace(",", ""))
 
 

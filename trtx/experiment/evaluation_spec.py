@@ -13,6 +13,7 @@ from trtx.config.topology import Name
 from trtx.errors import UsageError
 from trtx.evals.gate import DEFAULT_MAX_DROP, MinScore, parse_min_score
 from trtx.evals.messages import REQUEST_TIMEOUT_S, EndpointType, NeedleAsked
+from trtx.evals.needle import TASK as NEEDLE_TASK
 from trtx.evals.texts import TASK as TEXT_TASK
 from trtx.experiment.axes import NamedTopology, expand
 from trtx.experiment.directory import PROVENANCE
@@ -67,6 +68,16 @@ class EvaluationSpec(BaseModel):
             told = "is needed" if self.text is None else "means nothing"
             beside = "with" if self.text is None else "without"
             raise ValueError(f"--text {told} {beside} {TEXT_TASK} in --tasks, which scores it; name both, or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _needle_is_asked(self) -> EvaluationSpec:
+        for name in ("needle_lengths", "needle_depths", "needle_samples"):
+            if NEEDLE_TASK not in self.tasks and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} means nothing without {NEEDLE_TASK} in --tasks, whose prompts it "
+                    "shapes; name both, or neither"
+                )
         return self
 
     @property

@@ -65,7 +65,9 @@ CALLS = {
         "attach": ["eval", "--tasks", "trtx", "--url", "http://127.0.0.1:9"],
         "serve": ["eval", "--tasks", "trtx"],
         "no baseline": ["eval", "--tasks", "trtx"],
-        "": ["eval", "--tasks", "trtx", "--baseline", "run"],
+        "no needle": ["eval", "--tasks", "trtx"],
+        "no perplexity": ["eval", "--tasks", "trtx"],
+        "": ["eval", "--tasks", "needle,perplexity", "--text", "a.txt", "--baseline", "run"],
     },
     "build": {
         "build": ["build", "synthetic:tiny", "--quant", "fp8"],
@@ -101,14 +103,14 @@ VALUES = {
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
     "request_latency:p50", "--tasks": "trtx_json", "--task-dir": "elsewhere", "--endpoint-type": "chat",
-    "--min-score": "trtx_json:exact_match:0.5", "--window": "steady",
+    "--min-score": "trtx_json:exact_match:0.5", "--text": "b.txt", "--window": "steady",
     "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
 VALUES_IN |= {
     ("--mode", use): "disagg" for use in {*USES["bench"], *USES["eval"]} if use not in ("agg", "disagg", "no GPU")
 }
-VALUES_IN |= {("--backend", "tensorrt"): "pytorch"}
+VALUES_IN |= {("--backend", "tensorrt"): "pytorch", ("--tasks", ""): "perplexity"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
 # What stands in the calls above in the place of an argument.

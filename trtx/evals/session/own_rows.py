@@ -1,4 +1,4 @@
-"""The rows of tasks whose data follows from what is asked: lengths and depths of ``needle``, the text of ``perplexity``."""
+"""The rows of tasks whose data follows from what is asked: ``needle`` of its lengths, ``perplexity`` of its text."""
 
 from __future__ import annotations
 
