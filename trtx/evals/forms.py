@@ -61,8 +61,8 @@ class Retrieval:
 
     length: int  # tokens of prompt and answer
     depth: int  # per cent of the haystack that lie before the needle
-    least_tokens: int  # of its prompts: the nearest below that whole sentences or entries make
-    most_tokens: int
+    least_tokens: int | None  # of its prompts: the nearest that whole sentences or entries make; None: none is asked
+    most_tokens: int | None
     samples: int  # to ask
     answered: int
     retrieved: Interval | None  # share of those that are answered; None: none is

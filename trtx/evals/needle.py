@@ -95,7 +95,7 @@ def retrievals(documents: Sequence[dict[str, Any]], samples: Sequence[Sample]) -
                 for judged in sample.judgements if METRIC in judged.metrics
             ]  # fmt: skip
             found.append(
-                Retrieval(length, depth, min(tokens, default=0), max(tokens, default=0), len(own), len(values),
+                Retrieval(length, depth, min(tokens, default=None), max(tokens, default=None), len(own), len(values),
                           share_interval(values))
             )  # fmt: skip
     return tuple(found)

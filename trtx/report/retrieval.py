@@ -110,15 +110,14 @@ def _dashes(grid: RetrievalGrid) -> Iterator[dict[str, object]]:
 
 def _hover(one: Retrieval) -> str:
     lacking = "" if one.answered == one.samples else f", {one.samples - one.answered} without an answer"
-    return (
-        f"{one.length:,} tokens, depth {one.depth} %<br>{share_text(one)} of {one.answered}{lacking}"
-        f"<br>prompts of {one.least_tokens:,} to {one.most_tokens:,} tokens"
-    )
+    asked = "" if one.least_tokens is None else f"<br>prompts of {one.least_tokens:,} to {one.most_tokens:,} tokens"
+    return f"{one.length:,} tokens, depth {one.depth} %<br>{share_text(one)} of {one.answered}{lacking}{asked}"
 
 
 def _shortfalls(found: tuple[Retrieval, ...]) -> Iterator[int]:
     for one in found:
-        yield one.length - ANSWER_TOKENS - one.least_tokens
+        if one.least_tokens is not None:
+            yield one.length - ANSWER_TOKENS - one.least_tokens
 
 
 def _ends(interval: Interval) -> str:
