@@ -107,7 +107,7 @@ def ratio_difference_interval(
 
     def difference(rows: Any) -> float:
         of_candidate, of_baseline = (score(pairs[rows].sum(axis=0)) for pairs in both)
-        return of_candidate - of_baseline
+        return float(of_candidate - of_baseline)
 
     count = len(candidate)
     found = sorted(difference(draw.integers(0, count, count)) for _ in range(RESAMPLES))

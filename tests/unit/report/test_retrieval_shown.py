@@ -3,31 +3,63 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
+from judged_runs import a_needle_run, retrieval
+from rich.console import Console
 
-from trtx.evals import EVAL, Retrieval, ScoredTask, TopologyScores, eval_directory, statistics
-from trtx.experiment import evaluation_of
-from trtx.experiment.directory import write_lock
-from trtx.report.evaluation import read_evaluation_view, render_evaluation
-from trtx.report.forms import LOCK, Provenance
+from trtx.report.evaluation import evaluation_table, read_evaluation_view, render_evaluation
+from trtx.report.retrieval import heat_map
 
-RUN = Path(__file__).parent / "golden" / "run"
-
-
-def field(length: int, depth: int, right: int, answered: int) -> Retrieval:
-    share = statistics.share_interval([1] * right + [0] * (answered - right))
-    return Retrieval(length, depth, length - 40, length - 34, 10, answered, share)
+FOUND = (
+    retrieval(512, 0, 10, 10), retrieval(512, 50, 9, 10), retrieval(512, 100, 4, 8),
+    retrieval(1024, 0, 0, 10), retrieval(1024, 50, 0, 0), retrieval(1024, 100, 0, 0, samples=0),
+)  # fmt: skip
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Of two lengths and two depths: the longer one was not answered at its end."""
-    found = (field(512, 0, 10, 10), field(512, 100, 9, 10), field(1024, 0, 0, 10), field(1024, 100, 0, 0))
-    spec = evaluation_of({"tasks": ["needle"]})
-    write_lock(tmp_path, spec, LOCK.read(RUN, type("Asked", (), {})) if False else provenance())
-    scores = ScoredTask("needle", "generate_until", "1", 0, 40, 30, (), (), None, (), found)
-    EVAL.write(eval_directory(tmp_path, "agg"), TopologyScores("agg", "0.4.13", "completions", None, None, (scores,)))
-    return tmp_path
+    """One field has answers to 8 of 10, one to none, and one was not asked."""
+    return a_needle_run(tmp_path, FOUND)
+
+
+def test_a_heat_map_has_no_colour_where_there_is_no_answer(run: Path) -> None:
+    (grid,) = read_evaluation_view(run).grids
+    drawn = heat_map(grid)
+    (trace,) = drawn["data"]
+    assert (trace["x"], trace["y"]) == (["512", "1,024"], ["0", "50", "100"])
+    assert trace["z"] == [[1, 0], [0.9, None], [0.5, None]]  # a row a depth
+    assert (trace["zmin"], trace["zmax"]) == (0, 1)
+    assert trace["text"][0] == ["1.00<br>(0.72–1.00)", "0.00<br>(0.00–0.28)"]
+    assert "2 without an answer" in trace["customdata"][2][0]
+    assert [(one["x"], one["y"], one["text"]) for one in drawn["layout"]["annotations"]] == [
+        ("1,024", "50", "–"), ("1,024", "100", "–"),
+    ]  # fmt: skip
+
+
+def test_every_form_shows_each_field_and_its_interval(run: Path) -> None:
+    render_evaluation(run)
+    told = (run / "summary.md").read_text()
+    assert "| tokens | depth 0 % | depth 50 % | depth 100 % |\n|--:|--:|--:|--:|\n" in told
+    assert "| 512 | 1.00 (0.72–1.00) | 0.90 (0.60–0.98) | 0.50 (0.22–0.78) |" in told
+    assert "| 1,024 | 0.00 (0.00–0.28) | – | – |" in told
+    assert "agg, needle: share retrieved, 0 to 10 samples each" in told and "met to within 8 tokens" in told
+    console = Console(width=80, no_color=True)
+    with console.capture() as captured:
+        console.print(evaluation_table(read_evaluation_view(run)))
+    shown = captured.get()
+    assert "1,024 0.00 (0.00–0.28)                –                –" in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    (kept,) = json.loads((run / "summary.json").read_text())["scores"][0]["tasks"]
+    assert kept["retrievals"][4]["retrieved"] is None and kept["retrievals"][5]["least_tokens"] is None
+
+
+def test_plotly_is_in_the_page_only_where_it_draws(run: Path) -> None:
+    render_evaluation(run)
+    page = (run / "report.html").read_text()
+    assert 'id="retrieval-agg-needle"' in page and "script-src 'unsafe-inline'" in page and len(page) > 1_000_000
+    a_needle_run(run, ())
+    render_evaluation(run)
+    page = (run / "report.html").read_text()
+    assert "script" not in page and len(page) < 100_000

@@ -104,12 +104,12 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
     about: tuple[tuple[str, Any], ...] = () if job.tokenizer is None else (("tokenizer", job.tokenizer),)
     if any(name in OWN for name in job.tasks):
         about += (("rows", own_rows(job, model)),)
-    manager = task_manager(tuple(map(str, folders)), about, include_defaults=False)
-    if any(name not in manager.all_tasks for name in job.tasks):
+    manager = near = task_manager(tuple(map(str, folders)), about, include_defaults=False)
+    if any(name not in near.all_tasks for name in job.tasks):
         manager = task_manager(tuple(map(str, folders)), about, include_defaults=True)
     found: dict[str, Task] = {}
     loaded = LoadedTasks()
-    for name in [_known(name, manager) for name in job.tasks]:
+    for name in [name if name in near.all_tasks else _known(name, manager) for name in job.tasks]:
         of_name = _load(name, manager)
         loaded.groups += of_name["groups"].values()
         for task_name, task in of_name["tasks"].items():
@@ -138,7 +138,7 @@ def _folder(path: str) -> Path:
 
 
 def _known(name: str, manager: TaskManager) -> str:
-    for candidate in (name, ALIASES.get(name)):
+    for candidate in (ALIASES.get(name), name):  # lm-eval has a cnn_dailymail too, of a library that is not here
         if candidate in manager.all_tasks:
             return str(candidate)
     known = [*manager.all_tasks, *ALIASES]
