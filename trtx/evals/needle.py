@@ -24,6 +24,7 @@ METRIC = "acc"
 ANSWER_TOKENS = 32  # that an answer may take; a length counts them, as RULER's do
 Haystack = Literal["prose", "look-up"]
 
+_PROBE_UNITS = 32  # what these take tells how many fit
 _SHORTEST: dict[Haystack, int] = {"prose": 512, "look-up": 64}  # of the lengths that are asked unasked
 _OPENING = "A special number is hidden in the text below. Remember it: the question at the end asks for it.\n\n"
 _PLACES = ("behind", "beside", "in front of", "above", "below", "far from", "close to", "between the trees and")
@@ -101,26 +102,28 @@ def retrievals(documents: Sequence[dict[str, Any]], samples: Sequence[Sample]) -
     return tuple(found)
 
 
-def most_that_fit(tokens_of: Callable[[int], int], room: int) -> int | None:
-    """The largest count of units whose text has at most ``room`` tokens; None where that of none has more.
+def most_that_fit(tokens_of: Callable[[int], int], room: int) -> tuple[int, int] | None:
+    """A count of units and its tokens, at most ``room`` and short of it by less than a unit has on average.
 
-    ``tokens_of``: rises with the count, about evenly.
+    None where no unit at all has more. ``tokens_of``: rises with the count, about evenly; of a long text it takes a
+    while, so it is asked twice for most.
     """
     low, of_low = 0, tokens_of(0)
     if of_low > room:
         return None
-    each, high = 8.0, None  # tokens of a unit, until it is known
-    of_none = of_low
-    while high is None or high - low > 1:
-        guess = low + max(1, int((room - of_low) / each))
+    guess, high, of_none, each = _PROBE_UNITS, None, of_low, 1.0
+    while high is None or (high - low > 1 and room - of_low >= each):
         guess = guess if high is None else min(guess, high - 1)
         tokens = tokens_of(guess)
         each = max(1.0, (tokens - of_none) / guess)
         if tokens <= room:
             low, of_low = guess, tokens
+            if room - of_low < each:
+                break
         else:
             high = guess
-    return low
+        guess = low + max(1, int((room - of_low) / each))
+    return low, of_low
 
 
 def _lengths(haystack: Haystack, context_length: int | None) -> tuple[int, ...]:
@@ -144,14 +147,14 @@ def _row(haystack: Haystack, length: int, depth: int, number: int, tokens_of: Ca
             "after": count - before, "key": key, "answer": answer,
         }  # fmt: skip
 
-    count = most_that_fit(lambda units: tokens_of(prompt(of_size(units))), length - ANSWER_TOKENS)
-    if count is None:
+    found = most_that_fit(lambda units: tokens_of(prompt(of_size(units))), length - ANSWER_TOKENS)
+    if found is None:
         least = tokens_of(prompt(of_size(0))) + ANSWER_TOKENS
         raise UsageError(
             f"--needle-lengths {length}: the question and its answer alone take {least} tokens; expected more than that"
         )
-    row = of_size(count)
-    return {**row, "prompt_tokens": tokens_of(prompt(row))}
+    count, tokens = found
+    return {**of_size(count), "prompt_tokens": tokens}
 
 
 def _entries(draw: random.Random, key: str) -> Iterator[str]:

@@ -377,6 +377,8 @@ def test_an_option_is_refused_only_where_it_would_change_nothing(
         (["build", "synthetic:tiny", "--quant", "fp8", "--kv-dtype", "fp8", "--set", "kv_cache_config.dtype=auto"],
          ["--kv-dtype fp8", "--set 'kv_cache_config.dtype=auto'"]),
         (["serve", "--dry-run", "--workers", "99999"], ["--workers 99999", "256"]),
+        (["eval", "--tasks", "needle", "--needle-lengths", "1k,2k"], ["--needle-lengths '1k,2k'", "whole numbers"]),
+        (["eval", "--tasks", "trtx,perplexity"], ["--text is needed", "perplexity"]),
     ],
 )  # fmt: skip
 def test_what_would_be_dropped_is_refused(
