@@ -106,20 +106,18 @@ def most_that_fit(tokens_of: Callable[[int], int], room: int) -> tuple[int, int]
     """A count of units and its tokens, at most ``room`` and short of it by less than a unit has on average.
 
     None where no unit at all has more. ``tokens_of``: rises with the count, about evenly; of a long text it takes a
-    while, so it is asked twice for most.
+    while, so it is not asked for every count.
     """
-    low, of_low = 0, tokens_of(0)
+    low, of_low, high = 0, tokens_of(0), None
     if of_low > room:
         return None
-    guess, high, of_none, each = _PROBE_UNITS, None, of_low, 1.0
-    while high is None or (high - low > 1 and room - of_low >= each):
+    guess, each, of_none = _PROBE_UNITS, 1.0, of_low
+    while room - of_low >= each and (high is None or high - low > 1):
         guess = guess if high is None else min(guess, high - 1)
         tokens = tokens_of(guess)
         each = max(1.0, (tokens - of_none) / guess)
         if tokens <= room:
             low, of_low = guess, tokens
-            if room - of_low < each:
-                break
         else:
             high = guess
         guess = low + max(1, int((room - of_low) / each))
