@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trtx.bench.intervals import Interval
 from trtx.evals import Retrieval, TopologyScores
 from trtx.evals.needle import ANSWER_TOKENS
-from trtx.report.charts import INK, Chart, axes_layout
+from trtx.report.charts import Chart, axes_layout
 from trtx.report.verdict import MISSING
 
 _COLORS = [[0, "#fbeeec"], [0.5, "#c9dcf0"], [1, "#1f5fa8"]]  # light to dark: told apart without red and green too
@@ -76,12 +76,11 @@ def share_text(one: Retrieval) -> str:
 
 
 def heat_map(grid: RetrievalGrid) -> Chart:
-    """Lengths from left to right, depths from the beginning of the haystack down. Without an answer: a dash."""
+    """Lengths from left to right, depths from the top down. Without an answer: no colour, and a dash."""
     layout = axes_layout("tokens of prompt and answer", "depth of the needle, %")
     lengths, depths = [f"{length:,}" for length in grid.lengths], [str(depth) for depth in grid.depths]
     layout["xaxis"] |= {"type": "category", "showgrid": False}
     layout["yaxis"] |= {"type": "category", "showgrid": False, "autorange": "reversed"}
-    layout["annotations"] = list(_dashes(grid))
     rows = [[grid.at(length, depth) for length in grid.lengths] for depth in grid.depths]
     return {
         "data": [
@@ -97,15 +96,6 @@ def heat_map(grid: RetrievalGrid) -> Chart:
         ],
         "layout": layout,
     }  # fmt: skip
-
-
-def _dashes(grid: RetrievalGrid) -> Iterator[dict[str, object]]:
-    for one in grid.found:
-        if one.retrieved is None:
-            yield {
-                "x": f"{one.length:,}", "y": str(one.depth), "text": MISSING, "showarrow": False,
-                "font": {"size": 13, "color": INK},
-            }  # fmt: skip
 
 
 def _hover(one: Retrieval) -> str:

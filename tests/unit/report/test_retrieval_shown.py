@@ -33,9 +33,7 @@ def test_a_heat_map_has_no_colour_where_there_is_no_answer(run: Path) -> None:
     assert (trace["zmin"], trace["zmax"]) == (0, 1)
     assert trace["text"][0] == ["1.00<br>(0.72–1.00)", "0.00<br>(0.00–0.28)"]
     assert "2 without an answer" in trace["customdata"][2][0]
-    assert [(one["x"], one["y"], one["text"]) for one in drawn["layout"]["annotations"]] == [
-        ("1,024", "50", "–"), ("1,024", "100", "–"),
-    ]  # fmt: skip
+    assert [row[1] for row in trace["text"][1:]] == ["–", "–"]
 
 
 def test_every_form_shows_each_field_and_its_interval(run: Path) -> None:
