@@ -12,7 +12,8 @@ from trtx.report.charts import Chart, axes_layout
 from trtx.report.verdict import MISSING
 
 _COLORS = [[0, "#fbeeec"], [0.5, "#c9dcf0"], [1, "#1f5fa8"]]  # light to dark: told apart without red and green too
-_ROW_PX, _AROUND_PX = 44, 76
+_ROW_PX, _ABOVE_AND_BELOW_PX = 44, 76
+_COLUMN_PX, _BESIDE_PX = 76, 170  # an interval is as wide; a narrow page scrolls sideways
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,11 @@ class RetrievalGrid:
 
     @property
     def height_px(self) -> int:
-        return _AROUND_PX + _ROW_PX * max(2, len(self.depths))
+        return _ABOVE_AND_BELOW_PX + _ROW_PX * max(2, len(self.depths))
+
+    @property
+    def least_width_px(self) -> int:
+        return _BESIDE_PX + _COLUMN_PX * len(self.lengths)
 
 
 def grids(scored: tuple[TopologyScores, ...]) -> tuple[RetrievalGrid, ...]:
