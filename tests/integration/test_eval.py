@@ -14,6 +14,7 @@ from openai_server import MODEL, OpenAIServer, openai_server
 from topology_clients import wait_until
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint.held_out import held_out_texts
 from trtx.cli.app import run
 from trtx.evals import Score, TopologyScores, eval_directory, marker, read_eval
 from trtx.evals.forms import Sample, read_samples
@@ -23,15 +24,18 @@ from trtx.launch.processes import members
 LIMIT = 8
 GENERATION = ("trtx_arithmetic", "trtx_copying", "trtx_json", "trtx_look_up")
 LOGLIKELIHOOD = ("trtx_arithmetic_choice", "trtx_text")
+ASKED = ("needle", "perplexity")  # whose data is what is asked
 TOKENIZER = ("--tokenizer", f"synthetic:{MODEL}")
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One run over all shipped tasks, aggregated and disaggregated."""
-    parent = tmp_path_factory.mktemp("both")
-    tasks = ",".join(GENERATION + LOGLIKELIHOOD)
+    parent, text = tmp_path_factory.mktemp("both"), tmp_path_factory.mktemp("text") / "own.txt"
+    text.write_text("\n\n".join(held_out_texts(LIMIT)))
+    tasks = ",".join((*GENERATION, *LOGLIKELIHOOD, *ASKED))
     argv = ["eval", "--tasks", tasks, "--limit", str(LIMIT), "--model", f"synthetic:{MODEL}", "--mode", "agg,disagg"]
+    argv += ["--needle-lengths", "64,8192", "--needle-depths", "0,100", "--text", str(text)]
     assert run([*argv, "--min-score", "trtx_copying:exact_match:0.5", "-o", str(parent)]) == 0
     return only(parent)
 
@@ -75,7 +79,7 @@ def by_metric(of: TopologyScores) -> dict[str, Score]:
 
 def test_both_topologies_score_the_same_and_above_chance_by_more_than_the_interval(both: Path) -> None:
     agg, disagg = by_metric(scores(both, "agg")), by_metric(scores(both, "disagg"))
-    assert agg.keys() == disagg.keys() and len(agg) == len(GENERATION) + 2 + 3
+    assert agg.keys() == disagg.keys() and len(agg) == len(GENERATION) + 2 + 3 + 1 + 4
     for name, score in agg.items():
         assert score.value == pytest.approx(disagg[name].value, rel=1e-3), name
         if score.chance is not None:
@@ -98,6 +102,79 @@ def test_every_sample_is_that_of_lm_evals_own_hf_model(both: Path, of_hf: dict[s
     for task in scores(both, topology).tasks:
         for score in task.scores:
             assert score.value == pytest.approx(of_hf["results"][task.task][f"{score.metric},none"], rel=1e-3)
+
+
+@pytest.mark.proof  # as above
+def test_a_needle_and_a_text_of_ones_own_get_what_lm_evals_own_hf_model_gives(both: Path) -> None:
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    model = HFLM(pretrained=str(resolve_checkpoint(f"synthetic:{MODEL}").path), device="cpu", dtype="float32")
+    for task in ASKED:
+        asked = [one.requests[0] for one in samples(both, "agg", task)]
+        assert len(asked) == LIMIT
+        if task == "perplexity":
+            instances = [Instance("loglikelihood_rolling", {}, (one.prompt,), 0) for one in asked]
+            assert [one.logprob for one in asked] == pytest.approx(model.loglikelihood_rolling(instances), rel=1e-4)
+        else:
+            short = [one for one in asked if len(one.prompt) < 1000]
+            instances = [Instance("generate_until", {}, (one.prompt, dict(one.parameters)), 0) for one in short]
+            assert len(short) == LIMIT / 2
+            assert [one.text for one in short] == model.generate_until(instances)
+
+
+def test_a_needle_is_found_in_a_short_list_and_asked_for_in_one_of_the_whole_context(both: Path) -> None:
+    (found,) = (task for task in scores(both, "disagg").tasks if task.task == "needle")
+    assert (found.samples, found.answered, found.unanswered) == (LIMIT, LIMIT, ())
+    by_place = {(one.length, one.depth): one for one in found.retrievals}
+    assert list(by_place) == [(64, 0), (64, 100), (8192, 0), (8192, 100)]
+    for (length, _), one in by_place.items():
+        assert one.retrieved is not None and one.most_tokens is not None and one.answered == one.samples == 2
+        assert length - 40 < one.most_tokens <= length - 32
+    assert all(by_place[64, depth].retrieved.estimate == 1 for depth in (0, 100))  # type: ignore[union-attr]
+    assert "Retrieval over length and depth: agg, needle" in (both / "report.html").read_text()
+
+
+GSM8K = """
+include: {lm_eval}/tasks/gsm8k/gsm8k.yaml
+task: own_gsm8k
+dataset_path: json
+dataset_name: null
+dataset_kwargs: {{data_files: {{train: {folder}/gsm8k.jsonl, test: {folder}/gsm8k.jsonl}}}}
+"""
+MMLU = """
+include: {lm_eval}/tasks/mmlu/default/mmlu_abstract_algebra.yaml
+task: own_mmlu
+dataset_path: json
+dataset_name: null
+dataset_kwargs: {{data_files: {{dev: {folder}/mmlu.jsonl, test: {folder}/mmlu.jsonl}}}}
+"""
+
+
+@pytest.mark.proof  # a server of its own
+def test_lm_evals_own_tasks_are_asked_of_local_files(tmp_path: Path) -> None:
+    """As docs/eval.md says for a machine without a hub: the task is lm-eval's, but for its data."""
+    import lm_eval
+
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    for name, text in (("gsm8k", GSM8K), ("mmlu", MMLU)):
+        told = text.format(lm_eval=Path(lm_eval.__file__).parent, folder=folder)
+        (folder / f"{name}.yaml").write_text(told)
+    sums = [{"question": f"A has {n} and gets {n}. How many?", "answer": f"{n} + {n}\n#### {2 * n}"} for n in range(8)]
+    choices = [{"question": f"{n} + 1 =", "choices": ["0", str(n + 1), "-1", "x"], "answer": 1} for n in range(8)]
+    for name, rows in (("gsm8k", sums), ("mmlu", choices)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    argv = ["eval", "--tasks", "own_gsm8k,own_mmlu", "--task-dir", str(folder), "--model", f"synthetic:{MODEL}"]
+    assert run([*argv, "--limit", "6", "-o", str(tmp_path / "runs")]) == 0
+    of_sums, of_choices = scores(only(tmp_path / "runs"), "agg").tasks
+    assert (of_sums.version, of_sums.num_fewshot, of_sums.answered, of_choices.answered) == ("3.0", 5, 6, 6)
+    assert {score.name for score in of_sums.scores} == {"exact_match,strict-match", "exact_match,flexible-extract"}
+    assert [(score.metric, score.chance) for score in of_choices.scores] == [("acc", 0.25)]
+    (asked,) = samples(only(tmp_path / "runs"), "agg", "own_gsm8k")[0].requests
+    assert asked.prompt.count("Question: ") == 6 and asked.prompt.endswith("How many?\nAnswer:")
+    of_choice = samples(only(tmp_path / "runs"), "agg", "own_mmlu")[0].requests
+    assert [one.continuation for one in of_choice] == [" A", " B", " C", " D"] and "A. 0\nB. 1" in of_choice[0].prompt
 
 
 def test_every_prompt_answer_and_judgement_is_kept(both: Path) -> None:

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import copy
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import httpx
@@ -20,9 +21,9 @@ from lm_eval.api.registry import get_model
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
-from trtx.evals import TopologyScores
+from trtx.evals import TopologyScores, needle
 from trtx.evals.forms import Asked, Sample, ScoredTask, read_samples
-from trtx.evals.messages import Endpoint, Job, Progress
+from trtx.evals.messages import Endpoint, Job, NeedleAsked, Progress
 from trtx.evals.session import scoring
 from trtx.evals.session.asking import Asking
 from trtx.evals.session.client import Refused, ServerGone, retry_after
@@ -218,6 +219,22 @@ def test_a_text_that_is_null_is_no_answer_and_says_what_stands_beside_it() -> No
         assert found == f"the answer's content is null, beside {beside}; expected text"
 
 
+@pytest.mark.parametrize("tokens", [0, 1])  # of a stop string, and of an end token, as Dynamo 1.4.2 counts them
+def test_an_answer_that_stopped_at_once_is_an_empty_one(tokens: int) -> None:
+    choice = {"message": {"content": None, "reasoning_content": None}, "finish_reason": "stop"}
+    asked = Instance("generate_until", {}, ("a", {}), 0)
+    found = ServedModel().asked(asked, [{"choices": [choice], "usage": {"completion_tokens": tokens}}])
+    assert isinstance(found, Asked) and (found.text, found.finish_reason) == ("", "stop")
+    for other, usage in (
+        (choice, {"completion_tokens": 2}),  # of which none was shown
+        (choice, {"completion_tokens": None}),
+        (choice, None),
+        (choice | {"finish_reason": "length"}, {"completion_tokens": tokens}),
+        (choice | {"message": {"content": None, "reasoning_content": "so"}}, {"completion_tokens": tokens}),
+    ):
+        assert isinstance(ServedModel().asked(asked, [{"choices": [other], "usage": usage}]), Refused)
+
+
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "function_call"])
 def test_an_answer_that_came_to_its_end_is_one(reason: str) -> None:
     asked = Instance("generate_until", {}, ("a", {}), 0)
@@ -269,12 +286,107 @@ def test_a_group_is_weighted_as_lm_eval_weights_it(folder: Callable[..., Path]) 
     assert score.value == pytest.approx(1 / 4) and score.interval is not None and score.interval.estimate == 1 / 4
 
 
+@pytest.mark.parametrize("endpoint_type", ["completions", "chat"])
+def test_a_needles_length_is_in_the_tokens_that_are_sent(tokenizer: Any, endpoint_type: str) -> None:
+    """Of ``synthetic:tiny-trained``: its list of names, up to the whole context."""
+    asked = NeedleAsked((64, 300), (0, 100), 1)
+    found = load(job("needle", needle=asked, context_length=300, endpoint_type=endpoint_type), tokenizer)
+    (task,) = found.tasks
+    assert [(one.doc["length"], one.doc["depth"]) for one in task.documents] == [
+        (64, 0),
+        (64, 100),
+        (300, 0),
+        (300, 100),
+    ]
+    model = ServedModel(tokenizer, endpoint_type=endpoint_type, context_length=300)  # type: ignore[arg-type]
+    for one in task.documents:
+        (question,) = model.questions(one.instances[0])
+        room = one.doc["length"] - question.body["max_tokens"] - one.doc["prompt_tokens"]
+        assert question.body["max_tokens"] == needle.ANSWER_TOKENS and 0 <= room < 8 and "stop" not in question.body
+        sent = question.body.get("prompt")
+        if sent is None:
+            ids = tokenizer.apply_chat_template(question.body["messages"], add_generation_prompt=True)["input_ids"]
+        else:
+            ids = tokenizer.encode(sent)
+        assert len(ids) == one.doc["prompt_tokens"]
+        assert one.doc["haystack"] == "look-up"
+    assert found.metrics == {"needle": ("acc",)}
+
+
+def test_prose_hides_the_needle_from_any_other_model(tokenizer: Any, tmp_path: Path) -> None:
+    other = copy.deepcopy(tokenizer)
+    other.name_or_path = str(tmp_path)
+    (task,) = load(job("needle", needle=NeedleAsked((600,), (50,), 2), context_length=600), other).tasks
+    assert {one.doc["haystack"] for one in task.documents} == {"prose"}
+    assert "special number" in task.documents[0].instances[0].args[0]
+    refused(job("needle", needle=NeedleAsked((601,)), context_length=600), ["no tokenizer is here", "--tokenizer"])
+    with pytest.raises(UsageError, match="--needle-lengths 601: the context holds 600 tokens"):
+        load(job("needle", needle=NeedleAsked((601,)), context_length=600), other)
+
+
+def test_perplexity_scores_each_text_as_it_stands_and_counts_its_tokens(tokenizer: Any, tmp_path: Path) -> None:
+    """What lm-eval would read as a list, or a template fill in, is text like any other."""
+    texts = ["[1, 2]", "{{line}} man", *(f"The king number {number} saw the sea." for number in range(10))]
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(texts))
+    (task,) = load(job("perplexity", text=str(path)), tokenizer).tasks
+    assert [one.instances[0].args for one in task.documents] == [(text,) for text in texts]
+    logprobs = [-2.5 * (number + 3) for number in range(12)]
+    asked = [[Asked("loglikelihood_rolling", "", None, {}, None, one, None, None)] for one in logprobs]
+    judged = scoring.judge(task.task, task.documents, asked)
+    found = scoring.scores(task.task, [
+        Sample("perplexity", one.doc_id, one.key, {}, None, (), of)
+        for one, of in zip(task.documents, judged, strict=True)
+    ])  # fmt: skip
+    sizes = {
+        "token_perplexity": sum(len(tokenizer.encode(text)) for text in texts),
+        "word_perplexity": sum(len(text.split()) for text in texts),
+        "byte_perplexity": sum(len(text.encode()) for text in texts),
+    }
+    of_metric = {score.metric: score for score in found}
+    for metric, size in sizes.items():
+        assert of_metric[metric].value == pytest.approx(math.exp(-sum(logprobs) / size))
+    assert of_metric["bits_per_byte"].value == pytest.approx(math.log2(of_metric["byte_perplexity"].value))
+    assert list(of_metric) == [*sizes, "bits_per_byte"]
+    assert all(score.interval is not None and not score.higher_is_better for score in found)
+    assert {score.aggregation for score in found} == {"weighted_perplexity", "bits_per_byte"}
+
+
+def test_a_text_longer_than_the_context_is_scored_window_by_window_each_token_once(tokenizer: Any) -> None:
+    model = ServedModel(tokenizer, context_length=40, route=EngineData())
+    text = "The man saw the king by the river. " * 20
+    questions = model.questions(Instance("loglikelihood_rolling", {}, (text,), 0))
+    ids = tokenizer.encode(text)
+    assert len(questions) > 2 and all(len(one.body["prompt"]) + 1 <= 40 for one in questions)
+    scored = [token for before, after in model._scored(Instance("loglikelihood_rolling", {}, (text,), 0)) for token in
+              before[-after:]]  # fmt: skip
+    assert scored == ids
+
+
 @pytest.mark.proof  # it reads lm-eval's 14,000 task files
 def test_the_tasks_that_tensorrt_llm_names_are_known_and_the_nearest_of_all_are_told() -> None:
     refused(job("gsm9k"), ["no task is called 'gsm9k'", "did you mean gsm8k"])
     known = task_manager((str(OWN_TASKS),), (), include_defaults=True).all_tasks
-    for name in ("mmlu", "gsm8k", "gpqa", "gpqa_diamond", "cnn_dailymail", "longbench", "jsonschema_bench"):
+    for name in NAMED_BY_TENSORRT_LLM:
         assert ALIASES.get(name, name) in known, name
+
+
+NAMED_BY_TENSORRT_LLM = (
+    "mmlu", "gsm8k", "gpqa_diamond", "gpqa_main", "gpqa_extended", "cnn_dailymail", "longbench", "longbench_v2",
+    "json_mode_eval",
+)  # fmt: skip
+
+
+@pytest.mark.proof  # as above
+@pytest.mark.parametrize("name", NAMED_BY_TENSORRT_LLM)
+def test_without_a_hub_each_of_them_says_how_to_bring_its_data(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    refused(job(name), [f"task {ALIASES.get(name, name)} needs the dataset ", "hf download --repo-type dataset ",
+                        "or name a local file"])  # fmt: skip
 
 
 ERROR_IN_ANSWER = 1  # in place of a status: 200, and the error in the body
@@ -397,6 +509,21 @@ def test_an_error_in_an_answer_of_status_200_is_told_in_the_servers_words(
         found, _ = ask(job("trtx_arithmetic_choice", limit=1), url, tmp_path / "bare", tokenizer)
     note = found.tasks[0].note
     assert note is not None and "Error" not in note and "has no nvext.engine_data.prompt_logprobs" in note
+
+
+def test_a_server_that_hangs_is_given_the_time_that_was_asked(folder: Callable[..., Path], tmp_path: Path) -> None:
+    let_go = Event()
+
+    def hangs(prompt: str) -> int:
+        if prompt == ROWS[1]["question"]:
+            let_go.wait(60)
+        return 200
+
+    with echoing(hangs) as url:
+        found, _ = ask(job("sums", folder=folder(ROWS[:2]), request_timeout_s=0.5), url, tmp_path / "here")
+        let_go.set()
+    (task,) = found.tasks
+    assert [(one.first, one.reason) for one in task.unanswered] == [(1, "no answer within 0.5 s")]
 
 
 def test_a_server_that_limits_its_rate_is_asked_again_and_given_up_in_the_end(

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from judged_runs import a_run, an_ab_run, compared, judged
+from judged_runs import a_needle_run, a_run, an_ab_run, compared, judged, retrieval
 from playwright.sync_api import Browser, Error, sync_playwright
 
 from trtx.report import render
+from trtx.report.evaluation import render_evaluation
 
 RUN = Path(__file__).parents[1] / "unit" / "report" / "golden" / "run"
 CHARTS = ("pareto", "throughput", "ttft", "itl")
@@ -143,4 +144,34 @@ def test_a_reader_chooses_the_part_the_lengths_and_the_topologies(browser: Brows
     page.get_by_role("button", name="disagg").click()
     assert points.count() == 2
     assert complaints == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_needle_found_is_drawn_with_a_dash_where_nobody_answered(
+    browser: Browser, tmp_path: Path, width: int
+) -> None:
+    found = tuple(
+        retrieval(length, depth, 10 - place, 10) if (length, depth) != (2048, 50) else retrieval(length, depth, 0, 0)
+        for place, length in enumerate((512, 1024, 2048, 4096))
+        for depth in (0, 50, 100)
+    )
+    run = a_needle_run(tmp_path / "run", found)
+    render_evaluation(run)
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    complaints: list[str] = []
+    requested: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requested.append(request.url))
+    page.goto((run / "report.html").as_uri())
+    chart = page.locator("#retrieval-agg-needle")
+    page.wait_for_selector("#retrieval-agg-needle .heatmaplayer image")
+    labels = chart.locator(".heatmap-label text").all_text_contents()
+    assert len(labels) == len(found) and labels.count("–") == 1 and "0.70(0.40–0.89)" in labels
+    box = chart.locator(".main-svg").first.bounding_box()
+    assert box is not None and box["width"] > 170 + 4 * 70 and box["height"] > 150
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert complaints == []
+    assert [url for url in requested if not url.startswith(("data:", "blob:"))] == [(run / "report.html").as_uri()]
     page.close()

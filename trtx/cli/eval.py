@@ -14,6 +14,7 @@ import typer
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb, typed
 from trtx.cli.placement import refuse_ignored
+from trtx.config.wording import quoted
 from trtx.errors import TrtxError, UsageError
 
 if TYPE_CHECKING:
@@ -60,6 +61,40 @@ def evaluate(
         ),
     ] = None,
     concurrency: Annotated[int | None, _option(_TASKS, "--concurrency", "Requests in flight. Default: 8.")] = None,
+    request_timeout: Annotated[
+        float | None,
+        _option(_TASKS, "--request-timeout", "Seconds to wait for an answer, in each of three attempts. Default: 600."),
+    ] = None,
+    needle_lengths: Annotated[
+        str | None,
+        _option(
+            _TASKS,
+            "--needle-lengths",
+            "With --tasks needle: tokens of prompt and answer. Default: powers of two up to the context.",
+            metavar="N,N",
+        ),
+    ] = None,
+    needle_depths: Annotated[
+        str | None,
+        _option(
+            _TASKS,
+            "--needle-depths",
+            "With --tasks needle: per cent of the haystack before it. Default: 0,25,50,75,100.",
+            metavar="P,P",
+        ),
+    ] = None,
+    needle_samples: Annotated[
+        int | None, _option(_TASKS, "--needle-samples", "Of each length and depth. Default: 10.")
+    ] = None,
+    text: Annotated[
+        str | None,
+        _option(
+            _TASKS,
+            "--text",
+            "With --tasks perplexity: the text to score, paragraph by paragraph, or .jsonl with text in each line.",
+            metavar="FILE",
+        ),
+    ] = None,
     min_score: Annotated[
         list[str] | None,
         _option(
@@ -129,6 +164,8 @@ def evaluate(
       trtx eval --tasks trtx --model synthetic:tiny-trained --mode agg,disagg
       trtx eval --tasks gsm8k,mmlu --model Qwen/Qwen3-0.6B --limit 200
       trtx eval --tasks trtx_json --min-score trtx_json:schema_compliance:0.9
+      trtx eval --tasks needle --needle-lengths 4096,32768 --needle-depths 0,50,100
+      trtx eval --tasks perplexity --text manual.txt --baseline runs/20261121T050132Z-eval-9a1c6852
       trtx eval --tasks gsm8k --url http://127.0.0.1:8000 --baseline runs/20261121T050132Z-eval-9a1c6852
     """
     from trtx.cli.bench import own_command_line
@@ -142,7 +179,9 @@ def evaluate(
     if tasks is None:
         raise UsageError("--tasks is needed: names of tasks, such as trtx for all that trtx ships, or gsm8k,mmlu")
     uses = [*options.engine_uses(model.engine), "serve" if url is None else "attach"]
-    refuse_ignored(context, [*uses, *([] if baseline else ["no baseline"])])
+    uses += [] if baseline else ["no baseline"]
+    uses += [f"no {task}" for task in ("needle", "perplexity") if task not in _listed(tasks)]
+    refuse_ignored(context, uses)
     from trtx.experiment import evaluate as score
 
     spec = _spec({str(one.name): context.params[str(one.name)] for one in typed(context)})
@@ -152,7 +191,10 @@ def evaluate(
     _run_and_show(partial(score, spec, parent=output, argv=own_command_line()), as_json)
 
 
-_OWN = ("limit", "num_fewshot", "task_dir", "endpoint_type", "concurrency", "min_score", "baseline", "max_drop")
+_OWN = (
+    *("limit", "num_fewshot", "task_dir", "endpoint_type", "concurrency", "min_score", "baseline", "max_drop"),
+    *("request_timeout", "needle_samples", "text"),
+)
 
 
 def _spec(given: dict[str, Any]) -> EvaluationSpec:
@@ -160,7 +202,8 @@ def _spec(given: dict[str, Any]) -> EvaluationSpec:
     from trtx.experiment import Attach, evaluation_of
 
     fields: dict[str, Any] = {name: given[name] for name in _OWN if name in given}
-    fields["tasks"] = [name.strip() for name in given["tasks"].split(",")]
+    fields["tasks"] = _listed(given["tasks"])
+    fields |= {name: _numbers(name, given[name]) for name in ("needle_lengths", "needle_depths") if name in given}
     if "mode" in given:
         fields["modes"] = options.parse_modes(given["mode"])
     if "url" in given:
@@ -168,6 +211,19 @@ def _spec(given: dict[str, Any]) -> EvaluationSpec:
     elif topology := options.topology_fields(given, fields.get("modes", [])):
         fields["topology"] = {"port": 0, **topology}
     return evaluation_of(fields)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in _listed(text)]
+    except ValueError as error:
+        raise UsageError(
+            f"--{name.replace('_', '-')} {quoted(text)}: expected whole numbers with commas between, as 0,50,100"
+        ) from error
 
 
 def _run_and_show(start: Callable[..., FinishedEvaluation], as_json: bool) -> None:

@@ -69,6 +69,8 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "attach": Use("beside --url", "which scores what is served already"),
         "serve": Use("without --url", "whose deployment it describes", "add --url, or leave it out"),
         "no baseline": Use("without --baseline", "which alone it bounds", "add --baseline, or leave it out"),
+        "no needle": Use("without needle in --tasks", "whose prompts it shapes", "add that task, or leave it out"),
+        "no perplexity": Use("without perplexity in --tasks", "which scores it", "add that task, or leave it out"),
     },
     "build": {
         "build": Use("without --check", "to which it belongs", "add --check, or leave it out"),
@@ -141,6 +143,9 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume",), "--tasks --limit --num-fewshot --task-dir --endpoint-type --concurrency"),
             (("resume",), "--min-score --baseline --url --model --output"),
             (("resume", "no baseline"), "--max-drop"),
+            (("resume",), "--request-timeout"),
+            (("resume", "no needle"), "--needle-lengths --needle-depths --needle-samples"),
+            (("resume", "no perplexity"), "--text"),
             (("resume", "serve"), "--tokenizer"),
             (("resume", "attach"), "--mode"),
         ),

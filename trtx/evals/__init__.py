@@ -8,7 +8,7 @@ Always holds: an answer is on disk before it counts, no score stands without its
 answered has a sentence in place of a score.
 """
 
-from trtx.evals.forms import EVAL, Score, ScoredTask, TopologyScores, eval_directory, read_eval
+from trtx.evals.forms import EVAL, Retrieval, Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.messages import Endpoint, Job
 from trtx.evals.process import Session, marker
 
@@ -16,6 +16,7 @@ __all__ = [
     "EVAL",
     "Endpoint",
     "Job",
+    "Retrieval",
     "Score",
     "ScoredTask",
     "Session",

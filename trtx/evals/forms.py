@@ -19,6 +19,8 @@ SAMPLES = Document("samples.jsonl", version=1, oldest=1, since="")
 _DIRECTORY = "eval"
 
 IntervalKind = Literal["binomial", "bootstrap"]
+# How samples become a score: the mean of numbers, lm-eval's names for what is made of a ratio of sums, or all else.
+Aggregation = Literal["mean", "weighted_perplexity", "bits_per_byte", "other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Score:
     kind: IntervalKind
     higher_is_better: bool | None  # None: the task does not say
     chance: float | None = None  # of guessing, where the task says so
+    aggregation: Aggregation = "mean"
 
     @property
     def name(self) -> str:
@@ -53,6 +56,19 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
+class Retrieval:
+    """What ``needle`` found at one length and depth."""
+
+    length: int  # tokens of prompt and answer
+    depth: int  # per cent of the haystack that lie before the needle
+    least_tokens: int | None  # of its prompts: the nearest that whole sentences or entries make; None: none is asked
+    most_tokens: int | None
+    samples: int  # to ask
+    answered: int
+    retrieved: Interval | None  # share of those that are answered; None: none is
+
+
+@dataclass(frozen=True, slots=True)
 class ScoredTask:
     """A task, or a group of tasks where ``subtasks`` names some."""
 
@@ -66,6 +82,7 @@ class ScoredTask:
     unanswered: tuple[Unanswered, ...]
     note: str | None = None  # why there is no score
     subtasks: tuple[str, ...] = ()
+    retrievals: tuple[Retrieval, ...] = ()  # of needle, by length, then depth
 
 
 @dataclass(frozen=True, slots=True)

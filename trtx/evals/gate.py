@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
@@ -19,6 +20,7 @@ from trtx.errors import UsageError
 from trtx.evals import statistics
 from trtx.evals.forms import Sample, Score, ScoredTask, TopologyScores
 
+Value = float | tuple[float, float]  # of a sample: a number, or a log-likelihood and what it is divided by
 _ASK_AGAIN = "ask for them again with --resume"
 DEFAULT_MAX_DROP = 0.02  # of a score between 0 and 1: two answers in a hundred
 
@@ -142,16 +144,21 @@ def judge_difference(
     topology: str,
     score: Score,
     task: str,
-    candidate: Mapping[str, float],
-    baseline: Mapping[str, float],
+    candidate: Mapping[str, Value],
+    baseline: Mapping[str, Value],
     other: str,
     max_drop: float,
     confidence: float,
 ) -> Judgement:
-    """``candidate``, ``baseline``: the metric's value by the sample's key. ``other``: what the baseline is called;
+    """``candidate``, ``baseline``: of the metric, as :func:`by_key` gives it. ``other``: what the baseline is called;
     ``confidence``: of this interval alone."""
     cell = cell_of(topology, task)
     criterion = f"{score.name}:drop:le:{max_drop:.10g}"
+    if score.aggregation == "other":
+        return _unknown(
+            cell, criterion,
+            f"{score.metric} is computed over all samples at once, so there are no differences of samples to go by",
+        )  # fmt: skip
     shared = [key for key in candidate if key in baseline]
     if len(shared) < max(len(candidate), len(baseline)):
         return _unknown(
@@ -161,7 +168,7 @@ def judge_difference(
             "expected the same samples; ask both the same tasks, --limit and --num-fewshot",
         )
     pairs = [candidate[key] for key in shared], [baseline[key] for key in shared]
-    interval = statistics.difference_interval(*pairs, confidence)
+    interval = _difference(score, *pairs, confidence)
     if interval is None:
         return _unknown(cell, criterion, f"{len(shared)} pairs have no interval; ask more")
     sign = -1 if score.higher_is_better is False else 1
@@ -181,18 +188,43 @@ def _named(task: ScoredTask, metric: str) -> Score | None:
     return next(found, None)
 
 
-def by_key(samples: Sequence[Sample], score: Score) -> dict[str, float]:
-    """A metric's value of each sample, where it has a number of its own. Rows that ask the same are numbered."""
-    found: dict[str, float] = {}
+def _difference(
+    score: Score, candidate: Sequence[Value], baseline: Sequence[Value], confidence: float
+) -> Interval | None:
+    """Of the pairs, by what the score is made of."""
+    if score.aggregation == "mean":
+        return statistics.difference_interval(_numbers(candidate), _numbers(baseline), confidence)
+    return statistics.ratio_difference_interval(_ratios(candidate), _ratios(baseline), score.aggregation, confidence)
+
+
+def _numbers(values: Sequence[Value]) -> list[float]:
+    return [value for value in values if isinstance(value, float)]
+
+
+def _ratios(values: Sequence[Value]) -> list[tuple[float, float]]:
+    return [value for value in values if isinstance(value, tuple)]
+
+
+def by_key(samples: Sequence[Sample], score: Score) -> dict[str, Value]:
+    """A metric's value of each sample, where it has one of its own. Rows that ask the same are numbered."""
+    found: dict[str, Value] = {}
     seen: Counter[str] = Counter()
     for sample in samples:
         for judged in sample.judgements:
-            value = judged.metrics.get(score.metric)
-            if judged.filter == score.filter and isinstance(value, (int, float)):
+            value = _value(judged.metrics.get(score.metric), score)
+            if judged.filter == score.filter and value is not None:
                 twins = seen[sample.key]
-                found[f"{sample.key}#{twins}" if twins else sample.key] = float(value)
+                found[f"{sample.key}#{twins}" if twins else sample.key] = value
                 seen[sample.key] += 1
     return found
+
+
+def _value(found: Any, score: Score) -> Value | None:
+    if score.aggregation == "mean":
+        return float(found) if isinstance(found, (int, float)) else None
+    if score.aggregation == "other" or not isinstance(found, (list, tuple)) or len(found) != 2:
+        return None
+    return float(found[0]), float(found[1])
 
 
 def cell_of(topology: str, task: str) -> str:

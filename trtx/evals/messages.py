@@ -9,6 +9,16 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 EndpointType = Literal["completions", "chat"]
+REQUEST_TIMEOUT_S = 600.0  # a long answer in a full batch
+
+
+@dataclass(frozen=True, slots=True)
+class NeedleAsked:
+    """Which prompts ``needle`` makes."""
+
+    lengths: tuple[int, ...] | None = None  # tokens of prompt and answer; None: powers of two up to the context
+    depths: tuple[int, ...] = (0, 25, 50, 75, 100)  # per cent of the haystack that lie before the needle
+    samples: int = 10  # of each length and depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +32,10 @@ class Job:
     endpoint_type: EndpointType
     concurrency: int  # requests in flight
     tokenizer: str | None  # its directory; None: there is none here
+    context_length: int | None = None  # tokens of prompt and answer, of the shortest topology; None: not known
+    needle: NeedleAsked = NeedleAsked()
+    text: str | None = None  # the file that ``perplexity`` scores
+    request_timeout_s: float = REQUEST_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.checkpoint.held_out import interval as wilson
+from trtx.evals.forms import Aggregation
 
 RESAMPLES = 1000  # of a mean: 25 beyond each end of a 95 % interval
 SLOW_RESAMPLES = 200  # of a metric that is computed over all samples at once, such as BLEU
@@ -83,6 +84,41 @@ def difference_interval(
     if is_binary(candidate) and is_binary(baseline):
         return _newcombe(pairs, confidence)
     return mean_interval([of_candidate - of_baseline for of_candidate, of_baseline in pairs], confidence)
+
+
+def ratio_difference_interval(
+    candidate: Sequence[tuple[float, float]],
+    baseline: Sequence[tuple[float, float]],
+    aggregation: Aggregation,
+    confidence: float = CONFIDENCE,
+) -> Interval | None:
+    """Of candidate − baseline of a score that is made of sums over samples; None for fewer than 10.
+
+    ``candidate``, ``baseline``: of the same samples in the same order, each a log-likelihood and what it is divided by,
+    such as words. Samples are drawn in pairs, so what makes one text harder than another is in both, and falls out.
+    """
+    import numpy as np
+
+    if len(candidate) < FEWEST_SAMPLES:
+        return None
+    score = _RATIOS[aggregation]
+    draw = np.random.default_rng(_SEED)
+    both = [np.asarray(pairs, dtype=float) for pairs in (candidate, baseline)]
+
+    def difference(rows: Any) -> float:
+        of_candidate, of_baseline = (score(pairs[rows].sum(axis=0)) for pairs in both)
+        return float(of_candidate - of_baseline)
+
+    count = len(candidate)
+    found = sorted(difference(draw.integers(0, count, count)) for _ in range(RESAMPLES))
+    return Interval(difference(np.arange(count)), *_ends(found, confidence), confidence)
+
+
+# lm-eval's own, of the sums of log-likelihoods and of what they are divided by (lm_eval/api/metrics.py, 0.4.13).
+_RATIOS: dict[Aggregation, Callable[[Any], float]] = {
+    "weighted_perplexity": lambda sums: math.exp(-sums[0] / sums[1]),
+    "bits_per_byte": lambda sums: -sums[0] / sums[1] / math.log(2),
+}
 
 
 def _newcombe(pairs: Sequence[tuple[float, float]], confidence: float) -> Interval:

@@ -63,6 +63,19 @@ def ask_deployment(attach: Attach) -> Deployment:
     )
 
 
+def ask_context_length(deployment: Deployment) -> int | None:
+    """Tokens of prompt and answer, as its list of models tells: Dynamo and vLLM do, each in its own word."""
+    key = api_key(deployment)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=deployment.url, timeout=_TIMEOUT_S, headers=headers) as client:
+        entries = _at(_document(client, "/v1/models"), "data")
+    for entry in entries if isinstance(entries, list) else ():
+        if _at(entry, "id") == deployment.model:
+            found = _at(entry, "context_window") or _at(entry, "max_model_len")
+            return found if isinstance(found, int) else None
+    return None
+
+
 def api_key(deployment: Deployment) -> str | None:
     """What requests to it carry: no server gets a key that did not ask for one."""
     return None if deployment.api_key_from is None else _needed_key(deployment.url)

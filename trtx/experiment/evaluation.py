@@ -15,15 +15,15 @@ from trtx.bench.journal import ProcessRestart, RunEnded, RunFailed, RunResumed, 
 from trtx.errors import TrtxError, UsageError
 from trtx.evals import Endpoint, Job, Session, eval_directory, marker, read_eval
 from trtx.evals.gate import check_min_scores
-from trtx.evals.messages import Progress
+from trtx.evals.messages import NeedleAsked, Progress
 from trtx.experiment import directory, resumption
-from trtx.experiment.deployment import api_key, ask_deployment
+from trtx.experiment.deployment import api_key, ask_context_length, ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.evaluation_spec import EvaluationSpec, read_evaluation
 from trtx.experiment.evaluation_verdict import judge_evaluation, read_scored_baseline
 from trtx.experiment.provenance import provenance_with
 from trtx.experiment.spec import ATTACHED, Attach
-from trtx.experiment.targets import attached_target, target_of
+from trtx.experiment.targets import attached_target, context_length, target_of
 from trtx.experiment.verdict import error_of
 from trtx.launch import Event, Interruption, catch_signals, prepare, serve
 from trtx.report import REPORT_FILE
@@ -203,9 +203,21 @@ def _session(state: _Evaluation) -> Iterator[Session]:
         endpoint_type=spec.endpoint_type,
         concurrency=spec.concurrency,
         tokenizer=None if state.tokenizer is None else str(state.tokenizer),
+        context_length=_context_length(state),
+        needle=NeedleAsked(spec.needle_lengths, spec.needle_depths, spec.needle_samples),
+        text=None if spec.text is None else str(Path(spec.text).absolute()),
+        request_timeout_s=spec.request_timeout,
     )
     with catch_signals(state.interruption), Session(job, state.run_dir / SESSION_LOG) as session:
         yield session
+
+
+def _context_length(state: _Evaluation) -> int | None:
+    """Of prompt and answer, in tokens, on every topology."""
+    if state.deployment is not None:
+        return ask_context_length(state.deployment)
+    known = [length for plan in state.plans.values() if (length := context_length(plan)) is not None]
+    return min(known, default=None)
 
 
 def _score(state: _Evaluation, session: Session, labels: Sequence[str]) -> FinishedEvaluation:

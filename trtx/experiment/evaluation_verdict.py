@@ -11,7 +11,7 @@ from trtx.bench.judgement import Judgement, Verdict, outcome
 from trtx.errors import UsageError
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.forms import read_samples
-from trtx.evals.gate import by_key, cell_of, judge_answers, judge_difference, judge_min_score
+from trtx.evals.gate import Value, by_key, cell_of, judge_answers, judge_difference, judge_min_score
 from trtx.experiment.evaluation_spec import EvaluationSpec, read_evaluation
 from trtx.report.forms import LOCK, VERDICT, AskedOf, ComparedWith, RunVerdict
 
@@ -95,8 +95,8 @@ def _outermost(tasks: Sequence[ScoredTask]) -> list[ScoredTask]:
     return [task for task in tasks if task.task not in inner]
 
 
-def _values(directory: Path, tasks: Sequence[str], score: Score) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _values(directory: Path, tasks: Sequence[str], score: Score) -> dict[str, Value]:
+    found: dict[str, Value] = {}
     for task in tasks:
         found |= {f"{task}/{key}": value for key, value in by_key(read_samples(directory / task), score).items()}
     return found

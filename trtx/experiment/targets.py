@@ -33,6 +33,13 @@ def attached_target(attach: Attach, deployment: Deployment) -> Target:
     )
 
 
+def context_length(plan: Plan) -> int | None:
+    """The most tokens of prompt and answer that the model and every worker of ``plan`` take; None: nobody says."""
+    said = [config.get("max_seq_len") for config in plan.engine_configs.values()]
+    said.append(resolve_checkpoint(str(plan.model_path)).context_length)
+    return min((length for length in said if length is not None), default=None)
+
+
 def check_fits(plan: Plan, load: LoadSpec) -> None:
     """Raises UsageError where requests of this load are longer than the model or a worker of ``plan`` takes."""
     if load.dataset is not None:

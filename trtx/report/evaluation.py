@@ -23,6 +23,8 @@ from trtx.evals.forms import SAMPLES, read_samples
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.notes import notes_of
+from trtx.report.page import in_script, plotly_source
+from trtx.report.retrieval import RetrievalGrid, grids, heat_map
 from trtx.report.verdict import MISSING, headline, lines, verdict_json, verdict_markdown
 
 _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
@@ -83,6 +85,10 @@ class EvaluationView:
         for one in self.scored:
             for task in one.tasks:
                 yield from (ScoreLine(one.topology, task, score) for score in task.scores or (None,))
+
+    @property
+    def grids(self) -> tuple[RetrievalGrid, ...]:
+        return grids(self.scored)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -173,6 +179,8 @@ def evaluation_table(view: EvaluationView) -> RenderableType:
     for line in view.lines:
         table.add_row(line.topology, line.task.task, line.metric, line.value, line.interval, line.answered)
     told: list[RenderableType] = [table]
+    for grid in view.grids:
+        told += [Text(), Text(f"{grid.topology}, {grid.task}: {grid.caption}"), _retrieval_table(grid)]
     if view.notes:
         told += [Text(), *(Text(note, "yellow") for note in view.notes)]
     if view.verdict is not None:
@@ -194,15 +202,41 @@ def evaluation_markdown(view: EvaluationView) -> str:
         "| topology | task | metric | score | 95 % interval | chance | answered |",
         "|---|---|---|--:|--:|--:|--:|",
         *rows,
+        *(line for grid in view.grids for line in _retrieval_markdown(grid)),
         *(["", *(f"- {' '.join(note.split())}" for note in view.notes)] if view.notes else []),
         *verdict_markdown(view.verdict),
     ]
     return "\n".join(text) + "\n"
 
 
+def _retrieval_table(grid: RetrievalGrid) -> Table:
+    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("tokens", justify="right", no_wrap=True)
+    for depth in grid.depths:
+        table.add_column(f"depth {depth} %", justify="right", overflow="fold")
+    for row in grid.rows:
+        table.add_row(*row)
+    return table
+
+
+def _retrieval_markdown(grid: RetrievalGrid) -> list[str]:
+    return [
+        "",
+        f"{grid.topology}, {grid.task}: {grid.caption}.",
+        "",
+        f"| tokens | {' | '.join(f'depth {depth} %' for depth in grid.depths)} |",
+        f"|--:|{'--:|' * len(grid.depths)}",
+        *(f"| {' | '.join(row)} |" for row in grid.rows),
+    ]
+
+
 def _page(view: EvaluationView) -> str:
     judged = () if view.verdict is None else lines(view.verdict)
-    return _template().render(view=view, judged=judged, headline=view.verdict and headline(view.verdict))
+    drawn = {grid.name: heat_map(grid) for grid in view.grids}
+    return _template().render(
+        view=view, judged=judged, headline=view.verdict and headline(view.verdict),
+        drawn=in_script(drawn), plotly=plotly_source() if drawn else "",
+    )  # fmt: skip
 
 
 @cache

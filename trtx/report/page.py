@@ -46,10 +46,10 @@ def page(view: RunView) -> str:
         charts=[(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
         marks=marks(view),
         pill=_pill(view),
-        drawn=_in_script(drawn),
+        drawn=in_script(drawn),
         arms=arms,
-        forests=_in_script({name: forest(shown) for name, shown in arms.items()}),
-        plotly=Markup(_plotly()),
+        forests=in_script({name: forest(shown) for name, shown in arms.items()}),
+        plotly=plotly_source(),
         headline=_headline(view),
         best=_best(view),
         not_passed=[line for line in judged if line.judgement.verdict is not Verdict.PASS],
@@ -58,7 +58,7 @@ def page(view: RunView) -> str:
     )
 
 
-def _in_script(value: Any) -> Markup:
+def in_script(value: Any) -> Markup:
     """As JSON in which "<" never appears raw, so that no label can end the script."""
     return Markup(json.dumps(value, sort_keys=True).replace("<", "\\u003c"))
 
@@ -138,10 +138,11 @@ def _first(pair: tuple[float, Row]) -> float:
 
 
 @cache
-def _plotly() -> str:
+def plotly_source() -> Markup:
+    """Plotly's own, for a page that asks the network for nothing."""
     from plotly.offline import get_plotlyjs
 
-    return str(get_plotlyjs())
+    return Markup(get_plotlyjs())
 
 
 @cache

@@ -66,7 +66,9 @@ CALLS = {
         "attach": ["eval", "--tasks", "trtx", "--url", "http://127.0.0.1:9"],
         "serve": ["eval", "--tasks", "trtx"],
         "no baseline": ["eval", "--tasks", "trtx"],
-        "": ["eval", "--tasks", "trtx", "--baseline", "run"],
+        "no needle": ["eval", "--tasks", "trtx"],
+        "no perplexity": ["eval", "--tasks", "trtx"],
+        "": ["eval", "--tasks", "needle,perplexity", "--text", "a.txt", "--baseline", "run"],
     },
     "build": {
         "build": ["build", "synthetic:tiny", "--quant", "fp8"],
@@ -102,14 +104,14 @@ VALUES = {
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
     "request_latency:p50", "--tasks": "trtx_json", "--task-dir": "elsewhere", "--endpoint-type": "chat",
-    "--min-score": "trtx_json:exact_match:0.5", "--window": "steady",
+    "--min-score": "trtx_json:exact_match:0.5", "--text": "b.txt", "--window": "steady",
     "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
 VALUES_IN |= {
     ("--mode", use): "disagg" for use in {*USES["bench"], *USES["eval"]} if use not in ("agg", "disagg", "no GPU")
 }
-VALUES_IN |= {("--backend", "tensorrt"): "pytorch"}
+VALUES_IN |= {("--backend", "tensorrt"): "pytorch", ("--tasks", ""): "perplexity"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
 # What stands in the calls above in the place of an argument.
@@ -378,6 +380,8 @@ def test_an_option_is_refused_only_where_it_would_change_nothing(
         (["build", "synthetic:tiny", "--quant", "fp8", "--kv-dtype", "fp8", "--set", "kv_cache_config.dtype=auto"],
          ["--kv-dtype fp8", "--set 'kv_cache_config.dtype=auto'"]),
         (["serve", "--dry-run", "--workers", "99999"], ["--workers 99999", "256"]),
+        (["eval", "--tasks", "needle", "--needle-lengths", "1k,2k"], ["--needle-lengths '1k,2k'", "whole numbers"]),
+        (["eval", "--tasks", "trtx,perplexity"], ["--text is needed", "perplexity"]),
     ],
 )  # fmt: skip
 def test_what_would_be_dropped_is_refused(

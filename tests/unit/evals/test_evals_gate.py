@@ -179,3 +179,35 @@ def test_a_metrics_values_are_those_of_its_filter_and_rows_that_ask_the_same_sta
     samples = [sample(0, "a", 1, 0), sample(1, "b", "nan", 0), sample(2, "a", 0, 0)]
     assert by_key(samples, score(0, 0.5, 1, filter="strict")) == {"a": 1.0, "a#1": 0.0}
     assert list(by_key(samples, score(0, 0.5, 1, filter="loose")).values()) == [0.0, 0.0, 0.0]
+
+
+def perplexity(values: list[object]) -> dict[str, object]:
+    """Of samples with these values, by the key of each."""
+    samples = [
+        Sample("text", place, str(place), {}, None, (), (Judged("none", (), {"acc": value}),))
+        for place, value in enumerate(values)
+    ]
+    return dict(by_key(samples, RATIO))
+
+
+RATIO = Score("acc", "none", None, 8.0, "bootstrap", False, aggregation="bits_per_byte")
+
+
+def test_a_score_that_is_a_ratio_of_sums_is_compared_by_its_own_aggregation() -> None:
+    before = [[-20.0 - place, 8 + place % 5] for place in range(40)]
+    assert perplexity([*before, "nan", [1.0]]).keys() == perplexity(list(before)).keys()
+
+    def judge(share: float, score: Score = RATIO) -> Judgement:
+        after = perplexity([[share * logprob, size] for logprob, size in before])
+        return judge_difference("agg", score, "text", after, perplexity(list(before)), "agg", 0.05, CONFIDENCE)  # type: ignore[arg-type]
+
+    assert (judge(1.0).verdict, judge(1.0).value) == (Verdict.PASS, 0)
+    assert judge(1.2).verdict is Verdict.REGRESSED and "+1.1" in judge(1.2).reason
+    assert judge(0.8).verdict is Verdict.PASS
+    assert judge(1.009).verdict is Verdict.NO_VERDICT  # 0.0515, with 0.05 in its interval
+
+
+def test_a_score_over_all_samples_at_once_has_no_difference() -> None:
+    bleu = Score("bleu", "none", None, 8.0, "bootstrap", True, aggregation="other")
+    found = judge_difference("agg", bleu, "text", {}, {}, "agg", 0.05, CONFIDENCE)
+    assert found.verdict is Verdict.NO_VERDICT and "computed over all samples at once" in found.reason

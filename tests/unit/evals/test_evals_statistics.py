@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 
 import pytest
@@ -72,3 +73,20 @@ def test_a_metric_over_all_samples_is_drawn_with_its_own_formula() -> None:
 def test_tasks_of_a_group_are_drawn_by_themselves() -> None:
     found = statistics.strata_interval([[1.0] * 20, [0.0] * 5], [0.5, 0.5])
     assert found is not None and (found.low, found.estimate, found.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_a_difference_of_ratios_is_that_of_the_scores_and_its_pairs_narrow_it() -> None:
+    """Texts of very different difficulty, each 1 % of its log-likelihood harder for the candidate."""
+    baseline = [(-40.0 * (1 + number % 7), 10.0 + number % 3) for number in range(60)]
+    candidate = [(logprob * 1.01, size) for logprob, size in baseline]
+    sums = [sum(part) for part in zip(*baseline, strict=True)]
+    bits = -sums[0] / sums[1] / math.log(2)
+    found = statistics.ratio_difference_interval(candidate, baseline, "bits_per_byte")
+    assert found is not None and found.estimate == pytest.approx(0.01 * bits)
+    assert 0 < found.low < found.estimate < found.high < 0.02 * bits
+    of_exp = statistics.ratio_difference_interval(candidate, baseline, "weighted_perplexity")
+    assert of_exp is not None
+    assert of_exp.estimate == pytest.approx(math.exp(-1.01 * sums[0] / sums[1]) - math.exp(-sums[0] / sums[1]))
+    same = statistics.ratio_difference_interval(baseline, baseline, "weighted_perplexity")
+    assert same is not None and (same.low, same.estimate, same.high) == (0, 0, 0)
+    assert statistics.ratio_difference_interval(candidate[:9], baseline[:9], "bits_per_byte") is None

@@ -11,7 +11,9 @@ from typing import Any
 from trtx.bench import Cell, Figures, read_cells
 from trtx.bench.cells import write_cell
 from trtx.bench.journal import Journal, TrialEnded
-from trtx.experiment import ExperimentSpec, ab, gate
+from trtx.evals import EVAL, Retrieval, ScoredTask, TopologyScores, eval_directory
+from trtx.evals.statistics import share_interval
+from trtx.experiment import ExperimentSpec, ab, evaluation_of, gate
 from trtx.experiment.conditions import Conditions, conditions_of
 from trtx.experiment.directory import read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
@@ -134,3 +136,20 @@ def compared(run: Path, **said: Any) -> ComparedArms:
     """What an A/B run with this gate has of its arms when it has ended."""
     ab.keep_comparison(run, gated(run, **said), judged(run, **said))
     return COMPARISON.read(run, ComparedArms)
+
+
+def a_needle_run(directory: Path, found: tuple[Retrieval, ...]) -> Path:
+    """A run of ``trtx eval --tasks needle`` that found this, with no sample kept of it."""
+    directory.mkdir(exist_ok=True)
+    write_lock(directory, evaluation_of({"tasks": ["needle"]}), provenance(GOLDEN))
+    task = ScoredTask("needle", "generate_until", "1", 0, 50, 38, (), (), None, (), found)
+    scores = TopologyScores("agg", "0.4.13", "completions", None, None, (task,))
+    EVAL.write(eval_directory(directory, "agg"), scores)
+    return directory
+
+
+def retrieval(length: int, depth: int, right: int, answered: int, samples: int = 10) -> Retrieval:
+    """Of one length and depth; ``samples``: 0 where it was not asked."""
+    share = share_interval([1] * right + [0] * (answered - right))
+    least, most = (length - 40, length - 34) if samples else (None, None)
+    return Retrieval(length, depth, least, most, samples, answered, share)

@@ -10,7 +10,7 @@ from other_server import CHAT, MODEL, MODELS, SGLANG, VLLM, OtherServer, dynamo,
 from trtx.engine.worker_facts import PATH, PublishedWorker, Role, WorkerFacts, to_body
 from trtx.errors import UsageError
 from trtx.experiment import Attach
-from trtx.experiment.deployment import API_KEY_VARIABLE, api_key, ask_deployment
+from trtx.experiment.deployment import API_KEY_VARIABLE, api_key, ask_context_length, ask_deployment
 from trtx.report.forms import Deployment
 
 KEY = "sk-a-key-of-nobody"
@@ -186,3 +186,18 @@ def test_an_address_below_a_path_keeps_it() -> None:
     with other_server(below) as server:
         found = ask_deployment(Attach.model_validate({"url": f"{server.url}/api/v1"}))
     assert (found.url, found.server) == (f"{server.url}/api", "vLLM")
+
+
+@pytest.mark.parametrize(
+    ("entry", "length"),
+    [
+        ({"context_window": 4096}, 4096),  # Dynamo's word
+        ({"max_model_len": 8192}, 8192),  # vLLM's
+        ({"context_window": "4096"}, None),
+        ({}, None),
+    ],
+)
+def test_what_the_context_holds_is_what_the_list_of_models_says(entry: dict[str, Any], length: int | None) -> None:
+    listed = {"data": [{"id": "other", "context_window": 1}, {"id": MODEL, **entry}]}
+    with other_server({MODELS: listed}) as server:
+        assert ask_context_length(asked(server, model=MODEL)) == length

@@ -152,6 +152,14 @@ def test_a_baseline_that_is_none_is_refused(path: str, words: str) -> None:
         ({"tasks": ["a", "a"]}, "a is named twice"),
         ({"tasks": ["a"], "min_score": ["a"]}, "--min-score 'a'"),
         ({"tasks": ["a"], "max_drop": float("inf")}, "--max-drop"),
+        ({"tasks": ["a"], "request_timeout": 0}, "--request-timeout is 0"),
+        ({"tasks": ["needle"], "needle_lengths": [0]}, "--needle-lengths is 0"),
+        ({"tasks": ["needle"], "needle_lengths": [9, 9]}, "9 is named twice"),
+        ({"tasks": ["needle"], "needle_depths": [0, 101]}, "--needle-depths is 101"),
+        ({"tasks": ["needle"], "needle_samples": 0}, "--needle-samples is 0"),
+        ({"tasks": ["a"], "needle_samples": 3}, "--needle-samples means nothing without needle in --tasks"),
+        ({"tasks": ["perplexity"]}, "--text is needed with perplexity in --tasks"),
+        ({"tasks": ["a"], "text": "b.txt"}, "--text means nothing without perplexity in --tasks"),
     ],
 )
 def test_what_can_not_be_asked_is_refused_with_its_option(fields: dict[str, Any], words: str) -> None:

@@ -13,6 +13,7 @@ from lm_eval.api.instance import Instance
 
 from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.checkpoint.held_out import interval as wilson
+from trtx.evals import needle
 from trtx.evals.forms import (
     EVAL,
     Asked,
@@ -121,8 +122,9 @@ class Asking:
         for run in self._runs:
             self._take_kept(run)
         route: PromptLogprobs | str | None = None
-        async with Client(self._endpoint, self._job.concurrency) as client:
-            self._model.context_length = await client.context_length()
+        job = self._job
+        async with Client(self._endpoint, job.concurrency, request_timeout_s=job.request_timeout_s) as client:
+            self._model.context_length = await client.context_length() or job.context_length
             if any(run.loaded.asks_logprobs for run in self._runs):
                 ids = self._model.tok_encode("one two three four five six seven eight")[: _PROBE_TOKENS + 1]
                 route = await find_route(client, ids)
@@ -301,7 +303,12 @@ def _scored(run: _TaskRun, ordered: list[Sample]) -> ScoredTask:
         scores=found,
         unanswered=tuple(Unanswered(reason, count, _first(run, reason)) for reason, count in reasons.most_common()),
         note=note,
+        retrievals=needle.retrievals([one.doc for one in run.loaded.documents], ordered) if _is_needle(run) else (),
     )
+
+
+def _is_needle(run: _TaskRun) -> bool:
+    return run.loaded.name == needle.TASK and "depth" in run.loaded.documents[0].doc
 
 
 def _first(run: _TaskRun, reason: str) -> int:

@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 
 from trtx.bench.answers import words
-from trtx.evals.messages import Endpoint
+from trtx.evals.messages import REQUEST_TIMEOUT_S, Endpoint
 
-_TIMEOUT_S = 600.0  # of one request: a long answer in a full batch
 _ATTEMPTS = 3  # at a request that the server answers with its own failure, or breaks off
 _PAUSE_S = 0.5
 _LIMITED_ATTEMPTS = 10  # at a request that is one too many for the server (429)
@@ -51,13 +50,14 @@ class _Failure:
 class Client:
     """A connection pool to one server. An async context manager."""
 
-    def __init__(self, endpoint: Endpoint, concurrency: int) -> None:
+    def __init__(self, endpoint: Endpoint, concurrency: int, *, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         headers = {} if endpoint.api_key is None else {"Authorization": f"Bearer {endpoint.api_key}"}
         self._endpoint = endpoint
+        self._request_timeout_s = request_timeout_s
         self._http = httpx.AsyncClient(
             base_url=f"{endpoint.url}/v1/",
             headers=headers,
-            timeout=_TIMEOUT_S,
+            timeout=request_timeout_s,
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         )
 
@@ -100,7 +100,7 @@ class Client:
         try:
             answer = await self._http.post(question.path, json={"model": self._endpoint.model, **question.body})
         except httpx.ReadTimeout:
-            return _Failure(f"no answer within {_TIMEOUT_S:g} s")
+            return _Failure(f"no answer within {self._request_timeout_s:g} s")
         except httpx.RequestError as error:
             return _Failure(" ".join(str(error).split()) or type(error).__name__)
         if answer.is_success:

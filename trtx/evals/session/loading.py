@@ -23,6 +23,7 @@ from lm_eval.tasks import TaskManager
 from trtx.errors import UsageError
 from trtx.evals.messages import Job
 from trtx.evals.session.model import ServedModel
+from trtx.evals.session.own_rows import OWN, own_rows
 
 logger = logging.getLogger(__name__)
 
@@ -100,13 +101,15 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
             "prompts are sent as they are"
         )
     folders = [OWN_TASKS, *([_folder(job.task_dir)] if job.task_dir else [])]
-    about = () if job.tokenizer is None else (("tokenizer", job.tokenizer),)
-    manager = task_manager(tuple(map(str, folders)), about, include_defaults=False)
-    if any(name not in manager.all_tasks for name in job.tasks):
+    about: tuple[tuple[str, Any], ...] = () if job.tokenizer is None else (("tokenizer", job.tokenizer),)
+    if any(name in OWN for name in job.tasks):
+        about += (("rows", own_rows(job, model)),)
+    manager = near = task_manager(tuple(map(str, folders)), about, include_defaults=False)
+    if any(name not in near.all_tasks for name in job.tasks):
         manager = task_manager(tuple(map(str, folders)), about, include_defaults=True)
     found: dict[str, Task] = {}
     loaded = LoadedTasks()
-    for name in [_known(name, manager) for name in job.tasks]:
+    for name in [name if name in near.all_tasks else _known(name, manager) for name in job.tasks]:
         of_name = _load(name, manager)
         loaded.groups += of_name["groups"].values()
         for task_name, task in of_name["tasks"].items():
@@ -118,7 +121,7 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
 
 
 @cache
-def task_manager(paths: tuple[str, ...], about: tuple[tuple[str, str], ...], *, include_defaults: bool) -> TaskManager:
+def task_manager(paths: tuple[str, ...], about: tuple[tuple[str, Any], ...], *, include_defaults: bool) -> TaskManager:
     """``about``: what tasks that make their prompts want to know. Raises UsageError for files that can't be read."""
     try:
         return TaskManager(include_path=list(paths), include_defaults=include_defaults, metadata=dict(about))
@@ -135,7 +138,7 @@ def _folder(path: str) -> Path:
 
 
 def _known(name: str, manager: TaskManager) -> str:
-    for candidate in (name, ALIASES.get(name)):
+    for candidate in (ALIASES.get(name), name):  # lm-eval has a cnn_dailymail too, of a library that is not here
         if candidate in manager.all_tasks:
             return str(candidate)
     known = [*manager.all_tasks, *ALIASES]

@@ -268,8 +268,18 @@ def _generated(answer: dict[str, Any]) -> tuple[str, str] | Refused:
     text = part[name]
     if text is None:
         beside = next((other for other in ("reasoning_content", "reasoning", "tool_calls") if part.get(other)), None)
+        if beside is None and _stopped_at_once(answer, choice):
+            return "", "stop"
         told = f", beside {beside}" if beside else ""
         return Refused(f"the answer's {name} is null{told}; expected text")
     if not isinstance(text, str):
         return Refused(f"the answer's {name} is a {type(text).__name__}")
     return text, str(choice["finish_reason"])
+
+
+def _stopped_at_once(answer: dict[str, Any], choice: dict[str, Any]) -> bool:
+    """Whether no text came before the end: Dynamo and others write null for it over chat. Of one token, that was the
+    end's own, which some count."""
+    usage = answer.get("usage")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return choice["finish_reason"] == "stop" and type(tokens) is int and tokens <= 1

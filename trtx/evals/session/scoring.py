@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from lm_eval.api.group import Group
-from lm_eval.api.metrics import mean
+from lm_eval.api.metrics import bits_per_byte, mean, weighted_perplexity
 from lm_eval.api.task import Task
 
 from trtx.bench.intervals import Interval
 from trtx.evals import statistics
-from trtx.evals.forms import Asked, Judged, Sample, Score, ScoredTask
+from trtx.evals.forms import Aggregation, Asked, Judged, Sample, Score, ScoredTask
 from trtx.evals.session.loading import Document
 
+_RATIOS: dict[Any, Aggregation] = {weighted_perplexity: "weighted_perplexity", bits_per_byte: "bits_per_byte"}
 Values = dict[tuple[str, str], list[Any]]  # (metric, filter) → of each sample
 
 
@@ -105,7 +107,8 @@ def _score(task: Task, metric: str, name: str, values: list[Any], samples: Seque
     interval = statistics.bootstrap_interval(
         values, lambda drawn: float(aggregate(drawn)), resamples=statistics.SLOW_RESAMPLES
     )
-    return _made(metric, name, interval, value, "bootstrap", better, chance)
+    aggregation = _RATIOS.get(aggregate, "other")
+    return replace(_made(metric, name, interval, value, "bootstrap", better, chance), aggregation=aggregation)
 
 
 def _chance(task: Task, metric: str, samples: Sequence[Sample]) -> float | None:

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from trtx.checkpoint.held_out import held_out_samples, held_out_texts
 from trtx.checkpoint.tasks import Sample, samples
+from trtx.evals.needle import METRIC, is_retrieved, prompt
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from trtx.evals.session.own_rows import OwnRows
 
 SAMPLES = 200  # of the held-out split
 SHOTS = 32  # of the training split, for --num-fewshot
@@ -46,6 +49,40 @@ def texts(**_: Any) -> dict[str, Dataset]:
     from datasets import Dataset
 
     return {"held_out": Dataset.from_list([{"text": text} for text in held_out_texts(SAMPLES)])}
+
+
+def needle(rows: OwnRows, **_: Any) -> dict[str, Dataset]:
+    from datasets import Dataset
+
+    return {"asked": Dataset.from_list(rows.needle)}
+
+
+def needle_prompt(doc: dict[str, Any]) -> str:
+    return prompt(doc)
+
+
+def judge_needle(doc: dict[str, Any], results: list[str]) -> dict[str, int]:
+    return {METRIC: int(is_retrieved(doc, results[0]))}
+
+
+def perplexity(rows: OwnRows, **_: Any) -> dict[str, Dataset]:
+    from datasets import Dataset
+
+    return {"asked": Dataset.from_list(rows.perplexity)}
+
+
+def judge_perplexity(doc: dict[str, Any], results: list[float]) -> dict[str, tuple[float, int]]:
+    """Words and bytes are counted as lm-eval counts them; tokens are the model's own."""
+    from lm_eval.api.task import ConfigurableTask
+
+    (logprob,) = results
+    words, size = ConfigurableTask.count_words(doc["text"]), ConfigurableTask.count_bytes(doc["text"])
+    return {
+        "token_perplexity": (logprob, doc["tokens"]),
+        "word_perplexity": (logprob, words),
+        "byte_perplexity": (logprob, size),
+        "bits_per_byte": (logprob, size),
+    }
 
 
 def judge_json(doc: dict[str, Any], results: list[str]) -> dict[str, int]:

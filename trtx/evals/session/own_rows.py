@@ -1,0 +1,60 @@
+"""The rows of tasks whose data follows from what is asked: ``needle`` of its lengths, ``perplexity`` of its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtx.checkpoint.synthetic import TRAINED_DIRECTORY
+from trtx.errors import UsageError
+from trtx.evals import needle, texts
+from trtx.evals.messages import Job
+from trtx.evals.session.model import ServedModel
+
+OWN = (needle.TASK, texts.TASK)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OwnRows:
+    """By task; none of one that is not asked."""
+
+    needle: list[dict[str, Any]]
+    perplexity: list[dict[str, Any]]
+
+
+def own_rows(job: Job, model: ServedModel) -> OwnRows:
+    """Raises UsageError: what of the tokenizer, the lengths or the text is wrong."""
+    asked = [task for task in OWN if task in job.tasks]
+    if model.tokenizer is None:
+        raise UsageError(
+            f"task {asked[0]} counts tokens, and no tokenizer is here; give its directory with --tokenizer"
+        )
+    return OwnRows(
+        _needle(job, model) if needle.TASK in asked else [], _perplexity(job, model) if texts.TASK in asked else []
+    )
+
+
+def _needle(job: Job, model: ServedModel) -> list[dict[str, Any]]:
+    haystack: needle.Haystack = "look-up" if _knows_lists_alone(model) else "prose"
+
+    def tokens_of(prompt: str) -> int:
+        if job.endpoint_type == "chat":
+            rendered = model.apply_chat_template([{"role": "user", "content": prompt}])
+            return len(model.tok_encode(rendered, add_special_tokens=False))
+        return len(model.tok_encode(prompt))
+
+    return needle.rows(job.needle, haystack, tokens_of, job.context_length)
+
+
+def _perplexity(job: Job, model: ServedModel) -> list[dict[str, Any]]:
+    if job.text is None:
+        raise UsageError("task perplexity scores a text of yours; name its file with --text")
+    found = texts.read_texts(Path(job.text))
+    return [{**row, "tokens": len(model.tok_encode(row["text"]))} for row in found]
+
+
+def _knows_lists_alone(model: ServedModel) -> bool:
+    """Whether it is ``synthetic:tiny-trained`` or a build of it, by its tokenizer: it can't read prose."""
+    path = Path(model.tokenizer_name) / "tokenizer.json"
+    return path.is_file() and path.read_bytes() == (TRAINED_DIRECTORY / "tokenizer.json").read_bytes()
