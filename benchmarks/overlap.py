@@ -119,7 +119,7 @@ def arrive(
         core.submit(Submit(at, dice.choices(range(runner.vocab_size), k=isl), plan))
     prompts = [dice.choices(range(runner.vocab_size), k=isl) for _ in range(ARRIVALS)]
     plan = resolve_sampling(SamplingParams(max_tokens=1, temperature=1.0))
-    decoding, waits, tokens, due = batch == 1, list[float](), 0, 0.0
+    decoding, waits, tokens, due = batch == 1, list[float](), 0, time.perf_counter()
     is_open = False
     while len(waits) < ARRIVALS:
         if not decoding:

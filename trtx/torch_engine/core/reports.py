@@ -14,8 +14,8 @@ MOST_WAITING = 256
 class ReportSender:
     """Sends messages in order from a thread of its own.
 
-    An OSError of ``send`` ends the sending: nobody is left to tell, and whoever watches the channel ends the process. What
-    else it raises, the next ``put`` raises.
+    An OSError of ``send`` ends the sending: nobody is left to tell, and whoever watches the channel ends the process.
+    What else it raises, the next ``put`` raises.
     """
 
     def __init__(self, send: Callable[[Any], None], most_waiting: int = MOST_WAITING) -> None:
