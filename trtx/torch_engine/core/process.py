@@ -2,8 +2,8 @@
 
 It owns runner, pool and transport, and runs the step loop in its main thread. A second thread reads the socket: its
 end of file means that the parent is gone, and ends this process at once, even in the middle of a step. A third one
-sends the loop's reports. SIGINT and
-SIGTERM are ignored: a terminal sends them to the whole group, and the parent decides when the engine ends.
+sends the loop's reports. SIGINT and SIGTERM are ignored: a terminal sends them to the whole group, and the parent
+decides when the engine ends.
 """
 
 from __future__ import annotations

@@ -12,17 +12,23 @@ MOST_WAITING = 256
 
 
 class ReportSender:
-    """Sends messages in order from a thread of its own. What ``send`` raises there ends the sending: nobody is left to
-    tell, and whoever watches the channel ends the process."""
+    """Sends messages in order from a thread of its own.
+
+    An OSError of ``send`` ends the sending: nobody is left to tell, and whoever watches the channel ends the process.
+    What else it raises, the next ``put`` raises.
+    """
 
     def __init__(self, send: Callable[[Any], None], most_waiting: int = MOST_WAITING) -> None:
         self._send = send
         self._waiting: Queue[Any] = Queue(most_waiting)
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="engine-reports", daemon=True)
         self._thread.start()
 
     def put(self, message: Any) -> None:
         """Returns at once while fewer than ``most_waiting`` messages wait, else when the thread has taken one."""
+        if self._error is not None:
+            raise self._error
         self._waiting.put(message)
 
     def close(self) -> None:
@@ -38,3 +44,5 @@ class ReportSender:
                     send(message)
             except OSError:
                 send = None
+            except Exception as error:
+                send, self._error = None, error

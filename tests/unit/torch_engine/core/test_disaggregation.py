@@ -249,7 +249,7 @@ def test_an_engine_without_a_transport_refuses_its_part_of_a_handoff(kind: str) 
             st.integers(1, 10),  # max_tokens
             st.integers(0, 4),  # decode steps before the next arrives
             st.booleans(),  # reads are delivered in those steps
-            st.sampled_from(["", "", "", "abort", "fail"]),
+            st.sampled_from(["", "", "", "abort", "fail", "die"]),
         ),
         min_size=1,
         max_size=10,
@@ -271,6 +271,7 @@ def test_any_mix_of_handoffs_failures_and_aborts_ends_with_whole_tokens_and_empt
         handoff = pair.context(sequence_id, prompt)
         pair.decode.submit(sequence_id, prompt, max_tokens, handoff=handoff, sampling=sampling)
         pair.decode.transport.fails_reads = fate == "fail"  # type: ignore[attr-defined]
+        pair.prefill.transport.is_dead = fate == "die"  # type: ignore[attr-defined]
         for _ in range(steps):
             pair.step_decode(deliver=delivers)
             pair.prefill.step()
@@ -278,6 +279,8 @@ def test_any_mix_of_handoffs_failures_and_aborts_ends_with_whole_tokens_and_empt
             pair.decode.core.abort([sequence_id])
     pair.decode.transport.fails_reads = False  # type: ignore[attr-defined]
     pair.finish_decode()
+    pair.now += 2 * TIMEOUT_S  # of leases whose reader found the peer dead
+    pair.prefill.step()
     for sequence_id, (length, family, max_tokens, *_rest) in enumerate(work):
         got, whole = pair.decode.tokens[sequence_id], undisturbed(prompt_of(length, family), max_tokens)
         whole = whole[: next((at + 1 for at, token in enumerate(whole) if token in ends), len(whole))]

@@ -177,6 +177,17 @@ def test_a_reader_that_sleeps_does_not_hold_up_the_loop_until_too_many_wait() ->
     assert sent == list(range(9))
 
 
+def test_a_report_that_cannot_be_sent_is_the_loops_error() -> None:
+    def send(message: int) -> None:
+        raise TypeError("no such form")
+
+    sender = ReportSender(send, most_waiting=2)
+    with pytest.raises(TypeError, match="no such form"):
+        for number in range(10):
+            sender.put(number)
+    sender.close()
+
+
 def test_a_reader_that_is_gone_holds_up_nobody() -> None:
     def send(message: int) -> None:
         raise BrokenPipeError

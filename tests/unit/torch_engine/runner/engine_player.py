@@ -130,6 +130,8 @@ def assert_equal(found: dict[int, Answer], expected: dict[int, Answer], wishes: 
             assert one.tokens[:shorter] == other.tokens[:shorter], wish
             continue
         assert (one.tokens, one.reason) == (other.tokens, other.reason), wish
+        assert len(one.logprobs) == (len(one.tokens) if "logprobs" in wish.params else 0), wish
+        assert len(one.prompt_logprobs) == (len(wish.prompt) - 1 if "prompt_logprobs" in wish.params else 0), wish
         for ours, theirs in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
             assert len(ours) == len(theirs), wish
             for entry, same in zip(ours, theirs, strict=True):
