@@ -38,19 +38,21 @@ class PromptLogprobs(Protocol):
 class EngineData:
     name = "engine_data"
 
-    def question(self, ids: list[int]) -> Question:
+    def question(self, ids: list[int], alternatives: int = _ALTERNATIVES) -> Question:
+        """``alternatives``: how many of the likeliest tokens of each position are asked for beside the prompt's own."""
         return Question(
             "completions",
             {
                 "prompt": ids,
                 "max_tokens": 1,
                 "temperature": 0.0,
-                "prompt_logprobs": _ALTERNATIVES,
+                "prompt_logprobs": alternatives,
                 "nvext": {"extra_fields": ["engine_data"]},
             },
         )
 
-    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> Scored | Refused:
+    def rows(self, answer: dict[str, Any], ids: list[int], count: int) -> list[dict[int, float]] | Refused:
+        """Natural log-probabilities by token id, of the last ``count`` positions of ``ids``, each with its own token."""
         try:
             rows = answer["nvext"]["engine_data"]["prompt_logprobs"][-count:]
             entries = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in rows]
@@ -58,6 +60,12 @@ class EngineData:
             return Refused("the answer has no nvext.engine_data.prompt_logprobs that can be read")
         if len(entries) != count or any(token not in row for token, row in zip(ids[-count:], entries, strict=True)):
             return Refused(f"prompt_logprobs do not cover the last {count} tokens of the prompt")
+        return entries
+
+    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> Scored | Refused:
+        entries = self.rows(answer, ids, count)
+        if isinstance(entries, Refused):
+            return entries
         own = [row[token] for token, row in zip(ids[-count:], entries, strict=True)]
         return _scored(own, [max(row.values()) for row in entries])
 
