@@ -70,6 +70,13 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "serve": Use("without --url", "whose deployment it describes", "add --url, or leave it out"),
         "no baseline": Use("without --baseline", "which alone it bounds", "add --baseline, or leave it out"),
     },
+    "eval fidelity": {
+        "agg": _SERVED["agg"],
+        "disagg": _SERVED["disagg"],
+        "resume": Use("beside --resume", "which goes on with what its run was asked", "leave it out"),
+        "attach": Use("beside --url", "which compares what is served already"),
+        "serve": Use("without --url", "whose deployment it describes", "add --url, or leave it out"),
+    },
     "build": {
         "build": Use("without --check", "to which it belongs", "add --check, or leave it out"),
         "none": Use("beside --quant none", "which calibrates nothing"),
@@ -154,6 +161,19 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume",), "--tasks --limit --num-fewshot --task-dir --endpoint-type --concurrency"),
             (("resume",), "--min-score --baseline --url --model --output"),
             (("resume", "no baseline"), "--max-drop"),
+            (("resume", "serve"), "--tokenizer"),
+            (("resume", "attach"), "--mode"),
+        ),
+    },
+    "eval fidelity": {
+        **{
+            option: ("resume", "attach", *(use for use in uses if use != "no GPU"))
+            for option, uses in _TOPOLOGY.items()
+        },
+        **_placed(
+            ((), "--resume --json"),
+            (("resume",), "--reference --prompts --osl --concurrency --max-kl --min-agreement"),
+            (("resume",), "--url --model --output"),
             (("resume", "serve"), "--tokenizer"),
             (("resume", "attach"), "--mode"),
         ),

@@ -8,9 +8,9 @@ own token and its k likeliest. The vocabulary is cut into three kinds of parts:
 - T, all other tokens, together.
 
 The divergence of two distributions that are coarsened in the same way is at most their own (the log-sum inequality, or
-data-processing inequality: Cover and Thomas, Elements of Information Theory, 2nd ed., 2.7.1 and 2.8.1). What q gives to M
-is not shown. It is at most what q leaves for all that it does not show as common, and at most |M| times the least of its
-k likeliest, as each token of M is less likely than that; within this, the value with the least divergence is taken. So
+data-processing inequality: Cover and Thomas, Elements of Information Theory, 2nd ed., 2.7.1 and 2.8.1). What q gives
+to M is not shown. It is at most what q leaves beside the tokens that both show, and at most |M| times the least of its
+k likeliest, as no token of M is likelier than that; within this, the value with the least divergence is taken. So
 :func:`compare` never overstates. There is no upper bound: a probability that is not shown can be as small as it likes.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ROUNDING = 1e-6
-"""What a sum of some 20 probabilities of float32 log-probabilities may be wrong by: a smaller rest counts as so large."""
+"""What a sum of 20 probabilities may be wrong by, of float32 log-probabilities: a smaller rest counts as so large."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,9 @@ def _judge_kl(found: TopologyFidelity, limit: float) -> Judgement:
     if part.shared < LEAST_SHARED:
         why = f"{told}; what the rest hides is not known; expected {100 * LEAST_SHARED:g} % at least to say it is small"
         return _judged(found, criterion, Verdict.NO_VERDICT, why, part.kl, limit, "nats")
-    return _incomplete(found, _judged(found, criterion, Verdict.PASS, f"{told}, at most {limit:g}", part.kl, limit, "nats"))
+    return _incomplete(
+        found, _judged(found, criterion, Verdict.PASS, f"{told}, at most {limit:g}", part.kl, limit, "nats")
+    )
 
 
 def _judge_agreement(found: TopologyFidelity, limit: float) -> Judgement:
@@ -69,7 +71,9 @@ def _judge_agreement(found: TopologyFidelity, limit: float) -> Judgement:
     if share.low < limit:
         why = f"{told}, and the bound {limit:g} lies within the interval; ask more prompts"
         return _judged(found, criterion, Verdict.NO_VERDICT, why, part.agreement, limit)
-    return _incomplete(found, _judged(found, criterion, Verdict.PASS, f"{told}, at least {limit:g}", part.agreement, limit))
+    return _incomplete(
+        found, _judged(found, criterion, Verdict.PASS, f"{told}, at least {limit:g}", part.agreement, limit)
+    )
 
 
 def _incomplete(found: TopologyFidelity, passed: Judgement) -> Judgement:

@@ -52,7 +52,7 @@ class EngineData:
         )
 
     def rows(self, answer: dict[str, Any], ids: list[int], count: int) -> list[dict[int, float]] | Refused:
-        """Natural log-probabilities by token id, of the last ``count`` positions of ``ids``, each with its own token."""
+        """Natural log-probabilities by token id, of the last ``count`` positions of ``ids``, its own among them."""
         try:
             rows = answer["nvext"]["engine_data"]["prompt_logprobs"][-count:]
             entries = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in rows]
