@@ -165,12 +165,12 @@ def _spec(given: dict[str, Any]) -> FidelitySpec:
 
 def _run_and_show(start: Callable[..., FinishedEvaluation], as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
-    from trtx.cli.eval_view import EvalView
+    from trtx.cli.fidelity_view import FidelityView
     from trtx.cli.step_summary import add_step_summary
     from trtx.report.fidelity import fidelity_fields, fidelity_table, read_fidelity_view
     from trtx.report.forms import LOCK
 
-    view = EvalView()
+    view = FidelityView()
     try:
         with view:
             outcome = start(listener=view.listener)
