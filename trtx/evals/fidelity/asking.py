@@ -18,7 +18,7 @@ from trtx.evals.forms import Unanswered
 from trtx.evals.lines import LineWriter
 from trtx.evals.messages import Endpoint, Progress
 from trtx.evals.session.client import Client, Refused, ServerGone
-from trtx.evals.session.prompt_logprobs import EngineData
+from trtx.evals.session.prompt_logprobs import EngineData, InChoice
 
 _TOPS = (TOP, 10, 5, 1)  # a server may take fewer
 _POLL_S = 0.1
@@ -59,7 +59,7 @@ class _Asking:
         self.compared = {one.index: one for one in kept if keys.get(one.index) == one.key}
         self._kept = len(self.compared)
         self._refusals: dict[int, str] = {}
-        self._route = EngineData()
+        self._route: EngineData | InChoice = EngineData()
         self._context_length: int | None = None
 
     async def run(self, concurrency: int, check: Callable[[], None]) -> TopologyFidelity:
@@ -78,15 +78,17 @@ class _Asking:
         return found
 
     async def _find_top(self, client: Client) -> int | str:
-        """The most alternatives that the server gives, or what it said to the most and to the fewest."""
+        """The most alternatives that the server gives, by the first way that it has; or what it said to each way."""
         probe = list(self._sequences[0].tokens[:_PROBE_TOKENS])
         said = []
-        for top in _TOPS:
-            rows = await self._rows(client, probe, top)
-            if isinstance(rows, list):
-                return top
-            said.append(rows.reason)
-        return f"asked with {self._route.name}: {said[-1]}"
+        for route in (EngineData(), InChoice()):
+            self._route = route
+            for top in _TOPS:
+                rows = await self._rows(client, probe, top)
+                if isinstance(rows, list):
+                    return top
+            said.append(f"asked with {route.name}: {rows.reason}")
+        return "; ".join(said)
 
     async def _rows(self, client: Client, ids: list[int], top: int) -> list[dict[int, float]] | Refused:
         """Of each position but the first."""
@@ -154,7 +156,7 @@ class _Asking:
 
 
 async def _all(tasks: Sequence[asyncio.Task[None]], check: Callable[[], None]) -> None:
-    """Until each has ended; the first that raises ends all."""
+    """Until each has ended; the first that raises ends all, and its error is raised."""
     pending = set(tasks)
     try:
         while pending:
@@ -163,8 +165,9 @@ async def _all(tasks: Sequence[asyncio.Task[None]], check: Callable[[], None]) -
                 task.result()
             check()
     finally:
-        for task in pending:
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # several may have failed at once
 
 
 def _key(sequence: forms.Sequence) -> str:

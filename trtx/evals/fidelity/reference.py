@@ -23,7 +23,7 @@ from trtx.evals.fidelity.prompts import Prompts
 from trtx.evals.lines import LineWriter, read_lines
 from trtx.evals.messages import Progress
 from trtx.text import load_tokenizer
-from trtx.torch_engine.llmapi.offline import KV_TOKENS, OfflineEngine
+from trtx.torch_engine.llmapi import OfflineEngine
 
 _NAME_IT = "name the reference with --reference"
 _PURPOSE = "makes the reference"
@@ -124,9 +124,7 @@ def make_reference(
     writer = LineWriter(directory, SEQUENCES)
     longest = max(map(len, prompts.tokens)) + osl + 1
     total = len(prompts.tokens)
-    with OfflineEngine(
-        reference.path, purpose=_PURPOSE, kv_tokens=max(KV_TOKENS, 2 * longest), gpus=gpus, check=check
-    ) as engine:
+    with OfflineEngine(reference.path, purpose=_PURPOSE, longest=longest, gpus=gpus, check=check) as engine:
         _check_fits(prompts, osl, engine.max_seq_len)
         texts = []
         for done, (prompt, text) in enumerate(

@@ -17,7 +17,8 @@ from trtx.torch_engine.llmapi.llm import LLM
 from trtx.torch_engine.llmapi.results import RequestError, RequestFailed, RequestOutput
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 
-KV_TOKENS = 32_768
+_KV_TOKENS = 32_768
+_STEP_TOKENS = 8192  # of the engine's longest step, TensorRT-LLM's own default
 _POLL_S = 0.2
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -26,7 +27,7 @@ class OfflineEngine:
     """A context manager; the engine's process, and what it holds of a GPU, is gone when it is left.
 
     ``purpose``: ends the sentence "the engine that … failed". ``gpus``: what ``CUDA_VISIBLE_DEVICES`` is for the
-    engine's process; None: as here. ``kv_tokens``: of the pool, prompt and output of the longest request at least.
+    engine's process; None: as here. ``longest``: tokens of the longest request, its output too, if it is long.
     ``check``: is called while it waits, and may raise. Raises UsageError for a checkpoint that the engine can't load
     and for a request that it refuses, LaunchError for an engine that dies.
     """
@@ -37,12 +38,13 @@ class OfflineEngine:
         *,
         purpose: str,
         kv_dtype: str = "auto",
-        kv_tokens: int = KV_TOKENS,
+        longest: int = 0,
         gpus: str | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._model, self._purpose, self._check = model, purpose, check
-        self._kv_cache = {"dtype": kv_dtype, "max_tokens": kv_tokens}
+        self._kv_cache = {"dtype": kv_dtype, "max_tokens": max(_KV_TOKENS, 2 * longest)}
+        self._is_long = longest > _STEP_TOKENS
         self._gpus = gpus
 
     def __enter__(self) -> Self:
@@ -50,6 +52,8 @@ class OfflineEngine:
             self._llm = LLM(
                 self._model,
                 max_batch_size=64,
+                max_num_tokens=_STEP_TOKENS,
+                enable_chunked_prefill=self._is_long,
                 kv_cache_config=self._kv_cache,
                 cuda_graph_config=None,  # seconds to record, and nothing here is timed
             )
