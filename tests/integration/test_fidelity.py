@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -10,10 +11,15 @@ import pytest
 from openai_server import openai_server
 from topology_clients import trtx_serve
 
+from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint.held_out import held_out_passages
 from trtx.cli.app import run
 from trtx.evals.fidelity import TopologyFidelity, fidelity_directory, read_fidelity, read_reference
+from trtx.evals.fidelity.divergence import compare
 from trtx.evals.fidelity.forms import COMPARED, FIDELITY, PartFigures, read_compared
 from trtx.report.forms import VERDICT, RunVerdict
+from trtx.text import load_tokenizer
+from trtx.torch_engine.llmapi import OfflineEngine
 
 MODEL = "synthetic:tiny-trained"
 PROMPTS, OSL = 12, 8
@@ -85,6 +91,31 @@ def test_disaggregated_too_and_a_run_goes_on_with_what_it_lacks(tmp_path: Path) 
     assert (run_dir / "fidelity" / "reference.jsonl").stat().st_mtime_ns == before[0]
     assert "".join(kept) == (home / COMPARED.file).read_text()
     assert VERDICT.read(run_dir, RunVerdict).exit_code == 0
+
+
+@pytest.mark.proof
+def test_of_two_real_engines_it_is_never_more_than_the_whole_divergence_and_most_of_it() -> None:
+    """Both are asked for the whole vocabulary: a float8 KV cache against none."""
+    path = resolve_checkpoint(MODEL).path
+    size = int(json.loads((path / "config.json").read_text())["vocab_size"])
+    tokenizer = load_tokenizer(path)
+    texts = [tokenizer.encode(text).ids[:40] for text in held_out_passages(12)]
+    whole: list[list[list[dict[int, float]]]] = []
+    for kv_dtype in ("auto", "fp8"):
+        with OfflineEngine(path, purpose="is asked for all", kv_dtype=kv_dtype) as engine:
+            whole.append(list(engine.prompt_logprobs(texts, size)))
+
+    def likeliest(row: dict[int, float], own: int) -> dict[int, float]:
+        return {token: row[token] for token in (own, *sorted(row, key=row.__getitem__, reverse=True)[:20])}
+
+    shown, exact = [], []
+    for ids, before, after in zip(texts, *whole, strict=True):
+        for own, p, q in zip(ids[1:], before, after, strict=True):
+            assert len(p) == len(q) == size
+            shown.append(compare(likeliest(p, own), likeliest(q, own), 20).kl)
+            exact.append(math.fsum(math.exp(p[token]) * (p[token] - q[token]) for token in p))
+    assert all(one <= other + 1e-5 for one, other in zip(shown, exact, strict=True))
+    assert math.fsum(exact) > 1e-5 * len(exact) and 0.5 < math.fsum(shown) / math.fsum(exact) <= 1
 
 
 @pytest.mark.proof
@@ -166,7 +197,6 @@ def test_a_build_whose_source_is_gone_or_changed_asks_for_a_reference(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from trtx.build.manifest import Manifest
-    from trtx.checkpoint import resolve_checkpoint
 
     build = tmp_path / "build"
     shutil.copytree(resolve_checkpoint(MODEL).path, build)
