@@ -17,7 +17,8 @@ from trtx.cli.placement import refuse_ignored
 from trtx.errors import TrtxError
 
 if TYPE_CHECKING:
-    from trtx.experiment import FidelitySpec, FinishedEvaluation
+    from trtx.experiment import FinishedEvaluation
+    from trtx.experiment.fidelity_spec import FidelitySpec
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -116,27 +117,27 @@ def fidelity(
 ) -> None:
     """Compare a served engine with the embedded one in the checkpoint's own precision.
 
-    The reference answers prompts greedily and scores its text; then each topology is
-    served and asked for its log-probabilities of the same tokens: KL divergence a
-    token, how often the likeliest token is the same, and perplexity. No dataset.
+    The reference answers prompts greedily and scores its text; then each
+    topology is served and asked for its log-probabilities of the same tokens:
+    KL divergence, how often the likeliest token is the same, perplexity.
 
     \b
     Examples:
-      trtx eval fidelity --model builds/tiny-trained-fp8-1a2b3c4d
-      trtx eval fidelity --model Qwen/Qwen3-8B --set kv_cache_config.dtype=fp8 --max-kl 0.01
-      trtx eval fidelity --model builds/qwen3-8b-fp8-9a8b7c6d --mode agg,disagg --concurrency 64
-      trtx eval fidelity --url http://127.0.0.1:8000 --reference Qwen/Qwen3-8B --prompts mine.jsonl
+      trtx eval fidelity --model builds/qwen3-8b-fp8-9a8b7c6d --max-kl 0.01
+      trtx eval fidelity --model Qwen/Qwen3-8B --set kv_cache_config.dtype=fp8
+      trtx eval fidelity --model Qwen/Qwen3-8B --mode disagg --concurrency 64
+      trtx eval fidelity --url http://127.0.0.1:8000 --reference Qwen/Qwen3-8B
     """
     from trtx.cli.bench import own_command_line
 
     if resume is not None:
         refuse_ignored(context, ("resume",))
-        from trtx.experiment import resume_fidelity
+        from trtx.experiment.fidelity import resume_fidelity
 
         _run_and_show(partial(resume_fidelity, resume, argv=own_command_line()), as_json)
         return
     refuse_ignored(context, ["serve" if url is None else "attach"])
-    from trtx.experiment import run_fidelity
+    from trtx.experiment.fidelity import run_fidelity
 
     spec = _spec({str(one.name): context.params[str(one.name)] for one in typed(context)})
     if spec.attach is None:
@@ -147,7 +148,8 @@ def fidelity(
 
 def _spec(given: dict[str, Any]) -> FidelitySpec:
     """What was typed, as a run is asked."""
-    from trtx.experiment import Attach, fidelity_of
+    from trtx.experiment import Attach
+    from trtx.experiment.fidelity_spec import fidelity_of
 
     fields: dict[str, Any] = {name: given[name] for name in _OWN if name in given}
     if "prompts" in given:

@@ -16,8 +16,6 @@ from trtx.experiment.evaluation import (
     resume_evaluation,
 )
 from trtx.experiment.evaluation_spec import EvaluationSpec, evaluation_of
-from trtx.experiment.fidelity import resume_fidelity, run_fidelity
-from trtx.experiment.fidelity_spec import FidelitySpec, fidelity_of
 from trtx.experiment.reproduction import differences_here, read_locked, spec_to_run
 from trtx.experiment.runner import FinishedRun, Listener, resume, run
 from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
@@ -27,7 +25,6 @@ __all__ = [
     "EvaluationListener",
     "EvaluationSpec",
     "ExperimentSpec",
-    "FidelitySpec",
     "FinishedEvaluation",
     "FinishedRun",
     "Listener",
@@ -36,15 +33,12 @@ __all__ = [
     "estimate",
     "evaluate",
     "evaluation_of",
-    "fidelity_of",
     "load_sweep",
     "plan_only",
     "read_history",
     "read_locked",
     "resume",
     "resume_evaluation",
-    "resume_fidelity",
     "run",
-    "run_fidelity",
     "spec_to_run",
 ]
