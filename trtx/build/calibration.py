@@ -53,15 +53,18 @@ def built_in(size: int) -> Calibration:
     return Calibration("built-in", tuple(entries[:size]))
 
 
-def read_calibration(path: Path, size: int) -> Calibration:
-    """The first ``size`` entries of a JSONL file; all of them where it has fewer. Raises UsageError naming the line."""
+def read_calibration(path: Path, size: int, what: str = "calibration file") -> Calibration:
+    """The first ``size`` entries of a JSONL file; all of them where it has fewer. ``what``: it is, to whom it is named.
+
+    Raises UsageError naming the line.
+    """
     entries: list[Entry] = []
     expected = f"{_EXPECTED.removeprefix('expected ')}, on each line"
     try:
-        with open_file(path, "calibration file", expected) as file:
+        with open_file(path, what, expected) as file:
             lines = iter(lambda: file.readline(_LONGEST_LINE), b"")
             for number, line in enumerate(lines, start=1):
-                where = f"calibration file {shown(path)}, line {number}"
+                where = f"{what} {shown(path)}, line {number}"
                 if len(line) == _LONGEST_LINE:
                     raise UsageError(f"{where} is longer than {_LONGEST_LINE >> 20} MiB; {_EXPECTED}")
                 if line.strip():
@@ -69,11 +72,9 @@ def read_calibration(path: Path, size: int) -> Calibration:
                 if len(entries) == size:
                     break
     except OSError as error:
-        raise UsageError(
-            f"calibration file {shown(path)} can't be read ({reason(error)}); {_EXPECTED} on each line"
-        ) from error
+        raise UsageError(f"{what} {shown(path)} can't be read ({reason(error)}); {_EXPECTED} on each line") from error
     if not entries:
-        raise UsageError(f"calibration file {shown(path)} is empty; {_EXPECTED} on each line")
+        raise UsageError(f"{what} {shown(path)} is empty; {_EXPECTED} on each line")
     return Calibration(path.name, tuple(entries))
 
 

@@ -7,19 +7,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from trtx.checkpoint.held_out import held_out_samples, held_out_texts
-from trtx.checkpoint.tasks import TASKS
-from trtx.errors import LaunchError
+from trtx.checkpoint.held_out import held_out_passages, held_out_prompts
 from trtx.text import load_tokenizer
-from trtx.torch_engine.llmapi import LLM, SamplingParams
+from trtx.torch_engine.llmapi import OfflineEngine
 
-TEXTS, SENTENCES_PER_TEXT = 400, 4
+TEXTS = 400
 """Some 35,000 tokens of synthetic:tiny-trained's: enough that what two 8-bit formats cost can be told apart."""
-PROMPTS_PER_TASK, TEXT_PROMPTS, TEXT_PROMPT_TOKENS, MAX_NEW_TOKENS = 16, 96, 24, 32
-"""Answers to tasks that a model masters have no near ties, and hardly a format turns one; text goes on with many."""
-_KV_TOKENS = 32_768
+PROMPTS, MAX_NEW_TOKENS = 192, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +53,12 @@ def prove(source: Path, result: Path, *, kv_dtype: str, on_step: Callable[[int, 
     Raises UsageError for a checkpoint that the embedded engine can't load, LaunchError for an engine that dies.
     """
     tokenizer = load_tokenizer(source)
-    sentences = held_out_texts(TEXTS * SENTENCES_PER_TEXT)
-    texts = [
-        tokenizer.encode("".join(sentences[start : start + SENTENCES_PER_TEXT])).ids
-        for start in range(0, len(sentences), SENTENCES_PER_TEXT)
-    ]
-    prompts = [
-        tokenizer.encode(sample.prompt).ids for task in TASKS for sample in held_out_samples(task, PROMPTS_PER_TASK)
-    ]
-    prompts += [ids[:TEXT_PROMPT_TOKENS] for ids in texts[:TEXT_PROMPTS]]
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text).ids)
+
+    texts = [encode(text) for text in held_out_passages(TEXTS)]
+    prompts = held_out_prompts(encode, PROMPTS)
     each = len(texts) + len(prompts)
     before = ask(source, texts, prompts, kv_dtype="auto", on_answer=lambda done: on_step(done, 2 * each))
     after = ask(result, texts, prompts, kv_dtype=kv_dtype, on_answer=lambda done: on_step(each + done, 2 * each))
@@ -82,29 +74,17 @@ def ask(
     on_answer: Callable[[int], None],
 ) -> Answers:
     """Scores ``texts`` and continues ``prompts``, both token ids."""
-    scoring = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True)
-    answering = SamplingParams(max_tokens=MAX_NEW_TOKENS, detokenize=False)
-    try:
-        with LLM(
-            model,
-            max_batch_size=64,
-            kv_cache_config={"dtype": kv_dtype, "max_tokens": _KV_TOKENS},
-            cuda_graph_config=None,  # seconds to record, and nothing here is timed
-        ) as llm:
-            running = [llm.generate_async(ids, scoring) for ids in texts]
-            running += [llm.generate_async(ids, answering) for ids in prompts]
-            outputs: list[Any] = []
-            for done, request in enumerate(running, start=1):
-                outputs.append(request.result().outputs[0])
-                on_answer(done)
-    except RuntimeError as error:
-        raise LaunchError(f"the engine that proves the build failed on {model}: {error}") from error
-    logprobs = [
-        row[token].logprob
-        for ids, output in zip(texts, outputs, strict=False)
-        for token, row in zip(ids[1:], output.prompt_logprobs, strict=False)
-    ]
-    return Answers(logprobs, [list(output.token_ids) for output in outputs[len(texts) :]])
+    with OfflineEngine(model, purpose="proves the build", kv_dtype=kv_dtype) as engine:
+        scored, continued = engine.prompt_logprobs(texts, 0), engine.continuations(prompts, MAX_NEW_TOKENS)
+        logprobs: list[float] = []
+        continuations: list[list[int]] = []
+        for done, (ids, rows) in enumerate(zip(texts, scored, strict=True), start=1):
+            logprobs += [row[token] for token, row in zip(ids[1:], rows, strict=True)]
+            on_answer(done)
+        for done, ids in enumerate(continued, start=len(texts) + 1):
+            continuations.append(ids)
+            on_answer(done)
+    return Answers(logprobs, continuations)
 
 
 def compare(source: Answers, result: Answers) -> Proof:

@@ -13,7 +13,7 @@ from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any
 
-from trtx.checkpoint.tasks import Sample, samples
+from trtx.checkpoint.tasks import TASKS, Sample, samples
 from trtx.checkpoint.text import sentences
 
 HELD_OUT_SEED = 1_000_003  # text has no split by content, so its seed is one that training never uses
@@ -33,6 +33,7 @@ DIFFICULTIES: MappingProxyType[str, tuple[str, tuple[tuple[int, int], ...]]] = M
     }
 )
 _BATCH = 50
+SENTENCES_PER_TEXT, TEXT_PROMPT_TOKENS = 4, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,23 @@ def held_out_samples(task: str, count: int, seed: int = 0) -> list[Sample]:
 def held_out_texts(count: int) -> list[str]:
     """``count`` short texts like those trained on, never trained on."""
     return list(sentences(HELD_OUT_SEED, count))
+
+
+def held_out_prompts(encode: Callable[[str], list[int]], count: int) -> list[list[int]]:
+    """Token ids of about ``count`` prompts: as many of each task as of every other, and beginnings of as many texts.
+
+    Answers to tasks that a model masters have no near ties, and hardly a format turns one; text goes on with many.
+    """
+    per_task = max(1, count // 2 // len(TASKS))
+    prompts = [encode(sample.prompt) for task in TASKS for sample in held_out_samples(task, per_task)]
+    texts = held_out_passages(max(1, count - len(prompts)))
+    return prompts + [encode(text)[:TEXT_PROMPT_TOKENS] for text in texts]
+
+
+def held_out_passages(count: int) -> list[str]:
+    """``count`` texts of a few sentences each, none of which was trained on."""
+    found = held_out_texts(count * SENTENCES_PER_TEXT)
+    return ["".join(found[at : at + SENTENCES_PER_TEXT]) for at in range(0, len(found), SENTENCES_PER_TEXT)]
 
 
 def perplexity(pieces: Iterable[tuple[Sequence[int], int]], token_logprobs: TokenLogprobs) -> float:

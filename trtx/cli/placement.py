@@ -72,6 +72,13 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "no needle": Use("without needle in --tasks", "whose prompts it shapes", "add that task, or leave it out"),
         "no perplexity": Use("without perplexity in --tasks", "which scores it", "add that task, or leave it out"),
     },
+    "eval fidelity": {
+        "agg": _SERVED["agg"],
+        "disagg": _SERVED["disagg"],
+        "resume": Use("beside --resume", "which goes on with what its run was asked", "leave it out"),
+        "attach": Use("beside --url", "which compares what is served already"),
+        "serve": Use("without --url", "whose deployment it describes", "add --url, or leave it out"),
+    },
     "build": {
         "build": Use("without --check", "to which it belongs", "add --check, or leave it out"),
         "none": Use("beside --quant none", "which calibrates nothing"),
@@ -146,6 +153,19 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume",), "--request-timeout"),
             (("resume", "no needle"), "--needle-lengths --needle-depths --needle-samples"),
             (("resume", "no perplexity"), "--text"),
+            (("resume", "serve"), "--tokenizer"),
+            (("resume", "attach"), "--mode"),
+        ),
+    },
+    "eval fidelity": {
+        **{
+            option: ("resume", "attach", *(use for use in uses if use != "no GPU"))
+            for option, uses in _TOPOLOGY.items()
+        },
+        **_placed(
+            ((), "--resume --json"),
+            (("resume",), "--reference --prompts --osl --concurrency --max-kl --min-agreement"),
+            (("resume",), "--url --model --output"),
             (("resume", "serve"), "--tokenizer"),
             (("resume", "attach"), "--mode"),
         ),

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trtx.bench.documents import RESTORE, Document, parsed, plain
-from trtx.bench.files import write_text
+from trtx.bench.documents import Document
 from trtx.bench.intervals import Interval
-from trtx.errors import UsageError
+from trtx.evals.lines import LineWriter, read_lines
 
 EVAL = Document("eval.json", version=1, oldest=1, since="")
 SAMPLES = Document("samples.jsonl", version=1, oldest=1, since="")
@@ -154,48 +150,11 @@ def read_samples(directory: Path) -> tuple[Sample, ...]:
 
     Raises UsageError naming the line, and the field, that can't be read.
     """
-    path = directory / SAMPLES.file
-    if not path.exists():
-        return ()
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return tuple(_sample(line, f"{path}, line {number}") for number, line in enumerate(lines[:-1], start=1) if line)
+    return read_lines(directory, SAMPLES, Sample)
 
 
-def _sample(line: str, source: str) -> Sample:
-    try:
-        document = parsed(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{source} is not JSON ({error}); {RESTORE}") from error
-    return SAMPLES.restored(SAMPLES.checked(document, source), Sample, source)
-
-
-class SampleWriter:
-    """Appends to one task's ``samples.jsonl``: a line is with the kernel before :meth:`add` returns."""
+class SampleWriter(LineWriter):
+    """Appends to one task's ``samples.jsonl``."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._path = directory / SAMPLES.file
-        self._mend()
-
-    def add(self, sample: Sample) -> None:
-        data = _line(sample).encode()
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            written = os.write(descriptor, data)
-            while written < len(data):
-                written += os.write(descriptor, data[written:])
-        finally:
-            os.close(descriptor)
-
-    def replace(self, samples: Iterable[Sample]) -> None:
-        """The whole file, at once."""
-        write_text(self._path, "".join(map(_line, samples)))
-
-    def _mend(self) -> None:
-        """Cuts off a last line that was cut short, so that the next one begins a line of its own."""
-        if self._path.exists() and not (text := self._path.read_bytes()).endswith(b"\n"):
-            os.truncate(self._path, text.rfind(b"\n") + 1)
-
-
-def _line(sample: Sample) -> str:
-    return json.dumps(SAMPLES.versioned(plain(sample)), ensure_ascii=False, allow_nan=False) + "\n"
+        super().__init__(directory, SAMPLES)

@@ -75,6 +75,8 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
     if (run_dir / PLAN.file).exists() and not (run_dir / LOCK.file).exists():  # which is written after it
         raise UsageError(f"{run_dir} ended before anything of it was measured; start the run anew")
     fields = LOCK.load(run_dir)
+    if "check" in fields:
+        raise UsageError(f"{run_dir} is a run of trtx eval {fields['check']}; go on with it by that verb's --resume")
     if "tasks" in fields:
         raise UsageError(f"{run_dir} is a run of trtx eval; go on with it by trtx eval --resume")
     return spec_of(fields, str(run_dir / LOCK.file))

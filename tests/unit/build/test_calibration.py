@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trtx.build.calibration import built_in, read_calibration
-from trtx.build.proof import SENTENCES_PER_TEXT, TEXTS
-from trtx.checkpoint.held_out import held_out_texts
+from trtx.build.proof import TEXTS
+from trtx.checkpoint.held_out import SENTENCES_PER_TEXT, held_out_texts
 from trtx.checkpoint.tasks import TASKS, samples
 from trtx.errors import UsageError
 

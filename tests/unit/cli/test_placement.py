@@ -70,6 +70,13 @@ CALLS = {
         "no perplexity": ["eval", "--tasks", "trtx"],
         "": ["eval", "--tasks", "needle,perplexity", "--text", "a.txt", "--baseline", "run"],
     },
+    "eval fidelity": {
+        "agg": ["eval", "fidelity", "--mode", "agg"],
+        "disagg": ["eval", "fidelity", "--mode", "disagg"],
+        "resume": ["eval", "fidelity", "--resume", "no-such-run"],
+        "attach": ["eval", "fidelity", "--url", "http://127.0.0.1:9", "--reference", "synthetic:tiny"],
+        "serve": ["eval", "fidelity", "--reference", "synthetic:tiny"],
+    },
     "build": {
         "build": ["build", "synthetic:tiny", "--quant", "fp8"],
         "none": ["build", "synthetic:tiny", "--quant", "none"],
@@ -105,6 +112,7 @@ VALUES = {
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
     "request_latency:p50", "--tasks": "trtx_json", "--task-dir": "elsewhere", "--endpoint-type": "chat",
     "--min-score": "trtx_json:exact_match:0.5", "--text": "b.txt", "--window": "steady",
+    "--reference": "synthetic:tiny-trained", "--prompts": "12", "--max-kl": "0.5", "--min-agreement": "0.5",
     "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
 }  # fmt: skip
 VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--config", "disagg"): "decode=a.yaml"}
@@ -124,6 +132,7 @@ SEEN_ELSEWHERE = {
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
     ("eval", "--json"): "tests/integration/test_eval.py",
+    ("eval fidelity", "--json"): "tests/integration/test_fidelity.py",
     ("bench ab", "--json"): "tests/integration/test_bench_ab.py",
     ("bench reproduce", "LOCK"): "tests/unit/cli/test_reproduce.py",
     ("bench reproduce", "--exact"): "tests/unit/cli/test_reproduce.py",
@@ -138,6 +147,7 @@ UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its cal
 ROOMS = (
     "trtx.launch.prepare", "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
     "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation",
+    "trtx.experiment.fidelity.run_fidelity", "trtx.experiment.fidelity.resume_fidelity",
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
 )  # fmt: skip
@@ -329,6 +339,7 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
 IGNORED_BY_THE_ROOM = {
     *((verb, use) for verb in ("serve", "bench", "eval") for use in ("agg", "disagg", "no GPU")),
     *(("eval", use) for use in ("no baseline", "attach")),
+    *(("eval fidelity", use) for use in ("agg", "disagg", "attach")),
     *(("build", use) for use in ("none", "tensorrt", "check all")),
     *(("baseline", use) for use in ("list", "show", "save", "promote")),
     ("compare", "no gate"),

@@ -1,7 +1,8 @@
-"""Log-probabilities of a prompt, in the two ways that servers give them.
+"""Log-probabilities of a prompt, in the ways that servers give them.
 
 ``engine_data``: ``prompt_logprobs`` with ``nvext.extra_fields``, which Dynamo hands on from its workers. ``echo``:
 OpenAI's completions, as vLLM and others still serve them. A way is what :func:`find_route` saw work.
+:class:`InChoice` is asked by fidelity alone, which needs token ids: an echo has texts of tokens.
 """
 
 from __future__ import annotations
@@ -38,28 +39,59 @@ class PromptLogprobs(Protocol):
 class EngineData:
     name = "engine_data"
 
-    def question(self, ids: list[int]) -> Question:
+    def question(self, ids: list[int], alternatives: int = _ALTERNATIVES) -> Question:
+        """``alternatives``: how many of the likeliest tokens of each position are asked for beside the prompt's own."""
         return Question(
             "completions",
             {
                 "prompt": ids,
                 "max_tokens": 1,
                 "temperature": 0.0,
-                "prompt_logprobs": _ALTERNATIVES,
+                "prompt_logprobs": alternatives,
                 "nvext": {"extra_fields": ["engine_data"]},
             },
         )
 
-    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> Scored | Refused:
+    def rows(self, answer: dict[str, Any], ids: list[int], count: int) -> list[dict[int, float]] | Refused:
+        """Natural log-probabilities by token id, of the last ``count`` positions of ``ids``, its own among them."""
         try:
-            rows = answer["nvext"]["engine_data"]["prompt_logprobs"][-count:]
-            entries = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in rows]
+            return _rows(answer["nvext"]["engine_data"]["prompt_logprobs"], ids, count)
         except (KeyError, TypeError, ValueError, AttributeError):
             return Refused("the answer has no nvext.engine_data.prompt_logprobs that can be read")
-        if len(entries) != count or any(token not in row for token, row in zip(ids[-count:], entries, strict=True)):
-            return Refused(f"prompt_logprobs do not cover the last {count} tokens of the prompt")
+
+    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> Scored | Refused:
+        entries = self.rows(answer, ids, count)
+        if isinstance(entries, Refused):
+            return entries
         own = [row[token] for token, row in zip(ids[-count:], entries, strict=True)]
         return _scored(own, [max(row.values()) for row in entries])
+
+
+class InChoice:
+    """As vLLM's completions show them (``CompletionResponseChoice`` of its entrypoints/openai), beside the text."""
+
+    name = "prompt_logprobs"
+
+    def question(self, ids: list[int], alternatives: int = _ALTERNATIVES) -> Question:
+        """As :meth:`EngineData.question`."""
+        return Question(
+            "completions", {"prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": alternatives}
+        )
+
+    def rows(self, answer: dict[str, Any], ids: list[int], count: int) -> list[dict[int, float]] | Refused:
+        """As :meth:`EngineData.rows`."""
+        try:
+            return _rows(answer["choices"][0]["prompt_logprobs"], ids, count)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            return Refused("the answer's choice has no prompt_logprobs that can be read")
+
+
+def _rows(told: list[Any], ids: list[int], count: int) -> list[dict[int, float]] | Refused:
+    """Raises KeyError, TypeError, ValueError or AttributeError for what is none."""
+    found = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in told[-count:]]
+    if len(found) != count or any(token not in row for token, row in zip(ids[-count:], found, strict=True)):
+        return Refused(f"prompt_logprobs do not cover the last {count} tokens of the prompt")
+    return found
 
 
 class Echo:

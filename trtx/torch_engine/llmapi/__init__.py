@@ -2,11 +2,13 @@
 
 Owns what callers see (:class:`LLM`, its parameters and results), checks and resolves each request once, and holds the
 engine's process by the other end of a socket. It computes nothing and has no device: ``trtx.torch_engine.core`` does.
-Enter through :class:`LLM`. Every request ends: with its result, with its error, or with the engine's death.
+Enter through :class:`LLM`; :class:`OfflineEngine` asks one without a server. Every request ends: with its result, with
+its error, or with the engine's death.
 """
 
 from trtx.torch_engine.llm_args import CacheTransceiverConfig, CudaGraphConfig, KvCacheConfig, LlmArgs, SchedulerConfig
 from trtx.torch_engine.llmapi.llm import LLM
+from trtx.torch_engine.llmapi.offline import OfflineEngine
 from trtx.torch_engine.llmapi.results import (
     CompletionOutput,
     DisaggregatedParams,
@@ -26,6 +28,7 @@ __all__ = [
     "KvCacheConfig",
     "LlmArgs",
     "Logprob",
+    "OfflineEngine",
     "RequestError",
     "RequestFailed",
     "RequestOutput",

@@ -1,0 +1,124 @@
+"""Figures of fidelity: means over tokens, intervals over prompts, and what is judged of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trtx.bench.judgement import Verdict
+from trtx.evals.fidelity.figures import mean_figure, part_figures, share_figure
+from trtx.evals.fidelity.forms import ComparedSequence, PartFigures, TopologyFidelity
+from trtx.evals.fidelity.gate import judge_fidelity
+from trtx.evals.forms import Unanswered
+
+
+def sequence(index: int, kl: list[float], prompt_length: int = 3, agrees: bool = True, **more: Any) -> ComparedSequence:
+    """``prompt_length`` − 1 positions of the prompt without divergence, then ``kl`` of the text."""
+    before = [0.0] * (prompt_length - 1)
+    count = len(before) + len(kl)
+    fields: dict[str, Any] = {
+        "agrees": tuple([True] * len(before) + [agrees] * len(kl)),
+        "shared": (0.9,) * count,
+        "reference_logprob": (math.log(0.5),) * count,
+        "served_logprob": (math.log(0.25),) * count,
+    }
+    return ComparedSequence(index, "key", prompt_length, tuple(before + kl), **fields | more)
+
+
+def figures(sequences: list[ComparedSequence]) -> PartFigures:
+    found = part_figures(sequences, "text")
+    assert found is not None
+    return found
+
+
+def test_a_mean_is_of_tokens_and_parts_are_apart() -> None:
+    found = figures([sequence(0, [0.1, 0.3]), sequence(1, [0.5], agrees=False)])
+    assert found.positions == 3 and found.kl.value == pytest.approx(0.3)
+    assert found.agreement.value == pytest.approx(2 / 3) and found.shared == pytest.approx(0.9)
+    assert (found.reference_perplexity, found.served_perplexity) == (pytest.approx(2), pytest.approx(4))
+    assert found.perplexity_increase_pct.value == pytest.approx(100)
+    prompts = part_figures([sequence(0, [0.1]), sequence(1, [0.5])], "prompt")
+    assert prompts is not None and (prompts.positions, prompts.kl.value) == (4, 0.0)
+    assert part_figures([sequence(0, [0.1], prompt_length=1)], "prompt") is None
+
+
+def test_tokens_of_one_prompt_do_not_narrow_an_interval() -> None:
+    """16 prompts that say the same at each of their 100 tokens are 16 values, and no more."""
+    values = np.random.default_rng(1).uniform(0, 1, 16).tolist()
+    once, often = mean_figure(values, [1] * 16), mean_figure([100 * value for value in values], [100] * 16)
+    assert once.interval is not None and often.interval is not None
+    assert (often.interval.low, often.interval.high) == pytest.approx((once.interval.low, once.interval.high))
+    assert once.interval.high - once.interval.low > 0.15
+
+
+def test_few_prompts_have_no_interval_and_full_agreement_has_no_width_of_zero() -> None:
+    assert mean_figure([1.0] * 9, [2] * 9).interval is None
+    full = share_figure([5.0] * 40, [5] * 40)
+    assert full.interval is not None and (full.value, full.interval.high) == (1, 1) and 0.9 < full.interval.low < 0.92
+
+
+def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(7)
+    held = 0
+    for _ in range(200):
+        counts = draw.integers(5, 60, 60)
+        means = draw.gamma(2, 0.5, 60)  # of each prompt; 1 in the long run
+        found = mean_figure((means * counts).tolist(), counts.tolist()).interval
+        assert found is not None
+        held += 1.0 in found
+    assert held > 180
+
+
+def topology(kl: list[float], shared: float = 0.9, **more: Any) -> TopologyFidelity:
+    sequences = [sequence(index, [value] * 4, shared=(shared,) * 6) for index, value in enumerate(kl)]
+    fields: dict[str, Any] = {"sequences": len(kl), "answered": len(kl), "unanswered": (), "note": None}
+    return TopologyFidelity("agg", "engine_data", 20, parts=(figures(sequences),), **fields | more)
+
+
+def verdicts(found: TopologyFidelity, **bounds: float) -> list[Verdict]:
+    return [one.verdict for one in judge_fidelity(found, **bounds)]
+
+
+KL = [0.1, 0.2] * 10  # 0.15, and an interval from about 0.13 to 0.17
+
+
+@pytest.mark.parametrize(
+    ("bounds", "verdict"),
+    [
+        ({"max_kl": 0.3}, Verdict.PASS),
+        ({"max_kl": 0.15}, Verdict.NO_VERDICT),
+        ({"max_kl": 0.05}, Verdict.MISSED),
+        ({"min_agreement": 0.8}, Verdict.PASS),
+        ({"min_agreement": 0.95}, Verdict.NO_VERDICT),
+    ],
+)
+def test_a_bound_is_decided_on_the_interval(bounds: dict[str, float], verdict: Verdict) -> None:
+    assert verdicts(topology(KL), **bounds) == [Verdict.PASS, verdict]
+
+
+def test_an_agreement_below_its_bound_is_missed() -> None:
+    far = [sequence(index, [1.0] * 4, agrees=index % 2 == 0) for index in range(20)]
+    found = TopologyFidelity("agg", "engine_data", 20, 20, 20, (figures(far),), ())
+    assert verdicts(found, min_agreement=0.9) == [Verdict.PASS, Verdict.MISSED]
+
+
+def test_a_small_divergence_of_little_that_is_seen_is_no_pass_and_a_large_one_is_missed_all_the_same() -> None:
+    assert verdicts(topology(KL, shared=0.1), max_kl=0.3)[1] is Verdict.NO_VERDICT
+    assert verdicts(topology(KL, shared=0.1), max_kl=0.05)[1] is Verdict.MISSED
+
+
+def test_nothing_passes_without_the_sequences_that_nobody_compared() -> None:
+    lost = topology(KL, sequences=21, unanswered=(Unanswered("HTTP 500", 1, 20),))
+    assert verdicts(lost, max_kl=0.3, min_agreement=0.8) == [Verdict.FAILED, Verdict.NO_VERDICT, Verdict.NO_VERDICT]
+    assert verdicts(lost, max_kl=0.05)[1] is Verdict.MISSED
+    none = TopologyFidelity("agg", None, None, 20, 0, (), (), "the server gives no log-probabilities of prompts")
+    judged = list(judge_fidelity(none, 0.1, 0.9))
+    assert [one.verdict for one in judged] == [Verdict.NO_VERDICT] * 3
+    assert all("no log-probabilities" in one.reason for one in judged)
+
+
+def test_without_bounds_only_completeness_is_judged() -> None:
+    assert verdicts(topology(KL)) == [Verdict.PASS]

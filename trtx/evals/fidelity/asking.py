@@ -1,0 +1,175 @@
+"""Asks a served engine what it makes of the reference's texts, and compares position by position."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from trtx.errors import NoVerdictError
+from trtx.evals.fidelity import forms
+from trtx.evals.fidelity.divergence import compare
+from trtx.evals.fidelity.figures import part_figures
+from trtx.evals.fidelity.forms import COMPARED, FIDELITY, TOP, ComparedSequence, TopologyFidelity
+from trtx.evals.forms import Unanswered
+from trtx.evals.lines import LineWriter
+from trtx.evals.messages import Endpoint, Progress
+from trtx.evals.session.client import Client, Refused, ServerGone
+from trtx.evals.session.prompt_logprobs import EngineData, InChoice
+
+_TOPS = (TOP, 10, 5, 1)  # a server may take fewer
+_POLL_S = 0.1
+_PROBE_TOKENS = 8
+
+
+def ask_served(
+    endpoint: Endpoint,
+    sequences: Sequence[forms.Sequence],
+    concurrency: int,
+    *,
+    check: Callable[[], None],
+    on_progress: Callable[[Progress], None],
+) -> TopologyFidelity:
+    """Asks for every sequence that has no line yet, and writes ``fidelity.json``. ``check`` is called meanwhile, and
+    may raise. Raises NoVerdictError where the server is gone, after what was answered is on disk."""
+    asking = _Asking(endpoint, sequences, on_progress)
+    try:
+        found = asyncio.run(asking.run(concurrency, check))
+    except ServerGone as error:
+        raise NoVerdictError(
+            f"{error}; {len(asking.compared)} of {len(sequences)} sequences have their answers"
+        ) from error
+    FIDELITY.write(Path(endpoint.directory), found)
+    return found
+
+
+class _Asking:
+    """All sequences on one topology."""
+
+    def __init__(
+        self, endpoint: Endpoint, sequences: Sequence[forms.Sequence], on_progress: Callable[[Progress], None]
+    ) -> None:
+        self._endpoint, self._sequences, self._on_progress = endpoint, sequences, on_progress
+        self._writer = LineWriter(Path(endpoint.directory), COMPARED)
+        keys = {one.index: _key(one) for one in sequences}
+        kept = forms.read_compared(Path(endpoint.directory))
+        self.compared = {one.index: one for one in kept if keys.get(one.index) == one.key}
+        self._kept = len(self.compared)
+        self._refusals: dict[int, str] = {}
+        self._route: EngineData | InChoice = EngineData()
+        self._context_length: int | None = None
+
+    async def run(self, concurrency: int, check: Callable[[], None]) -> TopologyFidelity:
+        """Raises ServerGone, and what ``check`` raises."""
+        async with Client(self._endpoint, concurrency) as client:
+            self._context_length = await client.context_length()
+            top = await self._find_top(client)
+            if isinstance(top, str):
+                return self._found(None, f"the server gives no log-probabilities of prompts ({top})")
+            self._report()
+            left = (one for one in self._sequences if one.index not in self.compared)
+            tasks = [asyncio.create_task(self._worker(client, left, top)) for _ in range(concurrency)]
+            await _all(tasks, check)
+        found = self._found(top, None)
+        self._writer.replace(self.compared[index] for index in sorted(self.compared))
+        return found
+
+    async def _find_top(self, client: Client) -> int | str:
+        """The most alternatives that the server gives, by the first way that it has; or what it said to each way."""
+        probe = list(self._sequences[0].tokens[:_PROBE_TOKENS])
+        said = []
+        for route in (EngineData(), InChoice()):
+            self._route = route
+            for top in _TOPS:
+                rows = await self._rows(client, probe, top)
+                if isinstance(rows, list):
+                    return top
+            said.append(f"asked with {route.name}: {rows.reason}")
+        return "; ".join(said)
+
+    async def _rows(self, client: Client, ids: list[int], top: int) -> list[dict[int, float]] | Refused:
+        """Of each position but the first."""
+        answer = await client.ask(self._route.question(ids, top))
+        return answer if isinstance(answer, Refused) else self._route.rows(answer, ids, len(ids) - 1)
+
+    async def _worker(self, client: Client, left: Iterator[forms.Sequence], top: int) -> None:
+        for sequence in left:
+            found = await self._compared(client, sequence, top)
+            if isinstance(found, Refused):
+                self._refusals[sequence.index] = found.reason
+            else:
+                self.compared[sequence.index] = found
+                self._writer.add(found)
+            self._report()
+
+    async def _compared(self, client: Client, sequence: forms.Sequence, top: int) -> ComparedSequence | Refused:
+        ids = list(sequence.tokens)
+        if self._context_length is not None and len(ids) >= self._context_length:
+            return Refused(
+                f"it has {len(ids)} tokens and asks for one more, and the engine's context holds {self._context_length}"
+            )
+        served = await self._rows(client, ids, top)
+        if isinstance(served, Refused):
+            return served
+        reference = sequence.rows(top)
+        positions = [compare(before, after, top) for before, after in zip(reference, served, strict=True)]
+        return ComparedSequence(
+            index=sequence.index,
+            key=_key(sequence),
+            prompt_length=sequence.prompt_length,
+            kl=tuple(round(one.kl, 9) for one in positions),
+            agrees=tuple(one.agrees for one in positions),
+            shared=tuple(round(one.shared, 6) for one in positions),
+            reference_logprob=tuple(row[token] for token, row in zip(ids[1:], reference, strict=True)),
+            served_logprob=tuple(round(row[token], 7) for token, row in zip(ids[1:], served, strict=True)),
+        )
+
+    def _found(self, top: int | None, note: str | None) -> TopologyFidelity:
+        ordered = [self.compared[index] for index in sorted(self.compared)]
+        figures = (part_figures(ordered, "text"), part_figures(ordered, "prompt"))
+        reasons = Counter(self._refusals.values())
+        return TopologyFidelity(
+            topology=self._endpoint.topology,
+            route=None if top is None else self._route.name,
+            top=top,
+            sequences=len(self._sequences),
+            answered=len(ordered),
+            parts=tuple(one for one in figures if one is not None),
+            unanswered=tuple(
+                Unanswered(reason, count, min(index for index, said in self._refusals.items() if said == reason))
+                for reason, count in reasons.most_common()
+            ),
+            note=note,
+        )
+
+    def _report(self) -> None:
+        done = len(self.compared) + len(self._refusals)
+        self._on_progress(
+            Progress(
+                self._endpoint.topology, "sequences", done, len(self.compared), len(self._sequences), self._kept,
+                None, None, None, None,
+            )
+        )  # fmt: skip
+
+
+async def _all(tasks: Sequence[asyncio.Task[None]], check: Callable[[], None]) -> None:
+    """Until each has ended; the first that raises ends all, and its error is raised."""
+    pending = set(tasks)
+    try:
+        while pending:
+            done, pending = await asyncio.wait(pending, timeout=_POLL_S, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+            check()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # several may have failed at once
+
+
+def _key(sequence: forms.Sequence) -> str:
+    said = [sequence.prompt_length, sequence.tokens]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]

@@ -1,0 +1,75 @@
+"""Figures over all sequences of a topology, with intervals over prompts.
+
+Tokens of one prompt depend on each other, prompts do not: so whole prompts are drawn anew (the bootstrap of clusters;
+Davison and Hinkley 1997, Bootstrap Methods and their Application, 3.8), and a figure is the ratio of two sums over
+them. 95 %, percentiles of 1,000 draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from trtx.bench.intervals import CONFIDENCE, Interval
+from trtx.bench.statistics import percentile
+from trtx.evals.fidelity.forms import ComparedSequence, Figure, Part, PartFigures
+from trtx.evals.statistics import FEWEST_SAMPLES, RESAMPLES, share_interval
+
+_SEED = 20261122
+
+
+def part_figures(sequences: Sequence[ComparedSequence], part: Part) -> PartFigures | None:
+    """None where no sequence has a position in ``part``."""
+    held = [one for one in sequences if one.kl[one.positions(part)]]
+    if not held:
+        return None
+    counts = [len(one.kl[one.positions(part)]) for one in held]
+
+    def sums(of: Callable[[ComparedSequence], Sequence[float]]) -> list[float]:
+        return [math.fsum(of(one)[one.positions(part)]) for one in held]
+
+    reference, served = sums(lambda one: one.reference_logprob), sums(lambda one: one.served_logprob)
+    lost = [before - after for before, after in zip(reference, served, strict=True)]
+    positions = sum(counts)
+    return PartFigures(
+        part=part,
+        positions=positions,
+        kl=mean_figure(sums(lambda one: one.kl), counts),
+        agreement=share_figure(sums(lambda one: one.agrees), counts),
+        shared=math.fsum(sums(lambda one: one.shared)) / positions,
+        reference_perplexity=_perplexity(reference, positions),
+        served_perplexity=_perplexity(served, positions),
+        perplexity_increase_pct=mean_figure(lost, counts, lambda loss: 100 * math.expm1(min(loss, _LARGEST))),
+    )
+
+
+def mean_figure(
+    sums: Sequence[float], counts: Sequence[int], of: Callable[[float], float] = lambda mean: mean
+) -> Figure:
+    """``of`` the mean over positions, monotone. ``sums``, ``counts``: of each prompt, over its positions."""
+    import numpy as np
+
+    value = of(math.fsum(sums) / sum(counts))
+    if len(sums) < FEWEST_SAMPLES:
+        return Figure(value, None)
+    draw = np.random.default_rng(_SEED).integers(0, len(sums), (RESAMPLES, len(sums)))
+    means = np.asarray(sums, dtype=float)[draw].sum(axis=1) / np.asarray(counts, dtype=float)[draw].sum(axis=1)
+    beyond = 50 * (1 - CONFIDENCE)
+    low, high = (of(percentile(means.tolist(), end)) for end in (beyond, 100 - beyond))
+    return Figure(value, Interval(value, low, high, CONFIDENCE))
+
+
+def share_figure(sums: Sequence[float], counts: Sequence[int]) -> Figure:
+    """Of positions. Where all are alike, no draw is other than the next: then Wilson's interval over prompts, each as
+    one, which claims the least."""
+    found = mean_figure(sums, counts)
+    if found.interval is None or found.value not in (0.0, 1.0):
+        return found
+    return Figure(found.value, share_interval([found.value] * len(counts)))
+
+
+_LARGEST = 700.0  # e^710 is no float any more
+
+
+def _perplexity(logprobs: Sequence[float], positions: int) -> float:
+    return math.exp(min(-math.fsum(logprobs) / positions, _LARGEST))

@@ -1,0 +1,110 @@
+"""Verdicts on fidelity: a largest divergence and a least agreement, each decided on its interval, three-way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtx.bench.intervals import Interval
+from trtx.bench.judgement import Judgement, Verdict
+from trtx.evals.fidelity.forms import Figure, TopologyFidelity
+
+LEAST_SHARED = 0.5
+"""Of the reference's probability, what has to be compared token by token before a small divergence is a pass: the
+divergence that is shown is a lower bound, and says little where most lies in what neither side shows."""
+_ASK_AGAIN = "ask for them again with --resume"
+
+
+def judge_fidelity(
+    found: TopologyFidelity, max_kl: float | None = None, min_agreement: float | None = None
+) -> Iterator[Judgement]:
+    """Of one topology: whether every sequence was compared, and each bound that was asked for."""
+    missing = found.sequences - found.answered
+    whole = Judgement(
+        cell=found.topology, criterion="unanswered_sequence_count:avg:le:0", verdict=Verdict.PASS,
+        reason="every sequence was compared", value=missing, limit=0, unit="sequences",
+    )  # fmt: skip
+    if found.note is not None:
+        yield _judgement(whole.cell, whole.criterion, Verdict.NO_VERDICT, found.note)
+    elif missing:
+        told = "; ".join(map(str, found.unanswered[:3]))
+        yield Judgement(
+            cell=whole.cell, criterion=whole.criterion, verdict=Verdict.FAILED, value=missing, limit=0,
+            unit="sequences", reason=f"{missing} of {found.sequences} sequences have no answer: {told}; {_ASK_AGAIN}",
+        )  # fmt: skip
+    else:
+        yield whole
+    if max_kl is not None:
+        yield _judge_kl(found, max_kl)
+    if min_agreement is not None:
+        yield _judge_agreement(found, min_agreement)
+
+
+def _judge_kl(found: TopologyFidelity, limit: float) -> Judgement:
+    criterion = f"kl_divergence:mean:le:{limit:.10g}"
+    part = found.part("text")
+    if part is None or part.kl.interval is None:
+        return _judgement(found.topology, criterion, Verdict.NO_VERDICT, _no_figure(found))
+    kl, shared = part.kl.interval, f"{100 * part.shared:.3g} % of the reference's probability"
+    told = f"at least {_range(kl)} nats a token, over the tokens that hold {shared}"
+    if kl.low > limit:
+        return _judged(found, criterion, Verdict.MISSED, f"{told}; expected at most {limit:g}", part.kl, limit, "nats")
+    if kl.high > limit:
+        why = f"{told}, and the bound {limit:g} lies within the interval; ask more prompts"
+        return _judged(found, criterion, Verdict.NO_VERDICT, why, part.kl, limit, "nats")
+    if part.shared < LEAST_SHARED:
+        why = f"{told}; what the rest hides is not known; expected {100 * LEAST_SHARED:g} % at least to say it is small"
+        return _judged(found, criterion, Verdict.NO_VERDICT, why, part.kl, limit, "nats")
+    return _incomplete(
+        found, _judged(found, criterion, Verdict.PASS, f"{told}, at most {limit:g}", part.kl, limit, "nats")
+    )
+
+
+def _judge_agreement(found: TopologyFidelity, limit: float) -> Judgement:
+    criterion = f"top1_agreement:share:ge:{limit:.10g}"
+    part = found.part("text")
+    if part is None or part.agreement.interval is None:
+        return _judgement(found.topology, criterion, Verdict.NO_VERDICT, _no_figure(found))
+    share = part.agreement.interval
+    told = f"{_range(share)} of the tokens"
+    if share.high < limit:
+        return _judged(found, criterion, Verdict.MISSED, f"{told}; expected at least {limit:g}", part.agreement, limit)
+    if share.low < limit:
+        why = f"{told}, and the bound {limit:g} lies within the interval; ask more prompts"
+        return _judged(found, criterion, Verdict.NO_VERDICT, why, part.agreement, limit)
+    return _incomplete(
+        found, _judged(found, criterion, Verdict.PASS, f"{told}, at least {limit:g}", part.agreement, limit)
+    )
+
+
+def _incomplete(found: TopologyFidelity, passed: Judgement) -> Judgement:
+    """What passed without some of its sequences did not pass: nobody saw those."""
+    if found.answered == found.sequences:
+        return passed
+    lost = found.sequences - found.answered
+    return _judgement(
+        passed.cell, passed.criterion, Verdict.NO_VERDICT,
+        f"{passed.reason}, but {lost} of {found.sequences} sequences have no answer; {_ASK_AGAIN}",
+    )  # fmt: skip
+
+
+def _no_figure(found: TopologyFidelity) -> str:
+    if found.note is not None:
+        return found.note
+    return f"{found.answered} sequences were compared, too few for an interval; ask 10 prompts or more"
+
+
+def _range(interval: Interval) -> str:
+    return f"{interval.estimate:.4g} ({interval.low:.4g} to {interval.high:.4g})"
+
+
+def _judged(
+    found: TopologyFidelity, criterion: str, verdict: Verdict, reason: str, figure: Figure, limit: float, unit: str = ""
+) -> Judgement:
+    return Judgement(
+        cell=found.topology, criterion=criterion, verdict=verdict, reason=reason, value=figure.value,
+        interval=figure.interval, limit=limit, unit=unit, is_near=verdict is Verdict.NO_VERDICT,
+    )  # fmt: skip
+
+
+def _judgement(cell: str, criterion: str, verdict: Verdict, reason: str) -> Judgement:
+    return Judgement(cell=cell, criterion=criterion, verdict=verdict, reason=reason)

@@ -1,0 +1,70 @@
+"""Documents of a line each: appended as they come, read back as far as they are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trtx.bench.documents import RESTORE, Document, parsed, plain
+from trtx.bench.files import write_text
+from trtx.errors import UsageError
+
+T = TypeVar("T")
+
+
+def read_lines(directory: Path, document: Document, form: type[T]) -> tuple[T, ...]:
+    """In the order of the file; none where there is no file yet. A last line cut short is left out.
+
+    Raises UsageError naming the line, and the field, that can't be read.
+    """
+    path = directory / document.file
+    if not path.exists():
+        return ()
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return tuple(
+        _read(line, document, form, f"{path}, line {number}") for number, line in enumerate(lines[:-1], start=1) if line
+    )
+
+
+def _read(line: str, document: Document, form: type[T], source: str) -> T:
+    try:
+        fields = parsed(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{source} is not JSON ({error}); {RESTORE}") from error
+    return document.restored(document.checked(fields, source), form, source)
+
+
+class LineWriter:
+    """Appends to one file: a line is with the kernel before :meth:`add` returns."""
+
+    def __init__(self, directory: Path, document: Document) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._document = document
+        self._path = directory / document.file
+        self._mend()
+
+    def add(self, content: Any) -> None:
+        """``content``: a form."""
+        data = self._line(content).encode()
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            written = os.write(descriptor, data)
+            while written < len(data):
+                written += os.write(descriptor, data[written:])
+        finally:
+            os.close(descriptor)
+
+    def replace(self, contents: Iterable[Any]) -> None:
+        """The whole file, at once."""
+        write_text(self._path, "".join(map(self._line, contents)))
+
+    def _line(self, content: Any) -> str:
+        return json.dumps(self._document.versioned(plain(content)), ensure_ascii=False, allow_nan=False) + "\n"
+
+    def _mend(self) -> None:
+        """Cuts off a last line that was cut short, so that the next one begins a line of its own."""
+        if self._path.exists() and not (text := self._path.read_bytes()).endswith(b"\n"):
+            os.truncate(self._path, text.rfind(b"\n") + 1)
