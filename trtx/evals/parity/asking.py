@@ -200,7 +200,7 @@ class _Gathered:
                 self.token_ids += [_id(token) for token in told["tokens"]]
                 self.logprobs += [_finite(value) for value in told["token_logprobs"]]
                 self.top += [
-                    {str(_id(token)): _finite(value) for token, value in row.items()} for row in told["top_logprobs"]
+                    {str(_id(one["token"])): _finite(one["logprob"]) for one in row} for row in told["top_logprobs"]
                 ]
 
     def answer(self, prompt: Prompt, attempts: int, failure: str | None) -> Answer:
