@@ -58,7 +58,7 @@ class WorkerKilled(Event):
     """By the run itself, which asks what becomes of its streams."""
 
     topology: str
-    name: str
+    worker: str
     open_requests: int
 
 

@@ -189,7 +189,7 @@ class _Killer:
 
     def look(self, now: Pass) -> None:
         spec = self.state.spec
-        in_the_middle = sum(spec.osl // 4 <= tokens < 3 * spec.osl // 4 for tokens in now.under_way.values())
+        in_the_middle = sum(spec.osl // 4 <= len(tokens) < 3 * spec.osl // 4 for tokens in now.under_way.values())
         if self.killed is not None or in_the_middle < max(1, min(spec.concurrency, spec.prompts) // 2):
             return
         found = busiest(self.served.plan)
@@ -199,7 +199,7 @@ class _Killer:
         with contextlib.suppress(ProcessLookupError):
             os.kill(slot.child.pid, signal.SIGKILL)
         self.killed = found[0]
-        self.state.journal.note(WorkerKilled(topology=self.route, name=found[0], open_requests=found[1]))
+        self.state.journal.note(WorkerKilled(topology=self.route, worker=found[0], open_requests=found[1]))
         self.state.listener.on_kill(self.route, *found)
 
 

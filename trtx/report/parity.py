@@ -125,10 +125,10 @@ class ParityView:
         found = None if self.parity is None else self.parity.tolerance
         if found is None:
             return "There is no yardstick: the reference was not answered twice."
-        floor = "" if found.epsilon is None else f" ({found.dtype}: ε {found.epsilon:.2g})"
+        floor = "" if found.floor is None else f", whose floor in {found.dtype} is {found.floor:.2g}"
         return (
-            f"Two identical runs of the reference: log-probabilities at most {found.largest:.2g} apart, {found.mean:.2g} "
-            f"on average{floor}. Allowed: {found.most:.2g}, and {found.most_mean:.2g} on average."
+            f"Two identical runs of the reference: log-probabilities at most {found.largest:.2g} apart, "
+            f"{found.mean:.2g} on average. Allowed: {found.most:.2g}{floor}, and {found.most_mean:.2g} on average."
         )
 
     @property
@@ -164,7 +164,7 @@ def is_parity(run_dir: Path) -> bool:
 def read_parity_view(run_dir: Path) -> ParityView:
     journal = read_journal(run_dir)
     kills = tuple(
-        f"{one.topology}: this run killed {one.name} while it had {one.open_requests} requests open"
+        f"{one.topology}: this run killed {one.worker} while it had {one.open_requests} requests open"
         for one in journal
         if isinstance(one, WorkerKilled)
     )
@@ -188,7 +188,7 @@ def render_parity(run_dir: Path) -> ParityView:
 
 
 def parity_fields(view: ParityView) -> dict[str, Any]:
-    """``summary.json`` of a run of ``trtx eval parity``: what ``parity.json`` has, but of each route its worst alone."""
+    """``summary.json`` of a run of ``trtx eval parity``: what ``parity.json`` has, of each route the worst alone."""
     routes = []
     for line in view.lines:
         compared = plain(line.route)["compared"]

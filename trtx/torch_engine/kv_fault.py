@@ -1,8 +1,8 @@
 """A fault that is asked for: KV that arrives wrong in some handoffs, so that a check of answers can be seen to fail.
 
-For tests alone. ``TRTX_FAULT=swap-block:every=100,layer=0``: in each 100th handoff that a decode engine reads, one block
-of one layer is not the prompt's own but another request's. ``trtx eval parity`` is the one verb that serves with it, and
-says so in every form of its report; every other refuses to start anything while the variable is set.
+For tests alone. ``TRTX_FAULT=swap-block:every=100,layer=0``: in each 100th handoff that a decode engine reads, one
+block of one layer is not the prompt's own but another request's. ``trtx eval parity`` is the one verb that serves with
+it, and says so in every form of its report; every other refuses to start anything while the variable is set.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Pass:
     """One time that all prompts are sent, while it goes on and after."""
 
     label: str
-    under_way: dict[int, int] = field(default_factory=dict)  # compared requests -> tokens so far
+    under_way: dict[int, Sequence[int]] = field(default_factory=dict)  # compared requests -> their tokens so far
     answers: dict[int, Answer] = field(default_factory=dict)
     cancelled: int = 0  # clients that left before the end
     too_late: int = 0  # that wanted to, and had the end already
@@ -120,16 +120,12 @@ async def _answer(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Prom
     while True:
         attempts += 1
         gathered = _Gathered()
-        failure = await _stream(http, body, gathered, lambda: _note(state, prompt, gathered))
-        state.under_way.pop(prompt.index, None)
+        state.under_way[prompt.index] = gathered.token_ids
+        failure = await _stream(http, body, gathered, lambda: True)
+        del state.under_way[prompt.index]
         if failure is None or gathered.token_ids or attempts == _ATTEMPTS:
             return gathered.answer(prompt, attempts, failure)
         await asyncio.sleep(_PAUSE_S)
-
-
-def _note(state: Pass, prompt: Prompt, gathered: _Gathered) -> bool:
-    state.under_way[prompt.index] = len(gathered.token_ids)
-    return True
 
 
 async def _leave(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Prompt, state: Pass) -> None:

@@ -45,9 +45,9 @@ class Prompt:
 class Answer:
     """What came back for one prompt; one line of ``answers.jsonl``. Log-probabilities are natural.
 
-    ``top``: for each token, the likeliest ones by id, as many as the server gives. ``prompt_logprobs``: of each token of
-    the prompt but the first; empty where they were not asked for. ``resent``: tokens that stood behind the prompt when
-    the worker that ended the answer got it, as after a migration; None: it does not show.
+    ``top``: for each token, the likeliest ones by id, as many as the server gives. ``prompt_logprobs``: of each token
+    of the prompt but the first; empty where they were not asked for. ``resent``: tokens that stood behind the prompt
+    when the worker that ended the answer got it, as after a migration; None: it does not show.
     """
 
     index: int
@@ -119,11 +119,11 @@ class Evidence:
 class Tolerance:
     """How far a log-probability may be from the reference's: what two identical runs show, times a factor, or a floor.
 
-    ``epsilon`` is the machine epsilon of the dtype that the model is computed in; None: not known, and no floor.
+    ``dtype`` is that which the model is computed in; None: not known, and no floor.
     """
 
     dtype: str | None
-    epsilon: float | None
+    floor: float | None
     largest: float  # distance that the two runs of the reference show
     mean: float
     most: float  # that a distance may be

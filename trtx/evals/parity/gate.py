@@ -1,12 +1,13 @@
 """What the distances of a route are judged to be, by the yardstick that two identical runs of the reference are.
 
-A log-probability is a difference of two numbers of the size of the model's logits, some 16 where it is sure. Each is
-rounded to within 16 ε / 2, so 16 ε is what the last rounding alone may leave, and as much again is allowed for those
-before it: 32 ε is the least that a distance may be, where identical runs show less (they may be equal, bit for bit,
-while a prompt that is cut into chunks is another order of summation). Beyond it, what identical runs show counts: the
-largest of thousands of distances that are but noise hardly ever is twice that of another run, and 4 times it is allowed.
-A few wrong log-probabilities show there. Many that are a little wrong show in the mean, which may be twice that of
-identical runs, or 4 ε.
+A log-probability is a difference of numbers of the size of the model's logits, some 16 where it is sure. In float32 the
+products of a row are summed in float32 too: n of them in another order leave about √n ε / 2 of it, which with n = 4096
+and 16 is 512 ε. In half precision they are summed in float32 and rounded once, 16 ε / 2 on either side, and twice as
+much is allowed for what the layers before have rounded: 32 ε. So far a distance may be where identical runs show less;
+they may be equal, bit for bit, while a prompt that is cut into chunks is summed in another order. Beyond it, what
+identical runs show counts: the largest of thousands of distances that are but noise hardly ever is twice that of
+another run, and 4 times it is allowed. A few wrong log-probabilities show there. Many that are a little wrong show in
+the mean, which may be 4 times that of identical runs, or an eighth of the former bound.
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ from collections.abc import Iterator
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.evals.parity.forms import Compared, ComparedRoute, Tolerance
 
-FACTOR, FLOOR = 4.0, 32  # of the largest distance; the latter in ε
-MEAN_FACTOR, MEAN_FLOOR = 2.0, 4
-PLAUSIBLE = 256  # ε that identical runs may be apart: beyond, what they show is no rounding
+FACTOR = 4.0  # of what identical runs show, for the largest distance and for the mean
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+FLOOR = {"float32": 512 * EPSILON["float32"], "float16": 32 * EPSILON["float16"], "bfloat16": 32 * EPSILON["bfloat16"]}
+MEAN_SHARE = 8  # of the floor, for the mean
+PLAUSIBLE = 8  # floors that identical runs may be apart: beyond, what they show is no rounding
 _TOLD = 3  # requests in one sentence
 
 
 def tolerance_of(reference: Compared, dtype: str | None) -> Tolerance:
     """Of two runs of the reference; ``dtype``: that the model is computed in, None where it is not known."""
-    epsilon = EPSILON.get(dtype or "")
+    floor = FLOOR.get(dtype or "")
     largest = reference.worst[0].distance if reference.worst else 0.0
     return Tolerance(
         dtype=dtype,
-        epsilon=epsilon,
+        floor=floor,
         largest=largest,
         mean=reference.mean_distance,
-        most=max(FACTOR * largest, FLOOR * (epsilon or 0.0)),
-        most_mean=max(MEAN_FACTOR * reference.mean_distance, MEAN_FLOOR * (epsilon or 0.0)),
+        most=max(FACTOR * largest, floor or 0.0),
+        most_mean=max(FACTOR * reference.mean_distance, (floor or 0.0) / MEAN_SHARE),
     )
 
 
@@ -45,10 +47,10 @@ def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> It
         yield Judgement(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason="no request was answered twice")
         return
     told = f"two identical runs differ by {tolerance.largest:.2g} at most, {tolerance.mean:.2g} on average"
-    if tolerance.epsilon is not None and tolerance.largest > PLAUSIBLE * tolerance.epsilon:
+    if tolerance.floor is not None and tolerance.largest > PLAUSIBLE * tolerance.floor:
         worst = reference.compared.worst[0]
         reason = (
-            f"{told}, in {tolerance.dtype}, where rounding leaves {PLAUSIBLE * tolerance.epsilon:.2g} at most (request "
+            f"{told}, in {tolerance.dtype}, where rounding leaves {PLAUSIBLE * tolerance.floor:.2g} at most (request "
             f"{worst.index}, token {worst.position} of its {worst.part}): nothing can be held against such a reference"
         )
         yield Judgement(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason=reason)
@@ -100,8 +102,8 @@ def _tokens(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
     if not wrong:
         first = found.divergences[0] if found.divergences else None
         ties = "" if first is None else (
-            f"; {len(found.divergences)} differ from where two tokens were as likely as rounding tells, such as request "
-            f"{first.index} at token {first.position} ({first.distance:.2g} apart, {limit:.2g} allowed)"
+            f"; {len(found.divergences)} differ from where two tokens were as likely as rounding tells, such as "
+            f"request {first.index} at token {first.position} ({first.distance:.2g} apart, {limit:.2g} allowed)"
         )  # fmt: skip
         return Judgement(cell=route.route, criterion=criterion, verdict=Verdict.PASS, reason=same + ties, value=value)
     told = "; ".join(

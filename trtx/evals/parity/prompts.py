@@ -1,4 +1,4 @@
-"""What is sent: prompts of mixed lengths, half of them in families with a common beginning, and some to be cancelled."""
+"""What is sent: prompts of mixed lengths, half of them in families that begin alike, and some to be cancelled."""
 
 from __future__ import annotations
 
