@@ -14,6 +14,7 @@ from trtx.errors import UsageError
 if TYPE_CHECKING:
     from trtx.report import RunView
     from trtx.report.evaluation import EvaluationView
+    from trtx.report.parity import ParityView
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -38,9 +39,17 @@ def report(
 
     from trtx.report import REPORT_FILE, console_table
     from trtx.report.evaluation import EvaluationView, evaluation_fields, evaluation_table
+    from trtx.report.parity import ParityView, parity_fields, parity_table
     from trtx.report.summary import summary_json
 
     view = rendered(run)
+    if isinstance(view, ParityView):
+        if as_json:
+            typer.echo(json.dumps({"run_dir": str(run.absolute()), **parity_fields(view)}))
+            return
+        Console(highlight=False).print(parity_table(view))
+        typer.echo(str(run / REPORT_FILE))
+        return
     if isinstance(view, EvaluationView):
         if as_json:
             typer.echo(json.dumps({"run_dir": str(run.absolute()), **evaluation_fields(view)}))
@@ -55,15 +64,18 @@ def report(
     typer.echo(str(run / REPORT_FILE))
 
 
-def rendered(run: Path) -> RunView | EvaluationView:
+def rendered(run: Path) -> RunView | EvaluationView | ParityView:
     """Raises UsageError where it is no run, one of its documents can't be read, or it can't be written."""
     from trtx.report import render
     from trtx.report.evaluation import is_evaluation, render_evaluation
     from trtx.report.forms import LOCK
+    from trtx.report.parity import is_parity, render_parity
 
     if not (run / LOCK.file).exists():
         raise UsageError(f"{str(run)!r} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
     try:
+        if is_parity(run):
+            return render_parity(run)
         return render_evaluation(run) if is_evaluation(run) else render(run)
     except OSError as error:
         raise UsageError(

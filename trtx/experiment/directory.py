@@ -74,6 +74,8 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
     fields = LOCK.load(run_dir)
     if "tasks" in fields:
         raise UsageError(f"{run_dir} is a run of trtx eval; go on with it by trtx eval --resume")
+    if "routes" in fields:
+        raise UsageError(f"{run_dir} is a run of trtx eval parity, which has no cells; expected one of trtx bench")
     return spec_of(fields, str(run_dir / LOCK.file))
 
 
