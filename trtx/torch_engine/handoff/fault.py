@@ -71,13 +71,13 @@ class FaultyTransport:
         brought = own.clone()
         if self._finished % self._fault.every == 0:
             if self._last is None or torch.equal(self._last, brought):
-                self._finished -= 1  # the next one, then
-                return
-            own.copy_(self._last)
-            log.warning(
-                "%s: layer %d of block %d, of a prompt of %d tokens, holds another request's KV now",
-                VARIABLE, self._fault.layer, block, num_tokens,
-            )  # fmt: skip
+                self._finished -= 1  # it would change nothing: the next one, then
+            else:
+                own.copy_(self._last)
+                log.warning(
+                    "%s: layer %d of block %d, of a prompt of %d tokens, holds another request's KV now",
+                    VARIABLE, self._fault.layer, block, num_tokens,
+                )  # fmt: skip
         self._last = brought
 
     def release(self, opaque_state: bytes) -> None:

@@ -18,7 +18,7 @@ from trtx.torch_engine.handoff import FinishedRead, TransportEvents, codec
 from trtx.torch_engine.handoff.fault import FaultyTransport
 from trtx.torch_engine.kv_fault import VARIABLE, KvFault, parse_kv_fault
 
-GEOMETRY = KvGeometry(num_kv_heads=2, num_layers=3, tokens_per_block=4, head_dim=8, dtype="float32", dtype_bytes=4)
+GEOMETRY = KvGeometry(num_kv_heads=2, num_layers=3, tokens_per_block=4, head_dim=8, dtype="float32")
 OPAQUE = codec.encode(
     codec.ExportedKv(
         engine="prefill", num_blocks=9, geometry=GEOMETRY, lease_id=0, block_ids=b"", num_tokens=11, deadline_s=1e12
