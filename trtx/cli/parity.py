@@ -15,6 +15,7 @@ from trtx.cli import topology_options as options
 from trtx.cli.bars import BarsView
 from trtx.cli.command import Verb, typed
 from trtx.cli.placement import refuse_ignored
+from trtx.config import Mode
 from trtx.errors import TrtxError
 
 if TYPE_CHECKING:
@@ -115,9 +116,8 @@ def parity(
     given = {str(one.name): context.params[str(one.name)] for one in typed(context)}
     spec = _spec(given)
     refuse_ignored(context, _uses(spec, model.engine))
-    options.check_roles(
-        ["agg", *(["disagg"] if "disagg" in spec.routes else [])], model.config, model.overrides, model.recipe
-    )
+    modes: list[Mode] = ["agg", "disagg"] if "disagg" in spec.routes else ["agg"]
+    options.check_roles(modes, model.config, model.overrides, model.recipe)
     _run_and_show(partial(check_parity, spec, parent=output, argv=own_command_line()), as_json)
 
 

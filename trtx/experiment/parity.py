@@ -73,7 +73,7 @@ class _Parity:
     spec: ParitySpec
     run_dir: Path
     listener: ParityListener
-    plans: dict[Route, Plan] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)
     prompts: tuple[Prompt, ...] = ()
     interruption: Interruption = field(default_factory=Interruption)
     reference: tuple[Answer, ...] = ()
