@@ -73,7 +73,8 @@ class FaultyTransport:
             if self._last is None or torch.equal(self._last, brought):
                 self._finished -= 1  # it would change nothing: the next one, then
             else:
-                own.copy_(self._last)
+                with torch.inference_mode():  # as the pool was made
+                    own.copy_(self._last)
                 log.warning(
                     "%s: layer %d of block %d, of a prompt of %d tokens, holds another request's KV now",
                     VARIABLE, self._fault.layer, block, num_tokens,

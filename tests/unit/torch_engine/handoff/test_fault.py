@@ -44,7 +44,8 @@ class Reader:
     def poll(self) -> TransportEvents:
         finished = []
         for read_id in range(self._polled, len(self._begun)):
-            self._pool[list(self._begun[read_id])] = float(read_id)
+            with torch.inference_mode():
+                self._pool[list(self._begun[read_id])] = float(read_id)
             finished.append(FinishedRead(read_id, 1, 0.1))
         self._polled = len(self._begun)
         return TransportEvents(finished=tuple(finished))
@@ -57,7 +58,8 @@ def test_a_value_that_is_none_is_refused_with_one_that_is(text: str) -> None:
 
 
 def test_one_layer_of_one_block_of_each_so_many_handoffs_is_anothers(caplog: pytest.LogCaptureFixture) -> None:
-    pool = torch.zeros(9, *GEOMETRY.block_shape)
+    with torch.inference_mode():  # as the runner makes it
+        pool = torch.zeros(9, *GEOMETRY.block_shape)
     with caplog.at_level(logging.WARNING):
         faulty = FaultyTransport(Reader(pool), pool, parse_kv_fault("swap-block:every=3,layer=1"))  # type: ignore[arg-type]
         assert "KV IS CORRUPTED ON PURPOSE" in caplog.text
