@@ -110,7 +110,8 @@ def test_another_token_passes_at_a_tie_alone() -> None:
 
 
 def test_many_that_are_a_little_off_show_in_the_mean_alone() -> None:
-    found = judged(route(*(answer(index, shift=99 * EPS) for index in range(12))))
+    off = [replace(answer(index), prompt_logprobs=(-3 - 99 * EPS, -4 + 99 * EPS)) for index in range(12)]
+    found = judged(route(*off))
     assert found["logprob_distance:max"].verdict is Verdict.PASS
     assert found["logprob_distance:mean"].verdict is Verdict.MISSED
 
