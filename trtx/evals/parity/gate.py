@@ -24,6 +24,8 @@ FLOOR = {"float32": 512 * EPSILON["float32"], "float16": 32 * EPSILON["float16"]
 MEAN_SHARE = 4  # of the floor, for the mean
 PLAUSIBLE = 8  # floors that identical runs may be apart: beyond, what they show is no rounding
 _TOLD = 3  # requests in one sentence
+_DIVERGENCES = "unexplained_divergences:count:le:0"
+_LARGEST, _MEAN = "logprob_distance:max:le:yardstick", "logprob_distance:mean:le:yardstick"
 
 
 def tolerance_of(reference: Compared, dtype: str | None) -> Tolerance:
@@ -65,7 +67,7 @@ def judge_route(route: ComparedRoute, tolerance: Tolerance | None) -> Iterator[J
     yield _happened(route)
     if tolerance is None or not route.compared.requests:
         why = "there is no yardstick" if tolerance is None else "no request was answered on both sides"
-        for criterion in ("unexplained_divergences", "logprob_distance:max", "logprob_distance:mean"):
+        for criterion in (_DIVERGENCES, _LARGEST, _MEAN):
             yield Judgement(cell=route.route, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=why)
         return
     yield _tokens(route, tolerance)
@@ -96,7 +98,7 @@ def _happened(route: ComparedRoute) -> Judgement:
 
 
 def _tokens(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
-    found, limit, criterion = route.compared, tolerance.most, "unexplained_divergences:count:le:0"
+    found, limit, criterion = route.compared, tolerance.most, _DIVERGENCES
     wrong = [one for one in found.divergences if one.distance > limit or -1 in (one.expected, one.found)]
     value = float(len(wrong))
     same = f"{found.identical} of {found.requests} answers are the reference's, token for token"
@@ -134,7 +136,7 @@ def _logprobs(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
         reason, verdict = f"{told}{more}; {limit:.2g} allowed, over {positions}", Verdict.MISSED
     return Judgement(
         cell=route.route,
-        criterion=f"logprob_distance:max:le:{limit:.3g}",
+        criterion=_LARGEST,
         verdict=verdict,
         reason=reason,
         value=worst.distance,
@@ -155,6 +157,6 @@ def _mean(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
         else:
             verdict, reason = Verdict.NO_VERDICT, f"{told}; its interval holds both, send more with --prompts"
     return Judgement(
-        cell=route.route, criterion=f"logprob_distance:mean:le:{limit:.3g}", verdict=verdict, reason=reason,
+        cell=route.route, criterion=_MEAN, verdict=verdict, reason=reason,
         value=route.compared.mean_distance, interval=interval, limit=limit,
     )  # fmt: skip
