@@ -135,16 +135,13 @@ def _uses(spec: ParitySpec, engine: str) -> list[str]:
 
 def _spec(given: dict[str, Any]) -> ParitySpec:
     """What was typed, as a run is asked."""
-    import os
-
-    from trtx.engine import KV_FAULT_VARIABLE
-    from trtx.experiment.parity_spec import parity_of
+    from trtx.experiment.parity_spec import parity_of, planted_fault
 
     fields: dict[str, Any] = {name: given[name] for name in _OWN if name in given}
     if "routes" in given:
         fields["routes"] = [name.strip() for name in given["routes"].split(",")]
-    if KV_FAULT_VARIABLE in os.environ:
-        fields["fault"] = os.environ[KV_FAULT_VARIABLE]
+    if (fault := planted_fault()) is not None:
+        fields["fault"] = fault
     if topology := _topology_fields(given):
         fields["topology"] = {"port": 0, **topology}
     return parity_of(fields)

@@ -174,7 +174,7 @@ def _ask(state: _Parity, served: ServedTopology, route: Route, label: str, check
     answers = tuple(asked.answers[index] for index in sorted(asked.answers))
     write_answers(state.run_dir, label, answers)
     killed = None if killer is None else killer.killed
-    evidence = evidence_of(route, plan, before, read_counts(plan), state.prompts, answers, killed)
+    evidence = evidence_of(route, plan, before, read_counts(plan), answers, killed)
     return _Asked(answers, asked.cancelled, evidence)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import httpx
 
 from trtx.engine import worker_facts
-from trtx.evals.parity import Answer, Prompt
+from trtx.evals.parity import Answer
 from trtx.evals.parity.forms import Count, Evidence
 from trtx.experiment.parity_spec import Route
 from trtx.topology import Plan
@@ -26,7 +26,6 @@ class Reading:
     workers: Mapping[str, Mapping[str, float] | None]  # by name, families summed over their labels
     migrations: int | None
     max_num_tokens: int | None  # of one step, the least that a worker publishes
-    killed: tuple[str, ...] = field(default=())
 
     def total(self, family: str) -> int | None:
         values = [None if one is None else one.get(family) for one in self.workers.values()]
@@ -100,7 +99,6 @@ def evidence_of(
     plan: Plan,
     before: Reading,
     after: Reading,
-    prompts: Sequence[Prompt],
     answers: Iterable[Answer],
     killed: str | None,
 ) -> Evidence:

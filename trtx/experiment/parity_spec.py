@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from trtx.bench.documents import problem
 from trtx.checkpoint import resolve_checkpoint
 from trtx.config import TopologySpec
+from trtx.engine import KV_FAULT_VARIABLE
 from trtx.errors import UsageError
 from trtx.evals.parity import Shape
 from trtx.experiment.axes import NamedTopology
@@ -96,6 +98,11 @@ def parity_of(fields: dict[str, Any]) -> ParitySpec:
         name = field.partition(".")[0]
         known = name in ParitySpec.model_fields
         raise UsageError(f"--{name.replace('_', '-')}{space}{rest}" if known else sentence) from error
+
+
+def planted_fault() -> str | None:
+    """What the environment asks to be wrong, for tests: this is the one verb that takes it, and tells of it."""
+    return os.environ.get(KV_FAULT_VARIABLE)
 
 
 def check_lengths(spec: ParitySpec, plan: Plan) -> None:
