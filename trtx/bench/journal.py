@@ -54,6 +54,15 @@ class TopologyStopping(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerKilled(Event):
+    """By the run itself, which asks what becomes of its streams."""
+
+    topology: str
+    worker: str
+    open_requests: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepStarted(Event):
     topology: str
     model: str

@@ -26,6 +26,7 @@ VERBS = {
     "bench reproduce": ("trtx.cli.reproduce", "Make a run again from its lock, after what differs here."),
     "eval": ("trtx.cli.eval", "Score the answers of a served topology with lm-eval."),
     "eval fidelity": ("trtx.cli.fidelity", "Compare a served engine with the checkpoint's own precision."),
+    "eval parity": ("trtx.cli.parity", "Send the same prompts through several routes of one model, and compare."),
     "compare": ("trtx.cli.compare", "Compare runs or baselines: ratios, intervals, which conditions differ."),
     "baseline": ("trtx.cli.baseline", "List, show, save, promote and expire baselines."),
     "report": ("trtx.cli.report", "Render a run directory again."),

@@ -79,6 +79,14 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "attach": Use("beside --url", "which compares what is served already"),
         "serve": Use("without --url", "whose deployment it describes", "add --url, or leave it out"),
     },
+    "eval parity": {
+        "no GPU": _SERVED["no GPU"],
+        "no disagg": Use("without the route disagg", "whose workers it counts", "add it to --routes, or leave it out"),
+        "one worker": Use(
+            "without the routes kv and migrated", "whose workers it counts", "add one to --routes, or leave it out"
+        ),
+        "no chunks": Use("without the route chunked", "whose steps it bounds", "add it to --routes, or leave it out"),
+    },
     "build": {
         "build": Use("without --check", "to which it belongs", "add --check, or leave it out"),
         "none": Use("beside --quant none", "which calibrates nothing"),
@@ -170,6 +178,14 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume", "attach"), "--mode"),
         ),
     },
+    "eval parity": _placed(
+        ((), "--routes --prompts --isl --osl --concurrency --seed --model --served-model-name --engine --config"),
+        ((), "--recipe --set --router-args --output --json"),
+        (("no chunks",), "--max-num-tokens"),
+        (("one worker",), "--workers"),
+        (("no disagg",), "--prefill --decode"),
+        (("no GPU",), "--tp --gpus"),
+    ),
     "build": _placed(
         ((), "--set --trtllm-version --check"),
         (("check",), "--quant --kv-dtype --backend --role --output"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtx.report import RunView
     from trtx.report.evaluation import EvaluationView
     from trtx.report.fidelity import FidelityView
+    from trtx.report.parity import ParityView
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -40,43 +41,44 @@ def report(
     from trtx.report import REPORT_FILE, console_table
     from trtx.report.evaluation import EvaluationView, evaluation_fields, evaluation_table
     from trtx.report.fidelity import FidelityView, fidelity_fields, fidelity_table
+    from trtx.report.parity import ParityView, parity_fields, parity_table
     from trtx.report.summary import summary_json
 
     view = rendered(run)
-    if isinstance(view, EvaluationView):
-        if as_json:
-            typer.echo(json.dumps({"run_dir": str(run.absolute()), **evaluation_fields(view)}))
-            return
-        Console(highlight=False).print(evaluation_table(view))
-        typer.echo(str(run / REPORT_FILE))
-        return
-    if isinstance(view, FidelityView):
-        if as_json:
-            typer.echo(json.dumps({"run_dir": str(run.absolute()), **fidelity_fields(view)}))
-            return
-        Console(highlight=False).print(fidelity_table(view))
-        typer.echo(str(run / REPORT_FILE))
-        return
+    fields: dict[str, Any]
+    match view:
+        case EvaluationView():
+            fields, table = evaluation_fields(view), evaluation_table(view)
+        case FidelityView():
+            fields, table = fidelity_fields(view), fidelity_table(view)
+        case ParityView():
+            fields, table = parity_fields(view), parity_table(view)
+        case _:
+            fields, table = summary_json(view), console_table(view)
     if as_json:
-        typer.echo(json.dumps({"run_dir": str(run.absolute()), **summary_json(view)}))
+        typer.echo(json.dumps({"run_dir": str(run.absolute()), **fields}))
         return
-    Console(highlight=False).print(console_table(view))
+    Console(highlight=False).print(table)
     typer.echo(str(run / REPORT_FILE))
 
 
-def rendered(run: Path) -> RunView | EvaluationView | FidelityView:
+def rendered(run: Path) -> RunView | EvaluationView | FidelityView | ParityView:
     """Raises UsageError where it is no run, one of its documents can't be read, or it can't be written."""
     from trtx.report import render
     from trtx.report.evaluation import is_evaluation, render_evaluation
     from trtx.report.fidelity import is_fidelity, render_fidelity
     from trtx.report.forms import LOCK
+    from trtx.report.parity import is_parity, render_parity
 
     if not (run / LOCK.file).exists():
         raise UsageError(f"{str(run)!r} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
     try:
-        if is_fidelity(run):
-            return render_fidelity(run)
-        return render_evaluation(run) if is_evaluation(run) else render(run)
+        for is_it, render_it in (
+            (is_fidelity, render_fidelity), (is_parity, render_parity), (is_evaluation, render_evaluation),
+        ):  # fmt: skip
+            if is_it(run):
+                return render_it(run)
+        return render(run)
     except OSError as error:
         raise UsageError(
             f"{str(run)!r} can't be written ({error.strerror}); make room there, or take a copy"

@@ -11,15 +11,19 @@ from __future__ import annotations
 from trtx.engine.api import ENGINE_KINDS, Engine, EngineApi, EngineKind
 from trtx.engine.tensorrt_llm.installed import installed_version, needs_gpu
 from trtx.errors import UsageError
+from trtx.torch_engine.kv_fault import VARIABLE as KV_FAULT_VARIABLE
+from trtx.torch_engine.kv_fault import parse_kv_fault
 
 __all__ = [
     "ENGINE_KINDS",
+    "KV_FAULT_VARIABLE",
     "Engine",
     "EngineApi",
     "EngineKind",
     "installed_version",
     "load",
     "needs_gpu",
+    "parse_kv_fault",
     "resolve_kind",
 ]
 

@@ -79,6 +79,8 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
         raise UsageError(f"{run_dir} is a run of trtx eval {fields['check']}; go on with it by that verb's --resume")
     if "tasks" in fields:
         raise UsageError(f"{run_dir} is a run of trtx eval; go on with it by trtx eval --resume")
+    if "routes" in fields:
+        raise UsageError(f"{run_dir} is a run of trtx eval parity, which has no cells; expected one of trtx bench")
     return spec_of(fields, str(run_dir / LOCK.file))
 
 

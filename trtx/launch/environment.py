@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trtx.engine import KV_FAULT_VARIABLE
 from trtx.engine.tensorrt_llm.environment import is_job_variable
 
 # Another Dynamo's planes and discovery: a worker that finds their variables joins them.
 _DROPPED_PREFIXES = ("DYN_", "ETCD_", "NATS_", "TRTX_TOPOLOGY")
-_DROPPED = frozenset({"MODEL_EXPRESS_URL", "UCX_NET_DEVICES"})
+# The fault is a plan's to set, which tells of it.
+_DROPPED = frozenset({"MODEL_EXPRESS_URL", "UCX_NET_DEVICES", KV_FAULT_VARIABLE})
 
 
 def child_environment(inherited: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from trtx.config import (
     load_engine_config,
     refuse_errors,
 )
-from trtx.engine import installed_version, resolve_kind
+from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
 from trtx.errors import UsageError
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
@@ -30,12 +31,16 @@ from trtx.launch.warm_up import check_warm_up
 from trtx.topology import Machine, Plan, Ports, check_router_args, check_size, plan
 
 
-def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
+def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> Plan:
     """Resolves everything and starts nothing. Writes nothing either, but a synthetic checkpoint into its cache.
 
     The ports of the plan stay held by this process until :func:`trtx.launch.serve` starts it. Raises UsageError for
     whatever can't be served: an unknown model, field or engine, too few GPUs, a port in use.
+
+    ``fault``: what TRTX_FAULT holds, from the one caller that serves wrong KV on purpose and says so; all others are
+    refused where it is set.
     """
+    _check_fault(fault)
     check_size(spec)
     check_router_args(spec.router_args)
     check_flags(spec.router_args, spec.router_mode)
@@ -84,7 +89,28 @@ def prepare(spec: TopologySpec, *, run_dir: Path) -> Plan:
     except UsageError:
         HOLDER.release((http, xsub, xpub, *system))
         raise
-    return replace(planned, findings=findings)
+    return replace(_with_fault(planned, fault), findings=findings)
+
+
+def _check_fault(fault: str | None) -> None:
+    """Raises UsageError where the environment asks for a fault that nobody would tell of, or for none that there is."""
+    if fault is not None:
+        parse_kv_fault(fault)
+    elif KV_FAULT_VARIABLE in os.environ:
+        raise UsageError(
+            f"{KV_FAULT_VARIABLE} is set, which corrupts KV on purpose to test `trtx eval parity`; unset it"
+        )
+
+
+def _with_fault(planned: Plan, fault: str | None) -> Plan:
+    if fault is None:
+        return planned
+    told = f"EVERY WORKER RUNS WITH A FAULT, {KV_FAULT_VARIABLE}={fault}: answers are wrong on purpose"
+    processes = tuple(
+        replace(one, env={**one.env, KV_FAULT_VARIABLE: fault}) if one.role != "frontend" else one
+        for one in planned.processes
+    )
+    return replace(planned, processes=processes, reasons=(told, *planned.reasons))
 
 
 def _check(

@@ -77,6 +77,13 @@ CALLS = {
         "attach": ["eval", "fidelity", "--url", "http://127.0.0.1:9", "--reference", "synthetic:tiny"],
         "serve": ["eval", "fidelity", "--reference", "synthetic:tiny"],
     },
+    "eval parity": {
+        "": ["eval", "parity"],
+        "no GPU": ["eval", "parity", "--engine", "paced"],
+        "no disagg": ["eval", "parity", "--routes", "agg,kv"],
+        "one worker": ["eval", "parity", "--routes", "disagg,chunked"],
+        "no chunks": ["eval", "parity", "--routes", "kv,disagg"],
+    },
     "build": {
         "build": ["build", "synthetic:tiny", "--quant", "fp8"],
         "none": ["build", "synthetic:tiny", "--quant", "none"],
@@ -120,6 +127,10 @@ VALUES_IN |= {
     ("--mode", use): "disagg" for use in {*USES["bench"], *USES["eval"]} if use not in ("agg", "disagg", "no GPU")
 }
 VALUES_IN |= {("--backend", "tensorrt"): "pytorch", ("--tasks", ""): "perplexity"}
+VALUES |= {
+    "--prompts": "99", "--isl": "99", "--max-num-tokens": "99", "--routes": "agg,disagg,kv,chunked",
+}  # fmt: skip
+VALUES_IN |= {("--max-num-tokens", ""): "99", ("--workers", ""): "3"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
 # What stands in the calls above in the place of an argument.
@@ -134,6 +145,7 @@ SEEN_ELSEWHERE = {
     ("eval", "--json"): "tests/integration/test_eval.py",
     ("eval fidelity", "--json"): "tests/integration/test_fidelity.py",
     ("bench ab", "--json"): "tests/integration/test_bench_ab.py",
+    ("eval parity", "--json"): "tests/integration/test_parity.py",
     ("bench reproduce", "LOCK"): "tests/unit/cli/test_reproduce.py",
     ("bench reproduce", "--exact"): "tests/unit/cli/test_reproduce.py",
     ("bench reproduce", "--json"): "tests/integration/test_bench.py",
@@ -146,7 +158,7 @@ UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its cal
 # Where a verb hands over what it was asked.
 ROOMS = (
     "trtx.launch.prepare", "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
-    "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation",
+    "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation", "trtx.experiment.parity.check_parity",
     "trtx.experiment.fidelity.run_fidelity", "trtx.experiment.fidelity.resume_fidelity",
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
@@ -338,6 +350,7 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
 # Uses in which a verb hands over what was typed, and the room that gets it makes nothing of it.
 IGNORED_BY_THE_ROOM = {
     *((verb, use) for verb in ("serve", "bench", "eval") for use in ("agg", "disagg", "no GPU")),
+    *(("eval parity", use) for use in ("no GPU", "no disagg", "one worker", "no chunks")),
     *(("eval", use) for use in ("no baseline", "attach")),
     *(("eval fidelity", use) for use in ("agg", "disagg", "attach")),
     *(("build", use) for use in ("none", "tensorrt", "check all")),

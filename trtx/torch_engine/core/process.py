@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from trtx.errors import UsageError
+from trtx.torch_engine import kv_fault
 from trtx.torch_engine.batch import ModelRunner
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
@@ -90,10 +91,13 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
     transport = None
     if args.transport is not None:
         from trtx.torch_engine.handoff import create_transport
+        from trtx.torch_engine.handoff.fault import FaultyTransport
 
         channel.send(Progress("registering the KV pool for handoff"))
         # Every process of a topology carries its name: see trtx.topology.plan.
         transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
+        if (asked := os.environ.get(kv_fault.VARIABLE)) is not None:
+            transport = FaultyTransport(transport, runner.pool, kv_fault.parse_kv_fault(asked))
     kv = args.kv_cache_config
     core = EngineCore(
         runner,

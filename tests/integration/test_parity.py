@@ -1,0 +1,175 @@
+"""``trtx eval parity`` end to end: real frontends and workers, and a fault that it has to find."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from topology_clients import wait_until
+
+from trtx.cli.app import run
+from trtx.evals.parity import Parity, read_answers, read_parity
+from trtx.evals.parity.forms import ComparedRoute
+from trtx.launch.processes import members
+from trtx.topology import Plan
+
+MODEL = "synthetic:tiny"
+
+
+def only(parent: Path) -> Path:
+    (run_dir,) = parent.iterdir()
+    return run_dir
+
+
+def compared(run_dir: Path) -> tuple[Parity, dict[str, ComparedRoute]]:
+    found = read_parity(run_dir)
+    assert found is not None
+    return found, {one.route: one for one in found.routes}
+
+
+def beyond(found: Parity, route: ComparedRoute) -> set[int]:
+    """The requests with a log-probability farther off than is allowed."""
+    assert found.tolerance is not None
+    return {one.index for one in route.compared.worst if one.distance > found.tolerance.most}
+
+
+def faults(run_dir: Path) -> list[int]:
+    """Of each handoff that the decode worker says to have corrupted, how long its prompt was."""
+    text = (run_dir / "disagg" / "serve" / "logs" / "decode-0.log").read_text()
+    assert "KV IS CORRUPTED ON PURPOSE" in text
+    return [int(count) for count in re.findall(r"of a prompt of (\d+) tokens, holds another request's KV", text)]
+
+
+def judgements(run_dir: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """By route and criterion, without its limit."""
+    document = json.loads((run_dir / "verdict.json").read_text())
+    return {(one["cell"], one["criterion"].partition(":le:")[0]): one for one in document["judgements"]}
+
+
+def test_a_corrupted_block_is_found_and_all_other_requests_answer_as_the_reference_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTX_FAULT", "swap-block:every=4,layer=0")
+    argv = ["eval", "parity", "--model", MODEL, "--routes", "disagg", "--prompts", "16", "--isl", "64", "--osl", "8"]
+    assert run([*argv, "--json", "-o", str(tmp_path)]) == 1
+    told = json.loads(capfd.readouterr().out)
+    run_dir = only(tmp_path)
+    assert told["run_dir"] == str(run_dir) and told["conditions"]["fault"] == "swap-block:every=4,layer=0"
+    assert told["notes"][0].startswith("KV WAS CORRUPTED ON PURPOSE")
+    parity, routes = compared(run_dir)
+    assert parity.reference is not None and parity.reference.compared.identical == 16
+    handoffs, recomputed = (one.value for one in routes["disagg"].evidence.counts[1:])
+    assert handoffs is not None and 16 <= handoffs <= 20 and recomputed == 0
+    found = judgements(run_dir)
+    assert found["agg", "yardstick"]["verdict"] == "pass" == found["disagg", "happened"]["verdict"]
+    worst = routes["disagg"].compared.worst[0]
+    far = found["disagg", "logprob_distance:max"]
+    assert far["verdict"] == "missed"
+    assert f"request {worst.index}, token {worst.position} of its answer" in far["reason"]
+    lengths = {one.index: one.prompt_tokens for one in read_answers(run_dir, "disagg")}
+    far_off = beyond(parity, routes["disagg"])
+    assert {lengths[index] for index in far_off} & set(faults(run_dir))
+    assert len(far_off) <= 8, "those four, and who found their blocks; all others answer as the reference does"
+    report = (run_dir / "report.html").read_text()
+    assert "KV WAS CORRUPTED ON PURPOSE" in report and "missed" in report
+    suite = ElementTree.parse(run_dir / "junit.xml").getroot()
+    assert int(suite.get("failures", "0")) >= 1 and suite.get("errors") == "0"
+    before = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    monkeypatch.delenv("TRTX_FAULT")
+    assert run(["report", str(run_dir)]) == 0
+    assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before
+    assert run(["bench", "--resume", str(run_dir)]) == 2
+    assert "is a run of trtx eval parity" in capfd.readouterr().err
+
+
+@pytest.mark.proof  # seven workers are started for it
+@pytest.mark.parametrize("model", [MODEL, "synthetic:tiny-trained"])
+def test_all_routes_answer_as_the_reference_does(model: str, tmp_path: Path) -> None:
+    assert run(["eval", "parity", "--model", model, "-o", str(tmp_path)]) == 0
+    run_dir = only(tmp_path)
+    _, routes = compared(run_dir)
+    assert set(routes) == {"disagg", "kv", "migrated", "chunked"}
+    for route in routes.values():
+        assert (route.compared.identical, route.failures) == (64, ())
+        assert route.compared.answer_positions == 64 * 32 and route.compared.prompt_positions > 1000
+        assert route.evidence.missing is None and route.cancelled > 0
+    counts = {name: {one.what: one.value for one in route.evidence.counts} for name, route in routes.items()}
+    assert (counts["disagg"]["handoffs"] or 0) >= 64 and counts["disagg"]["prompts recomputed in place of one"] == 0
+    assert counts["kv"]["requests of agg-0"] and counts["kv"]["requests of agg-1"]
+    assert counts["migrated"]["streams that went on elsewhere"]
+    assert counts["chunked"]["prompts that took more than one step"]
+    events = [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
+    assert [one["event"] for one in events].count("worker_killed") == 1
+
+
+@pytest.mark.proof
+def test_one_corrupted_block_in_a_hundred_handoffs_fails_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTX_FAULT", "swap-block:every=100,layer=1")
+    argv = ["eval", "parity", "--model", MODEL, "--routes", "disagg", "--prompts", "320"]
+    assert run([*argv, "-o", str(tmp_path)]) == 1
+    run_dir = only(tmp_path)
+    parity, routes = compared(run_dir)
+    disagg = routes["disagg"]
+    handoffs = next(one.value for one in disagg.evidence.counts if one.what == "handoffs")
+    assert handoffs is not None and handoffs >= 300 and len(faults(run_dir)) == handoffs // 100
+    far = beyond(parity, disagg)
+    assert 1 <= len(far) <= 30 and disagg.compared.requests == 320, "families share blocks, and all others are as were"
+    reason = judgements(run_dir)["disagg", "logprob_distance:max"]["reason"]
+    assert reason.startswith(f"request {disagg.compared.worst[0].index}, token ")
+
+
+@pytest.mark.proof
+def test_without_the_fault_the_same_requests_pass(tmp_path: Path) -> None:
+    argv = ["eval", "parity", "--model", MODEL, "--routes", "disagg", "--prompts", "320"]
+    assert run([*argv, "-o", str(tmp_path)]) == 0
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_interrupted_leaves_nothing_running(signal_number: signal.Signals, tmp_path: Path) -> None:
+    argv = ["eval", "parity", "--model", MODEL, "--routes", "disagg", "--prompts", "400", "-o", str(tmp_path)]
+    command = [sys.executable, "-c", "from trtx.cli.app import main; main()", *argv]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ.copy())
+    try:
+        wait_until(lambda: bool(list(tmp_path.glob("*/eval/agg/answers.jsonl"))), 200, "the first pass")
+    finally:
+        running.send_signal(signal_number)
+        code = running.wait(60)
+    assert code == (130 if signal_number is signal.SIGINT else -signal.SIGKILL)
+    run_dir = only(tmp_path)
+    plans = json.loads((run_dir / "plan.json").read_text())["topologies"]
+    for plan in (Plan.from_json(one) for one in plans.values()):
+        wait_until(lambda plan=plan: not members(plan.marker, ()), 15, "every process gone")  # type: ignore[misc]
+    if signal_number is signal.SIGINT:
+        assert "The run ended early: interrupted" in (run_dir / "summary.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--routes", "agg,somewhere"], "--routes.1 is"),
+        (["--routes", "kv,kv"], "names kv twice"),
+        (["--isl", "20"], "--isl 20 is no longer than max_num_tokens 32"),
+        (["--isl", "9000"], "and the context of"),
+        (["--prompts", "3"], "--prompts is 3; expected greater than or equal to 10"),
+        (["--engine", "paced"], "computes nothing whose answers could be compared"),
+        (["--set", "disagg.x=1"], "disagg"),
+    ],
+)
+def test_what_can_not_be_asked_is_one_sentence_and_leaves_nothing(
+    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["eval", "parity", "--model", MODEL, *argv, "-o", str(tmp_path / "runs")]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") <= 2, told
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())

@@ -1,0 +1,225 @@
+"""``trtx eval parity``: the same prompts through several routes of one model, held against the first."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import TaskID
+
+from trtx.cli import topology_options as options
+from trtx.cli.bars import BarsView
+from trtx.cli.command import Verb, typed
+from trtx.cli.placement import refuse_ignored
+from trtx.config import Mode
+from trtx.errors import TrtxError
+
+if TYPE_CHECKING:
+    from trtx.experiment.parity import FinishedParity, ParityListener
+    from trtx.experiment.parity_spec import ParitySpec
+    from trtx.launch import Event
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+_REQUESTS, _OUTPUT, _TOPOLOGY = "Requests", "Output", "Topology"
+# What happens to a topology and is worth a line: the log has the rest.
+_SHOWN = {"ready", "exited", "vanished", "lost", "unproved", "restarting", "recovered", "gave-up"}
+
+
+def _option(panel: str, name: str, help: str, **more: Any) -> Any:
+    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteOptions:
+    """What of a topology its route leaves open; fields of :class:`TopologySpec` of the same names."""
+
+    workers: Annotated[
+        int | None, _option(_TOPOLOGY, "--workers", "Workers of the routes kv and migrated, 2 or more. Default: 2.")
+    ] = None
+    prefill: Annotated[int | None, _option(_TOPOLOGY, "--prefill", "Prefill workers of disagg. Default: 1.")] = None
+    decode: Annotated[int | None, _option(_TOPOLOGY, "--decode", "Decode workers of disagg. Default: 1.")] = None
+    tp: Annotated[
+        int | None, _option(_TOPOLOGY, "--tp", "GPUs a worker (tensor parallel); tensorrt-llm only. Default: 1.")
+    ] = None
+    gpus: Annotated[
+        str | None,
+        _option(_TOPOLOGY, "--gpus", "GPUs to use, as indices into those visible. Default: all.", metavar="0,1"),
+    ] = None
+    router_args: Annotated[
+        str | None,
+        _option(_TOPOLOGY, "--router-args", "Further flags of dynamo.frontend, in quotes.", metavar="FLAGS"),
+    ] = None
+
+
+@app.command(
+    cls=Verb,
+    no_args_is_help=False,
+    epilog="Exit codes: 0 every route answers as the reference does; 1 one does not, or leaves requests unanswered; "
+    "2 usage; 3 no verdict: a route was not seen to be one, or too little was compared; 4 launch failed; 129, 130 and "
+    "143 interrupted.",
+)
+@options.spread()
+def parity(
+    context: typer.Context,
+    *,
+    routes: Annotated[
+        str | None,
+        _option(
+            _REQUESTS,
+            "--routes",
+            "What agg, the reference, is compared with. Default: agg,disagg,kv,migrated,chunked.",
+            metavar="A,B",
+        ),
+    ] = None,
+    prompts: Annotated[
+        int | None, _option(_REQUESTS, "--prompts", "Requests that are compared; a quarter more are cancelled.")
+    ] = None,
+    isl: Annotated[int | None, _option(_REQUESTS, "--isl", "Tokens of the longest prompt. Default: 256.")] = None,
+    osl: Annotated[int | None, _option(_REQUESTS, "--osl", "Tokens of every answer. Default: 32.")] = None,
+    concurrency: Annotated[int | None, _option(_REQUESTS, "--concurrency", "Requests in flight. Default: 8.")] = None,
+    seed: Annotated[int | None, _option(_REQUESTS, "--seed", "Of the prompts. Default: 0.")] = None,
+    max_num_tokens: Annotated[
+        int | None,
+        _option(
+            _REQUESTS,
+            "--max-num-tokens",
+            "Tokens of a step on the route chunked. Default: twice the concurrency, and 32 at least.",
+        ),
+    ] = None,
+    model: options.ModelOptions,
+    topology: RouteOptions,
+    output: options.OutputOption = Path("runs"),
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="End with the summary as one line of JSON on stdout.", rich_help_panel=_OUTPUT),
+    ] = False,
+) -> None:
+    """Send the same prompts through several routes of one model, and compare.
+
+    The reference, agg, is asked twice: what two identical runs differ by is the
+    yardstick. Prompts of mixed lengths, some with a common beginning, some
+    cancelled; tokens and log-probabilities of answers and prompts are compared.
+
+    \b
+    Examples:
+      trtx eval parity --model synthetic:tiny-trained
+      trtx eval parity --model Qwen/Qwen3-0.6B --routes agg,disagg --concurrency 64
+    """
+    from trtx.cli.bench import own_command_line
+    from trtx.experiment.parity import check_parity
+
+    given = {str(one.name): context.params[str(one.name)] for one in typed(context)}
+    spec = _spec(given)
+    refuse_ignored(context, _uses(spec, model.engine))
+    modes: list[Mode] = ["agg", "disagg"] if "disagg" in spec.routes else ["agg"]
+    options.check_roles(modes, model.config, model.overrides, model.recipe)
+    _run_and_show(partial(check_parity, spec, parent=output, argv=own_command_line()), as_json)
+
+
+_OWN = ("prompts", "isl", "osl", "concurrency", "seed", "max_num_tokens")
+_FIELDS = {"config": "engine_configs", "recipe": "engine_configs"}  # option -> field, where they differ
+
+
+def _uses(spec: ParitySpec, engine: str) -> list[str]:
+    """As :mod:`trtx.cli.placement` calls them."""
+    found = [*options.engine_uses(engine)]
+    found += [] if "disagg" in spec.routes else ["no disagg"]
+    found += [] if {"kv", "migrated"} & {*spec.routes} else ["one worker"]
+    return found + ([] if "chunked" in spec.routes else ["no chunks"])
+
+
+def _spec(given: dict[str, Any]) -> ParitySpec:
+    """What was typed, as a run is asked."""
+    from trtx.experiment.parity_spec import parity_of, planted_fault
+
+    fields: dict[str, Any] = {name: given[name] for name in _OWN if name in given}
+    if "routes" in given:
+        fields["routes"] = [name.strip() for name in given["routes"].split(",")]
+    if (fault := planted_fault()) is not None:
+        fields["fault"] = fault
+    if topology := _topology_fields(given):
+        fields["topology"] = {"port": 0, **topology}
+    return parity_of(fields)
+
+
+def _topology_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """Checked by the same rules as ``trtx serve``'s options."""
+    chosen = {name: given[name] for name in options.OPTION_NAMES if name in given}
+    checked = options.build_spec(mode="agg", **chosen).model_dump(mode="json")
+    return {name: checked[name] for name in (_FIELDS.get(one, one) for one in chosen)}
+
+
+def _run_and_show(start: Any, as_json: bool) -> None:
+    """Shows a run while it goes on, then its table and where its report is."""
+    from rich.console import Console
+
+    from trtx.cli.step_summary import add_step_summary
+    from trtx.report.parity import parity_fields, parity_table, read_parity_view
+
+    view = _ParityView()
+    try:
+        with view:
+            outcome: FinishedParity = start(listener=view.listener)
+    except TrtxError:
+        if view.run_dir is not None and (view.run_dir / "summary.md").exists():
+            add_step_summary(view.run_dir)
+        raise
+    add_step_summary(outcome.run_dir)
+    shown = read_parity_view(outcome.run_dir)
+    console = Console(highlight=False, stderr=as_json)
+    console.print()
+    console.print(parity_table(shown))
+    console.print()
+    if outcome.error is not None:
+        typer.echo(f"trtx: {outcome.error}", err=True)
+    typer.echo(str(outcome.report) if not as_json else f"report: {outcome.report}", err=as_json)
+    if as_json:
+        typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **parity_fields(shown)}))
+    if outcome.error is not None:
+        raise typer.Exit(outcome.error.exit_code)
+
+
+class _ParityView(BarsView):
+    """Follows one run. A context manager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run_dir: Path | None = None  # None until there is one
+        self._passes: dict[str, TaskID] = {}
+        self._said: set[str] = set()
+
+    @property
+    def listener(self) -> ParityListener:
+        from trtx.experiment.parity import ParityListener
+
+        return ParityListener(self._on_start, self._on_route, self._on_event, self._on_progress, self._on_kill)
+
+    def _say(self, line: str) -> None:
+        self._bars.console.print(line, soft_wrap=True)
+
+    def _on_start(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._say(f"run: {run_dir}")
+
+    def _on_route(self, route: str) -> None:
+        self._say(f"{route}: starting the topology")
+
+    def _on_event(self, route: str, event: Event) -> None:
+        if event.kind in _SHOWN:
+            self._say(f"{route}: {event.message}")
+
+    def _on_progress(self, label: str, ended: int, total: int) -> None:
+        if label not in self._passes:
+            self._passes[label] = self._bars.add_task(label, total=total)
+        self._bars.update(self._passes[label], completed=ended)
+        if ended == total and label not in self._said:
+            self._said.add(label)
+            self._say(f"{label}: {total} requests")
+
+    def _on_kill(self, route: str, name: str, open_requests: int) -> None:
+        self._say(f"{route}: killed {name}, which had {open_requests} requests open")

@@ -1,0 +1,251 @@
+"""Sends all prompts of a run once, as streams, many at a time, and leaves those that are to be cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from trtx.bench.answers import Answer as Whole
+from trtx.bench.answers import Asked, words
+from trtx.evals.parity.forms import Answer, Prompt
+
+TOP = 5  # likeliest tokens that are asked for at each position: as many as OpenAI's completions give
+_TIMEOUT_S = 600.0
+_ATTEMPTS = 3  # at a request that fails before its first token, as one that was routed to a worker just dead
+_PAUSE_S = 0.5
+_LOOK_S = 0.02
+_AT_ONCE_S = 0.01  # after which a client that does not look has left
+_TOKEN = "token_id:"  # how ids are spelled where return_tokens_as_token_ids is asked
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """One time that all prompts are sent, while it goes on and after."""
+
+    label: str
+    under_way: dict[int, Sequence[int]] = field(default_factory=dict)  # compared requests -> their tokens so far
+    answers: dict[int, Answer] = field(default_factory=dict)
+    cancelled: int = 0  # clients that left before the end
+    too_late: int = 0  # that wanted to, and had the end already
+
+    @property
+    def ended(self) -> int:
+        return len(self.answers) + self.cancelled + self.too_late
+
+
+def ask_all(
+    url: str,
+    model: str,
+    prompts: Sequence[Prompt],
+    *,
+    label: str,
+    osl: int,
+    concurrency: int,
+    check: Callable[[], None],
+    watch: Callable[[Pass], None],
+) -> Pass:
+    """Until each prompt has its answer, or has none for good. Answers are greedy and exactly ``osl`` tokens long.
+
+    No pass finds the KV of another: each salts its blocks with ``label``. ``watch`` is called 50 times a second, and
+    ``check`` too, which may raise: then all requests are given up and the error passes on.
+    """
+    return asyncio.run(_ask_all(url, model, prompts, label, osl, concurrency, check, watch))
+
+
+async def _ask_all(
+    url: str,
+    model: str,
+    prompts: Sequence[Prompt],
+    label: str,
+    osl: int,
+    concurrency: int,
+    check: Callable[[], None],
+    watch: Callable[[Pass], None],
+) -> Pass:
+    state, waiting = Pass(label), iter(prompts)
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    async with httpx.AsyncClient(base_url=f"{url}/v1/", timeout=_TIMEOUT_S, limits=limits, trust_env=False) as http:
+
+        async def client() -> None:
+            for prompt in waiting:
+                body = request_body(model, prompt, osl=osl, salt=label)
+                if prompt.is_compared:
+                    state.answers[prompt.index] = await _answer(http, body, prompt, state)
+                else:
+                    await _leave(http, body, prompt, state)
+
+        clients = {asyncio.create_task(client()) for _ in range(concurrency)}
+        pending = clients
+        try:
+            while pending:
+                check()
+                watch(state)
+                done, pending = await asyncio.wait(pending, timeout=_LOOK_S)
+                for ended in done:
+                    ended.result()
+        finally:
+            for one in clients:
+                one.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+        watch(state)
+    return state
+
+
+def request_body(model: str, prompt: Prompt, *, osl: int, salt: str) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": list(prompt.token_ids),
+        "max_tokens": osl,
+        "min_tokens": osl,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "logprobs": TOP,
+        "return_tokens_as_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "nvext": {"cache_salt": salt, "extra_fields": ["engine_data", "worker_id"]},
+    }
+    if prompt.asks_prompt_logprobs:
+        body["prompt_logprobs"] = 1
+    return body
+
+
+async def _answer(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Prompt, state: Pass) -> Answer:
+    attempts = 0
+    while True:
+        attempts += 1
+        gathered = _Gathered()
+        state.under_way[prompt.index] = gathered.token_ids
+        failure = await _stream(http, body, gathered, lambda: True)
+        del state.under_way[prompt.index]
+        if failure is None or gathered.token_ids or attempts == _ATTEMPTS:
+            return gathered.answer(prompt, attempts, failure)
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _leave(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Prompt, state: Pass) -> None:
+    """Begins a request and leaves it. What it says until then, or why it fails, is nobody's business."""
+    wanted, gathered = prompt.cancel_after or 0, _Gathered()
+    try:
+        async with asyncio.timeout(_AT_ONCE_S if wanted == 0 else _TIMEOUT_S):
+            await _stream(http, body, gathered, lambda: wanted == 0 or gathered.events < wanted)
+    except TimeoutError:
+        pass
+    if gathered.finish_reason is None:
+        state.cancelled += 1
+    else:
+        state.too_late += 1
+
+
+async def _stream(
+    http: httpx.AsyncClient, body: Mapping[str, Any], gathered: _Gathered, goes_on: Callable[[], bool]
+) -> str | None:
+    """Takes in one stream, event by event, for as long as ``goes_on``. Why it is no whole answer; None where it is."""
+    whole = Whole()
+    try:
+        async with http.stream("POST", "completions", json=body) as answer:
+            if not answer.is_success:
+                said = words((await answer.aread()).decode(errors="replace")) or "no reason given"
+                return f"HTTP {answer.status_code}: {said}"
+            async for line in answer.aiter_lines():
+                if line.startswith("data:"):
+                    document = whole.add_text(line.removeprefix("data:").strip())
+                    if document is not None:
+                        gathered.take(document)
+                    if not goes_on():
+                        return "the client left"
+    except httpx.ReadTimeout:
+        return f"nothing came for {_TIMEOUT_S:g} s"
+    except httpx.RequestError as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return f"log-probabilities that can't be read ({type(error).__name__}: {error})"
+    return whole.fault(Asked.of(body))
+
+
+@dataclass(slots=True, eq=False)
+class _Gathered:
+    """What one stream has brought so far."""
+
+    events: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[dict[str, float]] = field(default_factory=list)
+    prompt_rows: list[Mapping[str, Any] | None] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    workers: dict[str, int] = field(default_factory=dict)
+
+    def take(self, document: Mapping[str, Any]) -> None:
+        """One event. Raises KeyError, TypeError, ValueError for what is not in the form that was asked for."""
+        self.events += 1
+        self.usage = document.get("usage") or self.usage
+        extra = document.get("nvext") or {}
+        self.prompt_rows = (extra.get("engine_data") or {}).get("prompt_logprobs") or self.prompt_rows
+        for name, value in (extra.get("worker_id") or {}).items():
+            if name.endswith("_worker_id") and value is not None:
+                self.workers[name.removesuffix("_worker_id")] = int(value)
+        for choice in document.get("choices") or ():
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            if told := choice.get("logprobs"):
+                self.token_ids += [_id(token) for token in told["tokens"]]
+                self.logprobs += [_finite(value) for value in told["token_logprobs"]]
+                self.top += [
+                    {str(_id(one["token"])): _finite(one["logprob"]) for one in row} for row in told["top_logprobs"]
+                ]
+
+    def answer(self, prompt: Prompt, attempts: int, failure: str | None) -> Answer:
+        prompt_logprobs: tuple[float, ...] = ()
+        resent = None
+        if prompt.asks_prompt_logprobs and failure is None:
+            try:
+                rows = list(self.prompt_rows)
+                rows = rows[1:] if rows and rows[0] is None else rows  # the first token has nothing before it
+                resent = len(rows) - (len(prompt.token_ids) - 1)
+                prompt_logprobs = tuple(_of_prompt(rows, prompt.token_ids[1:]))
+            except (KeyError, TypeError, ValueError, AttributeError):
+                failure = "no log-probabilities of its prompt that can be read, and they were asked for"
+        if failure is None and not len(self.token_ids) == len(self.logprobs) == len(self.top):
+            failure = f"{len(self.token_ids)} tokens with {len(self.logprobs)} log-probabilities"
+        if failure is None and not all(self.top):
+            failure = "a token without the likeliest ones beside it"
+        return Answer(
+            index=prompt.index,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            top=tuple(self.top),
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=self.finish_reason,
+            prompt_tokens=self.usage.get("prompt_tokens"),
+            cached_tokens=(self.usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            workers=self.workers,
+            resent=resent,
+            attempts=attempts,
+            failure=failure,
+        )
+
+
+def _id(token: str) -> int:
+    return int(token.removeprefix(_TOKEN))
+
+
+def _finite(value: Any) -> float:
+    found = float(value)
+    if not math.isfinite(found):
+        raise ValueError(f"{value!r} is no finite number")
+    return found
+
+
+def _of_prompt(rows: Sequence[Mapping[str, Any] | None], tokens: Sequence[int]) -> Iterator[float]:
+    """Of each token its own, in rows of {token: {"logprob": …}}. Raises KeyError, TypeError where one is not there."""
+    if len(rows) < len(tokens):
+        raise ValueError(f"{len(rows)} rows for {len(tokens)} tokens")
+    for row, token in zip(rows, tokens, strict=False):
+        if row is None:
+            raise ValueError("a row is empty")
+        yield _finite(row[str(token)]["logprob"])

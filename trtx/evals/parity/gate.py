@@ -1,0 +1,162 @@
+"""What the distances of a route are judged to be, by the yardstick that two identical runs of the reference are.
+
+A log-probability is a difference of numbers of the size of the model's logits, some 16 where it is sure. In float32 the
+products of a row are summed in float32 too: n of them in another order leave about √n ε / 2 of it, which with n = 4096
+and 16 is 512 ε. In half precision they are summed in float32 and rounded once, 16 ε / 2 on either side, and twice as
+much is allowed for what the layers before have rounded: 32 ε. So far a distance may be where identical runs show less;
+they may be equal, bit for bit, while a prompt that is cut into chunks is summed in another order. Beyond it, what
+identical runs show counts: the largest of thousands of distances that are but noise hardly ever is twice that of
+another run, and 4 times it is allowed. A few wrong log-probabilities show there. Many that are a little wrong show in
+the mean, which may be 4 times that of identical runs, or a quarter of that floor: the largest of thousands of normal
+deviates is some 4 to 5 times their mean absolute one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtx.bench.judgement import Judgement, Verdict
+from trtx.evals.parity.forms import Compared, ComparedRoute, Tolerance
+
+FACTOR = 4.0  # of what identical runs show, for the largest distance and for the mean
+EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+FLOOR = {"float32": 512 * EPSILON["float32"], "float16": 32 * EPSILON["float16"], "bfloat16": 32 * EPSILON["bfloat16"]}
+MEAN_SHARE = 4  # of the floor, for the mean
+PLAUSIBLE = 8  # floors that identical runs may be apart: beyond, what they show is no rounding
+_TOLD = 3  # requests in one sentence
+_DIVERGENCES = "unexplained_divergences:count:le:0"
+_LARGEST, _MEAN = "logprob_distance:max:le:yardstick", "logprob_distance:mean:le:yardstick"
+
+
+def tolerance_of(reference: Compared, dtype: str | None) -> Tolerance:
+    """Of two runs of the reference; ``dtype``: that the model is computed in, None where it is not known."""
+    floor = FLOOR.get(dtype or "")
+    largest = reference.worst[0].distance if reference.worst else 0.0
+    return Tolerance(
+        dtype=dtype,
+        floor=floor,
+        largest=largest,
+        mean=reference.mean_distance,
+        most=max(FACTOR * largest, floor or 0.0),
+        most_mean=max(FACTOR * reference.mean_distance, (floor or 0.0) / MEAN_SHARE),
+    )
+
+
+def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> Iterator[Judgement]:
+    """Whether it is one that others can be held against."""
+    yield _answered(reference)
+    cell, what = reference.route, "yardstick"
+    if tolerance is None:
+        yield Judgement(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason="no request was answered twice")
+        return
+    told = f"two identical runs differ by {tolerance.largest:.2g} at most, {tolerance.mean:.2g} on average"
+    if tolerance.floor is not None and tolerance.largest > PLAUSIBLE * tolerance.floor:
+        worst = reference.compared.worst[0]
+        reason = (
+            f"{told}, in {tolerance.dtype}, where rounding leaves {PLAUSIBLE * tolerance.floor:.2g} at most (request "
+            f"{worst.index}, token {worst.position} of its {worst.part}): nothing can be held against such a reference"
+        )
+        yield Judgement(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason=reason)
+        return
+    yield Judgement(cell=cell, criterion=what, verdict=Verdict.PASS, reason=told)
+
+
+def judge_route(route: ComparedRoute, tolerance: Tolerance | None) -> Iterator[Judgement]:
+    """``tolerance`` None: there is no yardstick, and no verdict."""
+    yield _answered(route)
+    yield _happened(route)
+    if tolerance is None or not route.compared.requests:
+        why = "there is no yardstick" if tolerance is None else "no request was answered on both sides"
+        for criterion in (_DIVERGENCES, _LARGEST, _MEAN):
+            yield Judgement(cell=route.route, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=why)
+        return
+    yield _tokens(route, tolerance)
+    yield _logprobs(route, tolerance)
+    yield _mean(route, tolerance)
+
+
+def _answered(route: ComparedRoute) -> Judgement:
+    criterion, count = "unanswered:count:le:0", len(route.failures)
+    if not count:
+        reason = f"all {route.sent} requests have their answers"
+        return Judgement(cell=route.route, criterion=criterion, verdict=Verdict.PASS, reason=reason)
+    told = "; ".join(route.failures[:_TOLD])
+    more = f"; and {count - _TOLD} more" if count > _TOLD else ""
+    return Judgement(
+        cell=route.route, criterion=criterion, verdict=Verdict.FAILED, value=float(count), limit=0.0,
+        reason=f"{count} of {route.sent} requests have no whole answer: {told}{more}",
+    )  # fmt: skip
+
+
+def _happened(route: ComparedRoute) -> Judgement:
+    counted = ", ".join(f"{one.what} {'–' if one.value is None else one.value}" for one in route.evidence.counts)
+    if (missing := route.evidence.missing) is None:
+        return Judgement(cell=route.route, criterion="happened", verdict=Verdict.PASS, reason=counted)
+    return Judgement(
+        cell=route.route, criterion="happened", verdict=Verdict.NO_VERDICT, reason=f"{missing} ({counted})"
+    )
+
+
+def _tokens(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
+    found, limit, criterion = route.compared, tolerance.most, _DIVERGENCES
+    wrong = [one for one in found.divergences if one.distance > limit or -1 in (one.expected, one.found)]
+    value = float(len(wrong))
+    same = f"{found.identical} of {found.requests} answers are the reference's, token for token"
+    if not wrong:
+        first = found.divergences[0] if found.divergences else None
+        ties = "" if first is None else (
+            f"; {len(found.divergences)} differ from where two tokens were as likely as rounding tells, such as "
+            f"request {first.index} at token {first.position} ({first.distance:.2g} apart, {limit:.2g} allowed)"
+        )  # fmt: skip
+        return Judgement(cell=route.route, criterion=criterion, verdict=Verdict.PASS, reason=same + ties, value=value)
+    told = "; ".join(
+        f"request {one.index} differs at token {one.position} of its answer ({one.found} in place of {one.expected}, "
+        f"log-probabilities {one.distance:.2g} apart, {limit:.2g} allowed)"
+        for one in wrong[:_TOLD]
+    )
+    more = f"; and {len(wrong) - _TOLD} more requests" if len(wrong) > _TOLD else ""
+    return Judgement(
+        cell=route.route, criterion=criterion, verdict=Verdict.MISSED, value=value, reason=f"{told}{more}; {same}"
+    )
+
+
+def _logprobs(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
+    found, limit = route.compared, tolerance.most
+    worst, far = found.worst[0], [one for one in found.worst if one.distance > limit]
+    positions = f"{found.answer_positions} positions of answers and {found.prompt_positions} of prompts"
+    if not far:
+        reason = f"at most {worst.distance:.2g} apart over {positions}; {limit:.2g} allowed"
+        verdict = Verdict.PASS
+    else:
+        told = "; ".join(
+            f"request {one.index}, token {one.position} of its {one.part}: {one.distance:.2g} apart"
+            for one in far[:_TOLD]
+        )
+        more = f"; and {len(far) - _TOLD} more requests" if len(far) > _TOLD else ""
+        reason, verdict = f"{told}{more}; {limit:.2g} allowed, over {positions}", Verdict.MISSED
+    return Judgement(
+        cell=route.route,
+        criterion=_LARGEST,
+        verdict=verdict,
+        reason=reason,
+        value=worst.distance,
+        limit=limit,
+    )
+
+
+def _mean(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
+    interval, limit = route.compared.mean, tolerance.most_mean
+    if interval is None:
+        verdict, reason = Verdict.NO_VERDICT, "too few requests for an interval; send more with --prompts"
+    else:
+        told = f"{interval.estimate:.2g} on average ({interval.low:.2g} to {interval.high:.2g}); {limit:.2g} allowed"
+        if interval.high <= limit:
+            verdict, reason = Verdict.PASS, told
+        elif interval.low > limit:
+            verdict, reason = Verdict.MISSED, told
+        else:
+            verdict, reason = Verdict.NO_VERDICT, f"{told}; its interval holds both, send more with --prompts"
+    return Judgement(
+        cell=route.route, criterion=_MEAN, verdict=verdict, reason=reason,
+        value=route.compared.mean_distance, interval=interval, limit=limit,
+    )  # fmt: skip

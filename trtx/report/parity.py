@@ -1,0 +1,261 @@
+"""A run of ``trtx eval parity`` as it is shown: each route's distance from the reference, what was counted on it, and
+the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trtx.bench.documents import plain
+from trtx.bench.files import write_text
+from trtx.bench.journal import WorkerKilled, read_journal
+from trtx.bench.judgement import Verdict
+from trtx.evals.parity import ComparedRoute, Parity, read_parity
+from trtx.report.forms import LOCK, SUMMARY, VERDICT, Provenance, RunVerdict
+from trtx.report.junit import scores_junit_xml
+from trtx.report.notes import notes_of
+from trtx.report.verdict import MISSING, headline, lines, table_cell, verdict_json, verdict_markdown
+
+_STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
+_AGAIN = "again"  # after the reference's name: the second of its two identical runs
+_WORST = 10  # requests of a route that the page names
+
+
+@dataclass(frozen=True, slots=True)
+class AskedParity:
+    """What a report takes from the lock."""
+
+    routes: tuple[str, ...]
+    prompts: int
+    isl: int
+    osl: int
+    concurrency: int
+    seed: int
+    fault: str | None
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLine:
+    """One route, ready to be shown."""
+
+    name: str
+    route: ComparedRoute
+    verdict: Verdict | None  # the worst of its judgements; None: it was not judged
+
+    @property
+    def answered(self) -> str:
+        return f"{self.route.sent - len(self.route.failures)}/{self.route.sent}"
+
+    @property
+    def identical(self) -> str:
+        found = self.route.compared
+        return f"{found.identical}/{found.requests}" if found.requests else MISSING
+
+    @property
+    def diverges(self) -> str:
+        """The first position, over all requests, at which an answer has another token."""
+        found = [one.position for one in self.route.compared.divergences]
+        return str(min(found)) if found else MISSING
+
+    @property
+    def largest(self) -> str:
+        worst = self.route.compared.worst
+        return f"{worst[0].distance:.2g}" if worst else MISSING
+
+    @property
+    def mean(self) -> str:
+        return f"{self.route.compared.mean_distance:.2g}" if self.route.compared.requests else MISSING
+
+    @property
+    def positions(self) -> str:
+        return f"{self.route.compared.answer_positions} + {self.route.compared.prompt_positions}"
+
+    @property
+    def counted(self) -> str:
+        counts = [f"{one.what}: {MISSING if one.value is None else one.value}" for one in self.route.evidence.counts]
+        return "; ".join([*counts, f"cancelled by their client: {self.route.cancelled}"])
+
+    @property
+    def worst(self) -> tuple[Any, ...]:
+        return self.route.compared.worst[:_WORST]
+
+
+@dataclass(frozen=True, slots=True)
+class ParityView:
+    """What all forms show of a run."""
+
+    name: str
+    asked: AskedParity
+    parity: Parity | None  # None: it ended before two passes were compared
+    verdict: RunVerdict | None
+    told: tuple[str, ...]  # of the journal
+
+    @property
+    def model(self) -> str:
+        return next((one.model for one in self.asked.provenance.measured.values()), MISSING)
+
+    @property
+    def lines(self) -> tuple[RouteLine, ...]:
+        return tuple(self._lines())
+
+    def _lines(self) -> Iterator[RouteLine]:
+        if self.parity is None:
+            return
+        if (again := self.parity.reference) is not None:
+            yield RouteLine(f"{again.route} {_AGAIN}", again, self._worst_of(again.route))
+        for route in self.parity.routes:
+            yield RouteLine(route.route, route, self._worst_of(route.route))
+
+    def _worst_of(self, route: str) -> Verdict | None:
+        found = [one.verdict for one in self.verdict.judgements if one.cell == route] if self.verdict else []
+        return next((one for one in Verdict if one in found), None)
+
+    @property
+    def yardstick(self) -> str:
+        found = None if self.parity is None else self.parity.tolerance
+        if found is None:
+            return "There is no yardstick: the reference was not answered twice."
+        floor = "" if found.floor is None else f", whose floor in {found.dtype} is {found.floor:.2g}"
+        return (
+            f"Two identical runs of the reference: log-probabilities at most {found.largest:.2g} apart, "
+            f"{found.mean:.2g} on average. Allowed: {found.most:.2g}{floor}, and {found.most_mean:.2g} on average."
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know first."""
+        fault = self.asked.fault
+        told = [] if fault is None else [f"KV WAS CORRUPTED ON PURPOSE (TRTX_FAULT={fault}): this run tests the check"]
+        told += self.told
+        compared = () if self.parity is None else tuple(one.route for one in self.parity.routes)
+        told += [f"{one}: it was not compared" for one in self.asked.routes[1:] if one not in compared]
+        return tuple(told)
+
+    @property
+    def conditions(self) -> tuple[tuple[str, str], ...]:
+        asked, here = self.asked, self.asked.provenance.environment
+        found = [
+            ("requests", f"{asked.prompts} of at most {asked.isl} tokens, answers of {asked.osl}"),
+            ("in flight", str(asked.concurrency)),
+            ("seed", str(asked.seed)),
+            ("engine", ", ".join(sorted({one.engine or MISSING for one in asked.provenance.measured.values()}))),
+            ("machine", here.cpu),
+        ]
+        if here.gpus:
+            found.append(("GPUs", ", ".join(gpu.name for gpu in here.gpus)))
+        return tuple(found + ([("fault", asked.fault)] if asked.fault is not None else []))
+
+
+def is_parity(run_dir: Path) -> bool:
+    """Whether a run directory is one of ``trtx eval parity``."""
+    return (run_dir / LOCK.file).exists() and "routes" in LOCK.load(run_dir)
+
+
+def read_parity_view(run_dir: Path) -> ParityView:
+    journal = read_journal(run_dir)
+    kills = tuple(
+        f"{one.topology}: this run killed {one.worker} while it had {one.open_requests} requests open"
+        for one in journal
+        if isinstance(one, WorkerKilled)
+    )
+    return ParityView(
+        name=run_dir.resolve().name,
+        asked=LOCK.read(run_dir, AskedParity),
+        parity=read_parity(run_dir),
+        verdict=VERDICT.find(run_dir, RunVerdict),
+        told=kills + notes_of(journal),
+    )
+
+
+def render_parity(run_dir: Path) -> ParityView:
+    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``. Reads the directory alone."""
+    view = read_parity_view(run_dir)
+    SUMMARY.write(run_dir, parity_fields(view))
+    write_text(run_dir / "summary.md", parity_markdown(view))
+    write_text(run_dir / "junit.xml", scores_junit_xml(view.name, view.verdict))
+    write_text(run_dir / "report.html", _page(view))
+    return view
+
+
+def parity_fields(view: ParityView) -> dict[str, Any]:
+    """``summary.json`` of a run of ``trtx eval parity``: what ``parity.json`` has, of each route the worst alone."""
+    routes = []
+    for line in view.lines:
+        compared = plain(line.route)["compared"]
+        compared["worst"], compared["divergences"] = compared["worst"][:_WORST], compared["divergences"][:_WORST]
+        routes.append({"name": line.name, **plain(line.route), "compared": compared})
+    return {
+        "run": view.name,
+        "model": view.model,
+        "conditions": dict(view.conditions),
+        "notes": list(view.notes),
+        "tolerance": None if view.parity is None or view.parity.tolerance is None else plain(view.parity.tolerance),
+        "verdict": verdict_json(view.verdict),
+        "routes": routes,
+    }
+
+
+def parity_table(view: ParityView) -> RenderableType:
+    """For a terminal, at 80 columns."""
+    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("route", no_wrap=True)
+    for name in ("answered", "identical", "diverges at", "largest", "mean"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for line in view.lines:
+        verdict = Text(MISSING) if line.verdict is None else _verdict_text(line.verdict)
+        table.add_row(line.name, line.answered, line.identical, line.diverges, line.largest, line.mean, verdict)
+    told: list[RenderableType] = [table, Text(), Text(view.yardstick)]
+    told += [Text(f"{line.name}: {line.counted}") for line in view.lines]
+    if view.notes:
+        told += [Text(), *(Text(note, "yellow") for note in view.notes)]
+    if view.verdict is not None:
+        told += [Text(), Text(headline(view.verdict), _STYLE.get(view.verdict.verdict, "bold red"))]
+    return Group(*told)
+
+
+def _verdict_text(verdict: Verdict) -> Text:
+    return Text(verdict.value, _STYLE.get(verdict, "bold red"))
+
+
+def parity_markdown(view: ParityView) -> str:
+    rows = [
+        f"| {line.name} | {line.answered} | {line.identical} | {line.diverges} | {line.largest} | {line.mean} | "
+        f"{line.positions} | {table_cell(line.counted)} |"
+        for line in view.lines
+    ]
+    text = [
+        f"# {view.model}: parity of routes",
+        "",
+        "; ".join(f"{name}: {value}" for name, value in view.conditions) + ".",
+        "",
+        "| route | answered | identical | diverges at | largest | mean | positions | counted |",
+        "|---|--:|--:|--:|--:|--:|--:|---|",
+        *rows,
+        "",
+        view.yardstick,
+        *(["", *(f"- {' '.join(note.split())}" for note in view.notes)] if view.notes else []),
+        *verdict_markdown(view.verdict),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _page(view: ParityView) -> str:
+    judged = () if view.verdict is None else lines(view.verdict)
+    return _template().render(view=view, judged=judged, headline=view.verdict and headline(view.verdict))
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string((resources.files("trtx.report") / "parity.html.j2").read_text(encoding="utf-8"))

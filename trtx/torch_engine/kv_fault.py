@@ -1,0 +1,36 @@
+"""A fault that is asked for: KV that arrives wrong in some handoffs, so that a check of answers can be seen to fail.
+
+For tests alone. ``TRTX_FAULT=swap-block:every=100,layer=0``: in each 100th handoff that a decode engine reads, one
+block of one layer is not the prompt's own but another request's. ``trtx eval parity`` is the one verb that serves with
+it, and says so in every form of its report; every other refuses to start anything while the variable is set.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from trtx.errors import UsageError
+
+VARIABLE = "TRTX_FAULT"
+_EXPECTED = "expected such as swap-block:every=100,layer=0, with every at least 1 and layer at least 0"
+_FORM = re.compile(r"swap-block:every=([0-9]{1,9}),layer=([0-9]{1,4})")
+
+
+@dataclass(frozen=True, slots=True)
+class KvFault:
+    """In each ``every``-th handoff, one block of ``layer`` (from 0) holds another request's KV."""
+
+    every: int
+    layer: int
+
+    def __str__(self) -> str:
+        return f"swap-block:every={self.every},layer={self.layer}"
+
+
+def parse_kv_fault(text: str) -> KvFault:
+    """Of :data:`VARIABLE`. Raises UsageError."""
+    found = _FORM.fullmatch(text)
+    if found is None or int(found[1]) < 1:
+        raise UsageError(f"{VARIABLE} is {text[:80]!r}; {_EXPECTED}")
+    return KvFault(int(found[1]), int(found[2]))
