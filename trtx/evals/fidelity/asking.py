@@ -83,11 +83,13 @@ class _Asking:
         said = []
         for route in (EngineData(), InChoice()):
             self._route = route
+            reason = ""
             for top in _TOPS:
                 rows = await self._rows(client, probe, top)
-                if isinstance(rows, list):
+                if not isinstance(rows, Refused):
                     return top
-            said.append(f"asked with {route.name}: {rows.reason}")
+                reason = rows.reason
+            said.append(f"asked with {route.name}: {reason}")
         return "; ".join(said)
 
     async def _rows(self, client: Client, ids: list[int], top: int) -> list[dict[int, float]] | Refused:
