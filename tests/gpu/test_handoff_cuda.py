@@ -71,6 +71,7 @@ def test_a_read_copies_exactly_the_named_blocks_and_releases_the_lease(
         positions = draw.sample(range(count), draw.randint(1, count))
         local = draw.sample(range(NUM_BLOCKS), len(positions))
         pool.zero_()
+        torch.cuda.synchronize()  # a copy waits for nothing that writes to its blocks: they are nobody's
         transport.begin_read(exporter.export(lease_id, exported), positions, local)
         assert isinstance(ended(transport), FinishedRead)
         expected = torch.zeros(NUM_BLOCKS, dtype=torch.int32, device="cuda")
@@ -79,16 +80,19 @@ def test_a_read_copies_exactly_the_named_blocks_and_releases_the_lease(
         assert exporter.wait_for_release() == [lease_id]
 
 
-def test_a_read_comes_after_what_was_enqueued_on_its_blocks_before(
-    exporter: CudaExporter, pool: torch.Tensor, transport: KvTransport
-) -> None:
-    opaque_state = exporter.export(10, [5])
-    torch.cuda._sleep(200_000_000)  # cycles: the last kernel of a sequence that was cancelled
-    pool[:4].fill_(-1.0)
-    transport.begin_read(opaque_state, [0], [2])
-    assert isinstance(ended(transport), FinishedRead)
-    assert bool((words(pool)[2] == 6).all())
-    assert exporter.wait_for_release() == [10]
+def test_a_read_waits_for_no_step_under_way(exporter: CudaExporter, pool: torch.Tensor) -> None:
+    """Nor need it: blocks are nobody's until the last step that writes to them is done."""
+    transport = create_transport(pool, GEOMETRY, routes=["direct"])
+    for lease_id, local in ((10, 2), (11, 3)):  # the first one opens the exporter's pool
+        opaque_state = exporter.export(lease_id, [5])
+        if lease_id == 11:
+            torch.cuda._sleep(4_000_000_000)  # cycles: 2 s
+        transport.begin_read(opaque_state, [0], [local])
+        assert isinstance(ended(transport), FinishedRead)
+        assert exporter.wait_for_release() == [lease_id]
+    assert not torch.cuda.current_stream().query(), "the step ended before the read"
+    assert bool((words(pool)[2:4] == 6).all())
+    transport.close()
 
 
 def test_a_handle_that_cannot_be_opened_is_passed_by_over_nixl(exporter: CudaExporter, pool: torch.Tensor) -> None:

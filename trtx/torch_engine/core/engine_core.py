@@ -200,8 +200,7 @@ class EngineCore:
         events = self._events.take() if self._events is not None else None
         handoff_stats = None
         if self._handoffs is not None and self._handoffs.stats != self._reported_handoff:
-            handoff_stats = self._handoffs.stats
-            self._reported_handoff = msgspec.structs.replace(handoff_stats)
+            handoff_stats = self._reported_handoff = msgspec.structs.replace(self._handoffs.stats)
         memory = None
         if has_computed and time.monotonic() - self._memory_at > MEMORY_REPORT_S:
             self._measure_memory()

@@ -14,7 +14,8 @@ from tests.unit.torch_engine.core.test_disaggregation import Pair
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.reports import ReportSender
-from trtx.torch_engine.messages import FromEngine, StepReport, Update
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
+from trtx.torch_engine.messages import FromEngine, Handoff, StepReport, Submit, Update
 
 
 def stopping(length: int, at: int, seed: int = 0) -> dict[str, Any]:
@@ -140,6 +141,20 @@ def test_an_engine_with_a_step_under_way_does_not_sleep() -> None:
     assert h.runner.queue and h.core.wait_s == 0.0
     h.step()
     assert h.finished == {1: "length"} and h.core.wait_s is None
+
+
+def test_a_report_stays_as_it_was_while_the_engine_goes_on() -> None:
+    """It is encoded later, by another thread."""
+    core = Pair().prefill.core
+    found = []
+    for sequence_id in (1, 2):
+        plan = resolve_sampling(SamplingParams(max_tokens=5))
+        core.submit(Submit(sequence_id, prompt_of(6, sequence_id), plan, handoff=Handoff("context_only")))
+        for _ in range(3):
+            report = core.step()
+            if report is not None and report.handoff_stats is not None:
+                found.append(report.handoff_stats)
+    assert [stats.leases for stats in found] == [1, 2]
 
 
 def reports(count: int) -> list[StepReport]:
