@@ -157,7 +157,7 @@ def test_a_run_that_is_interrupted_leaves_nothing_running(signal_number: signal.
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--routes", "agg,somewhere"], "--routes.1 is"),
+        (["--routes", "agg,somewhere"], '--routes is "somewhere"; expected'),
         (["--routes", "kv,kv"], "names kv twice"),
         (["--isl", "20"], "--isl 20 is no longer than max_num_tokens 32"),
         (["--isl", "9000"], "and the context of"),
