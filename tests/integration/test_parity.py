@@ -121,7 +121,7 @@ def test_one_corrupted_block_in_a_hundred_handoffs_fails_and_is_named(
     parity, routes = compared(run_dir)
     disagg = routes["disagg"]
     handoffs = next(one.value for one in disagg.evidence.counts if one.what == "handoffs")
-    assert handoffs is not None and handoffs >= 300 and len(faults(run_dir)) == handoffs // 100
+    assert handoffs is not None and handoffs >= 300 and len(faults(run_dir)) >= handoffs // 100
     far = beyond(parity, disagg)
     assert 1 <= len(far) <= 30 and disagg.compared.requests == 320, "families share blocks, and all others are as were"
     reason = judgements(run_dir)["disagg", "logprob_distance:max"]["reason"]
@@ -157,7 +157,7 @@ def test_a_run_that_is_interrupted_leaves_nothing_running(signal_number: signal.
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--routes", "agg,somewhere"], "--routes.1 is"),
+        (["--routes", "agg,somewhere"], '--routes is "somewhere"; expected'),
         (["--routes", "kv,kv"], "names kv twice"),
         (["--isl", "20"], "--isl 20 is no longer than max_num_tokens 32"),
         (["--isl", "9000"], "and the context of"),
