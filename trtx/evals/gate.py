@@ -8,7 +8,6 @@ kept or missed only where it is whatever that sample would have been worth.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,8 @@ from trtx.bench.judgement import Judgement, Verdict
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 from trtx.evals import statistics
-from trtx.evals.forms import Sample, Score, ScoredTask, TopologyScores
+from trtx.evals.forms import Score, ScoredTask, TopologyScores
+from trtx.evals.pairs import PairedDifference
 
 _ASK_AGAIN = "ask for them again with --resume"
 DEFAULT_MAX_DROP = 0.02  # of a score between 0 and 1: two answers in a hundred
@@ -138,38 +138,19 @@ def _with_lost(score: Score, task: ScoredTask) -> Interval | None:
     return Interval(score.value, worst.low, best.high, score.interval.confidence)
 
 
-def judge_difference(
-    topology: str,
-    score: Score,
-    task: str,
-    candidate: Mapping[str, float],
-    baseline: Mapping[str, float],
-    other: str,
-    max_drop: float,
-    confidence: float,
-) -> Judgement:
-    """``candidate``, ``baseline``: the metric's value by the sample's key. ``other``: what the baseline is called;
-    ``confidence``: of this interval alone."""
-    cell = cell_of(topology, task)
-    criterion = f"{score.name}:drop:le:{max_drop:.10g}"
-    shared = [key for key in candidate if key in baseline]
-    if len(shared) < max(len(candidate), len(baseline)):
-        return _unknown(
-            cell,
-            criterion,
-            f"{len(shared)} samples stand in both runs, of {len(candidate)} here and {len(baseline)} in {other}; "
-            "expected the same samples; ask both the same tasks, --limit and --num-fewshot",
-        )
-    pairs = [candidate[key] for key in shared], [baseline[key] for key in shared]
-    interval = statistics.difference_interval(*pairs, confidence)
+def judge_difference(topology: str, found: PairedDifference, against: str, max_drop: float) -> Judgement:
+    """``against``: what the baseline is called."""
+    task = found.candidate
+    cell, criterion = cell_of(topology, task.task), f"{task.metric}:drop:le:{max_drop:.10g}"
+    interval = found.interval
     if interval is None:
-        return _unknown(cell, criterion, f"{len(shared)} pairs have no interval; ask more")
-    sign = -1 if score.higher_is_better is False else 1
+        return _unknown(cell, criterion, found.reason or "there is no interval")
+    sign = -1 if task.higher_is_better is False else 1
     low, high = sorted((sign * interval.low, sign * interval.high))
     verdict = _three_way(low, high, -max_drop, Verdict.REGRESSED)
     return Judgement(
         cell=cell, criterion=criterion, verdict=verdict,
-        reason=f"against {other} {_sentence(interval, f'at most {max_drop:g} worse', verdict, signed=True)}",
+        reason=f"against {against} {_sentence(interval, f'at most {max_drop:g} worse', verdict, signed=True)}",
         value=interval.estimate, interval=interval, limit=max_drop,
         is_near=verdict is Verdict.NO_VERDICT,
     )  # fmt: skip
@@ -179,20 +160,6 @@ def _named(task: ScoredTask, metric: str) -> Score | None:
     """``exact_match,strict-match``, or ``exact_match``: that of the first filter."""
     found = (score for score in task.scores if metric in (score.name, score.metric, f"{score.metric},{score.filter}"))
     return next(found, None)
-
-
-def by_key(samples: Sequence[Sample], score: Score) -> dict[str, float]:
-    """A metric's value of each sample, where it has a number of its own. Rows that ask the same are numbered."""
-    found: dict[str, float] = {}
-    seen: Counter[str] = Counter()
-    for sample in samples:
-        for judged in sample.judgements:
-            value = judged.metrics.get(score.metric)
-            if judged.filter == score.filter and isinstance(value, (int, float)):
-                twins = seen[sample.key]
-                found[f"{sample.key}#{twins}" if twins else sample.key] = float(value)
-                seen[sample.key] += 1
-    return found
 
 
 def cell_of(topology: str, task: str) -> str:

@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,8 +21,9 @@ from trtx.report.forms import LOCK, PLAN, Provenance
 
 PROVENANCE = "provenance"  # the field of the lock that no sweep has
 # Version of the lock -> fields of a sweep that came with it, and what the runs before it did.
-_CAME_WITH: Mapping[int, Mapping[tuple[str, str], Any]] = {
+_CAME_WITH: Mapping[int, Mapping[tuple[str, ...], Any]] = {
     3: {("load", "fixed_schedule"): False, ("gate", "window"): "whole"},
+    4: {("eval",): None},
 }
 
 
@@ -92,12 +93,21 @@ def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:
 
 def _with_later_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """A lock of an older version, with what its run did where there was no choice yet."""
-    complete = dict(fields)
+    complete = fields
     for version, added in _CAME_WITH.items():
-        for (part, name), value in added.items():
-            if fields["schema_version"] < version and isinstance(complete.get(part), dict):
-                complete[part] = {name: value, **complete[part]}
+        for place, value in added.items():
+            if fields["schema_version"] < version:
+                complete = _with(complete, place, value)
     return complete
+
+
+def _with(fields: dict[str, Any], place: Sequence[str], value: Any) -> dict[str, Any]:
+    """``fields`` with ``value`` at a path of keys, where nothing stands there."""
+    name, *rest = place
+    if not rest:
+        return {name: value, **fields}
+    inner = fields.get(name)
+    return {**fields, name: _with(inner, rest, value)} if isinstance(inner, dict) else fields
 
 
 def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = "") -> str | None:

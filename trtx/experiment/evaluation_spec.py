@@ -5,58 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 
 from trtx.bench.documents import problem
 from trtx.config import Mode, TopologySpec
 from trtx.config.topology import Name
 from trtx.errors import UsageError
-from trtx.evals.gate import DEFAULT_MAX_DROP, MinScore, parse_min_score
-from trtx.evals.messages import EndpointType
 from trtx.experiment.axes import NamedTopology, expand
 from trtx.experiment.directory import PROVENANCE
+from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ATTACHED, Attach
 from trtx.report.forms import LOCK
 
-MOST_CONCURRENT = 4096  # sockets below the open files that most systems allow, with room for the rest
 
-
-class EvaluationSpec(BaseModel):
-    """Field by field what was typed, defaults resolved."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class EvaluationSpec(ScoringSpec):
+    """What is scored, and of whom."""
 
     name: str = "eval"
-    tasks: tuple[Name, ...] = Field(min_length=1)
-    limit: int | None = Field(default=None, ge=1)  # samples of each task
-    num_fewshot: int | None = Field(default=None, ge=0)  # None: as each task says
-    task_dir: Name | None = None
-    endpoint_type: EndpointType = "completions"
-    concurrency: int = Field(default=8, ge=1, le=MOST_CONCURRENT)  # requests in flight
-    min_score: tuple[str, ...] = ()  # task:metric:value
     baseline: Name | None = None  # directory of a run
-    max_drop: float = Field(default=DEFAULT_MAX_DROP, gt=0, allow_inf_nan=False)  # in the metric's own unit
     modes: tuple[Mode, ...] = Field(default=("agg",), min_length=1)
     topology: TopologySpec = Field(default_factory=lambda: TopologySpec.model_validate({"port": 0}))
     attach: Attach | None = None
 
-    @field_validator("tasks", "modes")
+    @field_validator("modes")
     @classmethod
-    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _distinct(cls, value: tuple[Mode, ...]) -> tuple[Mode, ...]:
         if len(set(value)) != len(value):
-            twice = next(one for place, one in enumerate(value) if one in value[:place])
-            raise ValueError(f"{twice} is named twice; expected each once")
+            raise ValueError(f"{value[0]} is named twice; expected each once")
         return value
-
-    @model_validator(mode="after")
-    def _can_be_judged(self) -> EvaluationSpec:
-        _ = self.least_scores
-        return self
-
-    @property
-    def least_scores(self) -> tuple[MinScore, ...]:
-        """Raises UsageError."""
-        return tuple(parse_min_score(text) for text in self.min_score)
 
     @property
     def topologies(self) -> tuple[NamedTopology, ...]:
