@@ -20,6 +20,7 @@ from trtx.evals.forms import Score, ScoredTask, TopologyScores
 from trtx.evals.pairs import PairedDifference
 
 _ASK_AGAIN = "ask for them again with --resume"
+UNANSWERED = "unanswered_sample_count"
 DEFAULT_MAX_DROP = 0.02  # of a score between 0 and 1: two answers in a hundred
 
 
@@ -52,7 +53,7 @@ def parse_min_score(text: str) -> MinScore:
 
 def judge_answers(topology: str, task: ScoredTask) -> Judgement:
     """Whether every sample was answered, and the task scored."""
-    criterion = "unanswered_sample_count:avg:le:0"
+    criterion = f"{UNANSWERED}:avg:le:0"
     cell = cell_of(topology, task.task)
     missing = task.samples - task.answered
     if task.note is not None:

@@ -126,7 +126,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         baseline.scores,
     )  # fmt: skip
     fields = BASELINE.versioned(plain(stored))
-    listed = {name: fields.pop(name) for name in ("cells", "scores")}
+    listed = {name: values for name in ("cells", "scores") if (values := fields.pop(name))}
     lines = [f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     lines += [f"  {json.dumps(name)}: {_line_each(values)}" for name, values in listed.items()]
     try:
@@ -139,7 +139,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 def _line_each(values: list[Any]) -> str:
     lines = ",\n".join(f"    {json.dumps(value, ensure_ascii=False)}" for value in values)
-    return f"[\n{lines}\n  ]" if values else "[]"
+    return f"[\n{lines}\n  ]"
 
 
 def _document(path: Path) -> Document:

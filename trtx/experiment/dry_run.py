@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,8 @@ from trtx.experiment.conditions import conditions_of
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
+from trtx.experiment.scoring import common_tokenizer, open_session, wait_loaded
+from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, check_fits, target_of
 from trtx.launch import prepare
@@ -35,11 +38,12 @@ class PlannedRun:
 
     topologies: tuple[PlannedTopology, ...]
     baseline: ComparedWith | None  # None: it is compared with none, or with one of its own topologies
+    samples: dict[str, int]  # that each topology is asked for, by task; none where nothing is scored
 
 
 def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
     """What :func:`trtx.experiment.run` would start, without starting or writing; paths say RUN in place of the
-    directory's name. Raises UsageError as that would before anything starts, over the gate's baseline too.
+    directory's name. Raises UsageError as that would before anything starts, over the gate's baseline and tasks too.
     """
     run_dir = parent / "RUN"
     check_load(spec.load)
@@ -47,7 +51,8 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
         deployment = ask_deployment(spec.attach)
         target = attached_target(spec.attach, deployment)
         planned = PlannedTopology(ATTACHED, None, _aiperf(spec, target, run_dir))
-        return PlannedRun((planned,), _baseline(spec, {}, target, deployment))
+        baseline = _baseline(spec, {}, target, deployment)
+        return PlannedRun((planned,), baseline, _samples(spec.eval, target.tokenizer_path))
     topologies, plans = [], {}
     for topology in spec.topologies:
         plan = prepare(topology.spec, run_dir=run_dir / topology.label)
@@ -55,7 +60,19 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
         plans[topology.label] = plan
         calls = _aiperf(spec, target_of(topology.label, plan), run_dir)
         topologies.append(PlannedTopology(topology.label, plan, calls))
-    return PlannedRun(tuple(topologies), _baseline(spec, plans, None, None))
+    samples = {} if spec.eval is None else _samples(spec.eval, common_tokenizer(plans))
+    return PlannedRun(tuple(topologies), _baseline(spec, plans, None, None), samples)
+
+
+def _samples(asked: ScoringSpec | None, tokenizer: Path) -> dict[str, int]:
+    """Reads the tasks and their datasets as the run would. Raises UsageError for what can't be asked."""
+    if asked is None:
+        return {}
+    with (
+        tempfile.TemporaryDirectory(prefix="trtx-") as scratch,
+        open_session(asked, tokenizer, Path(scratch) / "session.log") as session,
+    ):
+        return wait_loaded(asked, session, lambda: None).samples
 
 
 def _baseline(

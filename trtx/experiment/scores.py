@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.evals import read_eval
@@ -53,7 +54,7 @@ def judge_scores(
 def score_differences(asked: ScoringSpec, values: Sequence[TopologyValues]) -> tuple[str, ...]:
     """In what the questions of a baseline are others, as sentences."""
     shots = {task.num_fewshot for one in values for task in one.tasks}
-    before = {
+    before: dict[str, set[Any]] = {
         "endpoint_type": {one.endpoint_type for one in values},
         "limit": {one.limit for one in values},
         "num_fewshot": shots if asked.num_fewshot is not None else set(),

@@ -10,7 +10,6 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from trtx.bench.documents import plain
@@ -20,7 +19,7 @@ from trtx.bench.judgement import Verdict
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.notes import notes_of
-from trtx.report.scores import ScoreLine, Scores, read_scores
+from trtx.report.scores import ScoreLine, Scores, read_scores, scores_table
 from trtx.report.verdict import MISSING, headline, lines, verdict_json, verdict_markdown
 
 _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
@@ -111,16 +110,7 @@ def evaluation_fields(view: EvaluationView) -> dict[str, Any]:
 
 def evaluation_table(view: EvaluationView) -> RenderableType:
     """For a terminal, at 80 columns."""
-    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("topology", no_wrap=True)
-    table.add_column("task", overflow="fold")
-    table.add_column("metric", overflow="fold")
-    table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("95 % interval", justify="right", no_wrap=True)
-    table.add_column("answered", justify="right", no_wrap=True)
-    for line in view.lines:
-        table.add_row(line.topology, line.task.task, line.metric, line.value, line.interval, line.answered)
-    told: list[RenderableType] = [table]
+    told: list[RenderableType] = [scores_table(view.lines)]
     if view.notes:
         told += [Text(), *(Text(note, "yellow") for note in view.notes)]
     if view.verdict is not None:

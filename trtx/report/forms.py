@@ -147,6 +147,15 @@ class AskedLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedScoring:
+    tasks: tuple[str, ...]
+    limit: int | None
+    num_fewshot: int | None
+    endpoint_type: str
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
 class AskedRun:
     """What a report takes from ``run.lock.yaml``."""
 
@@ -154,6 +163,7 @@ class AskedRun:
     load: AskedLoad
     attach: Attached | None
     provenance: Provenance
+    eval: AskedScoring | None = None  # None: nothing was to be scored, as before version 4
 
 
 @dataclass(frozen=True, slots=True)

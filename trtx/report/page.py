@@ -14,6 +14,7 @@ from trtx.bench.checks import Level
 from trtx.bench.figures import all_figures
 from trtx.bench.judgement import Verdict
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
+from trtx.report.beside import beside, throughput_title
 from trtx.report.charts import charts, shows_tails
 from trtx.report.columns import MISSING, UNSURE, intervals_text, needed, number, page_columns, requests_text
 from trtx.report.comparison import arms_shown
@@ -52,6 +53,8 @@ def page(view: RunView) -> str:
         plotly=Markup(_plotly()),
         headline=_headline(view),
         best=_best(view),
+        beside=beside(view),
+        throughput_title=throughput_title(view),
         not_passed=[line for line in judged if line.judgement.verdict is not Verdict.PASS],
         passed=[line for line in judged if line.judgement.verdict is Verdict.PASS],
         baseline=view.verdict and view.verdict.baseline,
@@ -102,7 +105,8 @@ def _headline(view: RunView) -> str:
     if unlike := sum(row.isl_text is not None for row in view.rows):
         return f"{unlike} of {cells} had prompts of another length than asked"
     suspect = f"; {len(doubtful(view))} SUSPECT" if doubtful(view) else ""
-    return f"{cells}, {view.requests_sent:,} requests, none failed{suspect}"
+    scored = f"; {len(view.scores.scored)} of {len(view.labels)} topologies scored" if view.scores else ""
+    return f"{cells}, {view.requests_sent:,} requests, none failed{suspect}{scored}"
 
 
 def _named(cells: list[str]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.table import Table
+
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.forms import SAMPLES, read_samples
 from trtx.evals.pairs import outermost
@@ -94,3 +96,17 @@ def read_scores(run_dir: Path, labels: Sequence[str]) -> Scores:
 
 def _kept(run_dir: Path, label: str) -> int:
     return sum(len(read_samples(path.parent)) for path in eval_directory(run_dir, label).glob(f"*/{SAMPLES.file}"))
+
+
+def scores_table(lines: Sequence[ScoreLine]) -> Table:
+    """For a terminal, at 80 columns."""
+    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("topology", no_wrap=True)
+    table.add_column("task", overflow="fold")
+    table.add_column("metric", overflow="fold")
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("95 % interval", justify="right", no_wrap=True)
+    table.add_column("answered", justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(line.topology, line.task.task, line.metric, line.value, line.interval, line.answered)
+    return table

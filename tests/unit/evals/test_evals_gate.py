@@ -12,13 +12,13 @@ from trtx.errors import UsageError
 from trtx.evals import Score, ScoredTask, TopologyScores, statistics
 from trtx.evals.forms import Judged, Sample, Unanswered
 from trtx.evals.gate import (
-    by_key,
     check_min_scores,
     judge_answers,
     judge_difference,
     judge_min_score,
     parse_min_score,
 )
+from trtx.evals.pairs import TaskValues, TopologyValues, by_key, paired_differences
 
 
 def score(low: float, value: float, high: float, *, better: bool | None = True, filter: str = "none") -> Score:
@@ -143,8 +143,13 @@ def test_samples_without_an_answer_fail_their_task_and_a_task_that_was_not_score
 
 
 def difference(candidate: list[int], baseline: list[int], *, better: bool = True, drop: float = 0.1) -> Judgement:
-    sides = [{str(place): float(value) for place, value in enumerate(side)} for side in (candidate, baseline)]
-    return judge_difference("agg", score(0, 0.5, 1, better=better), "sums", *sides, "agg", drop, CONFIDENCE)
+    sides = [
+        TaskValues("sums", "acc", 0.5, better, 0, {str(place): float(value) for place, value in enumerate(side)})
+        for side in (candidate, baseline)
+    ]
+    both = [TopologyValues("agg", "0.4.13", "completions", None, (side,)) for side in sides]
+    (found,) = paired_differences(*both)
+    return judge_difference("agg", found, "agg", drop)
 
 
 def test_equal_answers_pass_and_far_fewer_right_ones_regress() -> None:

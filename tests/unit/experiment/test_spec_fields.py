@@ -26,6 +26,7 @@ from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.directory import create, read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
+from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import _COUNTED
 from trtx.experiment.targets import attached_target, target_of
 from trtx.launch import preparation
@@ -94,6 +95,17 @@ OTHER: dict[type, dict[str, Any]] = {
         "arms": {"a": {}, "b": {"workers": 2}},
         "order": "abba",
         "gate": None,
+        "eval": None,
+    },
+    ScoringSpec: {
+        "tasks": ["others"],
+        "limit": 9,
+        "num_fewshot": 3,
+        "task_dir": "tasks",
+        "endpoint_type": "chat",
+        "concurrency": 3,
+        "min_score": ["sums:acc:0.5"],
+        "max_drop": 0.5,
     },
     GateSpec: {
         "slo": ["request_latency:p50:le:900"],
@@ -109,7 +121,7 @@ OTHER: dict[type, dict[str, Any]] = {
     },
 }
 # Version of the lock -> a hash of the names of all these fields.
-LOCKED = {3: "7aa6358c8193"}
+LOCKED = {4: "febbe1e2d46e"}
 OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
 OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without which it means nothing
     "custom_dataset_type": {"input_file": __file__},
@@ -187,8 +199,10 @@ def _in_place_of_numbers(value: Any, number: float) -> Any:
 def test_a_number_without_end_is_refused_in_every_field(model: type, field: str, number: float) -> None:
     value = _in_place_of_numbers(OTHER[model][field] or 1, number)
     beside = {**OF_OTHERS.get(field, {}), **({"request_rate": [1.0]} if field in OF_A_RATE else {})}
+    beside |= {"tasks": ["sums"]} if model is ScoringSpec else {}
     said: dict[str, Any] = {**beside, field: value}
-    part = {LoadSpec: "load", TopologySpec: "topology", GateSpec: "gate", Attach: "attach"}.get(model)
+    parts = {LoadSpec: "load", TopologySpec: "topology", GateSpec: "gate", Attach: "attach", ScoringSpec: "eval"}
+    part = parts.get(model)
     said = {part: said | ({"url": "http://127.0.0.1:9"} if part == "attach" else {})} if part else said
     try:
         load_sweep(None, said)
@@ -359,6 +373,15 @@ def test_a_field_of_a_gate_is_kept_in_the_record_of_a_run(field: str, tmp_path: 
     spec = load_sweep(None, {"gate": gate | {field: OTHER[GateSpec][field]}})
     write_lock(tmp_path, spec, provenance(GOLDEN))
     assert read_lock(tmp_path).gate == spec.gate != load_sweep(None, {"gate": gate}).gate
+
+
+@pytest.mark.parametrize("field", OTHER[ScoringSpec])
+def test_a_field_of_an_evaluation_is_kept_in_the_record_of_a_run(field: str, tmp_path: Path) -> None:
+    """What it asks of lm-eval, and how it judges, the tests of trtx eval ask: it has the same fields."""
+    gate = {"baseline": "main", "max_regression": "5%"}
+    spec = load_sweep(None, {"gate": gate, "eval": {"tasks": ["sums"], field: OTHER[ScoringSpec][field]}})
+    write_lock(tmp_path, spec, provenance(GOLDEN))
+    assert read_lock(tmp_path).eval == spec.eval != load_sweep(None, {"eval": {"tasks": ["sums"]}}).eval
 
 
 @pytest.mark.parametrize("field", ["modes", "topology"])
