@@ -20,10 +20,10 @@ from trtx.bench.judgement import Verdict
 from trtx.bench.sample import Sample, Window
 from trtx.errors import UsageError
 from trtx.evals.pairs import TopologyValues
-from trtx.experiment.conditions import Conditions
+from trtx.experiment.conditions import Conditions, conditions_of_scores
 from trtx.experiment.scores import scores_of_run
 from trtx.report.evaluation import is_evaluation
-from trtx.report.forms import BASELINE, CONDITIONS, LOCK, VERDICT, AskedRun, RunVerdict
+from trtx.report.forms import BASELINE, CONDITIONS, LOCK, VERDICT, AskedOf, AskedRun, RunVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,19 @@ def of_run(run_dir: Path) -> Baseline:
     saved_at = LOCK.read(run_dir, AskedRun).provenance.environment.started_at
     verdict = None if judged is None else judged.verdict
     return Baseline(name, name, saved_at, verdict, conditions, None, None, cells, scores_of_run(run_dir))
+
+
+def of_scored_run(run_dir: Path) -> Baseline:
+    """A run of ``trtx eval``, to be compared by its scores: it measured no speed. Raises UsageError without a score."""
+    if not (scores := scores_of_run(run_dir)):
+        raise UsageError(
+            f"{run_dir} has no scores; expected a run that was scored; go on with it by trtx eval --resume"
+        )
+    told = LOCK.read(run_dir, AskedOf).provenance
+    judged = VERDICT.find(run_dir, RunVerdict)
+    name, verdict = run_dir.resolve().name, None if judged is None else judged.verdict
+    started_at = told.environment.started_at
+    return Baseline(name, name, started_at, verdict, conditions_of_scores(told), None, None, (), scores)
 
 
 def check_window(baseline: Baseline, window: Window) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.evals import read_eval
 from trtx.evals.gate import judge_answers, judge_difference, judge_min_score
-from trtx.evals.pairs import TopologyValues, paired_differences, partner_of, read_values
+from trtx.evals.pairs import PairedDifference, TopologyValues, paired_differences, partner_of, read_values
 from trtx.experiment.scoring_spec import ScoringSpec
-from trtx.report.forms import LOCK, AskedScores
+from trtx.report.forms import LOCK, AskedScores, ComparedScore
 
 
 def scores_of_run(run_dir: Path) -> tuple[TopologyValues, ...]:
@@ -63,4 +63,33 @@ def score_differences(asked: ScoringSpec, values: Sequence[TopologyValues]) -> t
         f"{name} was {' and '.join(map(str, sorted(found, key=str)))} and is {getattr(asked, name)}"
         for name, found in before.items()
         if found and found != {getattr(asked, name)}
+    )
+
+
+def compare_scores(
+    candidate: Sequence[TopologyValues], others: Mapping[str, TopologyValues], max_drop: float | None = None
+) -> tuple[ComparedScore, ...]:
+    """Every task of every topology of ``candidate`` with its partner among ``others``. With ``max_drop`` each is judged
+    as by a gate."""
+    return tuple(
+        _compared(values.topology, other.topology, one, max_drop)
+        for values in candidate
+        if (other := others.get(values.topology)) is not None
+        for one in paired_differences(values, other)
+    )
+
+
+def _compared(topology: str, against: str, found: PairedDifference, max_drop: float | None) -> ComparedScore:
+    judged = None if max_drop is None else judge_difference(topology, found, against, max_drop)
+    return ComparedScore(
+        topology=topology,
+        against=against,
+        task=found.candidate.task,
+        metric=found.candidate.metric,
+        baseline=None if found.baseline is None else found.baseline.value,
+        candidate=found.candidate.value,
+        difference=found.interval,
+        limit=max_drop,
+        verdict=None if judged is None else judged.verdict,
+        reason=found.reason if judged is None else judged.reason,
     )

@@ -285,6 +285,22 @@ class ComparedMetric:
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedScore:
+    """One task on both sides, by its first metric, over the same samples."""
+
+    topology: str  # of the candidate
+    against: str  # topology of the baseline
+    task: str
+    metric: str
+    baseline: float | None  # None: it was not scored there
+    candidate: float
+    difference: Interval | None  # candidate − baseline
+    limit: float | None  # the most by which it may be worse; None: nothing was judged
+    verdict: Verdict | None  # None: nothing was judged
+    reason: str | None  # of the verdict, or why there is no difference
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Of a run, a baseline or a topology with another one."""
 
@@ -292,8 +308,10 @@ class Comparison:
     candidate: str
     differences: tuple[Difference, ...]
     unchecked: tuple[str, ...]  # conditions that neither side knows
-    metrics: tuple[ComparedMetric, ...]  # by cell
+    metrics: tuple[ComparedMetric, ...]  # by cell; none where a side measured no speed
     window: Window  # of each trial, on both sides
+    scores: tuple[ComparedScore, ...] = ()  # by topology; none where a side has none
+    notes: tuple[str, ...] = ()  # what only one side has
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from trtx.bench.metrics import error_request_count, output_token_throughput_per_
 from trtx.report.beside import beside, throughput_title
 from trtx.report.charts import charts, shows_tails
 from trtx.report.columns import MISSING, UNSURE, intervals_text, needed, number, page_columns, requests_text
-from trtx.report.comparison import arms_shown
+from trtx.report.comparison import arms_shown, difference_text, score_text
 from trtx.report.forest import forest, forest_height_px
 from trtx.report.series import marks
 from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons
@@ -155,6 +155,7 @@ def _template() -> Template:
     environment.globals |= {"by_level": by_level, "doubtful": doubtful, "level_text": level_text, "reasons": reasons}
     environment.globals |= {"reason_text": reason_text, "forest_height_px": forest_height_px}
     environment.globals |= {"intervals_text": intervals_text, "not_checked": not_checked}
+    environment.globals |= {"score_text": score_text, "difference_text": difference_text}
     environment.globals |= {
         "against_baseline": against_baseline,
         "compared_with": compared_with,
