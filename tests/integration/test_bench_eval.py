@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Error, sync_playwright
+from playwright.sync_api import Browser
+from test_report_browser import browser  # noqa: F401  # a fixture
 from topology_clients import wait_until
 
 from trtx.cli.app import run as trtx
@@ -30,10 +30,6 @@ topology: {{model: synthetic:tiny-trained}}
 load: {{concurrency: [2], isl: 32, osl: 8, request_count: 12, warmup_request_count: 2, prompt_corpus: random}}
 eval: {{tasks: "{", ".join(TASKS)}", limit: {LIMIT}, concurrency: 1, min_score: ["trtx_copying:exact_match:0.3"]}}
 """
-FLAGS = [
-    "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--no-sandbox",
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -48,28 +44,30 @@ def only(parent: Path) -> Path:
     return run_dir
 
 
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    installed = next((path for name in names if (path := shutil.which(name))), None)
-    with sync_playwright() as playwright:
-        try:
-            running = playwright.chromium.launch(executable_path=installed, args=FLAGS)
-        except Error as error:
-            pytest.skip(f"no Chromium here: {str(error).splitlines()[0]}")
-        yield running
-        running.close()
+@dataclass(frozen=True)
+class Measured:
+    """A run that was started by a step of a CI job."""
+
+    run: Path
+    exit_code: int
+    summary: str  # of the step
 
 
-def test_one_run_measures_and_scores_and_its_page_shows_both(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
-) -> None:
-    summary = tmp_path / "step.md"
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    assert trtx(["bench", str(sweep), "-o", str(tmp_path / "runs")]) == 0
-    run = only(tmp_path / "runs")
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    home = tmp_path_factory.mktemp("job")
+    (home / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
+    summary = home / "step.md"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+        code = trtx(["bench", str(home / "sweep.yaml"), "-o", str(home / "runs")])
+    return Measured(only(home / "runs"), code, summary.read_text(encoding="utf-8"))
+
+
+def test_one_run_measures_and_scores_and_every_form_has_both(measured: Measured) -> None:
+    run = measured.run
     verdict = json.loads((run / "verdict.json").read_text())
-    assert verdict["verdict"] == "pass"
+    assert (measured.exit_code, verdict["verdict"]) == (0, "pass")
     judged = {(one["cell"], one["criterion"].partition(":")[0]) for one in verdict["judgements"]}
     assert {("agg-c2", "request_error_rate"), ("agg-trtx_copying", "exact_match")} <= judged
     events = [json.loads(line)["event"] for line in (run / "journal.jsonl").read_text().splitlines()]
@@ -81,14 +79,16 @@ def test_one_run_measures_and_scores_and_its_page_shows_both(
         assert samples.stat().st_mtime_ns > trial.stat().st_mtime_ns, "speed is measured first"
     suite = ElementTree.parse(run / "junit.xml").getroot()
     assert {case.get("classname") for case in suite} >= {"trtx.bench.agg", "trtx.eval.agg-trtx_copying"}
-    told = summary.read_text()
+    told = measured.summary
     assert "## Scores" in told and "| trtx_copying | exact_match |" in told and "lm-eval 0.4.13" in told
 
+
+def test_its_page_shows_scores_beside_speed(measured: Measured, browser: Browser) -> None:  # noqa: F811
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto((run / "report.html").as_uri())
+    page.goto((measured.run / "report.html").as_uri())
     section = page.get_by_role("region", name="Scores")
     shown = section.locator("table").first.inner_text().split()
     assert shown[shown.index("agg") + 2 :][:1] == ["c2"] and "trtx_copying" in shown and "acc" in shown
@@ -98,6 +98,7 @@ def test_one_run_measures_and_scores_and_its_page_shows_both(
     assert row.is_visible() and f"{LIMIT}/{LIMIT}" in row.inner_text()
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     assert complaints == []
+    page.close()
 
 
 def test_a_task_that_is_none_costs_no_start_and_leaves_nothing(

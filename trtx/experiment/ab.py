@@ -59,9 +59,9 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
         )
     first, second = (spec.eval for spec in specs.values())
     if first != second:
-        told = [path for path, asked in ((a, first), (b, second)) if asked is not None]
+        said = a if first is not None else b
         raise UsageError(
-            f"eval of {shown(told[0])} is another than that of the other file; expected the same in {shown(a)} and "
+            f"eval of {shown(said)} is another than that of the other file; expected the same in {shown(a)} and "
             f"{shown(b)}, or in neither, or their scores would not compare"
         )
     if rounds < 2 and gate.get("max_regression"):

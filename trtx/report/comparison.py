@@ -115,7 +115,8 @@ class ArmsShown:
     @property
     def verdict(self) -> Verdict | None:
         """The worst; None: nothing was judged."""
-        said = {one.verdict for one in (*self.comparison.metrics, *self.comparison.scores)}
+        said = {metric.verdict for metric in self.comparison.metrics}
+        said |= {score.verdict for score in self.comparison.scores}
         return next((verdict for verdict in Verdict if verdict in said), None)
 
     @property
@@ -182,12 +183,14 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     is_judged = any(one.verdict is not None for one in comparison.metrics)
     table = _with_verdicts(rows) if is_judged else _with_values(rows, ("baseline", "candidate", "ratio"))
     explained = [one for one in comparison.metrics if one.verdict is not Verdict.PASS]
+    speed: list[RenderableType] = [Text(), table] if rows else []
+    notes: list[RenderableType] = [Text(), *map(Text, comparison.notes)] if comparison.notes else []
     return Group(
         who,
-        *([Text(), table] if rows else []),
+        *speed,
         *_reasons([(f"{one.cell} {one.metric}", one.reason) for one in explained]),
         *_scores(comparison, ("baseline", "candidate", "difference")),
-        *([Text(), *map(Text, comparison.notes)] if comparison.notes else []),
+        *notes,
         *_differing(comparison, [*map(str, comparison.differences)]),
     )
 
