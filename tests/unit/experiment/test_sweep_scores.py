@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from trtx.experiment import ab, gate, load_sweep
 from trtx.experiment.baseline import of_run, read_baseline
 from trtx.experiment.directory import read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
+from trtx.experiment.resumption import read_recorded
+from trtx.experiment.scoring import common_tokenizer
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.report import render
 from trtx.report.forms import RunVerdict
@@ -157,6 +160,7 @@ def test_every_form_shows_scores_beside_speed(tmp_path: Path, capsys: pytest.Cap
     cases = [(case.get("classname"), case.get("name"), len(case)) for case in suite]
     assert ("trtx.eval.agg-sums", "acc:score:ge:0.9", 1) in cases
     assert ("trtx.eval.agg-words", "unanswered_sample_count:avg:le:0", 0) in cases
+    assert not any(str(name).startswith("trtx.eval.agg-c") for name, *_ in cases) and len(set(cases)) == len(cases)
     assert json.loads((run / "summary.json").read_text())["scores"][1]["topology"] == "disagg"
     assert trtx(["report", str(run)]) == 0
     assert "agg sums acc 0.5 0.4314–0.5686 200/200" in " ".join(capsys.readouterr().out.split())
@@ -225,3 +229,16 @@ def test_runs_are_compared_by_their_scores_too(
     )
     assert trtx(["bench", "--baseline", "after", "--max-regression", "5%", "--dry-run", "--engine", "paced"]) == 2
     assert "is a run of trtx eval, and a baseline has speed too" in capsys.readouterr().err
+
+
+def test_topologies_of_different_tokenizers_are_not_asked_the_same(tmp_path: Path) -> None:
+    recorded = read_recorded(GOLDEN, read_lock(GOLDEN)).plans
+    plans = {}
+    for label, text in (("agg", "{}"), ("copy", "{}"), ("disagg", '{"other": 1}')):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "tokenizer.json").write_text(text)
+        (tmp_path / label / "config.json").write_text(label)  # of the model, which may be another
+        plans[label] = replace(recorded["agg"], model_path=tmp_path / label)
+    assert common_tokenizer({label: plans[label] for label in ("agg", "copy")}) == tmp_path / "agg"
+    with pytest.raises(UsageError, match="agg and disagg serve models with different tokenizers"):
+        common_tokenizer(plans)
