@@ -124,11 +124,15 @@ def test_speed_and_scores_are_both_held_against_the_baseline(tmp_path: Path) -> 
     assert slower.exit_code == 1 and set(verdicts(slower, ":drop:").values()) == {Verdict.PASS}
 
 
-def test_a_baseline_keeps_what_each_sample_is_worth_and_one_without_scores_says_so(tmp_path: Path) -> None:
+def test_a_baseline_keeps_what_each_sample_is_worth_and_one_without_scores_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = with_scores(a_run(tmp_path / "base"), {"sums": RIGHT})
     judged(base)
     assert trtx(["baseline", "save", str(base), "main", "--baseline-dir", str(tmp_path)]) == 0
     assert read_baseline(tmp_path / "main.json").scores == of_run(base).scores != ()
+    assert trtx(["baseline", "show", "main", "--baseline-dir", str(tmp_path)]) == 0
+    assert "scores of agg: sums acc 1 (200 samples)" in capsys.readouterr().out
     (tmp_path / "base").rename(tmp_path / "gone")
     run = with_scores(a_run(tmp_path / "run"), {"sums": HALF})
     found = judged(run, baseline=str(tmp_path / "main.json"), max_regression="5%")
