@@ -101,18 +101,18 @@ def test_its_page_shows_scores_beside_speed(measured: Measured, browser: Browser
     page.close()
 
 
-def test_a_task_that_is_none_costs_no_start_and_leaves_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("more", [[], pytest.param(["--dry-run"], marks=pytest.mark.proof)], ids=["run", "dry run"])
+def test_what_no_task_has_costs_no_start_and_leaves_nothing(
+    more: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "tasks").mkdir()
     file = tmp_path / "sweep.yaml"
     asked = {"tasks": ["trtx_copying"], "min_score": ["trtx_copying:accuracy:0.5"]}
     file.write_text(json.dumps({"topology": {"model": "synthetic:tiny-trained"}, "eval": asked}))
-    for more in ([], ["--dry-run"]):
-        assert trtx(["bench", str(file), *more, "-o", str(tmp_path / "runs")]) == 2
-        said = capfd.readouterr().err
-        assert "accuracy is no metric of trtx_copying; expected one of exact_match" in said
-        assert "starting the topology" not in said
+    (tmp_path / "runs").mkdir()
+    assert trtx(["bench", str(file), *more, "-o", str(tmp_path / "runs")]) == 2
+    said = capfd.readouterr().err
+    assert "accuracy is no metric of trtx_copying; expected one of exact_match" in said
+    assert "starting the topology" not in said
     assert list((tmp_path / "runs").iterdir()) == []
 
 
