@@ -101,7 +101,8 @@ def test_its_page_shows_scores_beside_speed(measured: Measured, browser: Browser
     page.close()
 
 
-@pytest.mark.parametrize("more", [[], pytest.param(["--dry-run"], marks=pytest.mark.proof)], ids=["run", "dry run"])
+@pytest.mark.proof
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["run", "dry run"])
 def test_what_no_task_has_costs_no_start_and_leaves_nothing(
     more: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +115,22 @@ def test_what_no_task_has_costs_no_start_and_leaves_nothing(
     assert "accuracy is no metric of trtx_copying; expected one of exact_match" in said
     assert "starting the topology" not in said
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.proof
+def test_a_task_that_is_called_as_a_load_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"q": "7 + 5 =", "a": "12"}\n')
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "c1.yaml").write_text(
+        f"task: c1\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {rows}}}}}\ntest_split: test\n"
+        "output_type: generate_until\ndoc_to_text: q\ndoc_to_target: a\nmetric_list: [{metric: exact_match}]\n"
+    )
+    asked = {"tasks": ["c1"], "task_dir": str(tmp_path / "tasks")}
+    sweep = {"topology": {"model": "synthetic:tiny-trained"}, "load": {"concurrency": [1]}, "eval": asked}
+    (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
+    assert trtx(["bench", str(tmp_path / "sweep.yaml"), "-o", str(tmp_path / "runs")]) == 2
+    assert "task c1 is called as a load of this sweep" in capfd.readouterr().err
 
 
 @pytest.mark.proof

@@ -105,7 +105,7 @@ def _headline(view: RunView) -> str:
     if unlike := sum(row.isl_text is not None for row in view.rows):
         return f"{unlike} of {cells} had prompts of another length than asked"
     suspect = f"; {len(doubtful(view))} SUSPECT" if doubtful(view) else ""
-    scored = f"; {len(view.scores.scored)} of {len(view.labels)} topologies scored" if view.scores else ""
+    scored = "; answers scored" if view.scores else ""  # all, or it is a note of what went wrong and judged as failed
     return f"{cells}, {view.requests_sent:,} requests, none failed{suspect}{scored}"
 
 
