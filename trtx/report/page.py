@@ -105,7 +105,9 @@ def _headline(view: RunView) -> str:
     if unlike := sum(row.isl_text is not None for row in view.rows):
         return f"{unlike} of {cells} had prompts of another length than asked"
     suspect = f"; {len(doubtful(view))} SUSPECT" if doubtful(view) else ""
-    scored = "; answers scored" if view.scores else ""  # all, or it is a note of what went wrong and judged as failed
+    if view.scores is not None and view.scores.missing:  # of a run that ended early: one that ended was judged
+        return f"{cells} measured, and {', '.join(view.scores.missing)} not scored"
+    scored = "; answers scored" if view.scores else ""
     return f"{cells}, {view.requests_sent:,} requests, none failed{suspect}{scored}"
 
 

@@ -108,6 +108,11 @@ def test_a_topology_that_was_not_scored_fails_and_is_told(tmp_path: Path) -> Non
     verdict = judged(run)
     assert verdict.exit_code == 1 and verdicts(verdict, "scored") == {"disagg": Verdict.FAILED}
     assert "disagg: it was not scored to its end; 0 samples have their answers" in render(run).notes
+    (run / "verdict.json").unlink()  # as of a run that ended early
+    render(run)
+    assert "4 cells measured, and disagg not scored" in (run / "report.html").read_text()
+    (error,) = ElementTree.fromstring((run / "junit.xml").read_text()).findall("testcase[@classname='trtx.eval']/error")
+    assert error.get("message") == "the run ended early"
 
 
 def test_speed_and_scores_are_both_held_against_the_baseline(tmp_path: Path) -> None:
