@@ -150,7 +150,7 @@ def test_a_baseline_keeps_what_each_sample_is_worth_and_one_without_scores_says_
 def test_other_questions_than_the_baselines_are_told_and_have_no_verdict(tmp_path: Path) -> None:
     base = with_scores(a_run(tmp_path / "base"), {"sums": RIGHT})
     run = with_scores(a_run(tmp_path / "run"), {"sums": RIGHT[:50]})
-    found = judged(run, {"limit": 50}, baseline=str(base), max_regression="5%")
+    found = judged(run, {"limit": 50, "max_drop": 0.5}, baseline=str(base), max_regression="5%")
     assert set(verdicts(found, ":drop:").values()) == {Verdict.NO_VERDICT} and found.exit_code == 3
     assert found.baseline is not None and "eval.limit was None and is 50" in found.baseline.differences
 
