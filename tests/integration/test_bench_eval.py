@@ -96,7 +96,9 @@ def test_its_page_shows_scores_beside_speed(measured: Measured, browser: Browser
     assert not row.is_visible()
     section.get_by_text("All scores").click()
     assert row.is_visible() and f"{LIMIT}/{LIMIT}" in row.inner_text()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert complaints == []
     page.close()
 
