@@ -168,6 +168,13 @@ def _conditions(one: Baseline) -> str:
 
     said = [f"run: {one.run}", f"verdict of its run: {one.verdict.value if one.verdict else 'not judged'}"]
     said += [f"cells: {', '.join(cell.name for cell in one.cells)}"]
+    said += [
+        f"scores of {scored.topology}: "
+        + ", ".join(
+            f"{task.task} {task.metric} {task.value:.4g} ({len(task.samples)} samples)" for task in scored.tasks
+        )
+        for scored in one.scores
+    ]
     said += [f"{group}: {json.dumps(values, ensure_ascii=False)}" for group, values in asdict(one.conditions).items()]
     return "\n" + "\n".join(said)
 
@@ -187,5 +194,6 @@ def _described(one: Baseline) -> dict[str, object]:
         "saved_at": one.saved_at.isoformat(),
         "verdict": None if one.verdict is None else one.verdict.value,
         "cells": [cell.name for cell in one.cells],
+        "scores": {scored.topology: {task.task: task.value for task in scored.tasks} for scored in one.scores},
         "conditions": asdict(one.conditions),
     }

@@ -215,6 +215,12 @@ def show_plans(spec: ExperimentSpec, output: Path) -> None:
     typer.echo("Judged in each cell:")
     for criterion in spec.gate.criteria:
         typer.echo(f"  {criterion}")
+    if spec.eval is not None:
+        tasks = ", ".join(f"{task} ({count} samples)" for task, count in run.samples.items())
+        typer.echo(f"Scored on each topology after its cells, which is not in the time above: {tasks}")
+        typer.echo("Judged of its scores:")
+        for criterion in spec.eval.criteria(has_baseline=spec.gate.baseline is not None):
+            typer.echo(f"  {criterion}")
     if run.baseline is not None:
         for line in _compared_with(run.baseline):
             typer.echo(line)

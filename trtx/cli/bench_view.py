@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 from rich.progress import TaskID
 
 from trtx.cli.bars import BarsView
+from trtx.cli.score_bars import ScoreBars, tasks_line
 
 if TYPE_CHECKING:
     from trtx.bench import Progress as Measured
@@ -31,12 +32,22 @@ class BenchView(BarsView):
         self._run_bar: TaskID = self._bars.add_task("cells", total=None)
         self._cell_bar: TaskID | None = None
         self._said: tuple[str, int, str] = ("", 0, "")
+        self._scores = ScoreBars(self._bars, self._say)
 
     @property
     def listener(self) -> Listener:
         from trtx.experiment import Listener
 
-        return Listener(self._on_start, self._on_cells, self._on_topology, self._on_event, self._on_progress)
+        return Listener(
+            self._on_start,
+            self._on_cells,
+            self._on_topology,
+            self._on_event,
+            self._on_progress,
+            self._on_loading,
+            self._on_loaded,
+            self._scores.on_progress,
+        )
 
     def print_table(self, table: RenderableType, *, to_stderr: bool) -> None:
         console = self._console if to_stderr else Console(highlight=False)
@@ -50,6 +61,12 @@ class BenchView(BarsView):
     def _on_start(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self._say(f"run: {run_dir}")
+
+    def _on_loading(self, log: Path) -> None:
+        self._say(f"reading tasks and datasets; log: {log}")
+
+    def _on_loaded(self, samples: dict[str, int], topologies: tuple[str, ...]) -> None:
+        self._say(tasks_line(samples, topologies))
 
     def _on_cells(self, kept: tuple[str, ...], ahead: tuple[str, ...], trials: int) -> None:
         if kept:

@@ -39,6 +39,7 @@ class CompareRequest:
     max_error_rate: str
     allow_different: tuple[str, ...]
     baseline_dir: Path
+    max_drop: float | None = None
 
 
 @app.command(
@@ -57,10 +58,17 @@ def compare(
     max_regression: MaxRegressionOption = None,
     max_error_rate: MaxErrorRateOption = None,
     allow_different: AllowDifferentOption = None,
+    max_drop: Annotated[
+        float | None,
+        typer.Option("--max-drop", help="How much worse a score may be; what is worse beyond chance regressed.", min=0),
+    ] = None,
     baseline_dir: BaselineDirOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
 ) -> None:
     """Compare runs with the first: each metric's ratio, its interval, and which conditions differ.
+
+    Of runs with scores, those of `trtx eval` among them: each task's difference
+    over the same samples, with its interval.
 
     \b
     Examples:
@@ -80,13 +88,14 @@ def compare(
         max_error_rate=max_error_rate or "0%",
         allow_different=tuple(allow_different or ()),
         baseline_dir=baseline_dir or Path("baselines"),
+        max_drop=max_drop,
     )
     found = answer(request)
     if as_json:
         typer.echo(json.dumps({"comparisons": [plain(one) for one in found]}))
     else:
         _show(found)
-    if max_regression is not None and (error := _outcome(found)) is not None:
+    if (max_regression is not None or max_drop is not None) and (error := _outcome(found)) is not None:
         raise error
 
 
@@ -95,14 +104,14 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
     from trtx.bench.gate import DEFAULT_METRICS, parse_limit, parse_metrics
     from trtx.bench.sample import parse_percent
     from trtx.experiment.baseline import check_window
-    from trtx.experiment.baselines import Baselines, open_measured
+    from trtx.experiment.baselines import Baselines, open_compared
     from trtx.experiment.comparison import compare_measured
 
     metrics = parse_metrics(request.metrics) if request.metrics else DEFAULT_METRICS
     limit = None if request.max_regression is None else parse_limit(request.max_regression)
     max_error_rate = parse_percent("--max-error-rate", request.max_error_rate)
     baselines = Baselines(request.baseline_dir)
-    opened = [open_measured(text, baselines) for text in request.measured]
+    opened = [open_compared(text, baselines) for text in request.measured]
     names = [(one.name, one.run, one.saved_at) for one in opened]
     for place, (text, name) in enumerate(zip(request.measured, names, strict=True)):
         if (at := names.index(name)) < place:
@@ -111,6 +120,11 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
                 f"{quoted(text)} is {twice} once more, and a run differs in nothing from itself; name each once"
             )
     first, *others = opened
+    if not all(one.cells for one in opened) and (request.metrics or request.window != "whole"):
+        raise UsageError(
+            f"--{'metrics' if request.metrics else 'window'} means nothing for runs of trtx eval, which measure no "
+            "speed; leave it out"
+        )
     check_window(first, request.window)
     return tuple(
         compare_measured(
@@ -121,6 +135,7 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
             limit=limit,
             allowed=request.allow_different,
             window=request.window,
+            max_drop=request.max_drop,
         )
         for other in others
     )
@@ -151,6 +166,17 @@ def _outcome(found: tuple[Comparison, ...]) -> Exception | None:
             )
             for one in found
             for row in one.metrics
+            if row.verdict is not None
+        ]
+        + [
+            Judgement(
+                cell=f"{row.topology}-{row.task}",
+                criterion=row.metric,
+                verdict=row.verdict,
+                reason=row.reason or "",
+            )
+            for one in found
+            for row in one.scores
             if row.verdict is not None
         ]
     )

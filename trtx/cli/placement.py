@@ -196,7 +196,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("check all",), "MODEL --config --recipe"),
     ),
     "compare": _placed(
-        ((), "RUNS --metrics --window --max-regression --max-error-rate --baseline-dir --json"),
+        ((), "RUNS --metrics --window --max-regression --max-error-rate --max-drop --baseline-dir --json"),
         (("no gate",), "--allow-different"),
     ),
     "baseline": _placed(

@@ -8,20 +8,19 @@ kept or missed only where it is whatever that sample would have been worth.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 from trtx.evals import statistics
-from trtx.evals.forms import Sample, Score, ScoredTask, TopologyScores
+from trtx.evals.forms import Score, ScoredTask, TopologyScores
+from trtx.evals.pairs import PairedDifference
 
-Value = float | tuple[float, float]  # of a sample: a number, or a log-likelihood and what it is divided by
 _ASK_AGAIN = "ask for them again with --resume"
+UNANSWERED = "unanswered_sample_count"
 DEFAULT_MAX_DROP = 0.02  # of a score between 0 and 1: two answers in a hundred
 
 
@@ -54,7 +53,7 @@ def parse_min_score(text: str) -> MinScore:
 
 def judge_answers(topology: str, task: ScoredTask) -> Judgement:
     """Whether every sample was answered, and the task scored."""
-    criterion = "unanswered_sample_count:avg:le:0"
+    criterion = f"{UNANSWERED}:avg:le:0"
     cell = cell_of(topology, task.task)
     missing = task.samples - task.answered
     if task.note is not None:
@@ -140,43 +139,19 @@ def _with_lost(score: Score, task: ScoredTask) -> Interval | None:
     return Interval(score.value, worst.low, best.high, score.interval.confidence)
 
 
-def judge_difference(
-    topology: str,
-    score: Score,
-    task: str,
-    candidate: Mapping[str, Value],
-    baseline: Mapping[str, Value],
-    other: str,
-    max_drop: float,
-    confidence: float,
-) -> Judgement:
-    """``candidate``, ``baseline``: of the metric, as :func:`by_key` gives it. ``other``: what the baseline is called;
-    ``confidence``: of this interval alone."""
-    cell = cell_of(topology, task)
-    criterion = f"{score.name}:drop:le:{max_drop:.10g}"
-    if score.aggregation == "other":
-        return _unknown(
-            cell, criterion,
-            f"{score.metric} is computed over all samples at once, so there are no differences of samples to go by",
-        )  # fmt: skip
-    shared = [key for key in candidate if key in baseline]
-    if len(shared) < max(len(candidate), len(baseline)):
-        return _unknown(
-            cell,
-            criterion,
-            f"{len(shared)} samples stand in both runs, of {len(candidate)} here and {len(baseline)} in {other}; "
-            "expected the same samples; ask both the same tasks, --limit and --num-fewshot",
-        )
-    pairs = [candidate[key] for key in shared], [baseline[key] for key in shared]
-    interval = _difference(score, *pairs, confidence)
+def judge_difference(topology: str, found: PairedDifference, against: str, max_drop: float) -> Judgement:
+    """``against``: what the baseline is called."""
+    task = found.candidate
+    cell, criterion = cell_of(topology, task.task), f"{task.metric}:drop:le:{max_drop:.10g}"
+    interval = found.interval
     if interval is None:
-        return _unknown(cell, criterion, f"{len(shared)} pairs have no interval; ask more")
-    sign = -1 if score.higher_is_better is False else 1
+        return _unknown(cell, criterion, found.reason or "there is no interval")
+    sign = -1 if task.higher_is_better is False else 1
     low, high = sorted((sign * interval.low, sign * interval.high))
     verdict = _three_way(low, high, -max_drop, Verdict.REGRESSED)
     return Judgement(
         cell=cell, criterion=criterion, verdict=verdict,
-        reason=f"against {other} {_sentence(interval, f'at most {max_drop:g} worse', verdict, signed=True)}",
+        reason=f"against {against} {_sentence(interval, f'at most {max_drop:g} worse', verdict, signed=True)}",
         value=interval.estimate, interval=interval, limit=max_drop,
         is_near=verdict is Verdict.NO_VERDICT,
     )  # fmt: skip
@@ -186,45 +161,6 @@ def _named(task: ScoredTask, metric: str) -> Score | None:
     """``exact_match,strict-match``, or ``exact_match``: that of the first filter."""
     found = (score for score in task.scores if metric in (score.name, score.metric, f"{score.metric},{score.filter}"))
     return next(found, None)
-
-
-def _difference(
-    score: Score, candidate: Sequence[Value], baseline: Sequence[Value], confidence: float
-) -> Interval | None:
-    """Of the pairs, by what the score is made of."""
-    if score.aggregation == "mean":
-        return statistics.difference_interval(_numbers(candidate), _numbers(baseline), confidence)
-    return statistics.ratio_difference_interval(_ratios(candidate), _ratios(baseline), score.aggregation, confidence)
-
-
-def _numbers(values: Sequence[Value]) -> list[float]:
-    return [value for value in values if isinstance(value, float)]
-
-
-def _ratios(values: Sequence[Value]) -> list[tuple[float, float]]:
-    return [value for value in values if isinstance(value, tuple)]
-
-
-def by_key(samples: Sequence[Sample], score: Score) -> dict[str, Value]:
-    """A metric's value of each sample, where it has one of its own. Rows that ask the same are numbered."""
-    found: dict[str, Value] = {}
-    seen: Counter[str] = Counter()
-    for sample in samples:
-        for judged in sample.judgements:
-            value = _value(judged.metrics.get(score.metric), score)
-            if judged.filter == score.filter and value is not None:
-                twins = seen[sample.key]
-                found[f"{sample.key}#{twins}" if twins else sample.key] = value
-                seen[sample.key] += 1
-    return found
-
-
-def _value(found: Any, score: Score) -> Value | None:
-    if score.aggregation == "mean":
-        return float(found) if isinstance(found, (int, float)) else None
-    if score.aggregation == "other" or not isinstance(found, (list, tuple)) or len(found) != 2:
-        return None
-    return float(found[0]), float(found[1])
 
 
 def cell_of(topology: str, task: str) -> str:

@@ -20,6 +20,7 @@ from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 from trtx.experiment.comparison import judged, measured
 from trtx.experiment.conditions import Conditions, differences, model_of, unchecked
+from trtx.experiment.scores import compare_scores, scores_of_run
 from trtx.experiment.spec import ExperimentSpec, load_sweep
 from trtx.experiment.verdict import sample_of
 from trtx.report.forms import (
@@ -43,7 +44,8 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
             f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}, and topologies go by the names of their "
             "files; give one of them another name, or copy it for an A/A run"
         )
-    specs = {path.stem: load_sweep(path, {}) for path in (a, b)}
+    gate = {**gate, "baseline": a.stem} if gate.get("max_regression") else gate
+    specs = {path.stem: load_sweep(path, {"gate": gate}) for path in (a, b)}
     for path, spec in zip((a, b), specs.values(), strict=True):
         if len(spec.topologies) != 1:
             told = ", ".join(spec.labels) or "none, as it attaches"
@@ -54,6 +56,13 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
         raise UsageError(
             f"load.{name} is {loads[0][name]} in {shown(a)} and {loads[1][name]} in {shown(b)}; expected one load in "
             "both, or they would be compared by it"
+        )
+    first, second = (spec.eval for spec in specs.values())
+    if first != second:
+        said = a if first is not None else b
+        raise UsageError(
+            f"eval of {shown(said)} is another than that of the other file; expected the same in {shown(a)} and "
+            f"{shown(b)}, or in neither, or their scores would not compare"
         )
     if rounds < 2 and gate.get("max_regression"):
         raise UsageError(
@@ -70,7 +79,8 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
             },
             "order": "abba",
             "load": {**_said(specs[a.stem]), "trials": rounds},
-            "gate": {**gate, "baseline": a.stem} if gate.get("max_regression") else gate,
+            "gate": gate,
+            **({} if first is None else {"eval": first.model_dump(mode="json", exclude_unset=True)}),
         },
     )
 
@@ -112,6 +122,8 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
         )  # fmt: skip
         return measured(load.label, metric, (baseline, candidate), ratio, rounds=rounds)
 
+    scored = {one.topology: one for one in scores_of_run(run_dir)}
+    max_drop = spec.eval.max_drop if spec.eval and verdict and spec.gate.limit is not None else None
     comparisons = []
     for label in others:
         one, other = (
@@ -119,8 +131,10 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
             for of in (arm, label)
         )
         metrics = tuple(compared(label, load, metric) for load in spec.load.loads for metric in spec.gate.compared)
+        both = [scored[of] for of in (arm, label) if of in scored]
+        scores = compare_scores(both[1:], {label: both[0]}, max_drop) if len(both) > 1 else ()
         comparisons.append(
-            Comparison(arm, label, differences(one, other), unchecked(one, other), metrics, spec.gate.window)
+            Comparison(arm, label, differences(one, other), unchecked(one, other), metrics, spec.gate.window, scores)
         )
     return ComparedArms(_starts(run_dir, spec), tuple(comparisons))
 

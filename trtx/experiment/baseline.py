@@ -1,4 +1,5 @@
-"""A baseline: the figures of a run's cells, trial by trial, and the conditions that it is compared by. A small file.
+"""A baseline: the figures of a run's cells, trial by trial, what each sample is worth that it scored, and the
+conditions that it is compared by. A small file.
 
 Its cells stand in it as in ``cell.json``, each with the version of that, so that it is read as long as cells are.
 """
@@ -18,8 +19,11 @@ from trtx.bench.files import write_text
 from trtx.bench.judgement import Verdict
 from trtx.bench.sample import Sample, Window
 from trtx.errors import UsageError
-from trtx.experiment.conditions import Conditions
-from trtx.report.forms import BASELINE, CONDITIONS, LOCK, VERDICT, AskedRun, RunVerdict
+from trtx.evals.pairs import TopologyValues
+from trtx.experiment.conditions import Conditions, conditions_of_scores
+from trtx.experiment.scores import scores_of_run
+from trtx.report.evaluation import is_evaluation
+from trtx.report.forms import BASELINE, CONDITIONS, LOCK, VERDICT, AskedOf, AskedRun, RunVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Baseline:
     promoted_at: datetime | None  # None: a candidate
     superseded_by: str | None  # the name of a later one of the same conditions
     cells: tuple[Cell, ...]
+    scores: tuple[TopologyValues, ...] = ()  # none of a run that asked for none
 
     def samples(self, window: Window) -> tuple[Sample, ...]:
         """It has the figures of both windows, whichever its run was judged by."""
@@ -68,12 +73,15 @@ class Stored:
     promoted_at: datetime | None
     superseded_by: str | None
     cells: tuple[dict[str, Any], ...]
+    scores: tuple[TopologyValues, ...] = ()
 
 
 def of_run(run_dir: Path) -> Baseline:
     """A run as it lies there. Raises UsageError where it has no cell, or its conditions were not written down."""
     if not (run_dir / LOCK.file).exists():
         raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
+    if is_evaluation(run_dir):
+        raise UsageError(f"{run_dir} is a run of trtx eval, and a baseline has speed too; expected one of trtx bench")
     conditions = CONDITIONS.read(run_dir, Conditions)
     judged = VERDICT.find(run_dir, RunVerdict)
     cells = read_cells(run_dir)
@@ -82,7 +90,20 @@ def of_run(run_dir: Path) -> Baseline:
     name = run_dir.resolve().name
     saved_at = LOCK.read(run_dir, AskedRun).provenance.environment.started_at
     verdict = None if judged is None else judged.verdict
-    return Baseline(name, name, saved_at, verdict, conditions, None, None, cells)
+    return Baseline(name, name, saved_at, verdict, conditions, None, None, cells, scores_of_run(run_dir))
+
+
+def of_scored_run(run_dir: Path) -> Baseline:
+    """A run of ``trtx eval``, to be compared by its scores: it measured no speed. Raises UsageError without a score."""
+    if not (scores := scores_of_run(run_dir)):
+        raise UsageError(
+            f"{run_dir} has no scores; expected a run that was scored; go on with it by trtx eval --resume"
+        )
+    told = LOCK.read(run_dir, AskedOf).provenance
+    judged = VERDICT.find(run_dir, RunVerdict)
+    name, verdict = run_dir.resolve().name, None if judged is None else judged.verdict
+    started_at = told.environment.started_at
+    return Baseline(name, name, started_at, verdict, conditions_of_scores(told), None, None, (), scores)
 
 
 def check_window(baseline: Baseline, window: Window) -> None:
@@ -105,25 +126,33 @@ def read_baseline(path: Path) -> Baseline:
         cells.append(CELL.restored(CELL.checked(fields, source), Cell, source))
     return Baseline(
         stored.name, stored.run, stored.saved_at, stored.verdict, stored.conditions, stored.promoted_at,
-        stored.superseded_by, tuple(cells),
+        stored.superseded_by, tuple(cells), stored.scores,
     )  # fmt: skip
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """At once, or UsageError. A cell is a line, so that a difference between two versions shows which changed."""
+    """At once, or UsageError. A cell is a line, and a scored topology, so that a difference between two versions shows
+    which changed."""
     stored = Stored(
         baseline.name, baseline.run, baseline.saved_at, baseline.verdict, baseline.conditions, baseline.promoted_at,
         baseline.superseded_by, tuple(CELL.versioned(cell.to_json()) for cell in baseline.cells),
+        baseline.scores,
     )  # fmt: skip
     fields = BASELINE.versioned(plain(stored))
-    cells = ",\n".join(f"    {json.dumps(cell, ensure_ascii=False)}" for cell in fields.pop("cells"))
+    listed = {name: values for name in ("cells", "scores") if (values := fields.pop(name))}
     lines = [f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
+    lines += [f"  {json.dumps(name)}: {_line_each(values)}" for name, values in listed.items()]
     try:
-        write_text(path, "{\n" + ",\n".join([*lines, f'  "cells": [\n{cells}\n  ]']) + "\n}\n")
+        write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
     except OSError as error:
         raise UsageError(
             f"{path} can't be written ({error.strerror}); make room there, or name another place"
         ) from error
+
+
+def _line_each(values: list[Any]) -> str:
+    lines = ",\n".join(f"    {json.dumps(value, ensure_ascii=False)}" for value in values)
+    return f"[\n{lines}\n  ]"
 
 
 def _document(path: Path) -> Document:

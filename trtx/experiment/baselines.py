@@ -16,9 +16,10 @@ from trtx.bench.judgement import Verdict
 from trtx.config.files import path_problem
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
-from trtx.experiment.baseline import Baseline, of_run, read_baseline, write_baseline
+from trtx.experiment.baseline import Baseline, of_run, of_scored_run, read_baseline, write_baseline
 from trtx.experiment.conditions import COMPARED_BY, Conditions, differences, load_differences
 from trtx.experiment.gate_spec import check_baseline_name
+from trtx.report.evaluation import is_evaluation
 from trtx.report.forms import LOCK, Difference
 
 
@@ -145,6 +146,12 @@ def open_baseline(
     if path.is_dir() and not (path / LOCK.file).exists():
         return Baselines(path).pick(conditions, loads, allowed)
     return open_measured(text, baselines)
+
+
+def open_compared(text: str, baselines: Baselines) -> Baseline:
+    """As :func:`open_measured`, and a run of ``trtx eval`` too, which has scores alone."""
+    path = located(text)
+    return of_scored_run(path) if is_evaluation(path) else open_measured(text, baselines)
 
 
 def open_measured(text: str, baselines: Baselines) -> Baseline:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from trtx.bench.gate import DEFAULT_METRICS, Limit, compare, doubts_of_both, measured_ratio
 from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
 from trtx.bench.judgement import Judgement, Refusal, Verdict
 from trtx.bench.sample import Metric, Sample, Window
+from trtx.errors import UsageError
 from trtx.experiment.baseline import Baseline
 from trtx.experiment.conditions import differences, load_differences, refuse_others, unchecked
-from trtx.report.forms import ComparedMetric, Comparison
+from trtx.experiment.scores import compare_scores, partners
+from trtx.report.forms import ComparedMetric, Comparison, Difference
 
 Sides = tuple[Sample | None, Sample | None]  # baseline and candidate in one cell
 Rounds = Sequence[tuple[float | None, float | None]]
@@ -25,16 +27,73 @@ def compare_measured(
     limit: Limit | None = None,
     allowed: Sequence[str] = (),
     window: Window = "whole",
+    max_drop: float | None = None,
 ) -> Comparison:
-    """Every cell that either has. All intervals hold at once with 95 % (Bonferroni).
+    """Every cell that either has, and every task that ``candidate`` has. All intervals of a kind hold at once with 95 %
+    (Bonferroni), of scores those of a topology.
 
     With a ``limit`` the cells of ``candidate`` are judged as by a gate, and UsageError is raised where the two are of
-    another model, load or machine and that is not ``allowed``. Without one nothing is refused: it is told.
+    another model, load or machine and that is not ``allowed``. With ``max_drop`` its scores are. Without them nothing
+    is refused but what has nothing in common: it is told.
     """
-    found = (
-        *differences(baseline.conditions, candidate.conditions),
-        *load_differences(baseline.cells, candidate.loads),
-    )
+    _refuse_nothing_in_common(baseline, candidate, limit, max_drop)
+    has_speed = bool(baseline.cells and candidate.cells)
+    found = _differences(baseline, candidate)
+    rows = _speed(baseline, candidate, found, metrics, max_error_rate, limit, allowed, window) if has_speed else []
+    others = partners([one.topology for one in candidate.scores], baseline.scores)
+    return Comparison(
+        baseline.name, candidate.name, found, unchecked(baseline.conditions, candidate.conditions), tuple(rows), window,
+        compare_scores(candidate.scores, others, max_drop), tuple(_one_sided(baseline, candidate)),
+    )  # fmt: skip
+
+
+def _refuse_nothing_in_common(
+    baseline: Baseline, candidate: Baseline, limit: Limit | None, max_drop: float | None
+) -> None:
+    both = (baseline, candidate)
+    without_speed = [one.name for one in both if not one.cells]
+    without_scores = [one.name for one in both if not one.scores]
+    if limit is not None and without_speed:
+        raise UsageError(
+            f"{without_speed[0]} is a run of trtx eval, which measures no speed, and --max-regression judges it; leave "
+            "it out, or expect runs of trtx bench"
+        )
+    if max_drop is not None and without_scores:
+        raise UsageError(
+            f"{without_scores[0]} has no scores, and --max-drop judges them; leave it out, or expect runs with scores"
+        )
+    if without_speed and without_scores:
+        raise UsageError(
+            f"{without_speed[0]} has scores and no speed, {without_scores[0]} has speed and no scores: nothing of them "
+            "can be compared; expected two of a kind"
+        )
+
+
+def _one_sided(baseline: Baseline, candidate: Baseline) -> Iterator[str]:
+    for one, other in ((baseline, candidate), (candidate, baseline)):
+        if one.cells and not other.cells:
+            yield f"Speed is not compared: {other.name} measured none."
+        if one.scores and not other.scores:
+            yield f"Scores are not compared: {other.name} has none."
+
+
+def _differences(baseline: Baseline, candidate: Baseline) -> tuple[Difference, ...]:
+    found = differences(baseline.conditions, candidate.conditions)
+    if bool(baseline.cells) != bool(candidate.cells):  # one has no load, and its topology was recorded in fewer words
+        return tuple(one for one in found if one.group not in ("load", "topology"))
+    return (*found, *load_differences(baseline.cells, candidate.loads))
+
+
+def _speed(
+    baseline: Baseline,
+    candidate: Baseline,
+    found: Sequence[Difference],
+    metrics: Sequence[Metric],
+    max_error_rate: float,
+    limit: Limit | None,
+    allowed: Sequence[str],
+    window: Window,
+) -> list[ComparedMetric]:
     sides = _by_cell(baseline, window), _by_cell(candidate, window)
     if limit is not None:
         refuse_others(baseline.name, found, allowed)
@@ -60,9 +119,7 @@ def compare_measured(
                     )
                 )
                 rows.append(measured(cell, metric, of_both, ratio))
-    return Comparison(
-        baseline.name, candidate.name, found, unchecked(baseline.conditions, candidate.conditions), tuple(rows), window
-    )
+    return rows
 
 
 def measured(

@@ -48,12 +48,32 @@ def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: P
         load={name: load[name] for name in LoadSpec.model_fields if name not in own},
         machine={**machine, "cpu": environment.cpu, "cpu_cores": environment.cpu_cores},
         topology=topology,
-        versions={
-            **environment.versions,
-            "python": environment.python,
-            "gpu_driver": environment.gpu_driver,
-            "trtx_sources": environment.trtx_sources,
-        },
+        versions=_versions(environment),
+    )
+
+
+def conditions_of_scores(provenance: Provenance) -> Conditions:
+    """Of a run that measured no speed, from what its lock says. It has no load, and no router: nothing of a score is
+    compared by them."""
+    environment = provenance.environment
+    topology = {
+        label: {
+            "engine": measured.engine,
+            "workers": measured.workers,
+            "gpus": None if measured.gpu_names is None else list(measured.gpu_names),
+            "engine_configs": measured.engine_configs,
+        }
+        for label, measured in provenance.measured.items()
+    }
+    machine: dict[str, Any] = {"gpus": sorted({gpu.name for gpu in environment.gpus})}
+    if environment.deployment is not None:
+        machine, topology = _attached(environment.deployment)
+    return Conditions(
+        model=_model(provenance),
+        load={},
+        machine={**machine, "cpu": environment.cpu, "cpu_cores": environment.cpu_cores},
+        topology=topology,
+        versions=_versions(environment),
     )
 
 
@@ -116,6 +136,15 @@ def refuse_others(source: str, found: Sequence[Difference], allowed: Sequence[st
             f"{source} is of other conditions: {'; '.join(map(str, refused))}; expected the same, or compare all the "
             f"same with {ways}"
         )
+
+
+def _versions(environment: Environment) -> dict[str, Any]:
+    return {
+        **environment.versions,
+        "python": environment.python,
+        "gpu_driver": environment.gpu_driver,
+        "trtx_sources": environment.trtx_sources,
+    }
 
 
 def _model(provenance: Provenance) -> dict[str, Any]:

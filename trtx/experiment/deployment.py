@@ -36,7 +36,10 @@ _ORDER = {"agg": 0, "prefill": 1, "decode": 2}  # as a request meets them; other
 
 def ask_deployment(attach: Attach) -> Deployment:
     """Raises UsageError where it does not answer, asks for a key that is not there, or serves several models."""
-    with httpx.Client(base_url=attach.url, timeout=_TIMEOUT_S) as client:
+    # Each request on a connection of its own: uvicorn closes one on which a handler raised, as that of transformers'
+    # server does over a chat without messages, and whatever is asked on it next is reset.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=attach.url, timeout=_TIMEOUT_S, limits=limits) as client:
         uses_key = _asks_for_key(client)
         if uses_key:
             client.headers["Authorization"] = f"Bearer {_needed_key(attach.url)}"

@@ -22,9 +22,10 @@ from trtx.launch import write_problem
 from trtx.report.forms import LOCK, PLAN, Provenance
 
 PROVENANCE = "provenance"  # the field of the lock that no sweep has
-# Fields of a sweep that came later -> the version of the lock, and what the runs before it did.
+# Fields of a sweep that came later -> the version of the lock, and what the runs before it did. "" is its top.
 CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
     ("gate", "window"): (3, "whole"),
+    ("", "eval"): (4, None),
     **{("load", name): (record.since, record.before) for name, record in field_records(LoadSpec).items()},
 }
 
@@ -101,7 +102,11 @@ def _with_later_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """A lock of an older version, with what its run did where there was no choice yet."""
     complete = dict(fields)
     for (part, name), (version, value) in CAME_WITH.items():
-        if fields["schema_version"] < version and isinstance(complete.get(part), dict):
+        if fields["schema_version"] >= version:
+            continue
+        if not part:
+            complete = {name: value, **complete}
+        elif isinstance(complete.get(part), dict):
             complete[part] = {name: value, **complete[part]}
     return complete
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 from trtx.bench import Target, cell_directory, cell_name, check_load, command, planned_trials, trial_directory
 from trtx.experiment import gate
 from trtx.experiment.conditions import conditions_of
-from trtx.experiment.deployment import ask_deployment
+from trtx.experiment.deployment import ask_context_length, ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
+from trtx.experiment.scoring import common_tokenizer, open_session, wait_loaded
+from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
-from trtx.experiment.targets import attached_target, check_fits, target_of
+from trtx.experiment.targets import attached_target, check_fits, common_context_length, target_of
 from trtx.launch import prepare
 from trtx.report.forms import ComparedWith, Deployment
 from trtx.topology import Plan
@@ -35,11 +38,12 @@ class PlannedRun:
 
     topologies: tuple[PlannedTopology, ...]
     baseline: ComparedWith | None  # None: it is compared with none, or with one of its own topologies
+    samples: dict[str, int]  # that each topology is asked for, by task; none where nothing is scored
 
 
 def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
     """What :func:`trtx.experiment.run` would start, without starting or writing; paths say RUN in place of the
-    directory's name. Raises UsageError as that would before anything starts, over the gate's baseline too.
+    directory's name. Raises UsageError as that would before anything starts, over the gate's baseline and tasks too.
     """
     run_dir = parent / "RUN"
     check_load(spec.load)
@@ -47,7 +51,9 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
         deployment = ask_deployment(spec.attach)
         target = attached_target(spec.attach, deployment)
         planned = PlannedTopology(ATTACHED, None, _aiperf(spec, target, run_dir))
-        return PlannedRun((planned,), _baseline(spec, {}, target, deployment))
+        baseline = _baseline(spec, {}, target, deployment)
+        samples = _samples(spec.eval, target.tokenizer_path, lambda: ask_context_length(deployment))
+        return PlannedRun((planned,), baseline, samples)
     topologies, plans = [], {}
     for topology in spec.topologies:
         plan = prepare(topology.spec, run_dir=run_dir / topology.label)
@@ -55,7 +61,21 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
         plans[topology.label] = plan
         calls = _aiperf(spec, target_of(topology.label, plan), run_dir)
         topologies.append(PlannedTopology(topology.label, plan, calls))
-    return PlannedRun(tuple(topologies), _baseline(spec, plans, None, None))
+    samples = {}
+    if spec.eval is not None:
+        samples = _samples(spec.eval, common_tokenizer(plans), lambda: common_context_length(plans))
+    return PlannedRun(tuple(topologies), _baseline(spec, plans, None, None), samples)
+
+
+def _samples(asked: ScoringSpec | None, tokenizer: Path, context_length: Callable[[], int | None]) -> dict[str, int]:
+    """Reads the tasks and their datasets as the run would. Raises UsageError for what can't be asked."""
+    if asked is None:
+        return {}
+    with (
+        tempfile.TemporaryDirectory(prefix="trtx-") as scratch,
+        open_session(asked, tokenizer, context_length(), Path(scratch) / "session.log") as session,
+    ):
+        return wait_loaded(asked, session, lambda: None).samples
 
 
 def _baseline(

@@ -19,10 +19,10 @@ from trtx.experiment.sources import commit_of, sources_hash
 from trtx.launch import probe
 from trtx.report.forms import Deployment, Environment, Gpu
 
-# What a figure depends on: what serves, computes, tokenizes and measures. By their normalized names.
+# What a figure or a score depends on: what serves, computes, tokenizes, measures and scores. By their normalized names.
 _PACKAGES = {
     "trtx", "ai-dynamo", "ai-dynamo-runtime", "aiperf", "torch", "triton", "transformers", "tokenizers", "safetensors",
-    "numpy", "msgspec", "pyzmq", "uvloop",
+    "numpy", "msgspec", "pyzmq", "uvloop", "lm-eval",
 }  # fmt: skip
 _FAMILIES = ("tensorrt", "nixl", "nvidia-", "cuda-", "flashinfer", "flash-attn", "cutlass")  # names begin so
 

@@ -11,28 +11,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trtx.bench import Journal, Target
-from trtx.bench.journal import ProcessRestart, RunEnded, RunFailed, RunResumed, TopologyReady, TopologyStopping
+from trtx.bench.journal import RunEnded, RunFailed, RunResumed
 from trtx.errors import TrtxError, UsageError
-from trtx.evals import Endpoint, Job, Session, eval_directory, marker, read_eval
-from trtx.evals.gate import check_min_scores
-from trtx.evals.messages import NeedleAsked, Progress
+from trtx.evals import Session, marker
+from trtx.evals.messages import Progress
 from trtx.experiment import directory, resumption
 from trtx.experiment.deployment import api_key, ask_context_length, ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.evaluation_spec import EvaluationSpec, read_evaluation
 from trtx.experiment.evaluation_verdict import judge_evaluation, read_scored_baseline
 from trtx.experiment.provenance import provenance_with
+from trtx.experiment.scoring import SESSION_LOG, common_tokenizer, endpoint_of, is_scored, open_session, wait_loaded
+from trtx.experiment.serving import serve_noted
 from trtx.experiment.spec import ATTACHED, Attach
-from trtx.experiment.targets import attached_target, context_length, target_of
+from trtx.experiment.targets import attached_target, common_context_length, target_of
 from trtx.experiment.verdict import error_of
-from trtx.launch import Event, Interruption, catch_signals, prepare, serve
+from trtx.launch import Event, Interruption, catch_signals, prepare
 from trtx.report import REPORT_FILE
 from trtx.report.evaluation import render_evaluation
 from trtx.report.forms import CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, Deployment, Provenance, RunVerdict
 from trtx.topology import Plan
-
-_SERVED_PATIENCE_S, _ATTACHED_PATIENCE_S = 30.0, 5.0
-SESSION_LOG = Path("eval") / "session.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ def resume_evaluation(
         resumption.check_conditions(recorded, environment(argv, datetime.now(UTC)))
         resumption.wait_for_the_end(recorded, [marker(run_dir / SESSION_LOG)])
         state = _Evaluation(spec, run_dir, listener or EvaluationListener(), check_directory=check_directory)
-        left = tuple(label for label in spec.labels if not _is_complete(run_dir, label))
+        left = tuple(label for label in spec.labels if not is_scored(run_dir, label))
         if spec.attach is not None and left:
             state.deployment = ask_deployment(spec.attach)
             resumption.check_deployment(recorded, state.deployment)
@@ -138,11 +136,6 @@ def resume_evaluation(
             return _finished(state)
         with _session(state) as session:
             return _score(state, session, left)
-
-
-def _is_complete(run_dir: Path, label: str) -> bool:
-    scores = read_eval(run_dir, label)
-    return scores is not None and all(task.answered == task.samples for task in scores.tasks)
 
 
 def _read_recorded(run_dir: Path, spec: EvaluationSpec) -> resumption.Recorded[EvaluationSpec]:
@@ -165,7 +158,7 @@ def _prepare(state: _Evaluation, *, anew: bool = False) -> Target | None:
             home = home / f"start-{len(list(home.glob('start-*'))) + 2:02d}"
         state.plans[topology.label] = prepare(topology.spec, run_dir=home)
     if state.spec.attach is None:
-        state.tokenizer = next(iter(state.plans.values())).model_path
+        state.tokenizer = common_tokenizer(state.plans)
         return None
     if state.deployment is None:
         return None
@@ -194,21 +187,8 @@ def _write_plans(state: _Evaluation) -> None:
 @contextmanager
 def _session(state: _Evaluation) -> Iterator[Session]:
     """lm-eval in its process, with signals caught from here on."""
-    spec = state.spec
-    job = Job(
-        tasks=spec.tasks,
-        task_dir=None if spec.task_dir is None else str(Path(spec.task_dir).absolute()),
-        limit=spec.limit,
-        num_fewshot=spec.num_fewshot,
-        endpoint_type=spec.endpoint_type,
-        concurrency=spec.concurrency,
-        tokenizer=None if state.tokenizer is None else str(state.tokenizer),
-        context_length=_context_length(state),
-        needle=NeedleAsked(spec.needle_lengths, spec.needle_depths, spec.needle_samples),
-        text=None if spec.text is None else str(Path(spec.text).absolute()),
-        request_timeout_s=spec.request_timeout,
-    )
-    with catch_signals(state.interruption), Session(job, state.run_dir / SESSION_LOG) as session:
+    log, context = state.run_dir / SESSION_LOG, _context_length(state)
+    with catch_signals(state.interruption), open_session(state.spec, state.tokenizer, context, log) as session:
         yield session
 
 
@@ -216,14 +196,12 @@ def _context_length(state: _Evaluation) -> int | None:
     """Of prompt and answer, in tokens, on every topology."""
     if state.deployment is not None:
         return ask_context_length(state.deployment)
-    known = [length for plan in state.plans.values() if (length := context_length(plan)) is not None]
-    return min(known, default=None)
+    return common_context_length(state.plans)
 
 
 def _score(state: _Evaluation, session: Session, labels: Sequence[str]) -> FinishedEvaluation:
     state.listener.on_loading(state.run_dir / SESSION_LOG)
-    loaded = session.wait_loaded(state.check)
-    check_min_scores(state.spec.least_scores, loaded.metrics, loaded.shares)
+    loaded = wait_loaded(state.spec, session, state.check)
     state.listener.on_start(state.run_dir)
     state.listener.on_loaded(loaded.samples, tuple(labels))
     with _rendered_whatever_happens(state):
@@ -232,8 +210,7 @@ def _score(state: _Evaluation, session: Session, labels: Sequence[str]) -> Finis
             if label == ATTACHED:
                 assert state.deployment is not None
                 url, model = state.deployment.url, state.deployment.model
-                key = api_key(state.deployment)
-                endpoint = Endpoint(label, url, model, _home(state, label), _ATTACHED_PATIENCE_S, key)
+                endpoint = endpoint_of(state.run_dir, label, url, model, api_key(state.deployment))
                 session.ask(endpoint, state.check, state.listener.on_progress)
             else:
                 _serve_and_ask(state, session, label)
@@ -247,27 +224,14 @@ def _finished(state: _Evaluation) -> FinishedEvaluation:
 
 def _serve_and_ask(state: _Evaluation, session: Session, label: str) -> None:
     plan = state.plans[label]
-    with serve(
-        plan, on_event=lambda event: state.listener.on_event(label, event), interruption=state.interruption
-    ) as served:
-        loaded, warmed_up = round(served.load_seconds, 3), round(served.warm_up_seconds, 3)
-        state.journal.note(TopologyReady(topology=label, load_seconds=loaded, warm_up_seconds=warmed_up))
+    with serve_noted(label, plan, state.journal, state.listener.on_event, state.interruption) as served:
 
         def check() -> None:
             served.check()
             state.check_directory()
 
-        try:
-            target = target_of(label, plan)
-            endpoint = Endpoint(label, target.url, target.model, _home(state, label), _SERVED_PATIENCE_S)
-            session.ask(endpoint, check, state.listener.on_progress)
-        finally:
-            restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
-            state.journal.note(TopologyStopping(topology=label, restarts=restarts))
-
-
-def _home(state: _Evaluation, label: str) -> str:
-    return str(eval_directory(state.run_dir, label))
+        target = target_of(label, plan)
+        session.ask(endpoint_of(state.run_dir, label, target.url, target.model), check, state.listener.on_progress)
 
 
 @contextmanager

@@ -3,87 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 
 from trtx.bench.documents import problem
 from trtx.config import Mode, TopologySpec
 from trtx.config.topology import Name
 from trtx.errors import UsageError
-from trtx.evals.gate import DEFAULT_MAX_DROP, MinScore, parse_min_score
-from trtx.evals.messages import REQUEST_TIMEOUT_S, EndpointType, NeedleAsked
-from trtx.evals.needle import TASK as NEEDLE_TASK
-from trtx.evals.texts import TASK as TEXT_TASK
 from trtx.experiment.axes import NamedTopology, expand
 from trtx.experiment.directory import PROVENANCE
+from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ATTACHED, Attach
 from trtx.report.forms import LOCK
 
-Length = Annotated[int, Field(ge=1)]
-Depth = Annotated[int, Field(ge=0, le=100)]
-MOST_CONCURRENT = 4096  # sockets below the open files that most systems allow, with room for the rest
 
-
-class EvaluationSpec(BaseModel):
-    """Field by field what was typed, defaults resolved."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class EvaluationSpec(ScoringSpec):
+    """What is scored, and of whom."""
 
     name: str = "eval"
-    tasks: tuple[Name, ...] = Field(min_length=1)
-    limit: int | None = Field(default=None, ge=1)  # samples of each task
-    num_fewshot: int | None = Field(default=None, ge=0)  # None: as each task says
-    task_dir: Name | None = None
-    endpoint_type: EndpointType = "completions"
-    concurrency: int = Field(default=8, ge=1, le=MOST_CONCURRENT)  # requests in flight
-    request_timeout: float = Field(default=REQUEST_TIMEOUT_S, gt=0, allow_inf_nan=False)  # seconds
-    needle_lengths: tuple[Length, ...] | None = Field(default=None, min_length=1)  # tokens; None: by the context
-    needle_depths: tuple[Depth, ...] = Field(default=NeedleAsked().depths, min_length=1)  # per cent
-    needle_samples: int = Field(default=NeedleAsked().samples, ge=1)  # of each length and depth
-    text: Name | None = None  # file that task perplexity scores
-    min_score: tuple[str, ...] = ()  # task:metric:value
     baseline: Name | None = None  # directory of a run
-    max_drop: float = Field(default=DEFAULT_MAX_DROP, gt=0, allow_inf_nan=False)  # in the metric's own unit
     modes: tuple[Mode, ...] = Field(default=("agg",), min_length=1)
     topology: TopologySpec = Field(default_factory=lambda: TopologySpec.model_validate({"port": 0}))
     attach: Attach | None = None
 
-    @field_validator("tasks", "modes", "needle_lengths", "needle_depths")
+    @field_validator("modes")
     @classmethod
-    def _distinct(cls, value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-        if value is not None and len(set(value)) != len(value):
-            twice = next(one for place, one in enumerate(value) if one in value[:place])
-            raise ValueError(f"{twice} is named twice; expected each once")
+    def _distinct(cls, value: tuple[Mode, ...]) -> tuple[Mode, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError(f"{value[0]} is named twice; expected each once")
         return value
-
-    @model_validator(mode="after")
-    def _can_be_judged(self) -> EvaluationSpec:
-        _ = self.least_scores
-        return self
-
-    @model_validator(mode="after")
-    def _text_is_scored(self) -> EvaluationSpec:
-        if (self.text is None) == (TEXT_TASK in self.tasks):
-            told = "is needed" if self.text is None else "means nothing"
-            beside = "with" if self.text is None else "without"
-            raise ValueError(f"--text {told} {beside} {TEXT_TASK} in --tasks, which scores it; name both, or neither")
-        return self
-
-    @model_validator(mode="after")
-    def _needle_is_asked(self) -> EvaluationSpec:
-        for name in ("needle_lengths", "needle_depths", "needle_samples"):
-            if NEEDLE_TASK not in self.tasks and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"--{name.replace('_', '-')} means nothing without {NEEDLE_TASK} in --tasks, whose prompts it "
-                    "shapes; name both, or neither"
-                )
-        return self
-
-    @property
-    def least_scores(self) -> tuple[MinScore, ...]:
-        """Raises UsageError."""
-        return tuple(parse_min_score(text) for text in self.min_score)
 
     @property
     def topologies(self) -> tuple[NamedTopology, ...]:

@@ -14,7 +14,7 @@ from trtx.errors import UsageError
 from trtx.evals.fidelity.prompts import DEFAULT_COUNT, MOST
 from trtx.experiment.axes import NamedTopology, expand
 from trtx.experiment.directory import PROVENANCE
-from trtx.experiment.evaluation_spec import MOST_CONCURRENT
+from trtx.experiment.scoring_spec import MOST_CONCURRENT
 from trtx.experiment.spec import ATTACHED, Attach
 from trtx.report.forms import LOCK
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trtx.bench import Cell, Load, cell_name, read_cells
 from trtx.bench.goodput import goodput, request_bounds
+from trtx.bench.judgement import Judgement
 from trtx.bench.records import RECORDS_FILE, read_records
 from trtx.bench.resolution import check_resolvable
 from trtx.bench.windows import Phases, phases_of
@@ -24,6 +25,7 @@ from trtx.experiment.conditions import (
     refuse_others,
     unchecked,
 )
+from trtx.experiment.scores import judge_scores, partners, score_differences, scores_of_run
 from trtx.experiment.spec import ExperimentSpec
 from trtx.experiment.verdict import judge_cells, run_verdict
 from trtx.report.forms import BASELINE, COMPARISON, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
@@ -80,7 +82,7 @@ def baseline_of(spec: ExperimentSpec, conditions: Conditions) -> Baseline:
 
 
 def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
-    """Judges every cell that was to be measured, writes ``verdict.json``, and returns it."""
+    """Judges every cell that was to be measured, and every score, writes ``verdict.json``, and returns it."""
     loads = planned_loads(spec)
     cells = {cell.name: cell for cell in read_cells(run_dir)}
     pairs = _pairs(spec)
@@ -92,9 +94,23 @@ def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
         pairs=pairs,
     )  # fmt: skip
     compared = None if baseline is None else compared_with(spec, baseline, CONDITIONS.read(run_dir, Conditions))
+    judgements = (*judgements, *_judge_scores(run_dir, spec, baseline))
     verdict = run_verdict(tuple(cells.values()), judgements, compared, spec.gate.window)
     VERDICT.write(run_dir, verdict)
     return verdict
+
+
+def _judge_scores(run_dir: Path, spec: ExperimentSpec, baseline: Baseline | None) -> list[Judgement]:
+    """Against the baseline's scores, where it has some; of an A/B run, against those of the arm that is one."""
+    if spec.eval is None:
+        return []
+    if baseline is not None:
+        others = partners(spec.labels, baseline.scores)
+        return judge_scores(run_dir, spec.labels, spec.eval, others, whose=" of the baseline")
+    scored = {one.topology: one for one in scores_of_run(run_dir)}
+    arm = scored.get(spec.gate.baseline or "") if _pairs(spec) is not None else None
+    others = {} if arm is None else {label: arm for label in spec.labels if label != arm.topology}
+    return judge_scores(run_dir, spec.labels, spec.eval, others)
 
 
 def _pairs(spec: ExperimentSpec) -> dict[str, str] | None:
@@ -120,9 +136,17 @@ def compared_with(spec: ExperimentSpec, baseline: Baseline, now: Conditions) -> 
         name=baseline.name,
         run=baseline.run,
         saved_at=baseline.saved_at,
-        differences=tuple(map(str, found)),
+        differences=(*map(str, found), *_other_questions(spec, baseline)),
         unchecked=unchecked(baseline.conditions, now),
     )
+
+
+def _other_questions(spec: ExperimentSpec, baseline: Baseline) -> tuple[str, ...]:
+    if spec.eval is None:
+        return ()
+    if not baseline.scores:
+        return ("it has no scores, so those of this run are compared with none",)
+    return tuple(f"eval.{one}" for one in score_differences(spec.eval, baseline.scores))
 
 
 def _goodputs(run_dir: Path, spec: ExperimentSpec, cells: Iterable[Cell]) -> dict[str, list[float | None]]:

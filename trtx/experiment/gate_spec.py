@@ -27,14 +27,14 @@ def check_baseline_name(name: str) -> None:
         )
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
     """One text for a list of one, with commas for one of several: none of what is listed has a comma in it."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(","))
     return tuple(value) if isinstance(value, list) else value
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
 class GateSpec(BaseModel):

@@ -14,7 +14,7 @@ from trtx.engine import KV_FAULT_VARIABLE
 from trtx.errors import UsageError
 from trtx.evals.parity import Shape
 from trtx.experiment.axes import NamedTopology
-from trtx.experiment.evaluation_spec import MOST_CONCURRENT
+from trtx.experiment.scoring_spec import MOST_CONCURRENT
 from trtx.topology import Plan
 
 Route = Literal["agg", "disagg", "kv", "migrated", "chunked"]

@@ -31,6 +31,7 @@ from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.experiment.provenance import read_dataset
 from trtx.experiment.schedule import Step, schedule, without
+from trtx.experiment.scoring import is_scored
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
 from trtx.launch import members
@@ -111,12 +112,13 @@ def wait_for_the_end(recorded: Recorded[Any], also: Sequence[str] = ()) -> None:
 
 
 def missing_steps(recorded: Recorded[ExperimentSpec]) -> tuple[Step, ...]:
-    """What is to be measured, in the order that it would have had. Writes nothing."""
+    """What is to be measured and scored, in the order that it would have had. Writes nothing."""
     held = {
         label: held_trials(recorded.run_dir, recorded.target(label), recorded.spec.load)
         for label in recorded.spec.labels
     }
-    return without(schedule(recorded.spec), held)
+    scored = [label for label in recorded.spec.labels if is_scored(recorded.run_dir, label)]
+    return without(schedule(recorded.spec), held, scored)
 
 
 def clear_the_way(recorded: Recorded[ExperimentSpec], missing: Sequence[Step]) -> None:

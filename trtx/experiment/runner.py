@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,24 +25,26 @@ from trtx.bench import (
 )
 from trtx.bench.journal import (
     LoadStarted,
-    ProcessRestart,
     RunEnded,
     RunFailed,
     RunResumed,
-    TopologyReady,
-    TopologyStopping,
 )
 from trtx.errors import LoadGeneratorError, TrtxError, UsageError
+from trtx.evals import Session, marker
+from trtx.evals.gate import cell_of
+from trtx.evals.messages import Progress as ScoringProgress
 from trtx.experiment import ab, directory, gate, resumption
-from trtx.experiment.deployment import ask_deployment
+from trtx.experiment.deployment import ask_context_length, ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
 from trtx.experiment.schedule import Step, schedule
+from trtx.experiment.scoring import SESSION_LOG, common_tokenizer, endpoint_of, is_scored, open_session, wait_loaded
 from trtx.experiment.server_readings import open_attached, open_topology
+from trtx.experiment.serving import serve_noted
 from trtx.experiment.spec import ExperimentSpec
-from trtx.experiment.targets import attached_target, check_fits, target_of
+from trtx.experiment.targets import attached_target, check_fits, common_context_length, target_of
 from trtx.experiment.verdict import error_of
-from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, prepare, serve
+from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, prepare
 from trtx.report import REPORT_FILE, render
 from trtx.report.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, RunVerdict
 from trtx.topology import Plan
@@ -53,10 +56,13 @@ class Listener:
 
     on_start: Callable[[Path], None] = lambda run_dir: None
     on_cells: Callable[[tuple[str, ...], tuple[str, ...], int], None] = lambda kept, ahead, trials: None
-    # names of the cells that hold and of those to measure, and in how many trials
+    # names of the cells, and of the scores, that hold and of those to measure, and in how many trials
     on_topology: Callable[[str], None] = lambda label: None
     on_event: Callable[[str, Event], None] = lambda label, event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
+    on_loading: Callable[[Path], None] = lambda log: None  # tasks and datasets, for minutes where they are downloaded
+    on_loaded: Callable[[dict[str, int], tuple[str, ...]], None] = lambda samples, topologies: None
+    on_scored: Callable[[ScoringProgress], None] = lambda progress: None  # after each sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +82,12 @@ class _Run:
     spec: ExperimentSpec
     run_dir: Path
     listener: Listener
-    missing: tuple[Step, ...]  # what is to be measured
+    missing: tuple[Step, ...]  # what is to be measured and scored
     target: Target | None = None  # of an attached run
     check_directory: Callable[[], None] = lambda: None  # raises UsageError once it was removed
     interruption: Interruption = field(default_factory=Interruption)
     plans: dict[str, Plan] = field(default_factory=dict)  # by topology, of those in ``missing``
+    session: Session | None = None  # that has the tasks; None: nothing is to be scored
 
     @property
     def journal(self) -> Journal:
@@ -88,16 +95,37 @@ class _Run:
 
     @property
     def ahead(self) -> tuple[str, ...]:
-        """Names of the cells to measure."""
+        """Names of the cells to measure, and of the scores."""
         names = (cell_name(step.label, trial.load) for step in self.missing for trial in step.trials)
-        return tuple(dict.fromkeys(names))
+        return (*dict.fromkeys(names), *map(_scores_of, self.to_score))
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The same of those that an earlier attempt left."""
+        scored = (label for label in self.spec.labels if self.spec.eval and label not in self.to_score)
+        return (
+            *(cell.name for cell in read_cells(self.run_dir)),
+            *(_scores_of(label) for label in scored if is_scored(self.run_dir, label)),
+        )
+
+    @property
+    def to_score(self) -> tuple[str, ...]:
+        """Labels of topologies."""
+        return tuple(step.label for step in self.missing if step.is_scored)
+
+    def check(self) -> None:
+        """Raises once the run is interrupted, or its directory is gone."""
+        self.interruption.check()
+        self.check_directory()
 
 
 def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Listener | None = None) -> FinishedRun:
-    """Serves and sweeps every topology in turn, or sweeps what ``spec.attach`` names, and renders the report.
+    """Serves and sweeps every topology in turn, or sweeps what ``spec.attach`` names, and renders the report. Each is
+    scored too where ``spec.eval`` says so.
 
-    Every topology is planned before the first is started, so a mistake in the second costs nothing. When it ends
-    early (a launch that failed, an interrupt), the error passes on, after what was measured has been rendered.
+    Every topology is planned, and every task read, before the first is started, so a mistake in the second costs
+    nothing. When it ends early (a launch that failed, an interrupt), the error passes on, after what was measured has
+    been rendered.
     """
     started_at = datetime.now(UTC)
     check_endpoint()
@@ -118,12 +146,20 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
-    with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as state.check_directory:
+    with (
+        directory.told_if_unwritable(run_dir), directory.hold(run_dir) as state.check_directory, ExitStack() as opened,
+    ):  # fmt: skip
+        try:
+            opened.enter_context(_session(state))
+        except UsageError:
+            _remove_if_untouched(run_dir)
+            raise
         return _measure_missing(state)
 
 
 def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = None) -> FinishedRun:
-    """Goes on with a run that ended early: measures the cells that have no result, renders all.
+    """Goes on with a run that ended early: measures the cells that have no result, asks for the samples that have no
+    answer, renders all.
 
     Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model or
     configs are others than recorded: such cells would not compare.
@@ -136,7 +172,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
         recorded = resumption.read_recorded(run_dir, spec)
         resumption.check_conditions(recorded, environment(argv, datetime.now(UTC)))
         resumption.check_dataset(recorded)
-        resumption.wait_for_the_end(recorded)
+        resumption.wait_for_the_end(recorded, [marker(run_dir / SESSION_LOG)])
         missing = resumption.missing_steps(recorded)
         state = _Run(spec, run_dir, listener or Listener(), missing, check_directory=check_directory)
         if missing and spec.attach is not None:
@@ -146,25 +182,25 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
         _plan(state)
         for mode, plan in state.plans.items():
             resumption.check_plan(recorded, mode, plan)
-        state.journal.mend()
-        resumption.clear_the_way(recorded, missing)
-        _write_plans(state, recorded.plans, recorded.checkpoints)
-        kept = tuple(cell.name for cell in read_cells(run_dir))
-        state.journal.note(RunResumed(command=shlex.join(argv), kept=kept, missing=state.ahead))
-        return _measure_missing(state)
+        with _session(state):
+            state.journal.mend()
+            resumption.clear_the_way(recorded, missing)
+            _write_plans(state, recorded.plans, recorded.checkpoints)
+            state.journal.note(RunResumed(command=shlex.join(argv), kept=state.kept, missing=state.ahead))
+            return _measure_missing(state)
 
 
 def _measure_missing(state: _Run) -> FinishedRun:
     gate.forget(state.run_dir)
     state.listener.on_start(state.run_dir)
-    kept = tuple(cell.name for cell in read_cells(state.run_dir))
-    state.listener.on_cells(kept, state.ahead, sum(len(step.trials) for step in state.missing))
-    with catch_signals(state.interruption), _rendered_whatever_happens(state), _aiperf_host(state) as host:
+    state.listener.on_cells(state.kept, state.ahead, sum(len(step.trials) for step in state.missing))
+    with catch_signals(state.interruption), _rendered_whatever_happens(state), ExitStack() as opened:
+        has_trials = any(step.trials for step in state.missing)
+        host = opened.enter_context(_aiperf_host(state)) if has_trials else None
         for step in state.missing:
             state.listener.on_topology(step.label)
             if state.target is not None:
-                with open_attached(state.target) as read:
-                    _sweep(state, host, state.target, step, state.interruption.check, None, read)
+                _measure_attached(state, host, step, state.target)
             else:
                 _measure(state, host, step)
     error = error_of(VERDICT.read(state.run_dir, RunVerdict))
@@ -213,20 +249,62 @@ def _aiperf_host(state: _Run) -> Iterator[AiperfHost]:
             yield host
 
 
-def _measure(state: _Run, host: AiperfHost, step: Step) -> None:
+@contextmanager
+def _session(state: _Run) -> Iterator[None]:
+    """With every task and dataset read, where something is to be scored. Its process waits while speed is measured.
+
+    Raises UsageError for what can't be asked, before anything is served.
+    """
+    asked = state.spec.eval
+    if asked is None or not state.to_score:
+        yield
+        return
+    tokenizer = common_tokenizer(state.plans) if state.target is None else state.target.tokenizer_path
+    attach, log = state.spec.attach, state.run_dir / SESSION_LOG
+    context = common_context_length(state.plans) if attach is None else ask_context_length(ask_deployment(attach))
+    with catch_signals(state.interruption), open_session(asked, tokenizer, context, log) as state.session:
+        state.listener.on_loading(log)
+        loaded = wait_loaded(asked, state.session, state.check)
+        cells = gate.planned_loads(state.spec)
+        if twice := [task for task in loaded.metrics for label in state.spec.labels if cell_of(label, task) in cells]:
+            raise UsageError(
+                f"task {twice[0]} is called as a load of this sweep, and a verdict names both alike; give the task "
+                "another name"
+            )
+        state.listener.on_loaded(loaded.samples, state.to_score)
+        yield
+
+
+def _measure(state: _Run, host: AiperfHost | None, step: Step) -> None:
     plan, label = _plan_of(state, step), step.label
-    with serve(
-        plan, on_event=lambda event: state.listener.on_event(label, event), interruption=state.interruption
-    ) as served:
-        loaded, warmed_up = round(served.load_seconds, 3), round(served.warm_up_seconds, 3)
-        state.journal.note(TopologyReady(topology=label, load_seconds=loaded, warm_up_seconds=warmed_up))
-        try:
-            names = partial(_restarted, served)
+    with serve_noted(label, plan, state.journal, state.listener.on_event, state.interruption) as served:
+        target = target_of(label, plan)
+        if host is not None and step.trials:
             with open_topology(plan) as read:
-                _sweep(state, host, target_of(label, plan), step, served.check, names, read)
-        finally:
-            restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
-            state.journal.note(TopologyStopping(topology=label, restarts=restarts))
+                _sweep(state, host, target, step, served.check, partial(_restarted, served), read)
+        if step.is_scored:
+            _score(state, target, served.check)
+
+
+def _measure_attached(state: _Run, host: AiperfHost | None, step: Step, target: Target) -> None:
+    if host is not None and step.trials:
+        with open_attached(target) as read:
+            _sweep(state, host, target, step, state.interruption.check, None, read)
+    if step.is_scored:
+        _score(state, target, state.interruption.check)
+
+
+def _score(state: _Run, target: Target, still_serving: Callable[[], None]) -> None:
+    """Asks for every sample that has no answer yet."""
+
+    def check() -> None:
+        still_serving()
+        state.check_directory()
+
+    if state.session is None:
+        raise ValueError("nothing has read the tasks: see _session()")
+    endpoint = endpoint_of(state.run_dir, target.topology, target.url, target.model, target.api_key)
+    state.session.ask(endpoint, check, state.listener.on_scored)
 
 
 def _restarted(served: ServedTopology) -> tuple[str, ...]:
@@ -286,8 +364,13 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
     render(state.run_dir)
 
 
+def _scores_of(label: str) -> str:
+    return f"scores of {label}"
+
+
 def _remove_if_untouched(run_dir: Path) -> None:
     """Bad input leaves no run directory: nothing was started, so there is nothing to keep."""
+    shutil.rmtree(run_dir / SESSION_LOG.parent, ignore_errors=True)
     for document in (PLAN, LOCK, CONDITIONS, BASELINE):
         (run_dir / document.file).unlink(missing_ok=True)
     if not any(run_dir.iterdir()):

@@ -19,6 +19,7 @@ from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 from trtx.experiment.axes import Axes, NamedTopology, expand
 from trtx.experiment.gate_spec import GateSpec
+from trtx.experiment.scoring_spec import ScoringSpec
 
 MAX_GPUS = 100_000  # behind one address
 MAX_CELLS = 10_000  # a typing mistake costs no night
@@ -77,6 +78,7 @@ class ExperimentSpec(BaseModel):
     load: LoadSpec = Field(default_factory=LoadSpec)
     attach: Attach | None = None
     gate: GateSpec = Field(default_factory=GateSpec)
+    eval: ScoringSpec | None = None  # every topology is scored too, after its cells
 
     @field_validator("modes")
     @classmethod
@@ -160,9 +162,15 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
     if isinstance(arms := document.get("arms"), dict):
         document["arms"] = {label: {"port": 0, **arm} if isinstance(arm, dict) else arm for label, arm in arms.items()}
     try:
-        return ExperimentSpec.model_validate(document)
+        spec = ExperimentSpec.model_validate(document)
     except ValidationError as error:
         raise UsageError(_sentence(error, path)) from error
+    if spec.eval is not None and "max_drop" in spec.eval.model_fields_set and spec.gate.baseline is None:
+        raise UsageError(
+            f"{_source(path)}eval.max_drop means nothing without a baseline (--baseline), which alone it bounds; name "
+            "one, or leave it out"
+        )
+    return spec
 
 
 _COUNTED = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # field of a topology -> the mode that has it
@@ -229,5 +237,5 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
 
 
 def _field_names() -> list[str]:
-    models: tuple[type[BaseModel], ...] = (ExperimentSpec, TopologySpec, LoadSpec, Attach, GateSpec)
+    models: tuple[type[BaseModel], ...] = (ExperimentSpec, TopologySpec, LoadSpec, Attach, GateSpec, ScoringSpec)
     return [name for model in models for name in model.model_fields]

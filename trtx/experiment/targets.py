@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from trtx.bench import LoadSpec, Target
@@ -38,6 +39,12 @@ def context_length(plan: Plan) -> int | None:
     said = [config.get("max_seq_len") for config in plan.engine_configs.values()]
     said.append(resolve_checkpoint(str(plan.model_path)).context_length)
     return min((length for length in said if length is not None), default=None)
+
+
+def common_context_length(plans: Mapping[str, Plan]) -> int | None:
+    """What every topology takes, as :func:`context_length`."""
+    known = [length for plan in plans.values() if (length := context_length(plan)) is not None]
+    return min(known, default=None)
 
 
 def check_fits(plan: Plan, load: LoadSpec) -> None:

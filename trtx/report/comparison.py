@@ -19,7 +19,7 @@ from trtx.bench.intervals import CONFIDENCE
 from trtx.bench.judgement import Verdict
 from trtx.bench.sample import parse_metric
 from trtx.report.columns import MISSING, number
-from trtx.report.forms import COMPARISON, ComparedArms, ComparedMetric, Comparison, MeasuredStart, told
+from trtx.report.forms import COMPARISON, ComparedArms, ComparedMetric, ComparedScore, Comparison, MeasuredStart, told
 from trtx.report.validity import MARKS
 from trtx.report.verdict import ratio_text, table_cell, verdict_style
 from trtx.report.view import RunView
@@ -115,7 +115,8 @@ class ArmsShown:
     @property
     def verdict(self) -> Verdict | None:
         """The worst; None: nothing was judged."""
-        said = {line.metric.verdict for line in self.lines}
+        said = {metric.verdict for metric in self.comparison.metrics}
+        said |= {score.verdict for score in self.comparison.scores}
         return next((verdict for verdict in Verdict if verdict in said), None)
 
     @property
@@ -182,7 +183,16 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     is_judged = any(one.verdict is not None for one in comparison.metrics)
     table = _with_verdicts(rows) if is_judged else _with_values(rows, ("baseline", "candidate", "ratio"))
     explained = [one for one in comparison.metrics if one.verdict is not Verdict.PASS]
-    return Group(who, Text(), table, *_reasons(explained), *_differing(comparison, [*map(str, comparison.differences)]))
+    speed: list[RenderableType] = [Text(), table] if rows else []
+    notes: list[RenderableType] = [Text(), *map(Text, comparison.notes)] if comparison.notes else []
+    return Group(
+        who,
+        *speed,
+        *_reasons([(f"{one.cell} {one.metric}", one.reason) for one in explained]),
+        *_scores(comparison, ("baseline", "candidate", "difference")),
+        *notes,
+        *_differing(comparison, [*map(str, comparison.differences)]),
+    )
 
 
 def arms_tables(view: RunView) -> list[RenderableType]:
@@ -190,9 +200,11 @@ def arms_tables(view: RunView) -> list[RenderableType]:
     found: list[RenderableType] = []
     for one in arms_shown(view):
         table = _with_values(one.lines, (*one.letters, one.ratio_name))
-        without = [metric for metric in one.comparison.metrics if metric.ratio is None]
+        without = [(f"{m.cell} {m.metric}", m.reason) for m in one.comparison.metrics if m.ratio is None]
         head = Text("\n".join((one.title, *one.said)), style="bold")
-        found.append(Group(head, Text(), table, *_reasons(without), *_differing(one.comparison, _sides(one))))
+        scores = _scores(one.comparison, (*one.letters, " − ".join(reversed(one.letters))))
+        differing = _differing(one.comparison, _sides(one))
+        found.append(Group(head, Text(), table, *_reasons(without), *scores, *differing))
     return found
 
 
@@ -215,11 +227,29 @@ def arms_markdown(view: RunView) -> list[str]:
                 f"| {metric.cell}{marks} | {metric.metric} | {line.baseline} | {line.candidate} | {line.ratio} | "
                 f"{line.limit} | {judged} | {by_round} | {table_cell(line.metric.reason or '')} |"
             )
+        lines += _scores_markdown(one)
         lines += ["", *(f"- {table_cell(doubt)}" for doubt in one.doubts)] if one.doubts else []
         lines += ["", _DIFFER if one.differing else _NONE_DIFFERS]
         conditions = [*_sides(one), *_unchecked(one.comparison)]
         lines += ["", *(f"- {table_cell(text)}" for text in conditions)] if conditions else []
     return lines
+
+
+def _scores_markdown(shown: ArmsShown) -> list[str]:
+    if not shown.comparison.scores:
+        return []
+    rows = [
+        f"| {table_cell(one.task)} | {one.metric} | {score_text(one.baseline)} | {score_text(one.candidate)} | "
+        f"{difference_text(one)} | {one.verdict.value if one.verdict else MISSING} | {table_cell(one.reason or '')} |"
+        for one in shown.comparison.scores
+    ]
+    difference = " − ".join(reversed(shown.letters))
+    return [
+        "",
+        f"| task | metric | {' | '.join(shown.letters)} | {difference} | verdict | why |",
+        "|---|---|--:|--:|--:|---|---|",
+        *rows,
+    ]
 
 
 def _with_values(rows: Sequence[ComparedLine], titles: tuple[str, str, str]) -> Table:
@@ -249,12 +279,42 @@ def _table() -> Table:
     return table
 
 
-def _reasons(metrics: Sequence[ComparedMetric]) -> list[RenderableType]:
-    """Each once, with the cells and metrics that it is of."""
+def _scores(comparison: Comparison, titles: tuple[str, str, str]) -> list[RenderableType]:
+    """A line a task, and why some have no difference or did not pass; nothing where a side has no scores."""
+    if not comparison.scores:
+        return []
+    is_judged = any(one.verdict is not None for one in comparison.scores)
+    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for title in ("topology", "task", "metric"):
+        table.add_column(title, overflow="fold")
+    for title in (*titles[is_judged * 2 :], *(["verdict"] if is_judged else [])):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in comparison.scores:
+        said = [] if is_judged else [score_text(one.baseline), score_text(one.candidate)]
+        judged = [Text(one.verdict.value, verdict_style(one.verdict))] if one.verdict else []
+        table.add_row(one.topology, one.task, one.metric, *said, difference_text(one), *judged)
+    unlike = [
+        (f"{one.topology} {one.task}", one.reason) for one in comparison.scores if one.verdict is not Verdict.PASS
+    ]
+    return [Text(), table, *_reasons(unlike)]
+
+
+def score_text(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.4g}"
+
+
+def difference_text(score: ComparedScore) -> str:
+    """``-0.02 (-0.05 to +0.01)``."""
+    found = score.difference
+    return MISSING if found is None else f"{found.estimate:+.3g} ({found.low:+.3g} to {found.high:+.3g})"
+
+
+def _reasons(told: Sequence[tuple[str, str | None]]) -> list[RenderableType]:
+    """Each once, with the cells and metrics, or the tasks, that it is of."""
     found: dict[str, list[str]] = {}
-    for one in metrics:
-        if one.reason:
-            found.setdefault(one.reason, []).append(f"{one.cell} {one.metric}")
+    for name, reason in told:
+        if reason:
+            found.setdefault(reason, []).append(name)
     lines = [Text(f"{', '.join(names)}: {reason}") for reason, names in found.items()]
     return [Text(), *lines] if lines else []
 

@@ -13,12 +13,14 @@ from trtx.bench.metrics import input_sequence_lengths, output_sequence_lengths
 from trtx.report.forms import (
     AskedLoad,
     AskedRun,
+    AskedScoring,
     Container,
     Deployment,
     Environment,
     Gpu,
     PlannedTopology,
 )
+from trtx.report.scores import Scores
 
 T = TypeVar("T")
 NOT_KNOWN = "not known"
@@ -38,6 +40,7 @@ def conditions_of(
     plan: PlannedTopology | None,
     journal: tuple[Event, ...],
     cells: tuple[Cell, ...],
+    scores: Scores | None = None,
 ) -> tuple[Condition, ...]:
     """Those that are known, in the order of the page."""
     load, machine = asked and asked.load, asked and asked.provenance.environment
@@ -62,6 +65,7 @@ def conditions_of(
         ("Trials", load and load.trials),
         ("Seed", load and load.seed),
         ("Streaming", load and ("yes" if load.streaming else "no")),
+        ("Scores", asked and asked.eval and scores and _scoring(asked.eval, scores)),
         ("Started", machine and machine.started_at.isoformat(timespec="seconds")),
         ("Resumed", _resumptions(journal)),
         ("Commit", machine and _commit(machine)),
@@ -159,6 +163,16 @@ def _length(asked: int | None, stddev: float, counted: list[Range | None]) -> st
     if asked is not None and over_all == Range(asked, asked):
         return f"{asked} exact"
     return f"{asked_text} asked ({counted_tokens(over_all)} counted)"
+
+
+def _scoring(asked: AskedScoring, scores: Scores) -> str:
+    versions = dict.fromkeys(one.lm_eval for one in scores.scored)
+    shots = "as each task says" if asked.num_fewshot is None else str(asked.num_fewshot)
+    return (
+        f"lm-eval {' and '.join(versions) or NOT_KNOWN}, prompts as {asked.endpoint_type}, "
+        f"{'all' if asked.limit is None else f'the first {asked.limit}'} samples of a task, few-shot examples {shots}, "
+        f"{asked.concurrency} requests in flight, after the cells of the topology"
+    )
 
 
 def _resumptions(journal: tuple[Event, ...]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -18,46 +17,15 @@ from trtx.bench.documents import plain
 from trtx.bench.files import write_text
 from trtx.bench.journal import read_journal
 from trtx.bench.judgement import Verdict
-from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
-from trtx.evals.forms import SAMPLES, read_samples
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.notes import notes_of
 from trtx.report.page import in_script, plotly_source
 from trtx.report.retrieval import RetrievalGrid, grids, heat_map
+from trtx.report.scores import ScoreLine, Scores, read_scores, scores_table
 from trtx.report.verdict import MISSING, headline, lines, verdict_json, verdict_markdown
 
 _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreLine:
-    """One score, or one task without any, ready to be shown."""
-
-    topology: str
-    task: ScoredTask
-    score: Score | None
-
-    @property
-    def metric(self) -> str:
-        return MISSING if self.score is None else self.score.name
-
-    @property
-    def value(self) -> str:
-        return MISSING if self.score is None else f"{self.score.value:.4g}"
-
-    @property
-    def interval(self) -> str:
-        found = None if self.score is None else self.score.interval
-        return MISSING if found is None else f"{found.low:.4g}–{found.high:.4g}"
-
-    @property
-    def chance(self) -> str:
-        return MISSING if self.score is None or self.score.chance is None else f"{self.score.chance:g}"
-
-    @property
-    def answered(self) -> str:
-        return f"{self.task.answered}/{self.task.samples}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +34,7 @@ class EvaluationView:
 
     name: str
     asked: AskedEvaluation
-    scored: tuple[TopologyScores, ...]
-    missing: dict[str, int]  # topologies that were not scored to their end -> samples that are answered
+    scores: Scores
     verdict: RunVerdict | None
     told: tuple[str, ...]  # restarts and an early end, of the journal
 
@@ -79,37 +46,24 @@ class EvaluationView:
 
     @property
     def lines(self) -> tuple[ScoreLine, ...]:
-        return tuple(self._lines())
-
-    def _lines(self) -> Iterator[ScoreLine]:
-        for one in self.scored:
-            for task in one.tasks:
-                yield from (ScoreLine(one.topology, task, score) for score in task.scores or (None,))
+        return self.scores.lines
 
     @property
     def grids(self) -> tuple[RetrievalGrid, ...]:
-        return grids(self.scored)
+        return grids(self.scores.scored)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What went wrong, as sentences: restarts, an early end, what has no score or no answer."""
-        told = [*self.told]
-        told += [
-            f"{label}: it was not scored to its end; {count} samples have their answers"
-            for label, count in self.missing.items()
-        ]
-        for one in self.scored:
-            for task in one.tasks:
-                told += [f"{one.topology}, {task.task}: {task.note}"] if task.note else []
-                told += [f"{one.topology}, {task.task}: no answer to {of}" for of in task.unanswered]
-        return tuple(told)
+        return (*self.told, *self.scores.notes)
 
     @property
     def conditions(self) -> tuple[tuple[str, str], ...]:
         """What scores depend on beside the model."""
-        found = [("lm-eval", ", ".join(sorted({one.lm_eval for one in self.scored})) or MISSING)]
-        if self.scored:
-            first, shots = self.scored[0], self.asked.num_fewshot
+        scored = self.scores.scored
+        found = [("lm-eval", ", ".join(sorted({one.lm_eval for one in scored})) or MISSING)]
+        if scored:
+            first, shots = scored[0], self.asked.num_fewshot
             found += [
                 ("prompts", first.endpoint_type),
                 ("samples a task", "all" if first.limit is None else f"the first {first.limit}"),
@@ -130,19 +84,13 @@ def is_evaluation(run_dir: Path) -> bool:
 
 def read_evaluation_view(run_dir: Path) -> EvaluationView:
     asked = LOCK.read(run_dir, AskedEvaluation)
-    found = {label: read_eval(run_dir, label) for label in asked.topologies}
     return EvaluationView(
         name=run_dir.resolve().name,
         asked=asked,
-        scored=tuple(scores for scores in found.values() if scores is not None),
-        missing={label: _kept(run_dir, label) for label, scores in found.items() if scores is None},
+        scores=read_scores(run_dir, asked.topologies),
         verdict=VERDICT.find(run_dir, RunVerdict),
         told=notes_of(read_journal(run_dir)),
     )
-
-
-def _kept(run_dir: Path, label: str) -> int:
-    return sum(len(read_samples(path.parent)) for path in eval_directory(run_dir, label).glob(f"*/{SAMPLES.file}"))
 
 
 def render_evaluation(run_dir: Path) -> EvaluationView:
@@ -163,22 +111,13 @@ def evaluation_fields(view: EvaluationView) -> dict[str, Any]:
         "conditions": dict(view.conditions),
         "notes": list(view.notes),
         "verdict": verdict_json(view.verdict),
-        "scores": [plain(one) for one in view.scored],
+        "scores": [plain(one) for one in view.scores.scored],
     }
 
 
 def evaluation_table(view: EvaluationView) -> RenderableType:
     """For a terminal, at 80 columns."""
-    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("topology", no_wrap=True)
-    table.add_column("task", overflow="fold")
-    table.add_column("metric", overflow="fold")
-    table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("95 % interval", justify="right", no_wrap=True)
-    table.add_column("answered", justify="right", no_wrap=True)
-    for line in view.lines:
-        table.add_row(line.topology, line.task.task, line.metric, line.value, line.interval, line.answered)
-    told: list[RenderableType] = [table]
+    told: list[RenderableType] = [scores_table(view.lines)]
     for grid in view.grids:
         told += [Text(), Text(f"{grid.topology}, {grid.task}: {grid.caption}"), _retrieval_table(grid)]
     if view.notes:

@@ -16,8 +16,8 @@ from trtx.bench.load import Load
 from trtx.bench.sample import Window
 
 # 2: what was asked and what it was asked of stand in one file; before, the latter was env.json and less of it.
-# 3: load.fixed_schedule and gate.window; trtx.experiment.directory says what a run did before them.
-LOCK = Document("run.lock.yaml", version=3, oldest=2, since="it says less of what was measured, in a file beside it")
+# 3: load.fixed_schedule and gate.window; 4: eval. trtx.experiment.directory says what a run did before them.
+LOCK = Document("run.lock.yaml", version=4, oldest=2, since="it says less of what was measured, in a file beside it")
 PLAN = Document("plan.json", version=1, oldest=1, since="")
 # 2: the percentiles that have enough samples stand beside each latency; in 1 they were those of the requests.
 SUMMARY = Document("summary.json", version=2, oldest=2, since="")
@@ -147,6 +147,15 @@ class AskedLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedScoring:
+    tasks: tuple[str, ...]
+    limit: int | None
+    num_fewshot: int | None
+    endpoint_type: str
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
 class AskedRun:
     """What a report takes from ``run.lock.yaml``."""
 
@@ -154,6 +163,7 @@ class AskedRun:
     load: AskedLoad
     attach: Attached | None
     provenance: Provenance
+    eval: AskedScoring | None = None  # None: nothing was to be scored, as before version 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +171,13 @@ class AskedOf:
     """What the lock of any run says of its circumstances."""
 
     provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class AskedScores:
+    """What the lock of any run says of whom it scored, if it did."""
+
+    topologies: tuple[str, ...]  # their labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +285,22 @@ class ComparedMetric:
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedScore:
+    """One task on both sides, by its first metric, over the same samples."""
+
+    topology: str  # of the candidate
+    against: str  # topology of the baseline
+    task: str
+    metric: str
+    baseline: float | None  # None: it was not scored there
+    candidate: float
+    difference: Interval | None  # candidate − baseline
+    limit: float | None  # the most by which it may be worse; None: nothing was judged
+    verdict: Verdict | None  # None: nothing was judged
+    reason: str | None  # of the verdict, or why there is no difference
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Of a run, a baseline or a topology with another one."""
 
@@ -275,8 +308,10 @@ class Comparison:
     candidate: str
     differences: tuple[Difference, ...]
     unchecked: tuple[str, ...]  # conditions that neither side knows
-    metrics: tuple[ComparedMetric, ...]  # by cell
+    metrics: tuple[ComparedMetric, ...]  # by cell; none where a side measured no speed
     window: Window  # of each trial, on both sides
+    scores: tuple[ComparedScore, ...] = ()  # by topology; none where a side has none
+    notes: tuple[str, ...] = ()  # what only one side has
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ def junit_xml(view: RunView) -> str:
     trials than asked, uncounted or INVALID; a judgement without a verdict, and each of a cell without a result.
 
     Failed requests are the cell's failure in a run that was not judged; else they are judged: a limit may allow some.
-    What makes a cell SUSPECT, and what nobody checked, is told beside it and fails nothing.
+    What makes a cell SUSPECT, and what nobody checked, is told beside it and fails nothing. Judgements of scores follow
+    those of cells.
     """
     suite = ElementTree.Element("testsuite", name=f"trtx bench {view.name}")
     judgements = view.verdict.judgements if view.verdict is not None else ()
@@ -28,6 +29,12 @@ def junit_xml(view: RunView) -> str:
         for judgement in judgements:
             if judgement.cell == row.name:
                 _judgement_case(suite, judgement, is_error=row.figures is None)
+    of_cells = {row.name for row in view.rows}
+    for judgement in judgements if view.scores is not None else ():
+        if judgement.cell not in of_cells:
+            _judgement_case(suite, judgement, room="eval")
+    if view.scores is not None and view.verdict is None:
+        _unjudged_case(suite)
     return _document(suite)
 
 
@@ -37,9 +44,13 @@ def scores_junit_xml(name: str, verdict: RunVerdict | None) -> str:
     for judgement in verdict.judgements if verdict is not None else ():
         _judgement_case(suite, judgement, room="eval")
     if verdict is None:
-        case = ElementTree.SubElement(suite, "testcase", classname="trtx.eval", name="verdict", time="0.000")
-        _found(case, "error", "the run ended early", type=Verdict.NO_VERDICT.value)
+        _unjudged_case(suite)
     return _document(suite)
+
+
+def _unjudged_case(suite: ElementTree.Element) -> None:
+    case = ElementTree.SubElement(suite, "testcase", classname="trtx.eval", name="verdict", time="0.000")
+    _found(case, "error", "the run ended early", type=Verdict.NO_VERDICT.value)
 
 
 def _document(suite: ElementTree.Element) -> str:

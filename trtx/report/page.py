@@ -14,9 +14,10 @@ from trtx.bench.checks import Level
 from trtx.bench.figures import all_figures
 from trtx.bench.judgement import Verdict
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
+from trtx.report.beside import beside, throughput_title
 from trtx.report.charts import charts, shows_tails
 from trtx.report.columns import MISSING, UNSURE, intervals_text, needed, number, page_columns, requests_text
-from trtx.report.comparison import arms_shown
+from trtx.report.comparison import arms_shown, difference_text, score_text
 from trtx.report.forest import forest, forest_height_px
 from trtx.report.series import marks
 from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons
@@ -52,6 +53,8 @@ def page(view: RunView) -> str:
         plotly=plotly_source(),
         headline=_headline(view),
         best=_best(view),
+        beside=beside(view),
+        throughput_title=throughput_title(view),
         not_passed=[line for line in judged if line.judgement.verdict is not Verdict.PASS],
         passed=[line for line in judged if line.judgement.verdict is Verdict.PASS],
         baseline=view.verdict and view.verdict.baseline,
@@ -102,7 +105,10 @@ def _headline(view: RunView) -> str:
     if unlike := sum(row.isl_text is not None for row in view.rows):
         return f"{unlike} of {cells} had prompts of another length than asked"
     suspect = f"; {len(doubtful(view))} SUSPECT" if doubtful(view) else ""
-    return f"{cells}, {view.requests_sent:,} requests, none failed{suspect}"
+    if view.scores is not None and view.scores.missing:  # of a run that ended early: one that ended was judged
+        return f"{cells} measured, and {', '.join(view.scores.missing)} not scored"
+    scored = "; answers scored" if view.scores else ""
+    return f"{cells}, {view.requests_sent:,} requests, none failed{suspect}{scored}"
 
 
 def _named(cells: list[str]) -> str:
@@ -152,6 +158,7 @@ def _template() -> Template:
     environment.globals |= {"by_level": by_level, "doubtful": doubtful, "level_text": level_text, "reasons": reasons}
     environment.globals |= {"reason_text": reason_text, "forest_height_px": forest_height_px}
     environment.globals |= {"intervals_text": intervals_text, "not_checked": not_checked}
+    environment.globals |= {"score_text": score_text, "difference_text": difference_text}
     environment.globals |= {
         "against_baseline": against_baseline,
         "compared_with": compared_with,

@@ -7,7 +7,9 @@ import io
 from dataclasses import asdict
 from typing import Any
 
+from trtx.bench.documents import plain
 from trtx.bench.figures import all_figures
+from trtx.report.beside import scores_markdown
 from trtx.report.columns import MISSING, UNSURE, interval_columns, intervals_text, markdown_columns, requests_text
 from trtx.report.comparison import arms_markdown, comparison_json
 from trtx.report.forms import SUMMARY
@@ -53,6 +55,7 @@ def summary_fields(view: RunView) -> dict[str, Any]:
         },
         "verdict": verdict_json(view.verdict),
         "comparison": comparison_json(view.arms),
+        "scores": None if view.scores is None else [plain(one) for one in view.scores.scored],
         "validity": validity_json(view),
         "rows": summary_rows(view),
     }
@@ -77,6 +80,7 @@ def summary_markdown(view: RunView) -> str:
         "",
         *_markdown_table(view),
         *_markdown_validity(view),
+        *scores_markdown(view),
     ]
     problems = [*view.notes, *(f"{row.name}: {row.problem}" for row in view.rows if row.problem)]
     if problems:

@@ -11,6 +11,7 @@ from trtx.bench.checks import Level
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.report.columns import UNSURE, Column, needed, table_columns
 from trtx.report.comparison import arms_tables
+from trtx.report.scores import scores_table
 from trtx.report.validity import MARKS, AtLevel, by_level, doubtful, not_checked_counts, reason_text, reasons
 from trtx.report.verdict import verdict_table
 from trtx.report.view import Row, RunView
@@ -51,7 +52,8 @@ def console_table(view: RunView) -> RenderableType:
             style=_STYLE[row.status],
         )  # fmt: skip
     judged = verdict_table(view.verdict)
-    below = [*([] if judged is None else [judged]), *arms_tables(view)]
+    scored = [] if view.scores is None else [scores_table(view.scores.lines)]
+    below = [*scored, *([] if judged is None else [judged]), *arms_tables(view)]
     return Group(table, *_problems(view), *_validity(view), *(part for one in below for part in (Text(), one)))
 
 

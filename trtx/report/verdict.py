@@ -14,6 +14,7 @@ from trtx.bench.documents import plain
 from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.metrics import request_error_rate
+from trtx.evals.gate import UNANSWERED
 from trtx.report.forms import ComparedWith, RunVerdict
 
 MISSING = "–"
@@ -83,8 +84,8 @@ def against_baseline(baseline: ComparedWith) -> tuple[str, ...]:
 
 
 def verdict_table(verdict: RunVerdict | None) -> RenderableType | None:
-    """For a terminal, at 80 columns. None where nothing was judged but requests that all succeeded: the cells' own
-    table says that."""
+    """For a terminal, at 80 columns. None where nothing was judged but requests that all succeeded, and samples that
+    all have their answers: the tables of cells and scores say that."""
     shown = [] if verdict is None else [line for line in lines(verdict) if _is_told(line.judgement)]
     if verdict is None or not shown:
         return None
@@ -135,7 +136,7 @@ def table_cell(text: str) -> str:
 
 
 def _is_told(judgement: Judgement) -> bool:
-    is_of_failures = judgement.criterion.startswith(f"{request_error_rate.name}:")
+    is_of_failures = judgement.criterion.startswith((f"{request_error_rate.name}:", f"{UNANSWERED}:"))
     return not is_of_failures or judgement.verdict is not Verdict.PASS
 
 

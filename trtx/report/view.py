@@ -52,6 +52,7 @@ from trtx.report.forms import (
     RunVerdict,
 )
 from trtx.report.notes import notes_of
+from trtx.report.scores import Scores, read_scores
 
 RowStatus = CellStatus | Literal["missing"]
 Part = Literal["whole", "steady"]  # which part of its trials a figure is over
@@ -191,6 +192,7 @@ class RunView:
     subtitle: str  # engine and machine, short
     verdict: RunVerdict | None = None  # None: it ended early, and was not judged
     arms: ComparedArms | None = None  # of an A/B run
+    scores: Scores | None = None  # None: nothing was to be scored
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -278,19 +280,21 @@ def read_run(run_dir: Path) -> RunView:
     plans = planned.topologies if planned else {}
     plan = next(iter(plans.values()), None)
     attach = asked.attach if asked else None
+    scores = read_scores(run_dir, asked.topologies) if asked and asked.eval else None
     model = plan.model if plan else (attach.model if attach else None) or swept_model(journal)
     return RunView(
         name=run_dir.resolve().name,
         model=model or NOT_KNOWN,
         rows=_rows(asked, cells),
         device="GPU" if any(cell.device == "gpu" for cell in cells) else "worker",
-        conditions=conditions_of(asked, plan, journal, cells),
+        conditions=conditions_of(asked, plan, journal, cells, scores),
         topologies=tuple((label, _topology(entry)) for label, entry in plans.items()),
-        notes=notes_of(journal),
+        notes=(*notes_of(journal), *(scores.notes if scores else ())),
         started_at=environment.started_at if environment else None,
         subtitle=", ".join(part for part in (engine_text(plan, asked), _machine(environment, asked)) if part),
         verdict=VERDICT.find(run_dir, RunVerdict),
         arms=COMPARISON.find(run_dir, ComparedArms),
+        scores=scores,
     )
 
 

@@ -212,6 +212,14 @@ def test_a_modelopt_outside_the_range_is_a_warning() -> None:
     assert rows(with_packages(h100_box(), trtx=trtx, nvidia_modelopt="0.46.0"))["modelopt"].status == "warning"
 
 
+def test_lm_eval_is_told_with_its_version_and_its_absence_with_the_extra() -> None:
+    trtx = Package("0.1.0", ('jsonschema>=9; extra == "eval"', 'lm-eval[ifeval]==0.4.13; extra == "eval"'))
+    found = [rows(with_packages(h100_box(), trtx=trtx, lm_eval=one))["lm-eval"] for one in ("0.4.13", "0.4.10", None)]
+    assert [row.status for row in found] == ["ok", "warning", "absent"]
+    assert found[0].seen == "0.4.13" and found[1].fix == "pip install 'lm-eval==0.4.13'"
+    assert "pip install 'trtx[eval]'" in found[2].seen
+
+
 @pytest.mark.parametrize(
     ("limit", "hard", "status", "fix"),
     [

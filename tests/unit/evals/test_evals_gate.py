@@ -12,13 +12,13 @@ from trtx.errors import UsageError
 from trtx.evals import Score, ScoredTask, TopologyScores, statistics
 from trtx.evals.forms import Judged, Sample, Unanswered
 from trtx.evals.gate import (
-    by_key,
     check_min_scores,
     judge_answers,
     judge_difference,
     judge_min_score,
     parse_min_score,
 )
+from trtx.evals.pairs import TaskValues, TopologyValues, Value, by_key, paired_differences
 
 
 def score(low: float, value: float, high: float, *, better: bool | None = True, filter: str = "none") -> Score:
@@ -143,8 +143,13 @@ def test_samples_without_an_answer_fail_their_task_and_a_task_that_was_not_score
 
 
 def difference(candidate: list[int], baseline: list[int], *, better: bool = True, drop: float = 0.1) -> Judgement:
-    sides = [{str(place): float(value) for place, value in enumerate(side)} for side in (candidate, baseline)]
-    return judge_difference("agg", score(0, 0.5, 1, better=better), "sums", *sides, "agg", drop, CONFIDENCE)
+    sides = [
+        TaskValues("sums", "acc", 0.5, better, 0, {str(place): float(value) for place, value in enumerate(side)})
+        for side in (candidate, baseline)
+    ]
+    both = [TopologyValues("agg", "0.4.13", "completions", None, (side,)) for side in sides]
+    (found,) = paired_differences(*both)
+    return judge_difference("agg", found, "agg", drop)
 
 
 def test_equal_answers_pass_and_far_fewer_right_ones_regress() -> None:
@@ -181,25 +186,36 @@ def test_a_metrics_values_are_those_of_its_filter_and_rows_that_ask_the_same_sta
     assert list(by_key(samples, score(0, 0.5, 1, filter="loose")).values()) == [0.0, 0.0, 0.0]
 
 
-def perplexity(values: list[object]) -> dict[str, object]:
+def perplexity(values: list[object]) -> dict[str, Value]:
     """Of samples with these values, by the key of each."""
     samples = [
         Sample("text", place, str(place), {}, None, (), (Judged("none", (), {"acc": value}),))
         for place, value in enumerate(values)
     ]
-    return dict(by_key(samples, RATIO))
+    return by_key(samples, RATIO)
 
 
 RATIO = Score("acc", "none", None, 8.0, "bootstrap", False, aggregation="bits_per_byte")
+
+
+def compared(score: Score, candidate: dict[str, Value], baseline: dict[str, Value]) -> Judgement:
+    """Two runs of one task with this score, which may be 0.05 worse."""
+    sides = (
+        TaskValues("text", score.name, score.value, score.higher_is_better, 0, samples, score.aggregation)
+        for samples in (candidate, baseline)
+    )
+    both = [TopologyValues("agg", "0.4.13", "completions", None, (side,)) for side in sides]
+    (found,) = paired_differences(*both)
+    return judge_difference("agg", found, "agg", 0.05)
 
 
 def test_a_score_that_is_a_ratio_of_sums_is_compared_by_its_own_aggregation() -> None:
     before = [[-20.0 - place, 8 + place % 5] for place in range(40)]
     assert perplexity([*before, "nan", [1.0]]).keys() == perplexity(list(before)).keys()
 
-    def judge(share: float, score: Score = RATIO) -> Judgement:
+    def judge(share: float) -> Judgement:
         after = perplexity([[share * logprob, size] for logprob, size in before])
-        return judge_difference("agg", score, "text", after, perplexity(list(before)), "agg", 0.05, CONFIDENCE)  # type: ignore[arg-type]
+        return compared(RATIO, after, perplexity(list(before)))
 
     assert (judge(1.0).verdict, judge(1.0).value) == (Verdict.PASS, 0)
     assert judge(1.2).verdict is Verdict.REGRESSED and "+1.1" in judge(1.2).reason
@@ -209,5 +225,5 @@ def test_a_score_that_is_a_ratio_of_sums_is_compared_by_its_own_aggregation() ->
 
 def test_a_score_over_all_samples_at_once_has_no_difference() -> None:
     bleu = Score("bleu", "none", None, 8.0, "bootstrap", True, aggregation="other")
-    found = judge_difference("agg", bleu, "text", {}, {}, "agg", 0.05, CONFIDENCE)
+    found = compared(bleu, {}, {})
     assert found.verdict is Verdict.NO_VERDICT and "computed over all samples at once" in found.reason

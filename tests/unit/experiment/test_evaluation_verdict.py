@@ -138,7 +138,7 @@ def test_a_restart_and_an_early_end_are_told_in_every_form(tmp_path: Path, capsy
     assert told in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(("path", "words"), [("none", "no run directory"), (str(GOLDEN), "no run of trtx eval")])
+@pytest.mark.parametrize(("path", "words"), [("none", "no run directory"), (str(GOLDEN), "has no scores")])
 def test_a_baseline_that_is_none_is_refused(path: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         read_scored_baseline(Path(path))

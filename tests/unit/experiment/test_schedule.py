@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from trtx.bench import planned_trials
 from trtx.experiment import load_sweep
 from trtx.experiment.schedule import schedule, without
+from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ExperimentSpec
 
 
@@ -31,6 +32,31 @@ def test_abba_starts_each_topology_in_each_round_and_every_other_round_backwards
         ("arm1", [("c1", 2), ("c8", 2)]), ("arm0", [("c1", 2), ("c8", 2)]),
         ("arm0", [("c1", 3), ("c8", 3)]), ("arm1", [("c1", 3), ("c8", 3)]),
     ]  # fmt: skip
+
+
+def test_a_topology_is_scored_after_its_trials_and_arms_after_all_rounds() -> None:
+    asked = {"eval": ScoringSpec(tasks=("sums",))}
+    in_turn = schedule(_spec(2, 2, "in turn").model_copy(update=asked))
+    assert [(step.label, len(step.trials), step.is_scored) for step in in_turn] == [
+        ("arm0", 4, True),
+        ("arm1", 4, True),
+    ]
+    abba = schedule(_spec(2, 2, "abba").model_copy(update=asked))
+    assert [(step.label, len(step.trials), step.is_scored) for step in abba] == [
+        ("arm0", 2, False), ("arm1", 2, False), ("arm1", 2, False), ("arm0", 2, False),
+        ("arm0", 0, True), ("arm1", 0, True),
+    ]  # fmt: skip
+
+
+def test_what_is_left_is_trials_without_a_result_and_topologies_without_scores() -> None:
+    steps = schedule(_spec(2, 1, "in turn").model_copy(update={"eval": ScoringSpec(tasks=("sums",))}))
+    trials = steps[0].trials
+    left = without(steps, {"arm0": trials, "arm1": trials[:1]}, scored=["arm1"])
+    assert [(step.label, step.trials, step.is_scored) for step in left] == [
+        ("arm0", (), True),
+        ("arm1", trials[1:], False),
+    ]
+    assert without(steps, {"arm0": trials, "arm1": trials}, scored=["arm0", "arm1"]) == ()
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.sampled_from(["in turn", "abba"]), st.data())

@@ -28,6 +28,7 @@ from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.directory import CAME_WITH, create, read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
+from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import _COUNTED
 from trtx.experiment.targets import attached_target, target_of
 from trtx.launch import preparation
@@ -96,6 +97,22 @@ OTHER: dict[type, dict[str, Any]] = {
         "arms": {"a": {}, "b": {"workers": 2}},
         "order": "abba",
         "gate": None,
+        "eval": None,
+    },
+    ScoringSpec: {
+        "tasks": ["others"],
+        "limit": 9,
+        "num_fewshot": 3,
+        "task_dir": "tasks",
+        "endpoint_type": "chat",
+        "concurrency": 3,
+        "request_timeout": 60.0,
+        "needle_lengths": [512],
+        "needle_depths": [50],
+        "needle_samples": 3,
+        "text": "mine.txt",
+        "min_score": ["sums:acc:0.5"],
+        "max_drop": 0.5,
     },
     GateSpec: {
         "slo": ["request_latency:p50:le:900"],
@@ -111,7 +128,10 @@ OTHER: dict[type, dict[str, Any]] = {
     },
 }
 # Version of the lock -> a hash of the names of the fields that it has.
-LOCKED = {2: "4dafa06a774d", 3: "7aa6358c8193"}
+LOCKED = {2: "4dafa06a774d", 3: "7aa6358c8193", 4: "219c4e44d760"}
+TASK_OF = {  # field of an evaluation -> the task that it shapes
+    "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",
+}  # fmt: skip
 OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
 OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without which it means nothing
     "custom_dataset_type": {"input_file": __file__},
@@ -157,7 +177,11 @@ def test_every_field_is_tried(model: Any) -> None:
     )
 
 
-PARTS = {LoadSpec: "load", TopologySpec: "topology", GateSpec: "gate", Attach: "attach"}
+PARTS = {LoadSpec: "load", TopologySpec: "topology", GateSpec: "gate", Attach: "attach", ScoringSpec: "eval"}
+
+
+def _since(part: str, name: str) -> int:
+    return CAME_WITH.get((part, name), (0, None))[0]
 
 
 def _digest(version: int) -> str:
@@ -166,7 +190,7 @@ def _digest(version: int) -> str:
         f"{model.__name__}.{name}"
         for model in OTHER
         for name in model.model_fields
-        if CAME_WITH.get((PARTS.get(model, ""), name), (0, None))[0] <= version
+        if _since("", PARTS.get(model, "")) <= version and _since(PARTS.get(model, ""), name) <= version
     )
     return hashlib.sha256(" ".join(names).encode()).hexdigest()[:12]
 
@@ -199,10 +223,11 @@ def test_a_lock_from_before_a_field_is_read_as_what_its_run_did(key: tuple[str, 
     written = yaml.safe_load(lock.read_text()) | {"schema_version": version - 1}
     for (part, name), (came, _) in CAME_WITH.items():
         if came >= version:
-            del written[part][name]
+            del (written[part] if part else written)[name]
     lock.write_text(yaml.safe_dump(written))
     part, name = key
-    assert getattr(getattr(read_lock(tmp_path), part), name) == before
+    read = read_lock(tmp_path)
+    assert getattr(getattr(read, part) if part else read, name) == before
 
 
 def _in_place_of_numbers(value: Any, number: float) -> Any:
@@ -235,6 +260,7 @@ def test_a_number_without_end_or_beyond_sense_is_refused_in_every_field(model: t
         return
     value = _in_place_of_numbers(OTHER[model][field] or 1, number)
     beside = {**OF_OTHERS.get(field, {}), **({"request_rate": [1.0]} if field in OF_A_RATE else {})}
+    beside |= {"tasks": [TASK_OF.get(field, "sums")]} if model is ScoringSpec else {}
     said: dict[str, Any] = {**beside, field: value}
     part = PARTS.get(model)
     said = {part: said | ({"url": "http://127.0.0.1:9"} if part == "attach" else {})} if part else said
@@ -408,6 +434,16 @@ def test_a_field_of_a_gate_is_kept_in_the_record_of_a_run(field: str, tmp_path: 
     spec = load_sweep(None, {"gate": gate | {field: OTHER[GateSpec][field]}})
     write_lock(tmp_path, spec, provenance(GOLDEN))
     assert read_lock(tmp_path).gate == spec.gate != load_sweep(None, {"gate": gate}).gate
+
+
+@pytest.mark.parametrize("field", OTHER[ScoringSpec])
+def test_a_field_of_an_evaluation_is_kept_in_the_record_of_a_run(field: str, tmp_path: Path) -> None:
+    """What it asks of lm-eval, and how it judges, the tests of trtx eval ask: it has the same fields."""
+    gate = {"baseline": "main", "max_regression": "5%"}
+    asked = {"tasks": [TASK_OF.get(field, "sums")], field: OTHER[ScoringSpec][field]}
+    spec = load_sweep(None, {"gate": gate, "eval": asked})
+    write_lock(tmp_path, spec, provenance(GOLDEN))
+    assert read_lock(tmp_path).eval == spec.eval != load_sweep(None, {"eval": {"tasks": ["sums"]}}).eval
 
 
 @pytest.mark.parametrize("field", ["modes", "topology"])

@@ -37,7 +37,8 @@ def judge_software(facts: Facts) -> Iterator[Check]:
     yield _tensorrt_llm(facts)
     if facts.tensorrt_llm is not None and needs_gpu(facts.tensorrt_llm):
         yield _mpi(software)
-    yield _modelopt(software)
+    yield _extra(software, "modelopt", "nvidia-modelopt", "quantize", "trtx build --quant")
+    yield _extra(software, "lm-eval", "lm-eval", "eval", "trtx eval, and eval in a sweep,")
     rest = [p for p in problems if not any(p.name in members for members in _ROWS.values())]
     if rest:
         yield _refused("other packages", rest)
@@ -164,12 +165,13 @@ def _mpi(software: Software) -> Check:
     return ok("MPI", seen)
 
 
-def _modelopt(software: Software) -> Check:
-    package = software.packages.get("nvidia-modelopt")
+def _extra(software: Software, row: str, name: str, extra: str, user: str) -> Check:
+    """A package that one of trtx's extras brings. ``user``: what needs it."""
+    package = software.packages.get(name)
     if package is None:
-        return absent("modelopt", "not installed: trtx build --quant needs it (pip install 'trtx[quantize]')")
-    for requirement in requirements(software.packages, "trtx", "quantize"):
-        if not is_met(software.packages, requirement):
+        return absent(row, f"not installed: {user} needs it (pip install 'trtx[{extra}]')")
+    for requirement in requirements(software.packages, "trtx", extra):
+        if canonicalize_name(requirement.name) == name and not is_met(software.packages, requirement):
             wanted = str(requirement.specifier)
-            return warning("modelopt", package.version, wanted, f"pip install 'nvidia-modelopt{wanted}'")
-    return ok("modelopt", package.version)
+            return warning(row, package.version, wanted, f"pip install '{name}{wanted}'")
+    return ok(row, package.version)

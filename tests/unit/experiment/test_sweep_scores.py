@@ -1,0 +1,253 @@
+"""Scores beside speed: a sweep's ``eval``, from what may be asked to what it is judged by and how it is shown."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judged_runs import GOLDEN, a_run, an_ab_run, prepare, provenance
+from test_evaluation_verdict import HALF, RIGHT, of_task, sample, scored
+
+from trtx.bench.judgement import Verdict
+from trtx.cli.app import run as trtx
+from trtx.errors import UsageError
+from trtx.evals import EVAL, TopologyScores, eval_directory
+from trtx.evals.forms import SampleWriter
+from trtx.experiment import ab, gate, load_sweep
+from trtx.experiment.baseline import of_run, read_baseline
+from trtx.experiment.directory import read_lock, write_lock
+from trtx.experiment.gate_spec import GateSpec
+from trtx.experiment.resumption import read_recorded
+from trtx.experiment.scoring import common_tokenizer
+from trtx.experiment.scoring_spec import ScoringSpec
+from trtx.report import render
+from trtx.report.forms import RunVerdict
+
+WRONG = [0] * 200
+
+
+def with_scores(run: Path, tasks: dict[str, Sequence[int]], labels: Sequence[str] = ("agg", "disagg")) -> Path:
+    """As if each of its topologies had been scored so, after its cells."""
+    write_lock(run, read_lock(run).model_copy(update={"eval": ScoringSpec(tasks=tuple(tasks))}), provenance(run))
+    for label in labels:
+        for name, values in tasks.items():
+            writer = SampleWriter(eval_directory(run, label) / name)
+            writer.replace(sample(name, number, value) for number, value in enumerate(values))
+        found = tuple(of_task(name, values) for name, values in tasks.items())
+        EVAL.write(eval_directory(run, label), TopologyScores(label, "0.4.13", "completions", None, None, found))
+    return run
+
+
+def judged(run: Path, scoring: dict[str, Any] | None = None, **said: Any) -> RunVerdict:
+    """With this gate, and with this in place of some of what ``eval`` says."""
+    spec = read_lock(run)
+    assert spec.eval is not None
+    asked = spec.eval.model_copy(update=scoring or {})
+    spec = spec.model_copy(update={"gate": GateSpec.model_validate(said), "eval": asked})
+    prepare(run, spec)
+    return gate.judge(run, spec)
+
+
+def verdicts(verdict: RunVerdict, word: str) -> dict[str, Verdict]:
+    return {one.cell: one.verdict for one in verdict.judgements if word in one.criterion}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({}, "eval.tasks is missing"),
+        ({"tasks": []}, "eval.tasks"),
+        ({"tasks": "sums,sums"}, "sums is named twice"),
+        ({"tasks": ["sums"], "limit": 0}, "eval.limit is 0; expected greater than or equal to 1"),
+        ({"tasks": ["sums"], "min_score": ["sums:0.5"]}, "--min-score 'sums:0.5': expected task:metric:value"),
+        ({"tasks": ["sums"], "limits": 5}, "eval.limits is not a field of a sweep; did you mean limit?"),
+        ({"tasks": ["sums"], "baseline": "runs/x"}, "eval.baseline is not a field of a sweep"),
+        ({"tasks": ["sums"], "max_drop": 0.1}, "eval.max_drop means nothing without a baseline"),
+    ],
+)
+def test_what_can_not_be_asked_is_refused_with_its_field(said: dict[str, Any], words: str, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(json.dumps({"eval": said}))
+    with pytest.raises(UsageError) as refused:
+        load_sweep(file, {})
+    assert words in str(refused.value)
+
+
+def test_tasks_may_be_one_text_and_a_least_score_keeps_its_comma() -> None:
+    spec = load_sweep(None, {"eval": {"tasks": "gsm8k, mmlu", "min_score": "gsm8k:exact_match,strict-match:0.6"}})
+    assert spec.eval is not None and spec.eval.tasks == ("gsm8k", "mmlu")
+    assert [one.metric for one in spec.eval.least_scores] == ["exact_match,strict-match"]
+
+
+def test_a_lock_from_before_scored_nothing(tmp_path: Path) -> None:
+    write_lock(tmp_path, read_lock(GOLDEN), provenance(GOLDEN))
+    lock = tmp_path / "run.lock.yaml"
+    text = lock.read_text()
+    assert "\neval: null\n" in text
+    lock.write_text(text.replace("\neval: null\n", "\n").replace("schema_version: 4", "schema_version: 3"))
+    assert read_lock(tmp_path) == read_lock(GOLDEN)
+
+
+def test_cells_and_scores_make_one_verdict(tmp_path: Path) -> None:
+    run = with_scores(a_run(tmp_path / "run"), {"sums": HALF})
+    passed = judged(run, {"min_score": ("sums:acc:0.3",)})
+    assert (passed.verdict, passed.exit_code) == (Verdict.PASS, 0)
+    missed = judged(run, {"min_score": ("sums:acc:0.9",)})
+    assert (missed.verdict, missed.exit_code) == (Verdict.MISSED, 1)
+    assert verdicts(missed, "acc:score") == {"agg-sums": Verdict.MISSED, "disagg-sums": Verdict.MISSED}
+    assert {"agg-c1", "disagg-c2", "agg-sums"} <= {one.cell for one in missed.judgements}
+
+
+def test_a_topology_that_was_not_scored_fails_and_is_told(tmp_path: Path) -> None:
+    run = with_scores(a_run(tmp_path / "run"), {"sums": RIGHT}, labels=["agg"])
+    verdict = judged(run)
+    assert verdict.exit_code == 1 and verdicts(verdict, "scored") == {"disagg": Verdict.FAILED}
+    assert "disagg: it was not scored to its end; 0 samples have their answers" in render(run).notes
+    (run / "verdict.json").unlink()  # as of a run that ended early
+    render(run)
+    assert "4 cells measured, and disagg not scored" in (run / "report.html").read_text()
+    (error,) = ElementTree.fromstring((run / "junit.xml").read_text()).findall("testcase[@classname='trtx.eval']/error")
+    assert error.get("message") == "the run ended early"
+
+
+def test_speed_and_scores_are_both_held_against_the_baseline(tmp_path: Path) -> None:
+    base = with_scores(a_run(tmp_path / "base"), {"sums": RIGHT})
+    gate_of = {"baseline": str(base), "max_regression": "5%"}
+    run = with_scores(a_run(tmp_path / "run"), {"sums": HALF})
+    found = judged(run, **gate_of)
+    assert found.verdict is Verdict.REGRESSED
+    assert verdicts(found, ":drop:") == {"agg-sums": Verdict.REGRESSED, "disagg-sums": Verdict.REGRESSED}
+    assert set(verdicts(found, "time_to_first_token").values()) == {Verdict.PASS}
+    equal = judged(with_scores(a_run(tmp_path / "equal"), {"sums": RIGHT}), {"max_drop": 0.05}, **gate_of)
+    assert equal.exit_code == 0 and set(verdicts(equal, ":drop:").values()) == {Verdict.PASS}
+    slower = judged(with_scores(a_run(tmp_path / "slow", slower=1.3), {"sums": RIGHT}), {"max_drop": 0.05}, **gate_of)
+    assert slower.exit_code == 1 and set(verdicts(slower, ":drop:").values()) == {Verdict.PASS}
+
+
+def test_a_baseline_keeps_what_each_sample_is_worth_and_one_without_scores_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = with_scores(a_run(tmp_path / "base"), {"sums": RIGHT})
+    judged(base)
+    assert trtx(["baseline", "save", str(base), "main", "--baseline-dir", str(tmp_path)]) == 0
+    assert read_baseline(tmp_path / "main.json").scores == of_run(base).scores != ()
+    assert trtx(["baseline", "show", "main", "--baseline-dir", str(tmp_path)]) == 0
+    assert "scores of agg: sums acc 1 (200 samples)" in capsys.readouterr().out
+    (tmp_path / "base").rename(tmp_path / "gone")
+    run = with_scores(a_run(tmp_path / "run"), {"sums": HALF})
+    found = judged(run, baseline=str(tmp_path / "main.json"), max_regression="5%")
+    assert set(verdicts(found, ":drop:").values()) == {Verdict.REGRESSED}
+    silent = judged(run, baseline=str(a_run(tmp_path / "silent")), max_regression="5%")
+    assert not verdicts(silent, ":drop:") and silent.baseline is not None
+    assert "it has no scores, so those of this run are compared with none" in silent.baseline.differences
+
+
+def test_other_questions_than_the_baselines_are_told_and_have_no_verdict(tmp_path: Path) -> None:
+    base = with_scores(a_run(tmp_path / "base"), {"sums": RIGHT})
+    run = with_scores(a_run(tmp_path / "run"), {"sums": RIGHT[:50]})
+    found = judged(run, {"limit": 50, "max_drop": 0.5}, baseline=str(base), max_regression="5%")
+    assert set(verdicts(found, ":drop:").values()) == {Verdict.NO_VERDICT} and found.exit_code == 3
+    assert found.baseline is not None and "eval.limit was None and is 50" in found.baseline.differences
+
+
+def test_every_form_shows_scores_beside_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = with_scores(a_run(tmp_path / "run"), {"sums": HALF, "words": RIGHT})
+    judged(run, {"min_score": ("sums:acc:0.9",)})
+    view = render(run)
+    throughput = max(row.cell.figures.stored["output_token_throughput"] for row in view.rows if row.cell)  # type: ignore[union-attr]
+    markdown = (run / "summary.md").read_text()
+    (line,) = [line for line in markdown.splitlines() if line.startswith("| agg |") and "| sums |" in line]
+    assert "at c2 | sums | acc | 0.5 | 0.4314–0.5686 | – | 200/200 |" in line and throughput > 0
+    page = (run / "report.html").read_text()
+    assert 'aria-label="Scores"' in page and "Speed and scores" in page and "0.4314–0.5686" in page
+    suite = ElementTree.fromstring((run / "junit.xml").read_text())
+    cases = [(case.get("classname"), case.get("name"), len(case)) for case in suite]
+    assert ("trtx.eval.agg-sums", "acc:score:ge:0.9", 1) in cases
+    assert ("trtx.eval.agg-words", "unanswered_sample_count:avg:le:0", 0) in cases
+    assert not any(str(name).startswith("trtx.eval.agg-c") for name, *_ in cases) and len(set(cases)) == len(cases)
+    assert json.loads((run / "summary.json").read_text())["scores"][1]["topology"] == "disagg"
+    assert trtx(["report", str(run)]) == 0
+    assert "agg sums acc 0.5 0.4314–0.5686 200/200" in " ".join(capsys.readouterr().out.split())
+
+
+def test_arms_are_compared_by_the_same_samples(tmp_path: Path) -> None:
+    run = with_scores(an_ab_run(tmp_path / "run", 1.1), {"sums": RIGHT})
+    with_scores(run, {"sums": HALF}, labels=["disagg"])
+    spec = read_lock(run)
+    asked = spec.model_copy(update={"gate": GateSpec(baseline="agg", max_regression="5%")})
+    prepare(run, asked)
+    verdict = gate.judge(run, asked)
+    assert verdicts(verdict, ":drop:") == {"disagg-sums": Verdict.REGRESSED}
+    ab.keep_comparison(run, asked, verdict)
+    arms = render(run).arms
+    assert arms is not None
+    (one,) = arms.comparisons[0].scores
+    assert (one.topology, one.against, one.verdict, one.limit) == ("disagg", "agg", Verdict.REGRESSED, 0.02)
+    assert one.difference is not None and one.difference.estimate == pytest.approx(-0.5)
+    assert "| sums | acc | 1 | 0.5 | -0.5 (" in (run / "summary.md").read_text()
+
+
+def test_two_files_of_an_ab_run_ask_the_same(tmp_path: Path) -> None:
+    for name, asked in (("a", {"tasks": ["sums"], "max_drop": 0.1}), ("b", {"tasks": ["sums"]})):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"topology": {"engine": "paced"}, "eval": asked}))
+    a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    with pytest.raises(UsageError, match=r"eval of .*a.yaml is another than that of the other file"):
+        ab.ab_spec(a, b, 3, {"max_regression": "5%"})
+    b.write_text(a.read_text())
+    spec = ab.ab_spec(a, b, 3, {"max_regression": "5%"})
+    assert spec.eval == ScoringSpec(tasks=("sums",), max_drop=0.1)
+    with pytest.raises(UsageError, match="eval.max_drop means nothing without a baseline"):
+        ab.ab_spec(a, b, 3, {})
+
+
+def test_runs_are_compared_by_their_scores_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    with_scores(a_run(Path("base")), {"sums": RIGHT})
+    with_scores(a_run(Path("worse")), {"sums": HALF})
+    a_run(Path("silent"))
+    scored(Path("before"), {"sums": RIGHT})
+    scored(Path("after"), {"sums": HALF})
+
+    def shown(*argv: str, code: int = 0) -> str:
+        assert trtx(["compare", *argv]) == code
+        said = capsys.readouterr()
+        return " ".join((said.out + said.err).split())
+
+    both = shown("base", "worse")
+    assert "agg-c1 inter_token_latency:p50" in both and "agg sums acc 1 0.5 -0.5 (" in both
+    alone = shown("before", "after")
+    assert "agg sums acc 1 0.5 -0.5 (" in alone and "latency" not in alone and "No condition is known" in alone
+    assert "regressed" in shown("before", "after", "--max-drop", "0.1", code=1)
+    assert "pass" in shown("after", "before", "--max-drop", "0.1")
+    assert "Speed is not compared: after measured none." in shown("base", "after")
+    assert "Scores are not compared: silent has none." in shown("base", "silent")
+    assert "after has scores and no speed, silent has speed and no scores" in shown("silent", "after", code=2)
+    assert "silent has no scores, and --max-drop judges them" in shown("base", "silent", "--max-drop", "0.1", code=2)
+    refused = shown("before", "after", "--max-regression", "5%", code=2)
+    assert "before is a run of trtx eval, which measures no speed" in refused
+    assert "--metrics means nothing for runs of trtx eval" in shown(
+        "before", "after", "--metrics", "request_latency:p50", code=2
+    )
+    assert trtx(["bench", "--baseline", "after", "--max-regression", "5%", "--dry-run", "--engine", "paced"]) == 2
+    assert "is a run of trtx eval, and a baseline has speed too" in capsys.readouterr().err
+
+
+def test_topologies_of_different_tokenizers_are_not_asked_the_same(tmp_path: Path) -> None:
+    recorded = read_recorded(GOLDEN, read_lock(GOLDEN)).plans
+    plans = {}
+    for label, text in (("agg", "{}"), ("copy", "{}"), ("disagg", '{"other": 1}')):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "tokenizer.json").write_text(text)
+        (tmp_path / label / "config.json").write_text(label)  # of the model, which may be another
+        plans[label] = replace(recorded["agg"], model_path=tmp_path / label)
+    assert common_tokenizer({label: plans[label] for label in ("agg", "copy")}) == tmp_path / "agg"
+    with pytest.raises(UsageError, match="agg and disagg serve models with different tokenizers"):
+        common_tokenizer(plans)

@@ -1,0 +1,165 @@
+"""What each sample of a scored topology is worth: what scores of the same samples are paired with, in a small form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
+from trtx.evals import statistics
+from trtx.evals.forms import Aggregation, Sample, Score, ScoredTask, eval_directory, read_eval, read_samples
+
+Value = float | tuple[float, float]  # of a sample: a number, or a log-likelihood and what it is divided by
+_DIGITS = 16  # of a sample's key, a hash: 64 bits tell the samples of a task apart
+
+
+@dataclass(frozen=True, slots=True)
+class TaskValues:
+    """A task that is in no group, or a group: its first metric, by which it is compared."""
+
+    task: str
+    metric: str
+    value: float
+    higher_is_better: bool | None
+    num_fewshot: int
+    samples: dict[str, Value]  # by the beginning of the sample's key; of a group, behind its task
+    aggregation: Aggregation = "mean"  # what makes the score of its samples
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyValues:
+    """Of one scored topology."""
+
+    topology: str  # its label
+    lm_eval: str  # its version
+    endpoint_type: str
+    limit: int | None
+    tasks: tuple[TaskValues, ...]
+
+    def of(self, task: str) -> TaskValues | None:
+        return next((one for one in self.tasks if one.task == task), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """Of two scores, candidate − baseline. ``interval`` None: ``reason`` says why there is none."""
+
+    candidate: TaskValues
+    baseline: TaskValues | None
+    interval: Interval | None
+    reason: str | None
+
+
+def read_values(run_dir: Path, topology: str) -> TopologyValues | None:
+    """None where the topology was not scored to its end. Raises UsageError: file, field, value."""
+    scores = read_eval(run_dir, topology)
+    if scores is None:
+        return None
+    directory = eval_directory(run_dir, topology)
+    compared = [task for task in outermost(scores.tasks) if task.scores]
+    tasks = tuple(_values(directory, task, task.scores[0]) for task in compared)
+    return TopologyValues(topology, scores.lm_eval, scores.endpoint_type, scores.limit, tasks)
+
+
+def partner_of(topology: str, others: Sequence[TopologyValues]) -> TopologyValues | None:
+    """The same topology, or the first where there is none; None of none."""
+    return next((one for one in others if one.topology == topology), others[0] if others else None)
+
+
+def paired_differences(candidate: TopologyValues, baseline: TopologyValues) -> tuple[PairedDifference, ...]:
+    """Of every task of ``candidate``. The intervals hold together with 95 % (Bonferroni)."""
+    confidence = per_interval(CONFIDENCE, max(1, len(candidate.tasks)))
+    found = []
+    for task in candidate.tasks:
+        before = baseline.of(task.task)
+        interval, reason = None, _why_not_paired(candidate, baseline, task, before)
+        if reason is None and before is not None:
+            interval = _difference(task, before, confidence)
+            reason = None if interval else f"{len(task.samples)} pairs have no interval; ask more"
+        found.append(PairedDifference(task, before, interval, reason))
+    return tuple(found)
+
+
+def by_key(samples: Sequence[Sample], score: Score) -> dict[str, Value]:
+    """A metric's value of each sample, where it has one of its own. Rows that ask the same are numbered."""
+    found: dict[str, Value] = {}
+    seen: Counter[str] = Counter()
+    for sample in samples:
+        for judged in sample.judgements:
+            value = _value(judged.metrics.get(score.metric), score)
+            if judged.filter == score.filter and value is not None:
+                twins = seen[sample.key]
+                found[f"{sample.key}#{twins}" if twins else sample.key] = value
+                seen[sample.key] += 1
+    return found
+
+
+def _value(found: Any, score: Score) -> Value | None:
+    if score.aggregation == "mean":
+        return float(found) if isinstance(found, (int, float)) else None
+    if score.aggregation == "other" or not isinstance(found, (list, tuple)) or len(found) != 2:
+        return None
+    return float(found[0]), float(found[1])
+
+
+def _why_not_paired(
+    candidate: TopologyValues, baseline: TopologyValues, task: TaskValues, before: TaskValues | None
+) -> str | None:
+    if candidate.lm_eval != baseline.lm_eval:
+        return (
+            f"the baseline was scored by lm-eval {baseline.lm_eval}, and this run by {candidate.lm_eval}; score both "
+            "by the same"
+        )
+    if before is None:
+        return f"{baseline.topology} of the baseline has no score of {task.task}; score both by the same tasks"
+    if before.metric != task.metric:
+        return f"the first metric of {task.task} was {before.metric} and is {task.metric}; score both by the same task"
+    if task.aggregation == "other" or not task.samples:
+        return f"{task.metric} is computed over all samples at once, so no sample has a value to pair"
+    shared = len(task.samples.keys() & before.samples.keys())
+    if shared < max(len(task.samples), len(before.samples)):
+        return (
+            f"{shared} samples stand in both runs, of {len(task.samples)} here and {len(before.samples)} in "
+            f"{baseline.topology} of the baseline; expected the same samples; ask both the same tasks, --limit and "
+            "--num-fewshot"
+        )
+    return None
+
+
+def _difference(candidate: TaskValues, baseline: TaskValues, confidence: float) -> Interval | None:
+    """Of the pairs, by what the score is made of."""
+    now, before = list(candidate.samples.values()), [baseline.samples[key] for key in candidate.samples]
+    if candidate.aggregation == "mean":
+        return statistics.difference_interval(_numbers(now), _numbers(before), confidence)
+    return statistics.ratio_difference_interval(_ratios(now), _ratios(before), candidate.aggregation, confidence)
+
+
+def _numbers(values: Sequence[Value]) -> list[float]:
+    return [value for value in values if isinstance(value, float)]
+
+
+def _ratios(values: Sequence[Value]) -> list[tuple[float, float]]:
+    return [value for value in values if isinstance(value, tuple)]
+
+
+def outermost(tasks: Sequence[ScoredTask]) -> list[ScoredTask]:
+    """Groups, and tasks that are in none."""
+    inner = {name for task in tasks for name in task.subtasks}
+    return [task for task in tasks if task.task not in inner]
+
+
+def _values(directory: Path, task: ScoredTask, score: Score) -> TaskValues:
+    samples = dict(_of_samples(directory, task, score))
+    return TaskValues(
+        task.task, score.name, score.value, score.higher_is_better, task.num_fewshot, samples, score.aggregation
+    )
+
+
+def _of_samples(directory: Path, task: ScoredTask, score: Score) -> Iterator[tuple[str, Value]]:
+    for name in task.subtasks or (task.task,):
+        for key, value in by_key(read_samples(directory / name), score).items():
+            digest, twins, number = key.partition("#")
+            yield f"{name}/" * bool(task.subtasks) + digest[:_DIGITS] + twins + number, value

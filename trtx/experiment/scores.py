@@ -1,0 +1,95 @@
+"""Scores of a run against what was asked of them, and against the same samples of a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtx.bench.judgement import Judgement, Verdict
+from trtx.evals import read_eval
+from trtx.evals.gate import judge_answers, judge_difference, judge_min_score
+from trtx.evals.pairs import PairedDifference, TopologyValues, paired_differences, partner_of, read_values
+from trtx.experiment.scoring_spec import ScoringSpec
+from trtx.report.forms import LOCK, AskedScores, ComparedScore
+
+
+def scores_of_run(run_dir: Path) -> tuple[TopologyValues, ...]:
+    """Of each topology that was scored to its end, in the order of the run."""
+    labels = LOCK.read(run_dir, AskedScores).topologies
+    return tuple(values for label in labels if (values := read_values(run_dir, label)) is not None)
+
+
+def partners(labels: Sequence[str], baseline: Sequence[TopologyValues]) -> dict[str, TopologyValues]:
+    """By topology, whose scores those of a baseline are; nothing of a baseline without scores."""
+    found = {label: partner_of(label, baseline) for label in labels}
+    return {label: partner for label, partner in found.items() if partner is not None}
+
+
+def judge_scores(
+    run_dir: Path, labels: Sequence[str], asked: ScoringSpec, others: Mapping[str, TopologyValues], *, whose: str = ""
+) -> list[Judgement]:
+    """Of every topology that was to be scored. ``others``: by topology, what it is compared with; ``whose``: behind
+    their labels."""
+    judgements: list[Judgement] = []
+    for label in labels:
+        scores = read_eval(run_dir, label)
+        if scores is None:
+            judgements.append(
+                Judgement(
+                    cell=label, criterion="scored", verdict=Verdict.FAILED, reason="it was not scored; see the journal"
+                )
+            )
+            continue
+        judgements += [judge_answers(label, task) for task in scores.tasks if not task.subtasks]
+        judgements += [judge_min_score(scores, least) for least in asked.least_scores]
+        if (other := others.get(label)) is not None and (values := read_values(run_dir, label)) is not None:
+            against = f"{other.topology}{whose}"
+            judgements += [
+                judge_difference(label, one, against, asked.max_drop) for one in paired_differences(values, other)
+            ]
+    return judgements
+
+
+def score_differences(asked: ScoringSpec, values: Sequence[TopologyValues]) -> tuple[str, ...]:
+    """In what the questions of a baseline are others, as sentences."""
+    shots = {task.num_fewshot for one in values for task in one.tasks}
+    before: dict[str, set[Any]] = {
+        "endpoint_type": {one.endpoint_type for one in values},
+        "limit": {one.limit for one in values},
+        "num_fewshot": shots if asked.num_fewshot is not None else set(),
+    }
+    return tuple(
+        f"{name} was {' and '.join(map(str, sorted(found, key=str)))} and is {getattr(asked, name)}"
+        for name, found in before.items()
+        if found and found != {getattr(asked, name)}
+    )
+
+
+def compare_scores(
+    candidate: Sequence[TopologyValues], others: Mapping[str, TopologyValues], max_drop: float | None = None
+) -> tuple[ComparedScore, ...]:
+    """Every task of every topology of ``candidate`` with its partner among ``others``. With ``max_drop`` each is judged
+    as by a gate."""
+    return tuple(
+        _compared(values.topology, other.topology, one, max_drop)
+        for values in candidate
+        if (other := others.get(values.topology)) is not None
+        for one in paired_differences(values, other)
+    )
+
+
+def _compared(topology: str, against: str, found: PairedDifference, max_drop: float | None) -> ComparedScore:
+    judged = None if max_drop is None else judge_difference(topology, found, against, max_drop)
+    return ComparedScore(
+        topology=topology,
+        against=against,
+        task=found.candidate.task,
+        metric=found.candidate.metric,
+        baseline=None if found.baseline is None else found.baseline.value,
+        candidate=found.candidate.value,
+        difference=found.interval,
+        limit=max_drop,
+        verdict=None if judged is None else judged.verdict,
+        reason=found.reason if judged is None else judged.reason,
+    )

@@ -1,0 +1,79 @@
+"""Scoring what is served: lm-eval's session of a run, which is asked once the tasks are there, topology by topology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from trtx.config.wording import shown
+from trtx.errors import UsageError
+from trtx.evals import Endpoint, Job, Session, eval_directory, read_eval
+from trtx.evals.gate import check_min_scores
+from trtx.evals.messages import Loaded, NeedleAsked
+from trtx.experiment.scoring_spec import ScoringSpec
+from trtx.experiment.spec import ATTACHED
+from trtx.topology import Plan
+
+SESSION_LOG = Path("eval") / "session.log"
+_SERVED_PATIENCE_S, _ATTACHED_PATIENCE_S = 30.0, 5.0  # what trtx serves is started again meanwhile
+_OF_A_TOKENIZER = ("tokenizer.json", "*.model", "vocab.*", "merges.txt", "chat_template.jinja")
+
+
+@contextmanager
+def open_session(spec: ScoringSpec, tokenizer: Path | None, context_length: int | None, log: Path) -> Iterator[Session]:
+    """lm-eval in its process while inside; it reads the tasks and their datasets at once.
+
+    ``context_length``: of prompt and answer, in tokens, on every topology; None: nobody says.
+    """
+    job = Job(
+        tasks=spec.tasks,
+        task_dir=None if spec.task_dir is None else str(Path(spec.task_dir).absolute()),
+        limit=spec.limit,
+        num_fewshot=spec.num_fewshot,
+        endpoint_type=spec.endpoint_type,
+        concurrency=spec.concurrency,
+        tokenizer=None if tokenizer is None else str(tokenizer),
+        context_length=context_length,
+        needle=NeedleAsked(spec.needle_lengths, spec.needle_depths, spec.needle_samples),
+        text=None if spec.text is None else str(Path(spec.text).absolute()),
+        request_timeout_s=spec.request_timeout,
+    )
+    with Session(job, log) as session:
+        yield session
+
+
+def wait_loaded(spec: ScoringSpec, session: Session, check: Callable[[], None]) -> Loaded:
+    """Until all that is asked is there. Raises UsageError for a task, dataset or least score that is none."""
+    loaded = session.wait_loaded(check)
+    check_min_scores(spec.least_scores, loaded.metrics, loaded.shares)
+    return loaded
+
+
+def endpoint_of(run_dir: Path, label: str, url: str, model: str, api_key: str | None = None) -> Endpoint:
+    """Of a topology that answers, or of what the run is attached to."""
+    patience_s = _ATTACHED_PATIENCE_S if label == ATTACHED else _SERVED_PATIENCE_S
+    return Endpoint(label, url, model, str(eval_directory(run_dir, label)), patience_s, api_key)
+
+
+def is_scored(run_dir: Path, label: str) -> bool:
+    """Whether every sample of a topology has its answer."""
+    scores = read_eval(run_dir, label)
+    return scores is not None and all(task.answered == task.samples for task in scores.tasks)
+
+
+def common_tokenizer(plans: Mapping[str, Plan]) -> Path:
+    """The tokenizer of all topologies, which are asked the same. Raises UsageError where they have several."""
+    (first, path), *others = ((label, plan.model_path) for label, plan in plans.items())
+    for label, other in others:
+        if other != path and _contents(other) != _contents(path):
+            raise UsageError(
+                f"{first} and {label} serve models with different tokenizers ({shown(str(path))} and "
+                f"{shown(str(other))}), and eval asks all topologies the same; make a run of each, or leave eval out"
+            )
+    return path
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    paths = (path for pattern in _OF_A_TOKENIZER for path in directory.glob(pattern))
+    return {path.name: path.read_bytes() for path in paths}

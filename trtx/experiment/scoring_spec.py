@@ -1,0 +1,87 @@
+"""What is scored: ``eval`` of a sweep file, and the options of ``trtx eval`` of the same names. docs/eval.md."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from trtx.config.topology import Name
+from trtx.evals.gate import DEFAULT_MAX_DROP, MinScore, parse_min_score
+from trtx.evals.messages import REQUEST_TIMEOUT_S, EndpointType, NeedleAsked
+from trtx.evals.needle import TASK as NEEDLE_TASK
+from trtx.evals.texts import TASK as TEXT_TASK
+from trtx.experiment.gate_spec import listed
+
+Length = Annotated[int, Field(ge=1, le=2**31)]
+Depth = Annotated[int, Field(ge=0, le=100)]
+MOST_CONCURRENT = 4096  # sockets below the open files that most systems allow, with room for the rest
+
+
+def _several(value: Any) -> Any:
+    """One text for a list of one. Its commas stay: the name of a metric may hold some."""
+    return (value,) if isinstance(value, str) else listed(value)
+
+
+class ScoringSpec(BaseModel):
+    """Field by field what was typed, defaults resolved."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tasks: Annotated[tuple[Name, ...], BeforeValidator(listed)] = Field(min_length=1)
+    limit: int | None = Field(default=None, ge=1, le=10**9)  # samples of each task
+    num_fewshot: int | None = Field(default=None, ge=0, le=10_000)  # None: as each task says
+    task_dir: Name | None = None
+    endpoint_type: EndpointType = "completions"
+    concurrency: int = Field(default=8, ge=1, le=MOST_CONCURRENT)  # requests in flight
+    request_timeout: float = Field(default=REQUEST_TIMEOUT_S, gt=0, le=7 * 86_400, allow_inf_nan=False)  # seconds
+    needle_lengths: tuple[Length, ...] | None = Field(default=None, min_length=1)  # tokens; None: by the context
+    needle_depths: tuple[Depth, ...] = Field(default=NeedleAsked().depths, min_length=1)  # per cent
+    needle_samples: int = Field(default=NeedleAsked().samples, ge=1, le=10_000)  # of each length and depth
+    text: Name | None = None  # file that task perplexity scores
+    min_score: Annotated[tuple[str, ...], BeforeValidator(_several)] = ()  # task:metric:value
+    max_drop: float = Field(default=DEFAULT_MAX_DROP, gt=0, le=10**9, allow_inf_nan=False)  # in the metric's own unit
+
+    @field_validator("tasks", "needle_lengths", "needle_depths")
+    @classmethod
+    def _each_once(cls, value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        if value is not None and len(set(value)) != len(value):
+            twice = next(one for place, one in enumerate(value) if one in value[:place])
+            raise ValueError(f"{twice} is named twice; expected each once")
+        return value
+
+    @model_validator(mode="after")
+    def _can_be_judged(self) -> ScoringSpec:
+        _ = self.least_scores
+        return self
+
+    @model_validator(mode="after")
+    def _text_is_scored(self) -> ScoringSpec:
+        if (self.text is None) == (TEXT_TASK in self.tasks):
+            told = "is needed" if self.text is None else "means nothing"
+            beside = "with" if self.text is None else "without"
+            raise ValueError(f"--text {told} {beside} {TEXT_TASK} in --tasks, which scores it; name both, or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _needle_is_asked(self) -> ScoringSpec:
+        for name in ("needle_lengths", "needle_depths", "needle_samples"):
+            if NEEDLE_TASK not in self.tasks and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} means nothing without {NEEDLE_TASK} in --tasks, whose prompts it "
+                    "shapes; name both, or neither"
+                )
+        return self
+
+    @property
+    def least_scores(self) -> tuple[MinScore, ...]:
+        """Raises UsageError."""
+        return tuple(parse_min_score(text) for text in self.min_score)
+
+    def criteria(self, *, has_baseline: bool) -> tuple[str, ...]:
+        """What the scores of each topology are judged by, for people."""
+        told = ["every sample has its answer"]
+        told += [f"{least.name}: kept by the whole interval" for least in self.least_scores]
+        if has_baseline:
+            told.append(f"each task's first metric, sample by sample: at most {self.max_drop:g} worse")
+        return tuple(told)

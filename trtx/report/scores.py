@@ -1,0 +1,112 @@
+"""Scores as they are shown, by ``trtx eval`` and beside speed: every one with its interval, and what has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
+from trtx.evals.forms import SAMPLES, read_samples
+from trtx.evals.pairs import outermost
+
+MISSING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreLine:
+    """One score, or one task without any, ready to be shown."""
+
+    topology: str
+    task: ScoredTask
+    score: Score | None
+
+    @property
+    def metric(self) -> str:
+        return MISSING if self.score is None else self.score.name
+
+    @property
+    def value(self) -> str:
+        return MISSING if self.score is None else f"{self.score.value:.4g}"
+
+    @property
+    def interval(self) -> str:
+        found = None if self.score is None else self.score.interval
+        return MISSING if found is None else f"{found.low:.4g}–{found.high:.4g}"
+
+    @property
+    def chance(self) -> str:
+        return MISSING if self.score is None or self.score.chance is None else f"{self.score.chance:g}"
+
+    @property
+    def answered(self) -> str:
+        return f"{self.task.answered}/{self.task.samples}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """All that was scored of a run."""
+
+    scored: tuple[TopologyScores, ...]
+    missing: dict[str, int]  # topologies that were not scored to their end -> samples that are answered
+
+    @property
+    def lines(self) -> tuple[ScoreLine, ...]:
+        return tuple(self._lines())
+
+    def _lines(self) -> Iterator[ScoreLine]:
+        for one in self.scored:
+            for task in one.tasks:
+                yield from (ScoreLine(one.topology, task, score) for score in task.scores or (None,))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What has no score or no answer, as sentences."""
+        told = [
+            f"{label}: it was not scored to its end; {count} samples have their answers"
+            for label, count in self.missing.items()
+        ]
+        for one in self.scored:
+            for task in one.tasks:
+                told += [f"{one.topology}, {task.task}: {task.note}"] if task.note else []
+                told += [f"{one.topology}, {task.task}: no answer to {of}" for of in task.unanswered]
+        return tuple(told)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Those that are in no group, and groups."""
+        return tuple(dict.fromkeys(task.task for one in self.scored for task in outermost(one.tasks)))
+
+    def first(self, topology: str, task: str) -> ScoreLine | None:
+        """By a task's first metric, by which it is compared too; None where the topology was not scored by it."""
+        found = (line for line in self.lines if (line.topology, line.task.task) == (topology, task))
+        return next(found, None)
+
+
+def read_scores(run_dir: Path, labels: Sequence[str]) -> Scores:
+    """Of these topologies. Raises UsageError: file, field, value."""
+    found = {label: read_eval(run_dir, label) for label in labels}
+    return Scores(
+        scored=tuple(scores for scores in found.values() if scores is not None),
+        missing={label: _kept(run_dir, label) for label, scores in found.items() if scores is None},
+    )
+
+
+def _kept(run_dir: Path, label: str) -> int:
+    return sum(len(read_samples(path.parent)) for path in eval_directory(run_dir, label).glob(f"*/{SAMPLES.file}"))
+
+
+def scores_table(lines: Sequence[ScoreLine]) -> Table:
+    """For a terminal, at 80 columns."""
+    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("topology", no_wrap=True)
+    table.add_column("task", overflow="fold")
+    table.add_column("metric", overflow="fold")
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("95 % interval", justify="right", no_wrap=True)
+    table.add_column("answered", justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(line.topology, line.task.task, line.metric, line.value, line.interval, line.answered)
+    return table
