@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 # What keeps each verb from starting or building anything, whatever stands beside it. Of a build: a config of a role
 # whose file is not there is looked for after the model was read. Of eval: a baseline that is none.
-# Of eval fidelity: a reference that is no checkpoint.
+# Of eval fidelity: a reference that is no checkpoint. Of eval parity: a model that is none.
 SAFE = {
     "serve": ["serve", "--dry-run"],
     "bench": ["bench", "--dry-run"],
@@ -27,6 +27,7 @@ SAFE = {
     "bench reproduce": ["bench", "reproduce", "no-such.lock.yaml", "--dry-run"],
     "eval": ["eval", "--tasks", "trtx", "--baseline", "directory"],
     "eval fidelity": ["eval", "fidelity", "--reference", "directory"],
+    "eval parity": ["eval", "parity", "--model", "directory"],
     "compare": ["compare", "file", "directory"],
     "baseline": ["baseline", "list"],
     "report": ["report", "directory"],

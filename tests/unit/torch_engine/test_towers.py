@@ -10,14 +10,14 @@ import trtx
 ROOT = Path(trtx.__file__).parent
 ENGINE = ROOT / "torch_engine"
 PACKAGE = "trtx.torch_engine"
-SHARED = {"messages", "channel", "sampling_plan", "llm_args"}
+SHARED = {"messages", "channel", "sampling_plan", "llm_args", "kv_fault"}
 # What each part of the package may import of it. Whoever wants more of the other process adds to the messages.
 TOWERS: dict[str, set[str]] = {
     "__init__": set(),
     **dict.fromkeys(SHARED, SHARED),
     "llmapi": SHARED,  # the caller's process
     "batch": SHARED,  # from here on the engine's
-    "handoff": {"batch"},
+    "handoff": {"batch", "kv_fault"},
     "runner": {"batch", *SHARED},
     "core": {"runner", "handoff", "batch", *SHARED},
 }
