@@ -223,7 +223,7 @@ class EngineCore:
         if not self.scheduler.running and not self.scheduler.waiting:
             return waits
         # Stalled: the blocks that the next step needs are under leases or reads, which end by themselves.
-        return (waits or LEASE_POLL_S) if self._is_stalled else 0.0
+        return 0.0 if not self._is_stalled else LEASE_POLL_S if waits is None else waits
 
     # --- requests ---
 

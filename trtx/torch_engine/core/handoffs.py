@@ -87,6 +87,7 @@ class Handoffs:
         missing = range(sequence.num_reused, -(-num_tokens // size))
         if not missing:
             self._transport.release(opaque_state)
+            sequence.has_read = True
             self._scheduler.end_read(sequence, num_tokens)
             return None
         try:
@@ -107,7 +108,7 @@ class Handoffs:
 
     def _recompute(self, sequence: Sequence) -> None:
         self.refuse(sequence)
-        sequence.read_failed = True
+        sequence.has_read = True
         self.stats.recomputed += 1
         self._scheduler.end_read(sequence, sequence.num_reused * self._scheduler.pool.tokens_per_block)
 
@@ -126,6 +127,7 @@ class Handoffs:
             if sequence.is_cancelled:
                 self._scheduler.finish(sequence)
             else:
+                sequence.has_read = True
                 self._scheduler.end_read(sequence, len(sequence.prompt_token_ids))
                 self._scheduler.register(sequence)
         for failed in events.failed:

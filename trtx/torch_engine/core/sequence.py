@@ -59,7 +59,7 @@ class Sequence:
     num_reused: int = 0  # leading blocks found in the prefix cache at the last admission
     is_resumed: bool = False  # was preempted before
     is_cancelled: bool = False  # while READING: ended for the client, its blocks still belong to the transport
-    read_failed: bool = False  # the peer's KV is not to be had: compute the prompt here
+    has_read: bool = False  # its peer's KV was read, or is not to be had. The lease has ended: never read it again
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     first_gen_update: Update | None = None  # the prefill side's tokens, told to the client once they are sure to go on
     stop_ids: frozenset[int] = frozenset()
@@ -125,12 +125,12 @@ class Sequence:
 
     @property
     def wants_read(self) -> bool:
-        """Its prompt's KV is to be read from a peer."""
+        """Its prompt's KV is to be read from a peer. One that was preempted after that computes its prompt here."""
         return (
             self.handoff is not None
             and self.handoff.request_type == "generation_only"
             and self.handoff.opaque_state is not None
-            and not self.read_failed
+            and not self.has_read
         )
 
     @property

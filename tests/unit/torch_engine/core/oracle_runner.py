@@ -141,6 +141,7 @@ class OracleTransport:
         self.events: dict[str, list[Any]] = {"finished": [], "failed": [], "released": []}
         self.is_dead = False
         self.fails_reads = False
+        self.given_back: set[tuple[str, int]] = set()  # peers' leases that this end has released
         self.copies_at_once = False  # when a read begins; else when it is delivered. A real one does in between
         self.mismatches = False
         self.blocks_read = 0
@@ -161,6 +162,7 @@ class OracleTransport:
             raise LayoutMismatch("dtype is 'bfloat16' on prefill, 'float32' on decode")
         if self.wire.ends[agent].is_dead:
             raise PeerGone(f"{agent} is gone")
+        assert (agent, int(lease)) not in self.given_back, f"lease {lease} of {agent} ended: its blocks are another's"
         self._next += 1
         self.reads[self._next] = (agent, int(lease), list(zip(positions, local_ids, strict=True)))
         if self.copies_at_once and int(lease) in self.wire.ends[agent].exports:
@@ -185,6 +187,7 @@ class OracleTransport:
                 self._copy(agent, lease, pairs)
             self.blocks_read += len(pairs)
             self.events["finished"].append(FinishedRead(read_id, len(pairs) * 8, 0.001))
+            self.given_back.add((agent, lease))
             peer._released(lease)
         self.reads.clear()
 
@@ -200,6 +203,7 @@ class OracleTransport:
 
     def release(self, opaque_state: bytes) -> None:
         agent, lease = opaque_state.decode().split(":")
+        self.given_back.add((agent, int(lease)))
         if not self.wire.ends[agent].is_dead:
             self.wire.ends[agent]._released(int(lease))
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_player import Engine, assert_equal, served, workload
-from runner_player import build, save
+from engine_player import Engine, Wish, assert_equal, served, workload
+from runner_player import build, random_prompt, save
 
 from trtx.torch_engine.handoff import KvTransport, create_transport
 from trtx.torch_engine.messages import Handoff, Submit
@@ -97,4 +97,45 @@ def test_tokens_are_the_same_over_a_handoff(
     for _ in range(200):
         prefill.step()
     prefill.finish()
+    assert_equal(decode.answers, expected, wishes)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_is_preempted_after_its_handoff_does_not_read_blocks_that_are_anothers(
+    checkpoint: Path, overlap: bool
+) -> None:
+    """Two answers that outgrow the decode side's pool, while the prefill side fills its own with other prompts."""
+    wishes = [Wish(0, random_prompt(20, 100 + index), {"max_tokens": 40}, None) for index in range(2)]
+    expected, _ = served(new_runner(checkpoint, 60), wishes, overlap=False)
+    runners = new_runner(checkpoint, 60), new_runner(checkpoint)
+    ends = [create_transport(runner.pool, runner.geometry, routes=["direct"]) for runner in runners]
+    prefill, decode = (
+        Engine(runner, overlap=overlap, transport=end) for runner, end in zip(runners, ends, strict=True)
+    )
+    for step in range(2000):
+        if step < len(wishes):
+            prefill.core.submit(Submit(step, wishes[step].prompt, wishes[step].plan, handoff=Handoff("context_only")))
+        elif step % 3 == 0 and step < 200:
+            other = Submit(step, random_prompt(30, step), wishes[0].plan, handoff=Handoff("context_only"))
+            prefill.core.submit(other)
+        prefill.step()
+        for index, answer in prefill.answers.items():
+            if (told := answer.handoff) is None:
+                continue
+            answer.handoff = None
+            if index >= len(wishes):
+                ends[1].release(told.opaque_state)
+                continue
+            begun = Handoff(
+                "generation_only", told.first_gen_tokens, told.first_gen_log_probs, opaque_state=told.opaque_state
+            )
+            decode.core.submit(Submit(index, wishes[index].prompt, wishes[index].plan, handoff=begun))
+        decode.step()
+        if len(decode.answers) == len(wishes) and decode.is_idle and step > 200:
+            break
+    decode.finish()
+    prefill.finish()
+    for end in ends:
+        end.close()
+    assert decode.paused
     assert_equal(decode.answers, expected, wishes)
