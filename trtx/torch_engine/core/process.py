@@ -41,7 +41,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
     channel: Channel[ToEngine] = Channel(socket.socket(fileno=int(sys.argv[1])), ToEngine)
-    inbox: SimpleQueue[ToEngine] = SimpleQueue()
+    inbox: SimpleQueue[ToEngine | Exception] = SimpleQueue()  # an exception: of the thread that sends reports
     threading.Thread(target=_read, args=(channel, inbox), name="engine-socket", daemon=True).start()
     try:
         start = inbox.get()
@@ -51,7 +51,7 @@ def main() -> None:
         gc.collect()
         gc.freeze()  # weights and modules live as long as the process: no collection need look at them again
         gc.enable()
-        reports = ReportSender(channel.send)
+        reports = ReportSender(channel.send, inbox.put)
         try:
             _loop(core, reports, inbox)
         finally:
@@ -154,7 +154,7 @@ def _create_runner(args: LlmArgs) -> ModelRunner:
     return create_runner(runner_args(args))
 
 
-def _loop(core: EngineCore, reports: ReportSender, inbox: SimpleQueue[ToEngine]) -> None:
+def _loop(core: EngineCore, reports: ReportSender, inbox: SimpleQueue[ToEngine | Exception]) -> None:
     """Steps while there is work, sleeps on the inbox while there is none. Returns on ``Shutdown``."""
     while True:
         wait_s = core.wait_s
@@ -168,6 +168,8 @@ def _loop(core: EngineCore, reports: ReportSender, inbox: SimpleQueue[ToEngine])
                     core.abort(message.sequence_ids)
                 elif isinstance(message, Shutdown):
                     return
+                elif isinstance(message, Exception):
+                    raise message
         except Empty:
             pass
         report = core.step()

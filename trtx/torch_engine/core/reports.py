@@ -18,8 +18,15 @@ class ReportSender:
     What else it raises, the next ``put`` raises.
     """
 
-    def __init__(self, send: Callable[[Any], None], most_waiting: int = MOST_WAITING) -> None:
+    def __init__(
+        self,
+        send: Callable[[Any], None],
+        on_error: Callable[[Exception], None] = lambda error: None,
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
+        """``on_error``: called in the thread, once, with what ``send`` raised, for a loop that sleeps meanwhile."""
         self._send = send
+        self._on_error = on_error
         self._waiting: Queue[Any] = Queue(most_waiting)
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="engine-reports", daemon=True)
@@ -46,3 +53,4 @@ class ReportSender:
                 send = None
             except Exception as error:
                 send, self._error = None, error
+                self._on_error(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -210,4 +211,16 @@ def test_a_reader_that_is_gone_holds_up_nobody() -> None:
     sender = ReportSender(send, most_waiting=2)
     for number in range(50):
         sender.put(number)
+    sender.close()
+
+
+def test_a_report_that_can_not_be_sent_is_told_to_a_loop_that_sleeps() -> None:
+    told: SimpleQueue[Exception] = SimpleQueue()
+
+    def send(message: int) -> None:
+        raise ValueError("no such message")
+
+    sender = ReportSender(send, told.put)
+    sender.put(1)
+    assert str(told.get(timeout=60)) == "no such message"
     sender.close()
