@@ -8,7 +8,7 @@ from pathlib import Path
 from trtx.errors import UsageError
 from trtx.evals.pairs import TopologyValues
 from trtx.experiment.evaluation_spec import EvaluationSpec
-from trtx.experiment.scores import judge_scores, partners, score_differences, scores_of_run
+from trtx.experiment.scores import judge_scores, partners, score_differences, scores_of_run, unjudged
 from trtx.experiment.verdict import run_verdict
 from trtx.report.forms import LOCK, VERDICT, AskedOf, ComparedWith, RunVerdict
 
@@ -28,12 +28,13 @@ def judge_evaluation(run_dir: Path, spec: EvaluationSpec) -> RunVerdict:
     values = () if baseline is None else read_scored_baseline(baseline)
     others = partners(spec.labels, values)
     judgements = judge_scores(run_dir, spec.labels, spec, others, whose=" of the baseline")
-    verdict = run_verdict((), judgements, None if baseline is None else _compared(spec, baseline, values))
+    verdict = run_verdict((), judgements, None if baseline is None else _compared(run_dir, spec, baseline, values))
     VERDICT.write(run_dir, verdict)
     return verdict
 
 
-def _compared(spec: EvaluationSpec, baseline: Path, values: Sequence[TopologyValues]) -> ComparedWith:
+def _compared(run_dir: Path, spec: EvaluationSpec, baseline: Path, values: Sequence[TopologyValues]) -> ComparedWith:
     started = LOCK.read(baseline, AskedOf).provenance.environment.started_at
     name = baseline.resolve().name
-    return ComparedWith(name, name, started, score_differences(spec, values), ())
+    differences = (*score_differences(spec, values), *unjudged(scores_of_run(run_dir), values))
+    return ComparedWith(name, name, started, differences, ())

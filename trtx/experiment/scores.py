@@ -66,6 +66,13 @@ def score_differences(asked: ScoringSpec, values: Sequence[TopologyValues]) -> t
     )
 
 
+def unjudged(candidate: Sequence[TopologyValues], baseline: Sequence[TopologyValues]) -> tuple[str, ...]:
+    """Tasks of a baseline that nobody asks any more, as sentences: nothing is said of them."""
+    asked = {task.task for one in candidate for task in one.tasks}
+    dropped = dict.fromkeys(task.task for one in baseline for task in one.tasks if task.task not in asked)
+    return tuple(f"{task} was scored and is not, so nothing is said of it" for task in dropped) if candidate else ()
+
+
 def compare_scores(
     candidate: Sequence[TopologyValues], others: Mapping[str, TopologyValues], max_drop: float | None = None
 ) -> tuple[ComparedScore, ...]:

@@ -13,8 +13,9 @@ from trtx.evals.needle import TASK as NEEDLE_TASK
 from trtx.evals.texts import TASK as TEXT_TASK
 from trtx.experiment.gate_spec import listed
 
-Length = Annotated[int, Field(ge=1, le=2**31)]
-Depth = Annotated[int, Field(ge=0, le=100)]
+Whole = Annotated[int, Field(strict=True)]  # neither true nor 1.0
+Length = Annotated[Whole, Field(ge=1, le=2**31)]
+Depth = Annotated[Whole, Field(ge=0, le=100)]
 MOST_CONCURRENT = 4096  # sockets below the open files that most systems allow, with room for the rest
 
 
@@ -29,15 +30,15 @@ class ScoringSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tasks: Annotated[tuple[Name, ...], BeforeValidator(listed)] = Field(min_length=1)
-    limit: int | None = Field(default=None, ge=1, le=10**9)  # samples of each task
-    num_fewshot: int | None = Field(default=None, ge=0, le=10_000)  # None: as each task says
+    limit: Whole | None = Field(default=None, ge=1, le=10**9)  # samples of each task
+    num_fewshot: Whole | None = Field(default=None, ge=0, le=10_000)  # None: as each task says
     task_dir: Name | None = None
     endpoint_type: EndpointType = "completions"
-    concurrency: int = Field(default=8, ge=1, le=MOST_CONCURRENT)  # requests in flight
+    concurrency: Whole = Field(default=8, ge=1, le=MOST_CONCURRENT)  # requests in flight
     request_timeout: float = Field(default=REQUEST_TIMEOUT_S, gt=0, le=7 * 86_400, allow_inf_nan=False)  # seconds
     needle_lengths: tuple[Length, ...] | None = Field(default=None, min_length=1)  # tokens; None: by the context
     needle_depths: tuple[Depth, ...] = Field(default=NeedleAsked().depths, min_length=1)  # per cent
-    needle_samples: int = Field(default=NeedleAsked().samples, ge=1, le=10_000)  # of each length and depth
+    needle_samples: Whole = Field(default=NeedleAsked().samples, ge=1, le=10_000)  # of each length and depth
     text: Name | None = None  # file that task perplexity scores
     min_score: Annotated[tuple[str, ...], BeforeValidator(_several)] = ()  # task:metric:value
     max_drop: float = Field(default=DEFAULT_MAX_DROP, gt=0, le=10**9, allow_inf_nan=False)  # in the metric's own unit

@@ -133,6 +133,21 @@ class ExperimentSpec(BaseModel):
         return document
 
 
+def _refuse_what_yaml_blurs(document: dict[str, Any], path: Path | None) -> None:
+    """An ``eval:`` whose lines are all commented out would score nothing, and ``true`` in place of a number be 1."""
+    if "eval" in document and document["eval"] is None:
+        raise UsageError(f"{_source(path)}eval is empty; expected tasks below it, such as tasks: [trtx], or no eval")
+    models: dict[str, type[BaseModel]] = {"load": LoadSpec, "gate": GateSpec, "eval": ScoringSpec}
+    for part, model in models.items():
+        said = document.get(part)
+        for name, value in said.items() if isinstance(said, dict) else ():
+            field = model.model_fields.get(name)
+            takes = "" if field is None else str(field.annotation)
+            values = value if isinstance(value, list) else [value]
+            if any(isinstance(one, bool) for one in values) and not any(kind in takes for kind in ("bool", "Any")):
+                raise UsageError(f"{_source(path)}{part}.{name} is {shown(value)}; expected no boolean")
+
+
 def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
     """A sweep file, or the defaults, with ``overrides`` laid over it key by key. Raises UsageError naming the key."""
     document: Any = (
@@ -156,6 +171,7 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
         raise UsageError(
             f"{_source(path)}arms say all of each topology, so {unused[0]} would change nothing; leave one of them out"
         )
+    _refuse_what_yaml_blurs(document, path)
     topology = document.get("topology") or {}
     if isinstance(topology, dict):  # else the model refuses it
         document["topology"] = {"port": 0, **topology}

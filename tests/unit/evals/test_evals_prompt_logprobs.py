@@ -29,8 +29,8 @@ def echoed(own: list[Any], tops: list[Any]) -> dict[str, Any]:
 def test_engine_data_is_summed_from_its_end(first: list[Any]) -> None:
     rows = [*first, row(6, -9.0), row(7, -1.0), row(8, -0.5)]
     assert EngineData().scored(engine_data(rows), IDS, 2) == Scored(-1.5, True)
-    rows[-1] = row(8, -0.5, likeliest=-0.1)
-    assert EngineData().scored(engine_data(rows), IDS, 2) == Scored(-1.5, False)
+    rows[-1] = row(8, -1.5, likeliest=-0.5)
+    assert EngineData().scored(engine_data(rows), IDS, 2) == Scored(-2.5, False)
 
 
 def test_an_echo_is_summed_up_to_the_token_that_was_made() -> None:
@@ -53,6 +53,23 @@ def test_an_echo_is_summed_up_to_the_token_that_was_made() -> None:
 )
 def test_what_does_not_cover_the_prompt_is_refused(way: PromptLogprobs, answer: dict[str, Any]) -> None:
     assert isinstance(way.scored(answer, IDS, 2), Refused)
+
+
+@pytest.mark.parametrize(
+    ("way", "answer", "said"),
+    [
+        (EngineData(), engine_data([row(7, -1.0), row(8, 3.0)]), "is 3; expected 0 at most"),
+        (EngineData(), engine_data([row(7, -1.0), row(8, -0.1, likeliest=-0.1)]), "sum to 1.81; expected 1 at most"),
+        (EngineData(), engine_data([row(7, -1.0), row(8, -1.0, likeliest=float("nan"))]), "not a finite number"),
+        (EngineData(), engine_data([row(7, -1.0), row(8, -1.0, likeliest=float("-inf"))]), "not a finite number"),
+        (Echo(), echoed([None, -1.0, -1.0, 0.5], [None, *[{"a": -1.0}] * 3]), "is 0.5; expected 0 at most"),
+    ],
+)
+def test_what_no_probability_has_as_its_logarithm_is_refused(
+    way: PromptLogprobs, answer: dict[str, Any], said: str
+) -> None:
+    found = way.scored(answer, IDS, 2)
+    assert isinstance(found, Refused) and said in found.reason
 
 
 def test_each_way_asks_for_one_token_after_the_prompt_it_was_given() -> None:

@@ -457,3 +457,17 @@ def test_a_name_and_modes_are_the_runs(tmp_path: Path) -> None:
     spec = load_sweep(None, {"name": "other", "modes": ["disagg"]})
     assert "-other-" in create(tmp_path, spec, datetime.now(UTC)).name
     assert spec.labels == ("disagg",)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"eval": None}, "eval is empty; expected tasks below it"),
+        ({"eval": {"tasks": ["sums"], "limit": True}}, "eval.limit is True; expected no boolean"),
+        ({"load": {"concurrency": [True]}}, r"load.concurrency is \[True\]; expected no boolean"),
+        ({"gate": {"min_goodput": True}}, "gate.min_goodput is True; expected no boolean"),
+    ],
+)
+def test_what_yaml_makes_of_little_is_no_number_and_no_default(said: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        load_sweep(None, said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -117,8 +118,12 @@ class Client:
         """Some servers send their failure with a status of success, as Dynamo does when a worker dies."""
         try:
             document = answer.json()
-        except ValueError:
-            return Refused(f"HTTP {answer.status_code} whose body is not JSON")
+            if b"\\ud" in answer.content.lower():  # half of a character, which no file of text can hold
+                json.dumps(document, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return Refused(f"HTTP {answer.status_code} whose body has half of a character (a lone surrogate)")
+        except (ValueError, RecursionError):
+            return Refused(f"HTTP {answer.status_code} whose body is not JSON that can be read")
         if isinstance(document, dict) and isinstance(document.get("choices"), list) and not document.get("error"):
             return document
         said = words(self._without_key(answer.text))

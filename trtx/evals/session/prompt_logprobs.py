@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from trtx.evals.session.client import Client, Question, Refused
 
+_ABOVE_ZERO = 1e-3  # of a logarithm of a probability, by rounding: in bfloat16, of one near 0, much less
+_ABOVE_ONE = 0.05  # of a sum of probabilities, by rounding each logarithm to bfloat16
 _ALTERNATIVES = 1  # beside the prompt's own token: the likeliest, which says whether that one is greedy
 
 
@@ -91,7 +93,20 @@ def _rows(told: list[Any], ids: list[int], count: int) -> list[dict[int, float]]
     found = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in told[-count:]]
     if len(found) != count or any(token not in row for token, row in zip(ids[-count:], found, strict=True)):
         return Refused(f"prompt_logprobs do not cover the last {count} tokens of the prompt")
+    if (problem := _problem([value for row in found for value in row.values()])) is not None:
+        return Refused(problem)
+    if (most := max(math.fsum(map(math.exp, row.values())) for row in found)) > 1 + _ABOVE_ONE:
+        return Refused(f"the probabilities of a position of the prompt sum to {most:.4g}; expected 1 at most")
     return found
+
+
+def _problem(logprobs: list[float]) -> str | None:
+    """Why these are no logarithms of probabilities."""
+    if not all(map(math.isfinite, logprobs)):
+        return "a log-probability of the prompt is not a finite number"
+    if (most := max(logprobs, default=0.0)) > _ABOVE_ZERO:
+        return f"a log-probability of the prompt is {most:.4g}; expected 0 at most"
+    return None
 
 
 class Echo:
@@ -117,8 +132,8 @@ class Echo:
 
 
 def _scored(own: list[float], likeliest: list[float]) -> Scored | Refused:
-    if not all(map(math.isfinite, own)):
-        return Refused("a log-probability of the prompt is not a finite number")
+    if (problem := _problem([*own, *likeliest])) is not None:
+        return Refused(problem)
     return Scored(math.fsum(own), all(one >= top for one, top in zip(own, likeliest, strict=True)))
 
 

@@ -1,0 +1,60 @@
+"""What an answer of a server may be, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from trtx.evals.messages import Endpoint
+from trtx.evals.session.client import Client, Question, Refused
+
+
+def answer_to(body: bytes) -> dict[str, Any] | Refused:
+    """What a question becomes that a server answers with ``body``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    async def ask(url: str) -> dict[str, Any] | Refused:
+        async with Client(Endpoint("agg", url, "model", "", 0.0), 1) as client:
+            return await client.ask(Question("completions", {"prompt": "x"}))
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        return asyncio.run(ask(f"http://127.0.0.1:{server.server_port}"))
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"<html>", "not JSON that can be read"),
+        (b"[" * 100_000, "not JSON that can be read"),
+        (rb'{"choices": [{"text": "\ud800", "finish_reason": "stop"}]}', "half of a character"),
+        (rb'{"choices": [{"text": "\uDC00x", "finish_reason": "stop"}]}', "half of a character"),
+    ],
+)
+def test_an_answer_that_no_file_can_hold_is_one_samples_refusal(body: bytes, said: str) -> None:
+    found = answer_to(body)
+    assert isinstance(found, Refused) and said in found.reason
+
+
+def test_both_halves_of_a_character_are_one() -> None:
+    body = rb'{"choices": [{"text": "\ud83d\ude00", "finish_reason": "stop"}]}'
+    found = answer_to(body)
+    assert isinstance(found, dict) and found["choices"][0]["text"] == "\N{GRINNING FACE}"
