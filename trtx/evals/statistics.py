@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 from typing import Any
 
 from trtx.bench.intervals import CONFIDENCE, Interval
@@ -18,6 +19,7 @@ from trtx.evals.forms import Aggregation
 RESAMPLES = 1000  # of a mean: 25 beyond each end of a 95 % interval
 SLOW_RESAMPLES = 200  # of a metric that is computed over all samples at once, such as BLEU
 FEWEST_SAMPLES = 10  # below, a resample of a bootstrap is hardly another sample
+_FEWEST_BEYOND = 5  # resamples beyond an end that is read off them
 _SEED = 20261122
 
 
@@ -148,7 +150,18 @@ def _newcombe(pairs: Sequence[tuple[float, float]], confidence: float) -> Interv
 
 
 def _ends(found: Sequence[float], confidence: float) -> tuple[float, float]:
+    """Percentiles of resamples, where at least 5 lie beyond each. A confidence beyond that, as where many intervals
+    hold together, moves them out from the median as a normal distribution's would: the extremes of so many resamples
+    say nothing of what lies beyond them."""
     from trtx.bench.statistics import percentile
 
-    beyond = 50 * (1 - confidence)
-    return percentile(found, beyond), percentile(found, 100 - beyond)
+    seen = min(confidence, 1 - 2 * _FEWEST_BEYOND / len(found))
+    beyond = 50 * (1 - seen)
+    low, middle, high = (percentile(found, at) for at in (beyond, 50, 100 - beyond))
+    stretch = _two_sided(confidence) / _two_sided(seen)
+    return middle - stretch * (middle - low), middle + stretch * (high - middle)
+
+
+def _two_sided(confidence: float) -> float:
+    """Standard deviations to either side that hold this share of a normal distribution."""
+    return NormalDist().inv_cdf((1 + confidence) / 2)

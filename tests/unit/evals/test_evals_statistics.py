@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean
+import random
+from statistics import NormalDist, fmean, pstdev
 
 import pytest
 from hypothesis import given, settings
@@ -90,3 +91,15 @@ def test_a_difference_of_ratios_is_that_of_the_scores_and_its_pairs_narrow_it() 
     same = statistics.ratio_difference_interval(baseline, baseline, "weighted_perplexity")
     assert same is not None and (same.low, same.estimate, same.high) == (0, 0, 0)
     assert statistics.ratio_difference_interval(candidate[:9], baseline[:9], "bits_per_byte") is None
+
+
+@pytest.mark.parametrize("intervals", [1, 5, 60, 600, 6000])
+def test_many_intervals_that_hold_together_are_as_wide_as_the_normal_ones(intervals: int) -> None:
+    """Of a mean of 400 values, where both are right; their family's level lies far beyond 1,000 resamples."""
+    draw = random.Random(3)
+    values = [draw.gauss(0.5, 0.2) for _ in range(400)]
+    confidence = 1 - 0.05 / intervals
+    found = statistics.mean_interval(values, confidence)
+    assert found is not None
+    error = pstdev(values) / math.sqrt(len(values))
+    assert found.high - found.low == pytest.approx(2 * error * NormalDist().inv_cdf((1 + confidence) / 2), rel=0.12)
