@@ -23,7 +23,9 @@ from trtx.evals.pairs import TopologyValues
 from trtx.experiment.conditions import Conditions, conditions_of_scores
 from trtx.experiment.scores import scores_of_run
 from trtx.report.evaluation import is_evaluation
+from trtx.report.fidelity import is_fidelity
 from trtx.report.forms import BASELINE, CONDITIONS, LOCK, VERDICT, AskedOf, AskedRun, RunVerdict
+from trtx.report.parity import is_parity
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,12 @@ def of_run(run_dir: Path) -> Baseline:
         raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
     if is_evaluation(run_dir):
         raise UsageError(f"{run_dir} is a run of trtx eval, and a baseline has speed too; expected one of trtx bench")
+    for check, is_it in (("fidelity", is_fidelity), ("parity", is_parity)):
+        if is_it(run_dir):
+            raise UsageError(
+                f"{run_dir} is a run of trtx eval {check}, which has neither speed nor scores to compare; expected one "
+                "of trtx bench or trtx eval --tasks"
+            )
     conditions = CONDITIONS.read(run_dir, Conditions)
     judged = VERDICT.find(run_dir, RunVerdict)
     cells = read_cells(run_dir)

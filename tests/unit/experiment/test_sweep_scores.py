@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from judged_runs import GOLDEN, a_run, an_ab_run, prepare, provenance
 from test_evaluation_verdict import HALF, RIGHT, of_task, sample, scored
 
@@ -26,7 +27,7 @@ from trtx.experiment.resumption import read_recorded
 from trtx.experiment.scoring import common_tokenizer
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.report import render
-from trtx.report.forms import RunVerdict
+from trtx.report.forms import LOCK, RunVerdict
 
 WRONG = [0] * 200
 
@@ -251,3 +252,12 @@ def test_topologies_of_different_tokenizers_are_not_asked_the_same(tmp_path: Pat
     assert common_tokenizer({label: plans[label] for label in ("agg", "copy")}) == tmp_path / "agg"
     with pytest.raises(UsageError, match="agg and disagg serve models with different tokenizers"):
         common_tokenizer(plans)
+
+
+@pytest.mark.parametrize(("fields", "check"), [({"check": "fidelity"}, "fidelity"), ({"routes": ["agg"]}, "parity")])
+def test_a_check_has_neither_speed_nor_scores_to_compare(
+    fields: dict[str, Any], check: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / LOCK.file).write_text(yaml.safe_dump({"schema_version": LOCK.version, **fields}))
+    assert trtx(["compare", str(tmp_path), str(tmp_path)]) == 2
+    assert f"is a run of trtx eval {check}, which has neither speed nor scores" in capsys.readouterr().err
