@@ -30,6 +30,8 @@ SWEEP = """
 topology: {model: synthetic:tiny, engine: paced, overrides: [paced_ttft_ms=100, paced_itl_ms=20]}
 load: {concurrency: [2], isl: 32, osl: 6, request_count: 16, warmup_request_count: 2, prompt_corpus: random}
 """
+# Of a pull request: what the paced engine alone decides. In TTFT and tokens/s is what others leave of a busy core.
+METRICS = 'gate: {metrics: ["inter_token_latency:p50"]}'
 REPLACED = {"SWEEP": "sweeps/paced.yaml", "TRIALS": "3", "LIMIT": "40%"}
 
 
@@ -115,6 +117,7 @@ def test_a_push_promotes_the_baseline_that_it_measured(workspace: Path, pushed: 
 
 def test_a_pull_request_is_held_against_it_and_its_summary_says_so(workspace: Path, pushed: list[Step]) -> None:
     assert len(pushed) == 2
+    (workspace / REPLACED["SWEEP"]).write_text(SWEEP + METRICS, encoding="utf-8")
     before = set((workspace / "runs").iterdir())
     (gate,) = run_steps(workspace, "pull_request")
     assert gate.exit_code == 0, gate.output
@@ -122,6 +125,6 @@ def test_a_pull_request_is_held_against_it_and_its_summary_says_so(workspace: Pa
     verdict = json.loads((run / "verdict.json").read_text())
     assert (verdict["verdict"], verdict["baseline"]["name"]) == ("pass", BASELINE)
     compared = [one for one in verdict["judgements"] if one["interval"] and one["limit"] in (1.4, 0.6)]
-    assert len(compared) == 3, "tokens/s, TTFT and ITL are compared"
+    assert len(compared) == 1, "ITL is compared"
     assert gate.summary == (run / "summary.md").read_text() + "\n"
     assert f"aseline {BASELINE}" in gate.summary and "inter_token_latency:p50" in gate.summary
