@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import psutil
 from recomputed_run import assert_recomputed
 from topology_clients import PACED, wait_until
 
@@ -34,6 +35,15 @@ def has_text(directory: Path, name: str) -> bool:
     return (directory / name).exists() and (directory / name).stat().st_size > 0
 
 
+def stop_what_measures(pid: int) -> None:
+    """SIGSTOP for ``pid`` and all that it started but the guardian, which ends them once ``pid`` is dead."""
+    bench = psutil.Process(pid)
+    bench.suspend()
+    for process in bench.children(recursive=True):
+        if "trtx.launch.guardian" not in process.cmdline():
+            process.suspend()
+
+
 def resume(run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*TRTX, "bench", "--resume", str(run_dir), *arguments], capture_output=True, text=True, timeout=240
@@ -53,7 +63,7 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
         second = run_dir / "cells" / "agg-c1" / "trial-01"
         # Before its first request. Records are written as the trial ends: whoever waits for them may come too late.
         wait_until(lambda: has_text(second, "inputs.json"), 120, "the second cell's prompts are written")
-        bench.send_signal(signal.SIGSTOP)  # or it might be through before a slow machine has asked
+        stop_what_measures(bench.pid)  # or aiperf might be through before a slow machine has asked
         refused = resume(run_dir)
         assert refused.returncode == 2 and "another trtx measures" in refused.stderr
     finally:
