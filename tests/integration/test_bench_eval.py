@@ -91,7 +91,7 @@ def test_its_page_shows_scores_beside_speed(measured: Measured, browser: Browser
     page.goto((measured.run / "report.html").as_uri())
     section = page.get_by_role("region", name="Scores")
     shown = section.locator("table").first.inner_text().split()
-    assert shown[shown.index("agg") + 2 :][:1] == ["c2"] and "trtx_copying" in shown and "acc" in shown
+    assert shown.index("agg") < shown.index("c2") and "trtx_copying" in shown and "acc" in shown
     row = section.locator("table.all-scores tbody tr").first
     assert not row.is_visible()
     section.get_by_text("All scores").click()

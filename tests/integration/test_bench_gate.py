@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -19,7 +20,7 @@ TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 LOAD = ["--concurrency", "2", "--request-count", "16", "--isl", "32", "--osl", "6", "--trials", "2"]
 LOAD += ["--warmup-request-count", "4", "--prompt-corpus", "random"]  # which aiperf makes in less time
 GATE = ["--baseline", "main", "--max-regression", "12%", "--metrics", "inter_token_latency:p50"]
-FAST, SLOW = 10, 13  # ms a token, of the paced engine
+FAST, SLOW = 10, 30  # ms a token, of the paced engine; apart by more than what a busy machine adds to either
 
 
 def words_of(itl_ms: float, *arguments: str) -> list[str]:
@@ -68,14 +69,14 @@ def test_a_slower_build_regresses_with_exit_1_and_misses_its_objective(saved: Pa
     assert done.returncode == 1, done.stderr
     sentence = next(line for line in done.stderr.splitlines() if line.startswith("trtx: "))
     assert "agg-c2 inter_token_latency:p50:le:11 missed: " in sentence and "expected at most 11 ms" in sentence
-    assert "agg-c2 inter_token_latency:p50 regressed: 1." in sentence
+    assert re.search(r"agg-c2 inter_token_latency:p50 regressed: [1-3]\.\d+", sentence)
     assert "of the baseline" in sentence and "all of it beyond the limit 1.12" in sentence
     assert json.loads(done.stdout)["verdict"] == {
         name: value for name, value in verdict(latest(saved)).items() if name != "schema_version"
     }
     suite = ElementTree.parse(latest(saved) / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "2", "0")
-    assert "inter_token_latency:p50 | 1." in (saved / "step.md").read_text()
+    assert re.search(r"inter_token_latency:p50 \| [1-3]\.", (saved / "step.md").read_text())
     table = done.stderr[done.stderr.index("cell ") :]
     assert max(len(line) for line in table.split("\n\n")[0].splitlines()) <= 80
 
