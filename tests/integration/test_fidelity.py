@@ -136,26 +136,6 @@ def test_a_person_s_own_text_and_an_engine_flag_that_costs_something(tmp_path: P
 
 
 @pytest.mark.proof
-def test_a_quantized_build_is_held_against_its_source_and_eight_bits_are_nearer_than_four(tmp_path: Path) -> None:
-    """Beyond the intervals of both; each finds its source by its manifest."""
-    figures = {}
-    for form in ("fp8", "int8_sq", "int4_awq", "nvfp4"):
-        builds, runs = tmp_path / form, tmp_path / f"runs-{form}"
-        assert run(["build", MODEL, "--quant", form, "-o", str(builds)]) == 0
-        build = next(path for path in builds.iterdir() if path.is_dir() and not path.name.startswith("."))
-        assert run(asked("-o", str(runs), model=str(build), prompts=192, osl=32)) == 0
-        figures[form] = text_of(compared(only(runs)))
-        made = read_reference(only(runs))
-        assert made is not None and made[0].model == MODEL
-    kl = {form: part.kl.interval for form, part in figures.items()}
-    for eight in ("fp8", "int8_sq"):
-        for four in ("int4_awq", "nvfp4"):
-            one, other = kl[eight], kl[four]
-            assert one is not None and other is not None and one.high < other.low, (eight, four)
-            assert figures[eight].agreement.value > figures[four].agreement.value
-
-
-@pytest.mark.proof
 def test_a_server_without_log_probabilities_of_prompts_is_told_in_one_sentence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
