@@ -48,7 +48,7 @@ def text_of(found: TopologyFidelity) -> PartFigures:
 
 def test_a_model_is_what_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Served, it is the reference: every document, the table, the verdict, and what is kept of each position."""
-    assert run(asked("--max-kl", "0.001", "--min-agreement", "0.7", "--json", "-o", str(tmp_path))) == 0
+    assert run(asked("--max-kl", "0.5", "--min-agreement", "0.7", "--json", "-o", str(tmp_path))) == 0
     run_dir = only(tmp_path)
     said = capfd.readouterr()
     told = json.loads(said.out)
@@ -60,7 +60,8 @@ def test_a_model_is_what_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert facts.sequences == found.sequences == found.answered == PROMPTS
     text = text_of(found)
     assert text.kl.value < 1e-6 and text.agreement.value == 1
-    assert text.kl.interval is not None and text.agreement.interval is not None and text.agreement.interval.low < 0.8
+    assert text.kl.interval is not None and 1e-3 < text.kl.interval.high < 0.5  # 12 prompts do not say more of others
+    assert text.agreement.interval is not None and text.agreement.interval.low < 0.8
     assert text.served_perplexity == pytest.approx(text.reference_perplexity, rel=1e-5)
     assert text.positions == sum(len(one.tokens) - one.prompt_length for one in sequences)
     # Greedy text is what the reference itself finds likeliest at each of its positions.

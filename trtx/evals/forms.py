@@ -25,12 +25,13 @@ class Score:
 
     metric: str
     filter: str  # lm-eval's, that what was judged went through; "none": the answer as it came
-    interval: Interval | None  # its estimate is lm-eval's score; None: too few samples for one
+    interval: Interval | None  # its estimate is lm-eval's score; None: no_interval says why
     value: float
     kind: IntervalKind
     higher_is_better: bool | None  # None: the task does not say
     chance: float | None = None  # of guessing, where the task says so
     aggregation: Aggregation = "mean"
+    no_interval: str | None = None  # why there is none; before it was said, for want of samples
 
     @property
     def name(self) -> str:

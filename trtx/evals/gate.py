@@ -95,7 +95,7 @@ def judge_min_score(scores: TopologyScores, least: MinScore) -> Judgement:
     if score is None:
         return _unknown(cell, criterion, f"{task.task} has no such score ({task.note or 'no sample was answered'})")
     if score.interval is None:
-        return _unknown(cell, criterion, f"{task.answered} samples have no interval; ask more")
+        return _unknown(cell, criterion, score.no_interval or f"{task.answered} samples have no interval; ask more")
     interval = _with_lost(score, task)
     if interval is None:
         return _unknown(

@@ -77,8 +77,11 @@ def paired_differences(candidate: TopologyValues, baseline: TopologyValues) -> t
         before = baseline.of(task.task)
         interval, reason = None, _why_not_paired(candidate, baseline, task, before)
         if reason is None and before is not None:
-            interval = _difference(task, before, confidence)
-            reason = None if interval else f"{len(task.samples)} pairs have no interval; ask more"
+            of_pairs = _difference(task, before, confidence)
+            if isinstance(of_pairs, Interval):
+                interval = of_pairs
+            else:
+                reason = of_pairs.reason
         found.append(PairedDifference(task, before, interval, reason))
     return tuple(found)
 
@@ -129,7 +132,7 @@ def _why_not_paired(
     return None
 
 
-def _difference(candidate: TaskValues, baseline: TaskValues, confidence: float) -> Interval | None:
+def _difference(candidate: TaskValues, baseline: TaskValues, confidence: float) -> Interval | statistics.NoInterval:
     """Of the pairs, by what the score is made of."""
     now, before = list(candidate.samples.values()), [baseline.samples[key] for key in candidate.samples]
     if candidate.aggregation == "mean":

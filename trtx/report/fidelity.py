@@ -30,6 +30,7 @@ from trtx.evals.fidelity.forms import (
     read_fidelity,
     reference_directory,
 )
+from trtx.evals.fidelity.gate import why_no_interval
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedTopology, Attached, Provenance, RunVerdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.notes import notes_of
@@ -156,6 +157,11 @@ class FidelityView:
                 yield f"{one.topology}: {one.note}"
             elif one.top is not None and self.reference is not None and one.top < self.reference.top:
                 yield f"{one.topology}: the server shows {one.top} likeliest tokens at most, so no more are compared"
+            for part in one.parts:
+                named = {"divergence": part.kl, "agreement": part.agreement, "perplexity": part.perplexity_increase_pct}
+                if without := [name for name, figure in named.items() if figure.interval is None]:
+                    over, why = _OVER[part.part], why_no_interval(one.answered)
+                    yield f"{one.topology}, {over}: no interval of {', '.join(without)}: {why}"
             yield from (
                 f"{one.topology}, no answer to sequence{str(of).removeprefix('sample')}" for of in one.unanswered
             )

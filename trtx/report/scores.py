@@ -72,6 +72,14 @@ class Scores:
             for task in one.tasks:
                 told += [f"{one.topology}, {task.task}: {task.note}"] if task.note else []
                 told += [f"{one.topology}, {task.task}: no answer to {of}" for of in task.unanswered]
+                without: dict[str, list[str]] = {}
+                for score in task.scores:
+                    if score.no_interval:
+                        without.setdefault(score.no_interval, []).append(score.name)
+                told += [
+                    f"{one.topology}, {task.task}: no interval of {', '.join(names)}: {reason}"
+                    for reason, names in without.items()
+                ]
         return tuple(told)
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.evals.fidelity.forms import Figure, TopologyFidelity
+from trtx.evals.statistics import FEWEST_SAMPLES
 
 LEAST_SHARED = 0.5
 """Of the reference's probability, what has to be compared token by token before a small divergence is a pass: the
@@ -88,9 +89,14 @@ def _incomplete(found: TopologyFidelity, passed: Judgement) -> Judgement:
 
 
 def _no_figure(found: TopologyFidelity) -> str:
-    if found.note is not None:
-        return found.note
-    return f"{found.answered} sequences were compared, too few for an interval; ask 10 prompts or more"
+    return found.note or why_no_interval(found.answered)
+
+
+def why_no_interval(sequences: int) -> str:
+    """Of a figure over so many compared sequences that has none."""
+    if sequences < FEWEST_SAMPLES:
+        return f"{sequences} sequences were compared, too few for an interval; ask 10 prompts or more"
+    return f"all {sequences} sequences say the same, which does not show how far off others may be"
 
 
 def _range(interval: Interval) -> str:
