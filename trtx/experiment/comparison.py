@@ -79,8 +79,6 @@ def _one_sided(baseline: Baseline, candidate: Baseline) -> Iterator[str]:
 
 def _differences(baseline: Baseline, candidate: Baseline) -> tuple[Difference, ...]:
     found = differences(baseline.conditions, candidate.conditions)
-    if bool(baseline.cells) != bool(candidate.cells):  # one has no load, and its topology was recorded in fewer words
-        return tuple(one for one in found if one.group not in ("load", "topology"))
     return (*found, *load_differences(baseline.cells, candidate.loads))
 
 

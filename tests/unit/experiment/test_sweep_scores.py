@@ -20,8 +20,11 @@ from trtx.errors import UsageError
 from trtx.evals import EVAL, TopologyScores, eval_directory
 from trtx.evals.forms import SampleWriter
 from trtx.experiment import ab, gate, load_sweep
-from trtx.experiment.baseline import of_run, read_baseline
+from trtx.experiment.baseline import of_run, of_scored_run, read_baseline
+from trtx.experiment.conditions import differences
 from trtx.experiment.directory import read_lock, write_lock
+from trtx.experiment.evaluation_spec import read_evaluation
+from trtx.experiment.evaluation_verdict import judge_evaluation
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.resumption import read_recorded
 from trtx.experiment.scoring import common_tokenizer
@@ -239,6 +242,59 @@ def test_runs_are_compared_by_their_scores_too(
     )
     assert trtx(["bench", "--baseline", "after", "--max-regression", "5%", "--dry-run", "--engine", "paced"]) == 2
     assert "is a run of trtx eval, and a baseline has speed too" in capsys.readouterr().err
+
+
+# A value of each field that decides what is asked, another than its default.
+OTHERWISE: dict[str, Any] = {
+    "tasks": ["sums", "words"], "limit": 50, "num_fewshot": 3, "task_dir": "tasks", "endpoint_type": "chat",
+    "concurrency": 4, "request_timeout": 9.0, "needle_lengths": [64], "needle_depths": [0], "needle_samples": 3,
+    "text": "mine.txt",
+}  # fmt: skip
+TASK_OF = {"text": "perplexity", **dict.fromkeys(("needle_lengths", "needle_depths", "needle_samples"), "needle")}
+
+
+def test_every_field_that_decides_what_is_asked_is_tried() -> None:
+    assert OTHERWISE.keys() == ScoringSpec.model_fields.keys() - {"min_score", "max_drop"}
+
+
+@pytest.mark.parametrize("field", OTHERWISE)
+def test_what_was_asked_in_another_way_is_among_the_conditions_that_differ(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = {"text": "yours.txt"} if field == "text" else {}
+    tasks: dict[str, Sequence[int]] = {TASK_OF.get(field, "sums"): RIGHT}
+    others = {**tasks, "words": RIGHT} if field == "tasks" else tasks
+    scored(Path("before"), tasks, **before)
+    scored(Path("after"), others, **({} if field == "tasks" else {field: OTHERWISE[field]}))
+    assert trtx(["compare", "before", "after"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"eval.{field} was " in said and "No condition is known" not in said
+    scored(Path("after"), others, baseline="before", **({} if field == "tasks" else {field: OTHERWISE[field]}))
+    told = judge_evaluation(Path("after"), read_evaluation(Path("after"))).baseline
+    assert told is not None and any(one.startswith(f"eval.{field} was ") for one in told.differences)
+
+
+def test_a_run_without_scores_and_one_without_a_load_are_not_asked_for_them(tmp_path: Path) -> None:
+    speed, both = of_run(a_run(tmp_path / "speed")), with_scores(a_run(tmp_path / "both"), {"sums": RIGHT})
+    asked = read_lock(both)
+    prepare(both, asked)
+    groups = {one.group for one in differences(speed.conditions, of_run(both).conditions)}
+    assert "eval" not in groups and of_run(both).conditions.eval["tasks"] == ["sums"]
+    scores = of_scored_run(scored(tmp_path / "scores", {"sums": RIGHT}, limit=9))
+    found = {one.name for one in differences(of_run(both).conditions, scores.conditions)}
+    assert "eval.limit" in found and not any(name.startswith("load.") for name in found)
+
+
+def test_scores_that_nobody_asks_for_any_more_are_told(tmp_path: Path) -> None:
+    base = with_scores(a_run(tmp_path / "base"), {"sums": RIGHT})
+    run = a_run(tmp_path / "run")
+    spec = read_lock(run).model_copy(update={"gate": GateSpec(baseline=str(base), max_regression="5%")})
+    prepare(run, spec)
+    told = gate.judge(run, spec).baseline
+    assert (
+        told is not None and "it has scores and this run asks for none, so nothing is said of them" in told.differences
+    )
 
 
 def test_topologies_of_different_tokenizers_are_not_asked_the_same(tmp_path: Path) -> None:
