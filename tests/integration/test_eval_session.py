@@ -126,6 +126,30 @@ def test_a_data_file_without_rows_is_named(folder: Callable[..., Path], text: st
     refused(job("sums", folder=at), [f"task sums: {at / 'rows.jsonl'} has no rows"])
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"question": "1 + 1 =", "answer": "2", "answer": "3"}', "'answer' stands twice in one object; keep one"),
+        ('{"question": "1 + 1 =", "answer": "2"', "can't be read (Expecting ',' delimiter"),
+        ('["1 + 1 =", "2"]', "holds a list"),
+        ('{"question": "1 + 1 =", "answer": "2", "weight": NaN}', "NaN is no number of JSON"),
+    ],
+)
+def test_a_line_of_a_data_file_that_is_no_row_is_named(folder: Callable[..., Path], line: str, words: str) -> None:
+    at = folder()
+    rows = (at / "rows.jsonl").read_text().splitlines(keepends=True)
+    (at / "rows.jsonl").write_text("".join([*rows[:3], line + "\n", *rows[3:]]))
+    refused(job("sums", folder=at), [f"task sums: {at / 'rows.jsonl'}, line 4 ", words])
+
+
+def test_a_data_file_that_is_one_document_of_several_lines_is_read(folder: Callable[..., Path]) -> None:
+    at = folder()
+    (at / "rows.jsonl").write_text(json.dumps(ROWS, indent=1))
+    assert len(load(job("sums", folder=at)).tasks[0].documents) == len(ROWS)
+    (at / "rows.jsonl").write_text(json.dumps(ROWS, indent=1).replace('"answer"', '"question"', 1))
+    refused(job("sums", folder=at), ["rows.jsonl can't be read ('question' stands twice in one object; keep one)"])
+
+
 def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Path], tmp_path: Path) -> None:
     refused(job("sums", folder=tmp_path / "none"), ["--task-dir", "is no directory"])
     refused(job("odd", folder=folder(odd_yaml="task: odd\noutput_type: sing\n")), ["task odd can't be loaded", "sing"])
@@ -183,11 +207,12 @@ def test_a_prompt_that_does_not_fit_is_told_with_its_length(tokenizer: Any) -> N
 @pytest.mark.parametrize(
     ("choices", "reason"),
     [
-        (None, "has 0 choices"),
-        ([], "has 0 choices"),
-        ([3], "has 1 choices that can be read"),
+        (None, "has no choices"),
+        ([], "has no choices"),
+        ([3], "the answer's choice is a whole number; expected an object"),
+        ([{"text": "a"}, {"text": "b"}], "has 2 choices; expected one"),
         ([{}], "has no text"),
-        ([{"text": 5}], "text is a int"),
+        ([{"text": 5}], "text is a whole number"),
         ([{"message": None}], "has no content"),
     ],
 )

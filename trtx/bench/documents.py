@@ -16,8 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from trtx.bench.files import write_text
 from trtx.config.files import read_text
+from trtx.config.strict_json import parse_json
 from trtx.config.strict_yaml import parse_yaml
-from trtx.config.wording import quoted, shown
+from trtx.config.wording import a_kind, quoted, shown
 from trtx.errors import UsageError
 
 T = TypeVar("T")
@@ -111,12 +112,8 @@ def plain(content: Any) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """Of JSON, without what Python adds to it: NaN and infinities are no figures. Raises ValueError, RecursionError."""
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    """Of JSON, as :func:`trtx.config.strict_json.parse_json`. Raises ValueError, RecursionError."""
+    return parse_json(text)
 
 
 def problem(error: ValidationError) -> str:
@@ -146,4 +143,4 @@ _adapters: dict[type[Any], TypeAdapter[Any]] = {}  # one takes milliseconds to m
 
 
 def _kind(document: Any) -> str:
-    return "nothing" if document is None else f"a {type(document).__name__}"
+    return "nothing" if document is None else a_kind(document)

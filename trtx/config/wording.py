@@ -32,3 +32,21 @@ def _cut(text: str, longest: int) -> str:
         return text
     half = (longest - 3) // 2
     return f"{text[:half]}...{text[-half:]}"
+
+
+def a_kind(value: object) -> str:
+    """What a value of JSON or YAML is, with its article: ``a map``, ``a whole number``."""
+    if value is None:
+        return "null"
+    return _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+_KINDS: dict[type, str] = {
+    dict: "a map",
+    list: "a list",
+    tuple: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+}

@@ -15,7 +15,7 @@ from trtx.bench.documents import problem
 from trtx.config import Mode, TopologySpec
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Name
-from trtx.config.wording import quoted, shown
+from trtx.config.wording import a_kind, quoted, shown
 from trtx.errors import UsageError
 from trtx.experiment.axes import Axes, NamedTopology, expand
 from trtx.experiment.gate_spec import GateSpec
@@ -156,9 +156,7 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
     if document is None:
         document = {}
     if not isinstance(document, dict):
-        raise UsageError(
-            f"sweep file {shown(path)} holds a {type(document).__name__}; expected keys such as modes and load"
-        )
+        raise UsageError(f"sweep file {shown(path)} holds {a_kind(document)}; expected keys such as modes and load")
     if path is not None:
         _refuse_unused(document, path, narrowed="modes" in overrides)
     document = _laid_over(document, overrides)

@@ -119,6 +119,7 @@ class Asking:
 
     async def run(self) -> TopologyScores:
         """Raises ServerGone, after what was answered is on disk."""
+        (Path(self._endpoint.directory) / EVAL.file).unlink(missing_ok=True)  # of an attempt that lacked answers
         for run in self._runs:
             self._take_kept(run)
         route: PromptLogprobs | str | None = None

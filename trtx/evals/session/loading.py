@@ -22,6 +22,7 @@ from lm_eval.tasks import TaskManager
 
 from trtx.errors import UsageError
 from trtx.evals.messages import Job
+from trtx.evals.session.local_files import FORMATS, problem_of
 from trtx.evals.session.model import ServedModel
 from trtx.evals.session.own_rows import OWN, own_rows
 
@@ -38,7 +39,6 @@ ALIASES = {
     "longbench_v2": "longbench2",
 }
 _SEED = 1234  # lm-eval's, of few-shot examples
-_LOCAL_FORMATS = ("json", "csv", "parquet", "text", "arrow")
 _NEAREST = 3
 _SHARES = ("acc", "acc_norm", "exact_match")  # metrics of lm-eval that are 0 or 1 of a sample
 
@@ -168,8 +168,8 @@ def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
         return f"task {name}: row 0 of its dataset can't be asked ({reason}); expected every field that the task names"
     if "download" not in raised_in:
         return f"task {name} can't be loaded ({reason}); mend its file"
-    if (empty := _empty_file(name, manager)) is not None:
-        return f"task {name}: {empty} has no rows; expected one at least, with every field that the task names"
+    if (problem := problem_of(_config_of(name, manager))) is not None:
+        return f"task {name}: {problem}"
     dataset = _dataset_of(name, manager)
     cache_path = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
@@ -182,25 +182,6 @@ def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
 
 def _config_of(name: str, manager: TaskManager) -> dict[str, Any]:
     return dict(getattr(manager.task_index.get(name), "cfg", None) or {})
-
-
-def _empty_file(name: str, manager: TaskManager) -> Path | None:
-    """The first of a task's local files that holds nothing but blank lines."""
-    config = _config_of(name, manager)
-    if config.get("dataset_path") not in _LOCAL_FORMATS:
-        return None
-    files = (config.get("dataset_kwargs") or {}).get("data_files") or []
-    of_splits = files.values() if isinstance(files, dict) else [files]
-    for of_split in of_splits:
-        for path in map(Path, [of_split] if isinstance(of_split, str) else of_split):
-            if path.is_file() and not _has_line(path):
-                return path
-    return None
-
-
-def _has_line(path: Path) -> bool:
-    with path.open("rb") as lines:
-        return any(line.strip() for line in lines)
 
 
 def _dataset_of(name: str, manager: TaskManager) -> str:
@@ -258,8 +239,11 @@ def _documents(task: Task, model: ServedModel) -> Iterator[Document]:
 
 def _check_rows(name: str, task: Task, limit: int | None) -> None:
     """Of a local file: a field that a row lacks is null there, and would be asked as "None"."""
-    if task.get_config("dataset_path") not in _LOCAL_FORMATS:
+    if task.get_config("dataset_path") not in FORMATS:
         return
+    said = {part: task.get_config(part) for part in ("dataset_path", "dataset_kwargs")}
+    if (problem := problem_of(said)) is not None:
+        raise UsageError(f"task {name}: {problem}")
     wanted = sorted(set().union(*(_fields(task.get_config(part)) for part in ("doc_to_text", "doc_to_target"))))
     for row, doc in task.doc_iterator(limit=limit):
         for one in wanted:
