@@ -7,6 +7,7 @@ import contextlib
 import copy
 import json
 import math
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -83,11 +84,16 @@ def test_a_folder_of_tasks_is_read_and_its_samples_have_keys_of_what_they_ask(fo
 
 
 def test_a_task_that_is_named_twice_is_refused() -> None:
-    refused(job("trtx_copying", "trtx"), ["task trtx_copying is named twice, by trtx too"])
+    twice = ["task trtx_copying would be scored twice: it is part of trtx, and named by itself; leave one of them out"]
+    refused(job("trtx_copying", "trtx"), twice)
+    refused(job("trtx", "trtx_copying"), twice)
 
 
 def test_a_metric_is_known_as_a_share_unless_the_task_computes_it_itself(folder: Callable[..., Path]) -> None:
-    assert load(job("trtx_copying")).shares == {"trtx_copying": ("exact_match",)}
+    assert load(job("trtx_copying", "trtx_json")).shares == {
+        "trtx_copying": ("exact_match",),
+        "trtx_json": ("schema_compliance", "json_validity", "exact_match"),
+    }
     judge = "def judge(doc, results):\n    return {'acc': 80.0}\n"
     more = "process_results: !function judge.judge\nmetric_list: [{metric: acc, aggregation: mean}]\n"
     assert load(job("sums", folder=folder(more=more, judge_py=judge))).shares == {}
@@ -506,7 +512,7 @@ def test_what_is_refused_fails_or_does_not_fit_is_counted_by_its_reason_and_aske
 def test_a_server_that_lists_its_model_no_more_is_given_up(folder: Callable[..., Path], tmp_path: Path) -> None:
     with echoing() as url:
         pass
-    with pytest.raises(ServerGone, match="does not answer any more .*; 0 of 12 samples have their answers"):
+    with pytest.raises(ServerGone, match="does not answer any more .*; 0 of 12 samples answered"):
         ask(job("sums", folder=folder()), url, tmp_path / "here")
 
 
@@ -549,6 +555,25 @@ def test_a_server_that_hangs_is_given_the_time_that_was_asked(folder: Callable[.
         let_go.set()
     (task,) = found.tasks
     assert (1, "no answer within 1 s") in [(one.first, one.reason) for one in task.unanswered]
+
+
+def test_a_server_that_takes_no_connection_in_time_is_told_so(folder: Callable[..., Path], tmp_path: Path) -> None:
+    """A full backlog: the kernel answers no SYN, as of a machine that is not there."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        taken = []
+        for _ in range(4):
+            one = socket.socket()
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+            taken.append(one)
+        at = Endpoint("attached", f"http://127.0.0.1:{full.getsockname()[1]}", "served", str(tmp_path / "out"), 0.0)
+        asked = job("sums", folder=folder(), request_timeout_s=0.05)
+        with pytest.raises(ServerGone, match=r"no connection within 0\.05 s, which the request timeout allows"):
+            asyncio.run(Asking(asked, load(asked), ServedModel(None), at, lambda progress: None).run())
+        for one in taken:
+            one.close()
 
 
 def test_a_server_that_limits_its_rate_is_asked_again_and_given_up_in_the_end(

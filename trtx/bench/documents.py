@@ -128,6 +128,9 @@ def problem(error: ValidationError) -> str:
     reason = first["msg"].removeprefix("Value error, ")
     if not where or first["type"] == "value_error":  # said by a check of our own, which names the field
         return reason
+    if first["type"] == "too_short":
+        least = first["ctx"]["min_length"]
+        reason = f"{'one value' if least == 1 else f'{least} values'} at least"
     expected = reason.removeprefix("Input should be ").replace("valid tuple", "list").replace("an object", "a map")
     expected = expected.replace("valid array", "list").replace("valid dictionary", "map")
     return f"{where} is {shown(json.dumps(first['input'], default=str))}; expected {expected}"

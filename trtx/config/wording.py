@@ -22,6 +22,11 @@ def quoted(value: object, longest: int = LONGEST) -> str:
     return shown(text, longest)
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 sample``, ``2,000 samples``: of a noun whose plural has an s."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Control characters, line ends and lone surrogates written out: a message must not steer a terminal."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

@@ -11,7 +11,7 @@ from typing import Any
 
 from trtx.bench.documents import RESTORE
 from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
-from trtx.config.wording import shown
+from trtx.config.wording import counted, shown
 from trtx.errors import UsageError
 from trtx.evals import statistics
 from trtx.evals.forms import SAMPLES, Aggregation, Sample, Score, ScoredTask, eval_directory, read_eval, read_whole
@@ -42,6 +42,15 @@ class TopologyValues:
     endpoint_type: str
     limit: int | None
     tasks: tuple[TaskValues, ...]
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """Of its scores, those whose every sample is 0 or 1."""
+        return tuple(
+            f"{one.metric} of {one.task}"
+            for one in self.tasks
+            if one.aggregation == "mean" and one.samples and statistics.is_binary(list(one.samples.values()))
+        )
 
     def of(self, task: str) -> TaskValues | None:
         return next((one for one in self.tasks if one.task == task), None)
@@ -132,9 +141,9 @@ def _why_not_paired(
     shared = len(task.samples.keys() & before.samples.keys())
     if shared < max(len(task.samples), len(before.samples)):
         return (
-            f"{shared} samples stand in both runs, of {len(task.samples)} here and {len(before.samples)} in "
-            f"{baseline.topology} of the baseline; expected the same samples; ask both the same tasks, --limit and "
-            "--num-fewshot"
+            f"{counted(shared, 'sample')} in both runs, of {len(task.samples)} here and {len(before.samples)} in "
+            f"{baseline.topology} of the baseline; expected the same samples; ask both the same tasks, limit "
+            "and few-shot examples"
         )
     return None
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.checkpoint.held_out import interval as wilson
+from trtx.config.wording import counted
 from trtx.evals.forms import Aggregation
 
 RESAMPLES = 1000  # of a mean: 25 beyond each end of a 95 % interval
@@ -147,7 +148,7 @@ def difference_interval(
     if pairs and is_binary(candidate) and is_binary(baseline):
         return _newcombe(pairs, confidence)
     if len(pairs) < FEWEST_SAMPLES:
-        return _too_few(len(pairs), "pairs")
+        return _too_few(len(pairs), "pair")
     differences = [of_candidate - of_baseline for of_candidate, of_baseline in pairs]
     found = strata_bootstrap([differences], [1.0], confidence)
     if unlike(differences) >= FEWEST_UNLIKE:
@@ -171,7 +172,7 @@ def ratio_difference_interval(
     import numpy as np
 
     if len(candidate) < FEWEST_SAMPLES:
-        return _too_few(len(candidate), "pairs")
+        return _too_few(len(candidate), "pair")
     score = _RATIOS[aggregation]
     draw = np.random.default_rng(_SEED)
     both = [np.asarray(pairs, dtype=float) for pairs in (candidate, baseline)]
@@ -224,8 +225,10 @@ def _share(values: Sequence[float], confidence: float) -> Interval:
     return Interval(sum(values) / len(values), low, high, confidence)
 
 
-def _too_few(count: int, what: str = "samples") -> NoInterval:
-    return NoInterval(f"{count} {what} are too few for an interval; ask {FEWEST_SAMPLES} or more")
+def _too_few(count: int, what: str = "sample") -> NoInterval:
+    return NoInterval(
+        f"{counted(count, what)} {'is' if count == 1 else 'are'} too few for an interval; ask {FEWEST_SAMPLES} or more"
+    )
 
 
 def _all_alike(count: int) -> NoInterval:

@@ -34,6 +34,10 @@ class EvaluationSpec(ScoringSpec):
             raise ValueError(f"{value[0]} is named twice; expected each once")
         return value
 
+    def worded(self, sentence: str) -> str:
+        """As it stands: its fields were typed as options."""
+        return sentence
+
     @property
     def topologies(self) -> tuple[NamedTopology, ...]:
         """What trtx serves, one after the other; none where the run is attached."""

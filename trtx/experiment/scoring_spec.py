@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -22,6 +23,11 @@ MOST_CONCURRENT = 4096  # sockets below the open files that most systems allow, 
 def _several(value: Any) -> Any:
     """One text for a list of one. Its commas stay: the name of a metric may hold some."""
     return (value,) if isinstance(value, str) else listed(value)
+
+
+def in_keys(sentence: str) -> str:
+    """A sentence that names options of ``trtx eval``, with a sweep file's keys in their place."""
+    return _OPTION.sub(lambda found: _KEYS.get(found[1].replace("-", "_"), found[0]), sentence)
 
 
 class ScoringSpec(BaseModel):
@@ -74,6 +80,10 @@ class ScoringSpec(BaseModel):
                 )
         return self
 
+    def worded(self, sentence: str) -> str:
+        """A sentence that names options, with the keys in their place under which a sweep file has them."""
+        return in_keys(sentence)
+
     @property
     def least_scores(self) -> tuple[MinScore, ...]:
         """Raises UsageError."""
@@ -86,3 +96,7 @@ class ScoringSpec(BaseModel):
         if has_baseline:
             told.append(f"each task's first metric, sample by sample: at most {self.max_drop:g} worse")
         return tuple(told)
+
+
+_OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")
+_KEYS = {name: f"eval.{name}" for name in ScoringSpec.model_fields} | {"tokenizer": "attach.tokenizer"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from trtx.config.wording import counted
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.forms import SAMPLES, read_samples
 from trtx.evals.pairs import outermost
@@ -65,7 +66,7 @@ class Scores:
     def notes(self) -> tuple[str, ...]:
         """What has no score or no answer, as sentences."""
         told = [
-            f"{label}: it was not scored to its end; {count} samples have their answers"
+            f"{label}: it was not scored to its end; {counted(count, 'sample')} answered"
             for label, count in self.missing.items()
         ]
         for one in self.scored:

@@ -65,10 +65,17 @@ def verdicts(verdict: RunVerdict, word: str) -> dict[str, Verdict]:
     ("said", "words"),
     [
         ({}, "eval.tasks is missing"),
-        ({"tasks": []}, "eval.tasks"),
+        ({"tasks": []}, "eval.tasks is []; expected one value at least"),
+        ({"tasks": ["sums"], "min_score": ["sums:acc:x"]}, "eval.min_score 'sums:acc:x': 'x' is no number"),
+        ({"tasks": ["sums"], "text": "a.txt"}, "eval.text means nothing without perplexity in eval.tasks"),
+        ({"tasks": ["sums"], "needle_samples": 2}, "eval.needle_samples means nothing without needle in eval.tasks"),
+        ({"tasks": ["sums"], "concurrency": [True]}, "eval.concurrency is [true]; expected no boolean"),
         ({"tasks": "sums,sums"}, "sums is named twice"),
         ({"tasks": ["sums"], "limit": 0}, "eval.limit is 0; expected greater than or equal to 1"),
-        ({"tasks": ["sums"], "min_score": ["sums:0.5"]}, "--min-score 'sums:0.5': expected task:metric:value"),
+        (
+            {"tasks": ["sums"], "min_score": ["sums:0.5"]},
+            "sweep.yaml: eval.min_score 'sums:0.5': expected task:metric:value",
+        ),
         ({"tasks": ["sums"], "limits": 5}, "eval.limits is not a field of a sweep; did you mean limit?"),
         ({"tasks": ["sums"], "baseline": "runs/x"}, "eval.baseline is not a field of a sweep"),
         ({"tasks": ["sums"], "max_drop": 0.1}, "eval.max_drop means nothing without a baseline"),
@@ -111,7 +118,7 @@ def test_a_topology_that_was_not_scored_fails_and_is_told(tmp_path: Path) -> Non
     run = with_scores(a_run(tmp_path / "run"), {"sums": RIGHT}, labels=["agg"])
     verdict = judged(run)
     assert verdict.exit_code == 1 and verdicts(verdict, "scored") == {"disagg": Verdict.FAILED}
-    assert "disagg: it was not scored to its end; 0 samples have their answers" in render(run).notes
+    assert "disagg: it was not scored to its end; 0 samples answered" in render(run).notes
     (run / "verdict.json").unlink()  # as of a run that ended early
     render(run)
     assert "4 cells measured, and disagg not scored" in (run / "report.html").read_text()

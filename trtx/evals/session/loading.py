@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, TemplateSyntaxError, meta
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
@@ -40,6 +41,7 @@ ALIASES = {
 }
 _SEED = 1234  # lm-eval's, of few-shot examples
 _NEAREST = 3
+_OWN_NAMES = frozenset(path.stem for path in OWN_TASKS.glob("*.yaml"))
 _SHARES = ("acc", "acc_norm", "exact_match")  # metrics of lm-eval that are 0 or 1 of a sample
 
 
@@ -80,14 +82,25 @@ class LoadedTasks:
 
     @property
     def shares(self) -> dict[str, tuple[str, ...]]:
-        """Of :attr:`metrics` of tasks, those that are lm-eval's own shares of samples: a task that computes its results
-        itself may call a percentage so."""
-        return {
-            one.name: tuple(name for name in one.task.aggregation() if name in _SHARES)
-            for one in self.tasks
-            if type(one.task).process_results is ConfigurableTask.process_results
-            and not callable(one.task.get_config("process_results"))
-        }
+        """Of :attr:`metrics`, those that are lm-eval's own shares of samples, or trtx's: another task that computes its
+        results itself may call a percentage so. Of a group, what is a share in each of its tasks."""
+        found = {one.name: _shares(one) for one in self.tasks}
+        for group in self.groups:
+            members = [found.get(task.task_name, ()) for task in group.get_all_tasks()]
+            of_group = self.metrics[group.name]
+            found[group.name] = tuple(name for name in of_group if all(name in shares for shares in members))
+        return {name: shares for name, shares in found.items() if shares}
+
+
+def _shares(loaded: LoadedTask) -> tuple[str, ...]:
+    task = loaded.task
+    if loaded.name in _OWN_NAMES:
+        return tuple(name for name, aggregate in task.aggregation().items() if aggregate is mean)
+    if type(task).process_results is not ConfigurableTask.process_results or callable(
+        task.get_config("process_results")
+    ):
+        return ()
+    return tuple(name for name in task.aggregation() if name in _SHARES)
 
 
 def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
@@ -108,16 +121,26 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
     if any(name not in near.all_tasks for name in job.tasks):
         manager = task_manager(tuple(map(str, folders)), about, include_defaults=True)
     found: dict[str, Task] = {}
+    named: dict[str, str] = {}  # by task, the name in --tasks that it came with
     loaded = LoadedTasks()
     for name in [name if name in near.all_tasks else _known(name, manager) for name in job.tasks]:
         of_name = _load(name, manager)
         loaded.groups += of_name["groups"].values()
         for task_name, task in of_name["tasks"].items():
             if task_name in found:
-                raise UsageError(f"task {task_name} is named twice, by {name} too; leave one of them out")
-            found[str(task_name)] = task
+                raise UsageError(f"task {task_name} would be scored twice: {_twice(task_name, named[task_name], name)}")
+            found[str(task_name)], named[str(task_name)] = task, name
     loaded.tasks += [_with_requests(name, task, job, model) for name, task in found.items()]
     return loaded
+
+
+def _twice(task: str, one: str, other: str) -> str:
+    """``one``, ``other``: the names in ``--tasks`` that it came with."""
+    if one == other:
+        return "--tasks names it by two of its names; leave one of them out"
+    groups = [name for name in (one, other) if name != task]
+    told = f"part of {groups[0]}, and " + ("named by itself" if len(groups) == 1 else f"of {groups[1]}")
+    return f"it is {told}; leave one of them out"
 
 
 @cache
