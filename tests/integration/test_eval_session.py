@@ -122,7 +122,10 @@ def test_a_row_that_lacks_a_field_is_named_with_it(folder: Callable[..., Path]) 
 def test_a_dataset_that_is_not_there_says_how_to_bring_it(folder: Callable[..., Path], tmp_path: Path) -> None:
     at = folder()
     (at / "rows.jsonl").unlink()
-    refused(job("sums", folder=at), ["task sums needs the dataset json", "rows.jsonl", "bring the cache here"])
+    refused(job("sums", folder=at), [f"task sums: its data file {at / 'rows.jsonl'} is not there"])
+    hub = at / "hub.yaml"
+    hub.write_text((at / "sums.yaml").read_text().replace("task: sums", "task: hub").replace("json\n", "nobody/none\n"))
+    refused(job("hub", folder=at), ["task hub needs the dataset nobody/none", "bring the cache here"])
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
@@ -159,6 +162,25 @@ def test_a_data_file_that_is_one_document_of_several_lines_is_read(folder: Calla
 def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Path], tmp_path: Path) -> None:
     refused(job("sums", folder=tmp_path / "none"), ["--task-dir", "is no directory"])
     refused(job("odd", folder=folder(odd_yaml="task: odd\noutput_type: sing\n")), ["task odd can't be loaded", "sing"])
+
+
+def test_a_key_that_stands_twice_in_a_tasks_file_is_named_with_its_line(folder: Callable[..., Path]) -> None:
+    at = folder(more="test_split: other\n")
+    refused(job("sums", folder=at), [f"task sums: {at / 'sums.yaml'}, line 9: 'test_split' stands twice; keep one"])
+
+
+@pytest.mark.proof  # it reads lm-eval's 14,000 task files
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("task: mine\n  bad: [\n", "mine.yaml, line 2: this is not YAML"),
+        ("- 1\n", "mine.yaml holds no keys; expected those of a task"),
+        ("", "mine.yaml holds no keys"),
+        ("task: other\noutput_type: generate_until\n", "has other, sums; expected one of its names"),
+    ],
+)
+def test_a_file_that_holds_no_such_task_is_named(folder: Callable[..., Path], text: str, words: str) -> None:
+    refused(job("zzz_mine", folder=folder(mine_yaml=text)), ["no task is called 'zzz_mine'", words])
 
 
 def test_more_examples_than_there_are_is_refused() -> None:
@@ -496,7 +518,9 @@ def test_what_is_refused_fails_or_does_not_fit_is_counted_by_its_reason_and_aske
 ) -> None:
     rows = [*ROWS[:4], {"question": "word " * 60, "answer": "x"}]
     more = "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
-    asked = job("sums", folder=folder(rows, more=more + "generation_kwargs: {max_gen_toks: 8}\n"), concurrency=3)
+    at = folder(rows, more=more)
+    (at / "sums.yaml").write_text((at / "sums.yaml").read_text().replace("{until: [", "{max_gen_toks: 8, until: ["))
+    asked = job("sums", folder=at, concurrency=3)
     with echoing(lambda prompt: {"1": 400, "2": 503}.get(prompt[1], 200)) as url:
         found, told = ask(asked, url, tmp_path / "here", tokenizer)
     (task,) = found.tasks

@@ -6,6 +6,7 @@ A form is a dataclass or a pydantic model. What has no default in it must be the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +133,8 @@ def problem(error: ValidationError) -> str:
         least = first["ctx"]["min_length"]
         reason = f"{'one value' if least == 1 else f'{least} values'} at least"
     expected = reason.removeprefix("Input should be ").replace("valid tuple", "list").replace("an object", "a map")
+    expected = re.sub(r" or instance of \w+", "", expected).replace("a valid integer", "a whole number")
+    expected = expected.replace("a valid string", "text").replace("a valid number", "a number")
     expected = expected.replace("valid array", "list").replace("valid dictionary", "map")
     return f"{where} is {shown(json.dumps(first['input'], default=str))}; expected {expected}"
 

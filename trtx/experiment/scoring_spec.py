@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trtx.config.topology import Name
 from trtx.evals.gate import DEFAULT_MAX_DROP, MinScore, parse_min_score
@@ -26,8 +27,30 @@ def _several(value: Any) -> Any:
 
 
 def in_keys(sentence: str) -> str:
-    """A sentence that names options of ``trtx eval``, with a sweep file's keys in their place."""
+    """A sentence that names options of ``trtx eval``, or begins with a field, in a sweep file's keys."""
+    head = sentence.partition(" ")[0]
+    sentence = f"eval.{sentence}" if head in ScoringSpec.model_fields else sentence
     return _OPTION.sub(lambda found: _KEYS.get(found[1].replace("-", "_"), found[0]), sentence)
+
+
+def as_option(sentence: str, asked: type[BaseModel]) -> str:
+    """A sentence that begins with a field, with the option in its place that it was typed as: one of ``asked``, or of
+    what trtx serves or attaches to."""
+    field, space, rest = sentence.partition(" ")
+    name = field.partition(".")[0]
+    if name in ("attach", "topology"):
+        name = field.split(".")[1] if "." in field else name
+    return f"--{name.replace('_', '-')}{space}{rest}" if name in {*asked.model_fields, *_TYPED} else sentence
+
+
+_TYPED = ("url", "tokenizer", "model", "engine")  # of an attached deployment, and of a topology
+
+
+def refuse_twice(option: str, values: Sequence[Any]) -> None:
+    """Raises ValueError for a value that stands there twice."""
+    for place, one in enumerate(values):
+        if one in values[:place]:
+            raise ValueError(f"{option} names {one} twice; expected each once")
 
 
 class ScoringSpec(BaseModel):
@@ -51,10 +74,8 @@ class ScoringSpec(BaseModel):
 
     @field_validator("tasks", "needle_lengths", "needle_depths")
     @classmethod
-    def _each_once(cls, value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-        if value is not None and len(set(value)) != len(value):
-            twice = next(one for place, one in enumerate(value) if one in value[:place])
-            raise ValueError(f"{twice} is named twice; expected each once")
+    def _each_once(cls, value: tuple[Any, ...] | None, info: ValidationInfo) -> tuple[Any, ...] | None:
+        refuse_twice(f"--{str(info.field_name).replace('_', '-')}", value or ())
         return value
 
     @model_validator(mode="after")

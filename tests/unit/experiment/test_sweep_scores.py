@@ -69,8 +69,11 @@ def verdicts(verdict: RunVerdict, word: str) -> dict[str, Verdict]:
         ({"tasks": ["sums"], "min_score": ["sums:acc:x"]}, "eval.min_score 'sums:acc:x': 'x' is no number"),
         ({"tasks": ["sums"], "text": "a.txt"}, "eval.text means nothing without perplexity in eval.tasks"),
         ({"tasks": ["sums"], "needle_samples": 2}, "eval.needle_samples means nothing without needle in eval.tasks"),
+        ([1], "eval is [1]; expected a map"),
+        ({"tasks": [""]}, "sweep.yaml: eval.tasks '' is empty"),
+        ({"tasks": ["sums"], "limit": "5"}, 'eval.limit is "5"; expected a whole number'),
         ({"tasks": ["sums"], "concurrency": [True]}, "eval.concurrency is [true]; expected no boolean"),
-        ({"tasks": "sums,sums"}, "sums is named twice"),
+        ({"tasks": "sums,sums"}, "eval.tasks names sums twice; expected each once"),
         ({"tasks": ["sums"], "limit": 0}, "eval.limit is 0; expected greater than or equal to 1"),
         (
             {"tasks": ["sums"], "min_score": ["sums:0.5"]},

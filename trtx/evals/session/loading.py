@@ -21,9 +21,10 @@ from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
+from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.evals.messages import Job
-from trtx.evals.session.local_files import FORMATS, problem_of
+from trtx.evals.session.local_files import FORMATS, problem_of, problem_of_yaml
 from trtx.evals.session.model import ServedModel
 from trtx.evals.session.own_rows import OWN, own_rows
 
@@ -41,6 +42,7 @@ ALIASES = {
 }
 _SEED = 1234  # lm-eval's, of few-shot examples
 _NEAREST = 3
+_TOLD = 8  # names of a folder's tasks in a sentence
 _OWN_NAMES = frozenset(path.stem for path in OWN_TASKS.glob("*.yaml"))
 _SHARES = ("acc", "acc_norm", "exact_match")  # metrics of lm-eval that are 0 or 1 of a sample
 
@@ -123,7 +125,11 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
     found: dict[str, Task] = {}
     named: dict[str, str] = {}  # by task, the name in --tasks that it came with
     loaded = LoadedTasks()
-    for name in [name if name in near.all_tasks else _known(name, manager) for name in job.tasks]:
+    folder = Path(job.task_dir).resolve() if job.task_dir else None
+    for name in [name if name in near.all_tasks else _known(name, manager, folder) for name in job.tasks]:
+        file = _file_of(manager.task_index.get(name))
+        if folder in file.parents and (problem := problem_of_yaml(file)) is not None:
+            raise UsageError(f"task {name}: {problem}")
         of_name = _load(name, manager)
         loaded.groups += of_name["groups"].values()
         for task_name, task in of_name["tasks"].items():
@@ -160,14 +166,28 @@ def _folder(path: str) -> Path:
     return folder
 
 
-def _known(name: str, manager: TaskManager) -> str:
+def _known(name: str, manager: TaskManager, folder: Path | None) -> str:
     for candidate in (ALIASES.get(name), name):  # lm-eval has a cnn_dailymail too, of a library that is not here
         if candidate in manager.all_tasks:
             return str(candidate)
+    if folder is not None and (
+        problem := next(filter(None, map(problem_of_yaml, sorted(folder.rglob("*.yaml")))), None)
+    ):
+        raise UsageError(f"no task is called {name!r}, and a file of --task-dir can't be read: {problem}")
     known = [*manager.all_tasks, *ALIASES]
     near = get_close_matches(name, known, n=_NEAREST, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}?" if near else "a folder of tasks of your own is named with --task-dir"
+    if folder is not None and not near:
+        own = [task for task, entry in manager.task_index.items() if folder in _file_of(entry).parents]
+        hint = (
+            f"--task-dir {shown(folder)} has {', '.join(sorted(own)[:_TOLD]) or 'no task'}; expected one of its names"
+        )
     raise UsageError(f"no task is called {name!r}; {hint}")
+
+
+def _file_of(entry: Any) -> Path:
+    """That a task is read from; an empty path where it is none."""
+    return Path(getattr(entry, "yaml_path", None) or "")
 
 
 def _load(name: str, manager: TaskManager) -> dict[str, Any]:

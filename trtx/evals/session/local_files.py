@@ -4,14 +4,19 @@ keeps one."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from trtx.config.strict_json import parse_json
-from trtx.config.wording import a_kind, shown
+from trtx.config.wording import a_kind, quoted, shown
 
 FORMATS = ("json", "csv", "parquet", "text", "arrow")
+_PATTERN_OR_ADDRESS = re.compile(r"[*?\[]|://")
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def problem_of(config: Mapping[str, Any]) -> str | None:
@@ -22,9 +27,11 @@ def problem_of(config: Mapping[str, Any]) -> str | None:
     if config.get("dataset_path") not in FORMATS:
         return None
     for path in _files(config):
-        if not _has_line(path):
+        if not path.exists():
+            return f"its data file {shown(path)} is not there; put it there, or name another in data_files"
+        if path.is_file() and not _has_line(path):
             return f"{shown(path)} has no rows; expected one at least, with every field that the task names"
-        if config["dataset_path"] == "json" and (problem := _json_problem(path)) is not None:
+        if config["dataset_path"] == "json" and path.is_file() and (problem := _json_problem(path)) is not None:
             return problem
     return None
 
@@ -33,8 +40,8 @@ def _files(config: Mapping[str, Any]) -> Iterator[Path]:
     told = (config.get("dataset_kwargs") or {}).get("data_files") or []
     for of_split in told.values() if isinstance(told, Mapping) else [told]:
         for name in [of_split] if isinstance(of_split, str) else of_split:
-            if (path := Path(str(name))).is_file():
-                yield path
+            if not _PATTERN_OR_ADDRESS.search(str(name)):
+                yield Path(str(name))
 
 
 def _has_line(path: Path) -> bool:
@@ -76,3 +83,26 @@ def _line_problems(text: str) -> Iterator[tuple[int, str]]:
         else:
             if not isinstance(found, dict):
                 yield number, f"holds {a_kind(found)}"
+
+
+def problem_of_yaml(path: Path) -> str | None:
+    """Why a task's file can't be read as it stands; None where it can. lm-eval leaves out one that it can't read, and
+    of two equal keys it takes the last. Its tags, such as ``!function``, are its own affair."""
+    where = shown(path)
+    try:
+        found = yaml.compose(path.read_text(encoding="utf-8"), Loader=_LOADER)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        return f"{where}{line}: this is not YAML ({shown(error.problem or error.context)}); mend it"
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        return f"{where} can't be read ({shown(error)}); mend it"
+    if not isinstance(found, yaml.MappingNode):
+        return f"{where} holds no keys; expected those of a task, such as task, dataset_path and doc_to_text"
+    seen: set[str] = set()
+    for key, _ in found.value:
+        if key.value in seen:
+            line = key.start_mark.line + 1
+            return f"{where}, line {line}: {quoted(str(key.value))} stands twice; keep one"
+        seen.add(str(key.value))
+    return None
