@@ -241,7 +241,7 @@ def test_a_run_that_is_killed_and_then_loses_its_server_asks_for_nothing_twice(
     with openai_server(port, echoes=False, lasts=2) as server:
         assert run(["eval", "--resume", str(run_dir)]) == 3
     told = capfd.readouterr().err
-    assert f"{kept + 2} of {2 * LIMIT} samples have their answers" in told and "trtx eval --resume " in told
+    assert f"{kept + 2} of {2 * LIMIT} samples answered" in told and "trtx eval --resume " in told
     with openai_server(port, echoes=False) as server:
         assert run(["eval", "--resume", str(run_dir)]) == 3
         assert len(server.asked) == LIMIT - kept - 2

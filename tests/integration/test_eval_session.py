@@ -7,6 +7,7 @@ import contextlib
 import copy
 import json
 import math
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -83,11 +84,16 @@ def test_a_folder_of_tasks_is_read_and_its_samples_have_keys_of_what_they_ask(fo
 
 
 def test_a_task_that_is_named_twice_is_refused() -> None:
-    refused(job("trtx_copying", "trtx"), ["task trtx_copying is named twice, by trtx too"])
+    twice = ["task trtx_copying would be scored twice: it is part of trtx, and named by itself; leave one of them out"]
+    refused(job("trtx_copying", "trtx"), twice)
+    refused(job("trtx", "trtx_copying"), twice)
 
 
 def test_a_metric_is_known_as_a_share_unless_the_task_computes_it_itself(folder: Callable[..., Path]) -> None:
-    assert load(job("trtx_copying")).shares == {"trtx_copying": ("exact_match",)}
+    assert load(job("trtx_copying", "trtx_json")).shares == {
+        "trtx_copying": ("exact_match",),
+        "trtx_json": ("schema_compliance", "json_validity", "exact_match"),
+    }
     judge = "def judge(doc, results):\n    return {'acc': 80.0}\n"
     more = "process_results: !function judge.judge\nmetric_list: [{metric: acc, aggregation: mean}]\n"
     assert load(job("sums", folder=folder(more=more, judge_py=judge))).shares == {}
@@ -116,7 +122,10 @@ def test_a_row_that_lacks_a_field_is_named_with_it(folder: Callable[..., Path]) 
 def test_a_dataset_that_is_not_there_says_how_to_bring_it(folder: Callable[..., Path], tmp_path: Path) -> None:
     at = folder()
     (at / "rows.jsonl").unlink()
-    refused(job("sums", folder=at), ["task sums needs the dataset json", "rows.jsonl", "bring the cache here"])
+    refused(job("sums", folder=at), [f"task sums: its data file {at / 'rows.jsonl'} is not there"])
+    hub = at / "hub.yaml"
+    hub.write_text((at / "sums.yaml").read_text().replace("task: sums", "task: hub").replace("json\n", "nobody/none\n"))
+    refused(job("hub", folder=at), ["task hub needs the dataset nobody/none", "bring the cache here"])
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
@@ -126,9 +135,52 @@ def test_a_data_file_without_rows_is_named(folder: Callable[..., Path], text: st
     refused(job("sums", folder=at), [f"task sums: {at / 'rows.jsonl'} has no rows"])
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"question": "1 + 1 =", "answer": "2", "answer": "3"}', "'answer' stands twice in one object; keep one"),
+        ('{"question": "1 + 1 =", "answer": "2"', "can't be read (Expecting ',' delimiter"),
+        ('["1 + 1 =", "2"]', "holds a list"),
+        ('{"question": "1 + 1 =", "answer": "2", "weight": NaN}', "NaN is no number of JSON"),
+    ],
+)
+def test_a_line_of_a_data_file_that_is_no_row_is_named(folder: Callable[..., Path], line: str, words: str) -> None:
+    at = folder()
+    rows = (at / "rows.jsonl").read_text().splitlines(keepends=True)
+    (at / "rows.jsonl").write_text("".join([*rows[:3], line + "\n", *rows[3:]]))
+    refused(job("sums", folder=at), [f"task sums: {at / 'rows.jsonl'}, line 4 ", words])
+
+
+def test_a_data_file_that_is_one_document_of_several_lines_is_read(folder: Callable[..., Path]) -> None:
+    at = folder()
+    (at / "rows.jsonl").write_text(json.dumps(ROWS, indent=1))
+    assert len(load(job("sums", folder=at)).tasks[0].documents) == len(ROWS)
+    (at / "rows.jsonl").write_text(json.dumps(ROWS, indent=1).replace('"answer"', '"question"', 1))
+    refused(job("sums", folder=at), ["rows.jsonl can't be read ('question' stands twice in one object; keep one)"])
+
+
 def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Path], tmp_path: Path) -> None:
     refused(job("sums", folder=tmp_path / "none"), ["--task-dir", "is no directory"])
     refused(job("odd", folder=folder(odd_yaml="task: odd\noutput_type: sing\n")), ["task odd can't be loaded", "sing"])
+
+
+def test_a_key_that_stands_twice_in_a_tasks_file_is_named_with_its_line(folder: Callable[..., Path]) -> None:
+    at = folder(more="test_split: other\n")
+    refused(job("sums", folder=at), [f"task sums: {at / 'sums.yaml'}, line 9: 'test_split' stands twice; keep one"])
+
+
+@pytest.mark.proof  # it reads lm-eval's 14,000 task files
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("task: mine\n  bad: [\n", "mine.yaml, line 2: this is not YAML"),
+        ("- 1\n", "mine.yaml holds no keys; expected those of a task"),
+        ("", "mine.yaml holds no keys"),
+        ("task: other\noutput_type: generate_until\n", "has other, sums; expected one of its names"),
+    ],
+)
+def test_a_file_that_holds_no_such_task_is_named(folder: Callable[..., Path], text: str, words: str) -> None:
+    refused(job("zzz_mine", folder=folder(mine_yaml=text)), ["no task is called 'zzz_mine'", words])
 
 
 def test_more_examples_than_there_are_is_refused() -> None:
@@ -183,11 +235,12 @@ def test_a_prompt_that_does_not_fit_is_told_with_its_length(tokenizer: Any) -> N
 @pytest.mark.parametrize(
     ("choices", "reason"),
     [
-        (None, "has 0 choices"),
-        ([], "has 0 choices"),
-        ([3], "has 1 choices that can be read"),
+        (None, "has no choices"),
+        ([], "has no choices"),
+        ([3], "the answer's choice is a whole number; expected an object"),
+        ([{"text": "a"}, {"text": "b"}], "has 2 choices; expected one"),
         ([{}], "has no text"),
-        ([{"text": 5}], "text is a int"),
+        ([{"text": 5}], "text is a whole number"),
         ([{"message": None}], "has no content"),
     ],
 )
@@ -465,7 +518,9 @@ def test_what_is_refused_fails_or_does_not_fit_is_counted_by_its_reason_and_aske
 ) -> None:
     rows = [*ROWS[:4], {"question": "word " * 60, "answer": "x"}]
     more = "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
-    asked = job("sums", folder=folder(rows, more=more + "generation_kwargs: {max_gen_toks: 8}\n"), concurrency=3)
+    at = folder(rows, more=more)
+    (at / "sums.yaml").write_text((at / "sums.yaml").read_text().replace("{until: [", "{max_gen_toks: 8, until: ["))
+    asked = job("sums", folder=at, concurrency=3)
     with echoing(lambda prompt: {"1": 400, "2": 503}.get(prompt[1], 200)) as url:
         found, told = ask(asked, url, tmp_path / "here", tokenizer)
     (task,) = found.tasks
@@ -481,7 +536,7 @@ def test_what_is_refused_fails_or_does_not_fit_is_counted_by_its_reason_and_aske
 def test_a_server_that_lists_its_model_no_more_is_given_up(folder: Callable[..., Path], tmp_path: Path) -> None:
     with echoing() as url:
         pass
-    with pytest.raises(ServerGone, match="does not answer any more .*; 0 of 12 samples have their answers"):
+    with pytest.raises(ServerGone, match="does not answer any more .*; 0 of 12 samples answered"):
         ask(job("sums", folder=folder()), url, tmp_path / "here")
 
 
@@ -524,6 +579,25 @@ def test_a_server_that_hangs_is_given_the_time_that_was_asked(folder: Callable[.
         let_go.set()
     (task,) = found.tasks
     assert (1, "no answer within 1 s") in [(one.first, one.reason) for one in task.unanswered]
+
+
+def test_a_server_that_takes_no_connection_in_time_is_told_so(folder: Callable[..., Path], tmp_path: Path) -> None:
+    """A full backlog: the kernel answers no SYN, as of a machine that is not there."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        taken = []
+        for _ in range(4):
+            one = socket.socket()
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+            taken.append(one)
+        at = Endpoint("attached", f"http://127.0.0.1:{full.getsockname()[1]}", "served", str(tmp_path / "out"), 0.0)
+        asked = job("sums", folder=folder(), request_timeout_s=0.05)
+        with pytest.raises(ServerGone, match=r"no connection within 0\.05 s, which the request timeout allows"):
+            asyncio.run(Asking(asked, load(asked), ServedModel(None), at, lambda progress: None).run())
+        for one in taken:
+            one.close()
 
 
 def test_a_server_that_limits_its_rate_is_asked_again_and_given_up_in_the_end(

@@ -48,7 +48,7 @@ def text_of(found: TopologyFidelity) -> PartFigures:
 
 def test_a_model_is_what_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Served, it is the reference: every document, the table, the verdict, and what is kept of each position."""
-    assert run(asked("--max-kl", "0.001", "--min-agreement", "0.7", "--json", "-o", str(tmp_path))) == 0
+    assert run(asked("--max-kl", "0.5", "--min-agreement", "0.7", "--json", "-o", str(tmp_path))) == 0
     run_dir = only(tmp_path)
     said = capfd.readouterr()
     told = json.loads(said.out)
@@ -60,7 +60,8 @@ def test_a_model_is_what_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert facts.sequences == found.sequences == found.answered == PROMPTS
     text = text_of(found)
     assert text.kl.value < 1e-6 and text.agreement.value == 1
-    assert text.kl.interval is not None and text.agreement.interval is not None and text.agreement.interval.low < 0.8
+    assert text.kl.interval is not None and 1e-3 < text.kl.interval.high < 0.5  # 12 prompts do not say more of others
+    assert text.agreement.interval is not None and text.agreement.interval.low < 0.8
     assert text.served_perplexity == pytest.approx(text.reference_perplexity, rel=1e-5)
     assert text.positions == sum(len(one.tokens) - one.prompt_length for one in sequences)
     # Greedy text is what the reference itself finds likeliest at each of its positions.
@@ -133,26 +134,6 @@ def test_a_person_s_own_text_and_an_engine_flag_that_costs_something(tmp_path: P
     found = compared(only(runs))
     assert found.sequences == 11 and text_of(found).kl.value > 1e-5
     assert text_of(found).part == "text" and VERDICT.read(only(runs), RunVerdict).verdict.value == "missed"
-
-
-@pytest.mark.proof
-def test_a_quantized_build_is_held_against_its_source_and_eight_bits_are_nearer_than_four(tmp_path: Path) -> None:
-    """Beyond the intervals of both; each finds its source by its manifest."""
-    figures = {}
-    for form in ("fp8", "int8_sq", "int4_awq", "nvfp4"):
-        builds, runs = tmp_path / form, tmp_path / f"runs-{form}"
-        assert run(["build", MODEL, "--quant", form, "-o", str(builds)]) == 0
-        build = next(path for path in builds.iterdir() if path.is_dir() and not path.name.startswith("."))
-        assert run(asked("-o", str(runs), model=str(build), prompts=192, osl=32)) == 0
-        figures[form] = text_of(compared(only(runs)))
-        made = read_reference(only(runs))
-        assert made is not None and made[0].model == MODEL
-    kl = {form: part.kl.interval for form, part in figures.items()}
-    for eight in ("fp8", "int8_sq"):
-        for four in ("int4_awq", "nvfp4"):
-            one, other = kl[eight], kl[four]
-            assert one is not None and other is not None and one.high < other.low, (eight, four)
-            assert figures[eight].agreement.value > figures[four].agreement.value
 
 
 @pytest.mark.proof

@@ -6,6 +6,7 @@ A form is a dataclass or a pydantic model. What has no default in it must be the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from trtx.bench.files import write_text
 from trtx.config.files import read_text
+from trtx.config.strict_json import parse_json
 from trtx.config.strict_yaml import parse_yaml
-from trtx.config.wording import quoted, shown
+from trtx.config.wording import a_kind, quoted, shown
 from trtx.errors import UsageError
 
 T = TypeVar("T")
@@ -111,12 +113,8 @@ def plain(content: Any) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """Of JSON, without what Python adds to it: NaN and infinities are no figures. Raises ValueError, RecursionError."""
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    """Of JSON, as :func:`trtx.config.strict_json.parse_json`. Raises ValueError, RecursionError."""
+    return parse_json(text)
 
 
 def problem(error: ValidationError) -> str:
@@ -131,7 +129,12 @@ def problem(error: ValidationError) -> str:
     reason = first["msg"].removeprefix("Value error, ")
     if not where or first["type"] == "value_error":  # said by a check of our own, which names the field
         return reason
+    if first["type"] == "too_short":
+        least = first["ctx"]["min_length"]
+        reason = f"{'one value' if least == 1 else f'{least} values'} at least"
     expected = reason.removeprefix("Input should be ").replace("valid tuple", "list").replace("an object", "a map")
+    expected = re.sub(r" or instance of \w+", "", expected).replace("a valid integer", "a whole number")
+    expected = expected.replace("a valid string", "text").replace("a valid number", "a number")
     expected = expected.replace("valid array", "list").replace("valid dictionary", "map")
     return f"{where} is {shown(json.dumps(first['input'], default=str))}; expected {expected}"
 
@@ -146,4 +149,4 @@ _adapters: dict[type[Any], TypeAdapter[Any]] = {}  # one takes milliseconds to m
 
 
 def _kind(document: Any) -> str:
-    return "nothing" if document is None else f"a {type(document).__name__}"
+    return "nothing" if document is None else a_kind(document)

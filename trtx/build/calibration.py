@@ -12,7 +12,8 @@ from typing import Any
 from trtx.checkpoint.tasks import TASKS, samples
 from trtx.checkpoint.text import sentences
 from trtx.config.files import open_file, reason
-from trtx.config.wording import shown
+from trtx.config.strict_json import parse_json
+from trtx.config.wording import a_kind, shown
 from trtx.errors import UsageError
 
 MAX_TOKENS = 512
@@ -80,13 +81,13 @@ def read_calibration(path: Path, size: int, what: str = "calibration file") -> C
 
 def _entry(line: bytes, where: str) -> Entry:
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = parse_json(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UsageError(f"{where} is not text (byte {error.start} is no UTF-8); {_EXPECTED}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is no JSON ({shown(error)}); {_EXPECTED}") from error
     if not isinstance(row, dict):
-        raise UsageError(f"{where} holds a {type(row).__name__}; {_EXPECTED}")
+        raise UsageError(f"{where} holds {a_kind(row)}; {_EXPECTED}")
     if "messages" in row:
         return _conversation(row["messages"], where)
     text = row.get("text", row.get("prompt"))

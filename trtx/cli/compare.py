@@ -60,7 +60,7 @@ def compare(
     allow_different: AllowDifferentOption = None,
     max_drop: Annotated[
         float | None,
-        typer.Option("--max-drop", help="How much worse a score may be; what is worse beyond chance regressed.", min=0),
+        typer.Option("--max-drop", help="How much worse a score may be; what is worse beyond chance regressed."),
     ] = None,
     baseline_dir: BaselineDirOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,

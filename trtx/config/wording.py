@@ -22,6 +22,11 @@ def quoted(value: object, longest: int = LONGEST) -> str:
     return shown(text, longest)
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 sample``, ``2,000 samples``: of a noun whose plural has an s."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Control characters, line ends and lone surrogates written out: a message must not steer a terminal."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
@@ -32,3 +37,21 @@ def _cut(text: str, longest: int) -> str:
         return text
     half = (longest - 3) // 2
     return f"{text[:half]}...{text[-half:]}"
+
+
+def a_kind(value: object) -> str:
+    """What a value of JSON or YAML is, with its article: ``a map``, ``a whole number``."""
+    if value is None:
+        return "null"
+    return _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+_KINDS: dict[type, str] = {
+    dict: "a map",
+    list: "a list",
+    tuple: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+}

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trtx.bench.documents import Document
+from trtx.bench.documents import RESTORE, Document
 from trtx.bench.intervals import Interval
+from trtx.errors import UsageError
 from trtx.evals.lines import LineWriter, read_lines
 
 EVAL = Document("eval.json", version=1, oldest=1, since="")
@@ -25,12 +26,13 @@ class Score:
 
     metric: str
     filter: str  # lm-eval's, that what was judged went through; "none": the answer as it came
-    interval: Interval | None  # its estimate is lm-eval's score; None: too few samples for one
+    interval: Interval | None  # its estimate is lm-eval's score; None: no_interval says why
     value: float
     kind: IntervalKind
     higher_is_better: bool | None  # None: the task does not say
     chance: float | None = None  # of guessing, where the task says so
     aggregation: Aggregation = "mean"
+    no_interval: str | None = None  # why there is none; before it was said, for want of samples
 
     @property
     def name(self) -> str:
@@ -151,6 +153,18 @@ def read_samples(directory: Path) -> tuple[Sample, ...]:
     Raises UsageError naming the line, and the field, that can't be read.
     """
     return read_lines(directory, SAMPLES, Sample)
+
+
+def read_whole(directory: Path, count: int) -> tuple[Sample, ...]:
+    """As :func:`read_samples`, of a task that was scored over ``count``: UsageError where they are not all there."""
+    found = read_samples(directory)
+    if len(found) == count:
+        return found
+    path = directory / SAMPLES.file
+    if not path.exists():
+        raise UsageError(f"{path} is not there, and {count} samples of it were scored; {RESTORE}")
+    cut = "" if path.read_bytes().endswith(b"\n") or not found else f", and line {len(found) + 1} is cut short"
+    raise UsageError(f"{path} has {len(found)} samples in whole lines{cut}; {count} were scored; {RESTORE}")
 
 
 class SampleWriter(LineWriter):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
-from trtx.config.wording import quoted
+from trtx.config.wording import counted, quoted
 from trtx.errors import UsageError
 from trtx.evals import statistics
 from trtx.evals.forms import Score, ScoredTask, TopologyScores
@@ -59,7 +59,11 @@ def judge_answers(topology: str, task: ScoredTask) -> Judgement:
     if task.note is not None:
         return Judgement(cell=cell, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=task.note)
     told = "; ".join(map(str, task.unanswered[:3]))
-    reason = f"{missing} of {task.samples} samples have no answer: {told}" if missing else "every sample has its answer"
+    reason = (
+        f"{missing} of {counted(task.samples, 'sample')} without an answer: {told}"
+        if missing
+        else "every sample has its answer"
+    )
     return Judgement(
         cell=cell, criterion=criterion, verdict=Verdict.FAILED if missing else Verdict.PASS, reason=reason,
         value=missing, limit=0, unit="samples",
@@ -87,6 +91,21 @@ def check_min_scores(
             )
 
 
+def check_max_drop(max_drop: float, shares: Sequence[str], worded: str = "--max-drop") -> None:
+    """Raises UsageError for a drop that no score between 0 and 1 can have: nothing would ever be worse.
+
+    ``shares``: names of the scores that are such. ``worded``: how the person spelled it.
+    """
+    if not (max_drop > 0 and math.isfinite(max_drop)):
+        raise UsageError(f"{worded} is {max_drop:g}; expected a number above 0, such as {DEFAULT_MAX_DROP:g}")
+    if max_drop >= 1 and shares:
+        raise UsageError(
+            f"{worded} is {max_drop:g}, and {shares[0]} lies between 0 and 1, so no score could be that much worse; "
+            f"expected such as {DEFAULT_MAX_DROP:g}, for two answers in a hundred; compare tasks of other metrics in a "
+            "run of their own"
+        )
+
+
 def judge_min_score(scores: TopologyScores, least: MinScore) -> Judgement:
     """Of the task that ``least`` names."""
     task = next(one for one in scores.tasks if one.task == least.task)
@@ -95,7 +114,11 @@ def judge_min_score(scores: TopologyScores, least: MinScore) -> Judgement:
     if score is None:
         return _unknown(cell, criterion, f"{task.task} has no such score ({task.note or 'no sample was answered'})")
     if score.interval is None:
-        return _unknown(cell, criterion, f"{task.answered} samples have no interval; ask more")
+        return _unknown(
+            cell,
+            criterion,
+            score.no_interval or f"{counted(task.answered, 'sample')}, too few for an interval; ask more",
+        )
     interval = _with_lost(score, task)
     if interval is None:
         return _unknown(
@@ -117,7 +140,7 @@ def judge_min_score(scores: TopologyScores, least: MinScore) -> Judgement:
 
 
 def _lost(task: ScoredTask) -> str:
-    return f"{task.samples - task.answered} of {task.samples} samples have no answer"
+    return f"{task.samples - task.answered} of {counted(task.samples, 'sample')} without an answer"
 
 
 def _with_lost(score: Score, task: ScoredTask) -> Interval | None:

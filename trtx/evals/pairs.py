@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtx.bench.documents import RESTORE
 from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
+from trtx.config.wording import counted, shown
+from trtx.errors import UsageError
 from trtx.evals import statistics
-from trtx.evals.forms import Aggregation, Sample, Score, ScoredTask, eval_directory, read_eval, read_samples
+from trtx.evals.forms import SAMPLES, Aggregation, Sample, Score, ScoredTask, eval_directory, read_eval, read_whole
 
 Value = float | tuple[float, float]  # of a sample: a number, or a log-likelihood and what it is divided by
 _DIGITS = 16  # of a sample's key, a hash: 64 bits tell the samples of a task apart
@@ -39,6 +43,15 @@ class TopologyValues:
     limit: int | None
     tasks: tuple[TaskValues, ...]
 
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """Of its scores, those whose every sample is 0 or 1."""
+        return tuple(
+            f"{one.metric} of {one.task}"
+            for one in self.tasks
+            if one.aggregation == "mean" and one.samples and statistics.is_binary(list(one.samples.values()))
+        )
+
     def of(self, task: str) -> TaskValues | None:
         return next((one for one in self.tasks if one.task == task), None)
 
@@ -60,7 +73,8 @@ def read_values(run_dir: Path, topology: str) -> TopologyValues | None:
         return None
     directory = eval_directory(run_dir, topology)
     compared = [task for task in outermost(scores.tasks) if task.scores]
-    tasks = tuple(_values(directory, task, task.scores[0]) for task in compared)
+    answered = {task.task: task.answered for task in scores.tasks}
+    tasks = tuple(_values(directory, task, task.scores[0], answered) for task in compared)
     return TopologyValues(topology, scores.lm_eval, scores.endpoint_type, scores.limit, tasks)
 
 
@@ -77,8 +91,11 @@ def paired_differences(candidate: TopologyValues, baseline: TopologyValues) -> t
         before = baseline.of(task.task)
         interval, reason = None, _why_not_paired(candidate, baseline, task, before)
         if reason is None and before is not None:
-            interval = _difference(task, before, confidence)
-            reason = None if interval else f"{len(task.samples)} pairs have no interval; ask more"
+            of_pairs = _difference(task, before, confidence)
+            if isinstance(of_pairs, Interval):
+                interval = of_pairs
+            else:
+                reason = of_pairs.reason
         found.append(PairedDifference(task, before, interval, reason))
     return tuple(found)
 
@@ -102,6 +119,8 @@ def _value(found: Any, score: Score) -> Value | None:
         return float(found) if isinstance(found, (int, float)) else None
     if score.aggregation == "other" or not isinstance(found, (list, tuple)) or len(found) != 2:
         return None
+    if not all(isinstance(one, (int, float)) for one in found):
+        return None
     return float(found[0]), float(found[1])
 
 
@@ -122,14 +141,14 @@ def _why_not_paired(
     shared = len(task.samples.keys() & before.samples.keys())
     if shared < max(len(task.samples), len(before.samples)):
         return (
-            f"{shared} samples stand in both runs, of {len(task.samples)} here and {len(before.samples)} in "
-            f"{baseline.topology} of the baseline; expected the same samples; ask both the same tasks, --limit and "
-            "--num-fewshot"
+            f"{counted(shared, 'sample')} in both runs, of {len(task.samples)} here and {len(before.samples)} in "
+            f"{baseline.topology} of the baseline; expected the same samples; ask both the same tasks, limit "
+            "and few-shot examples"
         )
     return None
 
 
-def _difference(candidate: TaskValues, baseline: TaskValues, confidence: float) -> Interval | None:
+def _difference(candidate: TaskValues, baseline: TaskValues, confidence: float) -> Interval | statistics.NoInterval:
     """Of the pairs, by what the score is made of."""
     now, before = list(candidate.samples.values()), [baseline.samples[key] for key in candidate.samples]
     if candidate.aggregation == "mean":
@@ -151,15 +170,34 @@ def outermost(tasks: Sequence[ScoredTask]) -> list[ScoredTask]:
     return [task for task in tasks if task.task not in inner]
 
 
-def _values(directory: Path, task: ScoredTask, score: Score) -> TaskValues:
-    samples = dict(_of_samples(directory, task, score))
+def _refuse_no_number(directory: Path, samples: Sequence[Sample], score: Score) -> None:
+    for number, sample in enumerate(samples, start=1):
+        for judged in sample.judgements:
+            if judged.filter == score.filter and score.metric in judged.metrics:
+                found = judged.metrics[score.metric]
+                if _value(found, score) is None:
+                    expected = "a number" if score.aggregation == "mean" else "two numbers"
+                    raise UsageError(
+                        f"{directory / SAMPLES.file}, line {number}: {score.metric} is {shown(json.dumps(found))}; "
+                        f"expected {expected}, as it was scored; {RESTORE}"
+                    )
+
+
+def _values(directory: Path, task: ScoredTask, score: Score, answered: Mapping[str, int]) -> TaskValues:
+    samples = dict(_of_samples(directory, task, score, answered))
     return TaskValues(
         task.task, score.name, score.value, score.higher_is_better, task.num_fewshot, samples, score.aggregation
     )
 
 
-def _of_samples(directory: Path, task: ScoredTask, score: Score) -> Iterator[tuple[str, Value]]:
+def _of_samples(
+    directory: Path, task: ScoredTask, score: Score, answered: Mapping[str, int]
+) -> Iterator[tuple[str, Value]]:
+    """``answered``: by task. Raises UsageError for a file that does not hold as many, or no number where one was."""
     for name in task.subtasks or (task.task,):
-        for key, value in by_key(read_samples(directory / name), score).items():
+        samples = read_whole(directory / name, answered[name])
+        if score.aggregation != "other":
+            _refuse_no_number(directory / name, samples, score)
+        for key, value in by_key(samples, score).items():
             digest, twins, number = key.partition("#")
             yield f"{name}/" * bool(task.subtasks) + digest[:_DIGITS] + twins + number, value

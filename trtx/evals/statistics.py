@@ -1,26 +1,40 @@
 """Intervals of scores: over samples of a task, and over pairs of two runs that were asked the same.
 
 Wilson (1927, JASA 22:209) for a share; Newcombe (1998, Statistics in Medicine 17:2635), method 10, for the difference
-of two shares of the same samples; the percentile bootstrap (Efron and Tibshirani 1993) for all else.
+of two shares of the same samples; the percentile bootstrap (Efron and Tibshirani 1993) for all else. Where nearly all
+samples are worth the same, resamples of them hardly differ, and say nothing of what other samples are worth: then
+Wilson's interval of how many differ says it, times how far they may; where nothing says that, there is no interval.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
-from statistics import NormalDist
+from dataclasses import dataclass
+from statistics import NormalDist, pstdev
 from typing import Any
 
 from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.checkpoint.held_out import interval as wilson
+from trtx.config.wording import counted
 from trtx.evals.forms import Aggregation
 
 RESAMPLES = 1000  # of a mean: 25 beyond each end of a 95 % interval
 SLOW_RESAMPLES = 200  # of a metric that is computed over all samples at once, such as BLEU
 FEWEST_SAMPLES = 10  # below, a resample of a bootstrap is hardly another sample
+FEWEST_UNLIKE = 10  # samples that differ from the commonest; below, a resample hardly differs from the next
 _FEWEST_BEYOND = 5  # resamples beyond an end that is read off them
+_SAME_DIGITS = 12  # what differs by less is rounding
 _SEED = 20261122
+
+
+@dataclass(frozen=True, slots=True)
+class NoInterval:
+    """Why nothing is known of how far off a score may be."""
+
+    reason: str
 
 
 def is_binary(values: Sequence[Any]) -> bool:
@@ -30,10 +44,27 @@ def is_binary(values: Sequence[Any]) -> bool:
 def share_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """Wilson's, of the share of ones in zeros and ones; None for no values. Never of width zero: all of ten right is
     no proof of the eleventh."""
-    if not values:
-        return None
-    low, high = wilson(sum(values), len(values), confidence)
-    return Interval(sum(values) / len(values), low, high, confidence)
+    return _share(values, confidence) if values else None
+
+
+def score_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | NoInterval:
+    """Of the mean of samples: Wilson's where all are 0 or 1, else the bootstrap."""
+    if values and is_binary(values):
+        return _share(values, confidence)
+    if len(values) < FEWEST_SAMPLES:
+        return _too_few(len(values))
+    found = strata_bootstrap([values], [1.0], confidence)
+    if unlike(values) >= FEWEST_UNLIKE:
+        return found
+    reach = max(values) - min(values)
+    if not reach:
+        return NoInterval(
+            f"all {len(values)} samples are worth {values[0]:.4g}, which does not show how far off others may be"
+        )
+    widened = _hull(found, few_unlike_interval(values, reach, confidence))
+    if min(values) >= 0 and max(values) <= 1:
+        return Interval(widened.estimate, max(widened.low, 0.0), min(widened.high, 1.0), confidence)
+    return widened
 
 
 def bootstrap_interval(
@@ -42,29 +73,59 @@ def bootstrap_interval(
     *,
     resamples: int,
     confidence: float = CONFIDENCE,
-) -> Interval | None:
-    """Of ``statistic`` over independent samples; None for fewer than 10. Equal samples give equal intervals."""
+) -> Interval | NoInterval:
+    """Of ``statistic`` over independent samples. Equal samples give equal intervals."""
     if len(samples) < FEWEST_SAMPLES:
-        return None
+        return _too_few(len(samples))
     draw = random.Random(_SEED)
     kept = list(samples)
     found = sorted(statistic(draw.choices(kept, k=len(kept))) for _ in range(resamples))
+    if unlike(list(map(str, samples))) < FEWEST_UNLIKE or round(found[-1] - found[0], _SAME_DIGITS) == 0:
+        return NoInterval(f"{len(samples)} samples are too much alike to show how far off others may be")
     return Interval(statistic(kept), *_ends(found, confidence), confidence)
 
 
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """Bootstrap of a mean, as :func:`bootstrap_interval`."""
-    return strata_interval([values], [1.0], confidence)
+    """Bootstrap of a mean; None for fewer than 10. Of values that are all alike it is a point: what these are worth,
+    and nothing of others."""
+    if len(values) < FEWEST_SAMPLES:
+        return None
+    return strata_bootstrap([values], [1.0], confidence)
 
 
 def strata_interval(
     strata: Sequence[Sequence[float]], weights: Sequence[float], confidence: float = CONFIDENCE
-) -> Interval | None:
-    """Of the weighted sum of the means of several tasks, each resampled by itself; None for fewer than 10 values."""
+) -> Interval | NoInterval:
+    """Of the weighted sum of the means of several tasks, each resampled by itself.
+
+    Where a task's samples are all alike, resamples of it do not differ: then the intervals of the tasks are put
+    together (Zou and Donner 2008, Statistics in Medicine 27:1693).
+    """
+    total = sum(map(len, strata))
+    if not all(strata):
+        return NoInterval("a task of the group has no sample with this metric")
+    if total < FEWEST_SAMPLES:
+        return _too_few(total)
+    if all(map(unlike, strata)) and sum(map(unlike, strata)) >= FEWEST_UNLIKE:
+        return strata_bootstrap(strata, weights, confidence)
+    found: list[Interval] = []
+    for values in strata:
+        one = score_interval(values, confidence)
+        if isinstance(one, NoInterval):
+            return NoInterval(f"of a task of the group, {one.reason}")
+        found.append(one)
+    estimate = math.fsum(weight * one.estimate for weight, one in zip(weights, found, strict=True))
+    below = math.hypot(*(weight * (one.estimate - one.low) for weight, one in zip(weights, found, strict=True)))
+    above = math.hypot(*(weight * (one.high - one.estimate) for weight, one in zip(weights, found, strict=True)))
+    return Interval(estimate, estimate - below, estimate + above, confidence)
+
+
+def strata_bootstrap(
+    strata: Sequence[Sequence[float]], weights: Sequence[float], confidence: float = CONFIDENCE
+) -> Interval:
+    """The percentile bootstrap of a weighted sum of means, each of them resampled by itself."""
     import numpy as np
 
-    if sum(map(len, strata)) < FEWEST_SAMPLES or not all(strata):
-        return None
     draw = np.random.default_rng(_SEED)
     means = np.zeros(RESAMPLES)
     estimate = 0.0
@@ -78,14 +139,23 @@ def strata_interval(
 
 def difference_interval(
     candidate: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE
-) -> Interval | None:
-    """Of candidate − baseline, of the same samples in the same order. None for none, or too few that are not 0 or 1."""
+) -> Interval | NoInterval:
+    """Of candidate − baseline, of the same samples in the same order.
+
+    Where nearly all pairs differ by the same, such as by nothing, others may differ by as much as samples do.
+    """
     pairs = list(zip(candidate, baseline, strict=True))
-    if not pairs:
-        return None
-    if is_binary(candidate) and is_binary(baseline):
+    if pairs and is_binary(candidate) and is_binary(baseline):
         return _newcombe(pairs, confidence)
-    return mean_interval([of_candidate - of_baseline for of_candidate, of_baseline in pairs], confidence)
+    if len(pairs) < FEWEST_SAMPLES:
+        return _too_few(len(pairs), "pair")
+    differences = [of_candidate - of_baseline for of_candidate, of_baseline in pairs]
+    found = strata_bootstrap([differences], [1.0], confidence)
+    if unlike(differences) >= FEWEST_UNLIKE:
+        return found
+    both = [*candidate, *baseline]
+    reach = max(max(both) - min(both), max(differences) - min(differences))
+    return _hull(found, few_unlike_interval(differences, reach, confidence)) if reach else _all_alike(len(pairs))
 
 
 def ratio_difference_interval(
@@ -93,8 +163,8 @@ def ratio_difference_interval(
     baseline: Sequence[tuple[float, float]],
     aggregation: Aggregation,
     confidence: float = CONFIDENCE,
-) -> Interval | None:
-    """Of candidate − baseline of a score that is made of sums over samples; None for fewer than 10.
+) -> Interval | NoInterval:
+    """Of candidate − baseline of a score that is made of sums over samples.
 
     ``candidate``, ``baseline``: of the same samples in the same order, each a log-likelihood and what it is divided by,
     such as words. Samples are drawn in pairs, so what makes one text harder than another is in both, and falls out.
@@ -102,7 +172,7 @@ def ratio_difference_interval(
     import numpy as np
 
     if len(candidate) < FEWEST_SAMPLES:
-        return None
+        return _too_few(len(candidate), "pair")
     score = _RATIOS[aggregation]
     draw = np.random.default_rng(_SEED)
     both = [np.asarray(pairs, dtype=float) for pairs in (candidate, baseline)]
@@ -113,7 +183,58 @@ def ratio_difference_interval(
 
     count = len(candidate)
     found = sorted(difference(draw.integers(0, count, count)) for _ in range(RESAMPLES))
-    return Interval(difference(np.arange(count)), *_ends(found, confidence), confidence)
+    drawn = Interval(difference(np.arange(count)), *_ends(found, confidence), confidence)
+    each = [(pairs[:, 0] / pairs[:, 1]).tolist() for pairs in both]  # log-likelihood a word
+    differences = [now - before for now, before in zip(*each, strict=True)]
+    if unlike(differences) >= FEWEST_UNLIKE:
+        return drawn
+    # No log-likelihood is the least: how far texts differ from one another takes the place of how far one may.
+    reach = max(pstdev([*each[0], *each[1]]), max(differences) - min(differences))
+    if round(reach, _SAME_DIGITS) == 0:
+        return _all_alike(count)
+    few = few_unlike_interval(differences, reach, confidence)
+    sums = both[1].sum(axis=0)
+    low, high = (float(score((sums[0] + end * sums[1], sums[1])) - score(sums)) for end in (few.high, few.low))
+    return _hull(drawn, Interval(drawn.estimate, low, high, confidence))
+
+
+def unlike(values: Sequence[Any]) -> int:
+    """How many are another than the commonest."""
+    if not values:
+        return 0
+    rounded = [round(one, _SAME_DIGITS) if isinstance(one, float) else one for one in values]
+    ((_, commonest),) = Counter(rounded).most_common(1)
+    return len(values) - commonest
+
+
+def few_unlike_interval(values: Sequence[float], reach: float, confidence: float = CONFIDENCE) -> Interval:
+    """Of a mean of values that are nearly all the same: as many may differ as Wilson's interval says, each by
+    ``reach`` to either side."""
+    ((commonest, _),) = Counter(values).most_common(1)
+    _, most = wilson(unlike(values), len(values), confidence)
+    return Interval(math.fsum(values) / len(values), commonest - most * reach, commonest + most * reach, confidence)
+
+
+def _hull(one: Interval, other: Interval) -> Interval:
+    low, high = min(one.low, other.low, one.estimate), max(one.high, other.high, one.estimate)
+    return Interval(one.estimate, low, high, one.confidence)
+
+
+def _share(values: Sequence[float], confidence: float) -> Interval:
+    low, high = wilson(sum(values), len(values), confidence)
+    return Interval(sum(values) / len(values), low, high, confidence)
+
+
+def _too_few(count: int, what: str = "sample") -> NoInterval:
+    return NoInterval(
+        f"{counted(count, what)} {'is' if count == 1 else 'are'} too few for an interval; ask {FEWEST_SAMPLES} or more"
+    )
+
+
+def _all_alike(count: int) -> NoInterval:
+    return NoInterval(
+        f"all {count} pairs are alike, and so are their samples, which does not show how far off others may be"
+    )
 
 
 # lm-eval's own, of the sums of log-likelihoods and of what they are divided by (lm_eval/api/metrics.py, 0.4.13).

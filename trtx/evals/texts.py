@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trtx.config.files import read_bytes
-from trtx.config.wording import shown
+from trtx.config.strict_json import parse_json
+from trtx.config.wording import a_kind, shown
 from trtx.errors import UsageError
 
 TASK = "perplexity"
@@ -60,11 +61,11 @@ def _paragraphs(text: str) -> list[dict[str, Any]]:
 def _text_of(line: str, where: str) -> str:
     expected = 'expected an object with text in its field "text", as {"text": "Once upon a time"}'
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is no JSON ({shown(error)}); {expected}") from error
+        raise UsageError(f"{where} can't be read as JSON ({shown(error)}); {expected}") from error
     if not isinstance(row, dict):
-        raise UsageError(f"{where} holds a {type(row).__name__}; {expected}")
+        raise UsageError(f"{where} holds {a_kind(row)}; {expected}")
     if "text" not in row:
         raise UsageError(f"{where} has the fields {shown(', '.join(row)) or '(none)'}; {expected}")
     text = row["text"]

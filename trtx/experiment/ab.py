@@ -16,10 +16,12 @@ from trtx.bench.gate import measured_ratio
 from trtx.bench.intervals import CONFIDENCE, per_interval
 from trtx.bench.journal import TrialEnded
 from trtx.bench.sample import Metric
+from trtx.config.strict_yaml import read_yaml
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 from trtx.experiment.comparison import judged, measured
 from trtx.experiment.conditions import Conditions, differences, model_of, unchecked
+from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scores import compare_scores, scores_of_run
 from trtx.experiment.spec import ExperimentSpec, load_sweep
 from trtx.experiment.verdict import sample_of
@@ -33,6 +35,7 @@ from trtx.report.forms import (
     Comparison,
     MeasuredStart,
     RunVerdict,
+    told,
 )
 
 
@@ -44,8 +47,11 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
             f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}, and topologies go by the names of their "
             "files; give one of them another name, or copy it for an A/A run"
         )
+    for path in (a, b):
+        _refuse_another_run(path)
     gate = {**gate, "baseline": a.stem} if gate.get("max_regression") else gate
     specs = {path.stem: load_sweep(path, {"gate": gate}) for path in (a, b)}
+    gate = _gate_of(a, b, *(spec.gate for spec in specs.values()))
     for path, spec in zip((a, b), specs.values(), strict=True):
         if len(spec.topologies) != 1:
             told = ", ".join(spec.labels) or "none, as it attaches"
@@ -83,6 +89,32 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
             **({} if first is None else {"eval": first.model_dump(mode="json", exclude_unset=True)}),
         },
     )
+
+
+def _refuse_another_run(path: Path) -> None:
+    document = read_yaml(path, "sweep file", "a YAML file with keys such as topology and load")
+    said = document.get("gate") if isinstance(document, dict) else None
+    if isinstance(said, dict) and (other := [name for name in _OF_ANOTHER_RUN if name in said]):
+        raise UsageError(
+            f"gate.{other[0]} of {shown(path)} is of another run, and an A/B run holds B against A; leave it out, and "
+            "give --max-regression"
+        )
+
+
+def _gate_of(a: Path, b: Path, first: GateSpec, second: GateSpec) -> dict[str, Any]:
+    """What both files ask of their cells, options laid over it. Raises UsageError where one asks another thing."""
+    gates = [gate.model_dump(mode="json", exclude_unset=True) for gate in (first, second)]
+    for name in dict.fromkeys((*gates[0], *gates[1])):
+        if gates[0].get(name) != gates[1].get(name):
+            has, lacks = (told(gate[name]) if name in gate else "not there" for gate in gates)
+            raise UsageError(
+                f"gate.{name} is {has} in {shown(a)} and {lacks} in {shown(b)}; expected one gate in both, or in "
+                "neither, or their cells would be judged by different ones"
+            )
+    return gates[0]
+
+
+_OF_ANOTHER_RUN = ("baseline", "max_regression", "allow_different", "baseline_dir", "save_baseline")
 
 
 def _said(spec: ExperimentSpec) -> dict[str, Any]:

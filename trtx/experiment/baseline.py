@@ -21,10 +21,12 @@ from trtx.bench.sample import Sample, Window
 from trtx.errors import UsageError
 from trtx.evals.pairs import TopologyValues
 from trtx.experiment.conditions import Conditions, conditions_of_scores
+from trtx.experiment.evaluation_spec import read_evaluation
+from trtx.experiment.resumption import PlanDocument
 from trtx.experiment.scores import scores_of_run
 from trtx.report.evaluation import is_evaluation
 from trtx.report.fidelity import is_fidelity
-from trtx.report.forms import BASELINE, CONDITIONS, LOCK, VERDICT, AskedOf, AskedRun, RunVerdict
+from trtx.report.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, AskedRun, RunVerdict
 from trtx.report.parity import is_parity
 
 
@@ -111,7 +113,15 @@ def of_scored_run(run_dir: Path) -> Baseline:
     judged = VERDICT.find(run_dir, RunVerdict)
     name, verdict = run_dir.resolve().name, None if judged is None else judged.verdict
     started_at = told.environment.started_at
-    return Baseline(name, name, started_at, verdict, conditions_of_scores(told), None, None, (), scores)
+    return Baseline(name, name, started_at, verdict, conditions_of_run(run_dir), None, None, (), scores)
+
+
+def conditions_of_run(run_dir: Path) -> Conditions:
+    """Of a run of ``trtx bench``, which keeps them, or ``trtx eval``. Raises UsageError."""
+    if not is_evaluation(run_dir):
+        return CONDITIONS.read(run_dir, Conditions)
+    told, planned = LOCK.read(run_dir, AskedOf).provenance, PLAN.find(run_dir, PlanDocument)
+    return conditions_of_scores(read_evaluation(run_dir), {} if planned is None else planned.topologies, told)
 
 
 def check_window(baseline: Baseline, window: Window) -> None:

@@ -9,6 +9,7 @@ from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
 from trtx.bench.judgement import Judgement, Refusal, Verdict
 from trtx.bench.sample import Metric, Sample, Window
 from trtx.errors import UsageError
+from trtx.evals.gate import check_max_drop
 from trtx.experiment.baseline import Baseline
 from trtx.experiment.conditions import differences, load_differences, refuse_others, unchecked
 from trtx.experiment.scores import compare_scores, partners
@@ -38,6 +39,8 @@ def compare_measured(
     """
     _refuse_nothing_in_common(baseline, candidate, limit, max_drop)
     has_speed = bool(baseline.cells and candidate.cells)
+    if max_drop is not None:
+        check_max_drop(max_drop, [name for one in candidate.scores for name in one.shares])
     found = _differences(baseline, candidate)
     rows = _speed(baseline, candidate, found, metrics, max_error_rate, limit, allowed, window) if has_speed else []
     others = partners([one.topology for one in candidate.scores], baseline.scores)
@@ -79,8 +82,6 @@ def _one_sided(baseline: Baseline, candidate: Baseline) -> Iterator[str]:
 
 def _differences(baseline: Baseline, candidate: Baseline) -> tuple[Difference, ...]:
     found = differences(baseline.conditions, candidate.conditions)
-    if bool(baseline.cells) != bool(candidate.cells):  # one has no load, and its topology was recorded in fewer words
-        return tuple(one for one in found if one.group not in ("load", "topology"))
     return (*found, *load_differences(baseline.cells, candidate.loads))
 
 

@@ -7,13 +7,14 @@ group and key, ``machine.cpu``. What nobody knows is None, and differs from what
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
 from trtx.bench import Cell, Load, LoadSpec
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
+from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ExperimentSpec
 from trtx.report.forms import Deployment, Difference, Environment, Measured, Provenance
 from trtx.topology import Plan
@@ -23,6 +24,7 @@ _ROUTER = "--router-mode"
 # what is changed: topologies, configs, versions.
 COMPARED_BY = ("model", "load", "machine")
 _ALWAYS = ("model.name", "model.weights", "machine.gpus", "machine.cpu", "machine.cpu_cores")
+_JUDGED_BY = {"min_score", "max_drop"}
 _AXES = {"trials", "cells"}  # of a load, beside what each cell's own load has
 
 
@@ -35,13 +37,14 @@ class Conditions:
     machine: dict[str, Any]
     topology: dict[str, Any]
     versions: dict[str, Any]
+    eval: dict[str, Any] = field(default_factory=dict)  # what was asked to be scored; nothing where none was, or before
 
 
 def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: Provenance) -> Conditions:
     """Of a run that is about to start. ``plans``: by topology; none of an attached run."""
     environment, load = provenance.environment, spec.load.model_dump(mode="json")
     load["input_file"] = provenance.dataset_sha256  # where it lies changes nothing
-    own = {field.name for field in fields(Load)} | _AXES
+    own = {one.name for one in fields(Load)} | _AXES
     machine, topology = _served(plans, environment) if plans else _attached(environment.deployment)
     return Conditions(
         model=_model(provenance),
@@ -49,18 +52,19 @@ def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: P
         machine={**machine, "cpu": environment.cpu, "cpu_cores": environment.cpu_cores},
         topology=topology,
         versions=_versions(environment),
+        eval={} if spec.eval is None else _asked(spec.eval),
     )
 
 
-def conditions_of_scores(provenance: Provenance) -> Conditions:
-    """Of a run that measured no speed, from what its lock says. It has no load, and no router: nothing of a score is
-    compared by them."""
+def conditions_of_scores(asked: ScoringSpec, plans: Mapping[str, Plan], provenance: Provenance) -> Conditions:
+    """Of a run that measured no speed, from what lies in its directory. It has no load."""
     environment = provenance.environment
     topology = {
         label: {
             "engine": measured.engine,
             "workers": measured.workers,
             "gpus": None if measured.gpu_names is None else list(measured.gpu_names),
+            "router": _router(plans[label]) if label in plans else None,
             "engine_configs": measured.engine_configs,
         }
         for label, measured in provenance.measured.items()
@@ -74,12 +78,23 @@ def conditions_of_scores(provenance: Provenance) -> Conditions:
         machine={**machine, "cpu": environment.cpu, "cpu_cores": environment.cpu_cores},
         topology=topology,
         versions=_versions(environment),
+        eval=_asked(asked),
     )
 
 
+def _asked(scoring: ScoringSpec) -> dict[str, Any]:
+    """All that decides what is asked of whom, and in what company; by what it is judged afterwards decides nothing."""
+    return scoring.model_dump(mode="json", include=set(ScoringSpec.model_fields) - _JUDGED_BY)
+
+
 def differences(before: Conditions, now: Conditions) -> tuple[Difference, ...]:
-    """In what two runs differ, those that make figures incomparable first."""
-    found = differing(_flat(asdict(before)), _flat(asdict(now)))
+    """In what two runs differ, those that make figures incomparable first. Of a run that has no load, or asked for no
+    score, nobody expects one."""
+    sides = [asdict(before), asdict(now)]
+    for group in ("load", "eval"):
+        if not all(side[group] for side in sides):
+            sides = [{**side, group: {}} for side in sides]
+    found = differing(*map(_flat, sides))
     return tuple(sorted(found, key=lambda one: one.group not in COMPARED_BY))
 
 
@@ -118,7 +133,7 @@ def refuse_others(source: str, found: Sequence[Difference], allowed: Sequence[st
     """Raises UsageError for a difference by which two runs can't be compared, unless it is ``allowed`` by its name or
     its group; and for an allowed one that is no condition."""
     named = {one.name for one in found}
-    of_load = {*LoadSpec.model_fields, *(field.name for field in fields(Load))} - _AXES
+    of_load = {*LoadSpec.model_fields, *(one.name for one in fields(Load))} - _AXES
     known = {*named, *COMPARED_BY, *_ALWAYS, *(f"load.{name}" for name in of_load)}
     for key in allowed:
         if key not in known:

@@ -13,7 +13,7 @@ from trtx.config.topology import Name
 from trtx.errors import UsageError
 from trtx.experiment.axes import NamedTopology, expand
 from trtx.experiment.directory import PROVENANCE
-from trtx.experiment.scoring_spec import ScoringSpec
+from trtx.experiment.scoring_spec import ScoringSpec, as_option, refuse_twice
 from trtx.experiment.spec import ATTACHED, Attach
 from trtx.report.forms import LOCK
 
@@ -30,9 +30,12 @@ class EvaluationSpec(ScoringSpec):
     @field_validator("modes")
     @classmethod
     def _distinct(cls, value: tuple[Mode, ...]) -> tuple[Mode, ...]:
-        if len(set(value)) != len(value):
-            raise ValueError(f"{value[0]} is named twice; expected each once")
+        refuse_twice("--mode", value)
         return value
+
+    def worded(self, sentence: str) -> str:
+        """As it stands: its fields were typed as options."""
+        return sentence
 
     @property
     def topologies(self) -> tuple[NamedTopology, ...]:
@@ -53,7 +56,7 @@ def evaluation_of(fields: dict[str, Any]) -> EvaluationSpec:
     try:
         return EvaluationSpec.model_validate(fields)
     except ValidationError as error:
-        raise UsageError(_named(problem(error))) from error
+        raise UsageError(as_option(problem(error), EvaluationSpec)) from error
 
 
 def read_evaluation(run_dir: Path) -> EvaluationSpec:
@@ -65,10 +68,3 @@ def read_evaluation(run_dir: Path) -> EvaluationSpec:
         raise UsageError(f"{run_dir} is no run of trtx eval: its {LOCK.file} names no tasks; expected one that does")
     asked = {name: value for name, value in fields.items() if name not in (PROVENANCE, "topologies")}
     return LOCK.restored(asked, EvaluationSpec, str(run_dir / LOCK.file))
-
-
-def _named(sentence: str) -> str:
-    """A field at the head of a sentence as the option that it was typed as."""
-    field, space, rest = sentence.partition(" ")
-    name = field.partition(".")[0]
-    return f"--{name.replace('_', '-')}{space}{rest}" if name in EvaluationSpec.model_fields else sentence

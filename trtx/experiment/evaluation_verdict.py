@@ -7,6 +7,8 @@ from pathlib import Path
 
 from trtx.errors import UsageError
 from trtx.evals.pairs import TopologyValues
+from trtx.experiment.baseline import conditions_of_run
+from trtx.experiment.conditions import differences, unchecked
 from trtx.experiment.evaluation_spec import EvaluationSpec
 from trtx.experiment.scores import judge_scores, partners, score_differences, scores_of_run, unjudged
 from trtx.experiment.verdict import run_verdict
@@ -36,5 +38,8 @@ def judge_evaluation(run_dir: Path, spec: EvaluationSpec) -> RunVerdict:
 def _compared(run_dir: Path, spec: EvaluationSpec, baseline: Path, values: Sequence[TopologyValues]) -> ComparedWith:
     started = LOCK.read(baseline, AskedOf).provenance.environment.started_at
     name = baseline.resolve().name
-    differences = (*score_differences(spec, values), *unjudged(scores_of_run(run_dir), values))
-    return ComparedWith(name, name, started, differences, ())
+    before, now = conditions_of_run(baseline), conditions_of_run(run_dir)
+    found = map(str, differences(before, now))
+    asked = () if before.eval else score_differences(spec, values)  # a run of trtx bench from before they were kept
+    dropped = unjudged(scores_of_run(run_dir), values)
+    return ComparedWith(name, name, started, (*found, *asked, *dropped), unchecked(before, now))

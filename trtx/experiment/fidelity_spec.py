@@ -14,7 +14,7 @@ from trtx.errors import UsageError
 from trtx.evals.fidelity.prompts import DEFAULT_COUNT, MOST
 from trtx.experiment.axes import NamedTopology, expand
 from trtx.experiment.directory import PROVENANCE
-from trtx.experiment.scoring_spec import MOST_CONCURRENT
+from trtx.experiment.scoring_spec import MOST_CONCURRENT, as_option, refuse_twice
 from trtx.experiment.spec import ATTACHED, Attach
 from trtx.report.forms import LOCK
 
@@ -42,9 +42,7 @@ class FidelitySpec(BaseModel):
     @field_validator("modes")
     @classmethod
     def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) != len(value):
-            twice = next(one for place, one in enumerate(value) if one in value[:place])
-            raise ValueError(f"mode: {twice} is named twice; expected each once")
+        refuse_twice("--mode", value)
         return value
 
     @field_validator("prompt_file")
@@ -84,11 +82,7 @@ def fidelity_of(fields: dict[str, Any]) -> FidelitySpec:
     try:
         return FidelitySpec.model_validate(fields)
     except ValidationError as error:
-        field, space, rest = problem(error).partition(" ")
-        name = field.partition(".")[0]
-        raise UsageError(
-            f"--{name.replace('_', '-')}{space}{rest}" if name in FidelitySpec.model_fields else f"{field}{space}{rest}"
-        ) from error
+        raise UsageError(as_option(problem(error), FidelitySpec)) from error
 
 
 def read_fidelity_spec(run_dir: Path) -> FidelitySpec:

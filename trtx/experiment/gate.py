@@ -142,10 +142,14 @@ def compared_with(spec: ExperimentSpec, baseline: Baseline, now: Conditions) -> 
 
 
 def _other_questions(spec: ExperimentSpec, baseline: Baseline) -> tuple[str, ...]:
+    """What the conditions don't say: who has no scores, and of a baseline that was kept before they had what was asked,
+    what its scores tell of it."""
     if spec.eval is None:
-        return ()
+        return ("it has scores and this run asks for none, so nothing is said of them",) if baseline.scores else ()
     if not baseline.scores:
         return ("it has no scores, so those of this run are compared with none",)
+    if baseline.conditions.eval:
+        return ()
     return tuple(f"eval.{one}" for one in score_differences(spec.eval, baseline.scores))
 
 

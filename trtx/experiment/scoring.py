@@ -9,7 +9,7 @@ from pathlib import Path
 from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.evals import Endpoint, Job, Session, eval_directory, read_eval
-from trtx.evals.gate import check_min_scores
+from trtx.evals.gate import check_max_drop, check_min_scores
 from trtx.evals.messages import Loaded, NeedleAsked
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ATTACHED
@@ -45,9 +45,20 @@ def open_session(spec: ScoringSpec, tokenizer: Path | None, context_length: int 
 
 def wait_loaded(spec: ScoringSpec, session: Session, check: Callable[[], None]) -> Loaded:
     """Until all that is asked is there. Raises UsageError for a task, dataset or least score that is none."""
-    loaded = session.wait_loaded(check)
-    check_min_scores(spec.least_scores, loaded.metrics, loaded.shares)
+    try:
+        loaded = session.wait_loaded(check)
+        check_min_scores(spec.least_scores, loaded.metrics, loaded.shares)
+        if "max_drop" in spec.model_fields_set:
+            check_max_drop(spec.max_drop, _compared_shares(loaded))
+    except UsageError as error:
+        raise UsageError(spec.worded(str(error))) from error
     return loaded
+
+
+def _compared_shares(loaded: Loaded) -> list[str]:
+    """Of the scores that are compared, each task's first, those that lie between 0 and 1."""
+    first = {task: metrics[0] for task, metrics in loaded.metrics.items() if metrics}
+    return [f"{metric} of {task}" for task, metric in first.items() if metric in loaded.shares.get(task, ())]
 
 
 def endpoint_of(run_dir: Path, label: str, url: str, model: str, api_key: str | None = None) -> Endpoint:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trtx.config.topology import Name
 from trtx.evals.gate import DEFAULT_MAX_DROP, MinScore, parse_min_score
@@ -22,6 +24,33 @@ MOST_CONCURRENT = 4096  # sockets below the open files that most systems allow, 
 def _several(value: Any) -> Any:
     """One text for a list of one. Its commas stay: the name of a metric may hold some."""
     return (value,) if isinstance(value, str) else listed(value)
+
+
+def in_keys(sentence: str) -> str:
+    """A sentence that names options of ``trtx eval``, or begins with a field, in a sweep file's keys."""
+    head = sentence.partition(" ")[0]
+    sentence = f"eval.{sentence}" if head in ScoringSpec.model_fields else sentence
+    return _OPTION.sub(lambda found: _KEYS.get(found[1].replace("-", "_"), found[0]), sentence)
+
+
+def as_option(sentence: str, asked: type[BaseModel]) -> str:
+    """A sentence that begins with a field, with the option in its place that it was typed as: one of ``asked``, or of
+    what trtx serves or attaches to."""
+    field, space, rest = sentence.partition(" ")
+    name = field.partition(".")[0]
+    if name in ("attach", "topology"):
+        name = field.split(".")[1] if "." in field else name
+    return f"--{name.replace('_', '-')}{space}{rest}" if name in {*asked.model_fields, *_TYPED} else sentence
+
+
+_TYPED = ("url", "tokenizer", "model", "engine")  # of an attached deployment, and of a topology
+
+
+def refuse_twice(option: str, values: Sequence[Any]) -> None:
+    """Raises ValueError for a value that stands there twice."""
+    for place, one in enumerate(values):
+        if one in values[:place]:
+            raise ValueError(f"{option} names {one} twice; expected each once")
 
 
 class ScoringSpec(BaseModel):
@@ -45,10 +74,8 @@ class ScoringSpec(BaseModel):
 
     @field_validator("tasks", "needle_lengths", "needle_depths")
     @classmethod
-    def _each_once(cls, value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-        if value is not None and len(set(value)) != len(value):
-            twice = next(one for place, one in enumerate(value) if one in value[:place])
-            raise ValueError(f"{twice} is named twice; expected each once")
+    def _each_once(cls, value: tuple[Any, ...] | None, info: ValidationInfo) -> tuple[Any, ...] | None:
+        refuse_twice(f"--{str(info.field_name).replace('_', '-')}", value or ())
         return value
 
     @model_validator(mode="after")
@@ -74,6 +101,10 @@ class ScoringSpec(BaseModel):
                 )
         return self
 
+    def worded(self, sentence: str) -> str:
+        """A sentence that names options, with the keys in their place under which a sweep file has them."""
+        return in_keys(sentence)
+
     @property
     def least_scores(self) -> tuple[MinScore, ...]:
         """Raises UsageError."""
@@ -86,3 +117,7 @@ class ScoringSpec(BaseModel):
         if has_baseline:
             told.append(f"each task's first metric, sample by sample: at most {self.max_drop:g} worse")
         return tuple(told)
+
+
+_OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")
+_KEYS = {name: f"eval.{name}" for name in ScoringSpec.model_fields} | {"tokenizer": "attach.tokenizer"}

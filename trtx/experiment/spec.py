@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,11 +16,11 @@ from trtx.bench.documents import problem
 from trtx.config import Mode, TopologySpec
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Name
-from trtx.config.wording import quoted, shown
+from trtx.config.wording import a_kind, quoted, shown
 from trtx.errors import UsageError
 from trtx.experiment.axes import Axes, NamedTopology, expand
 from trtx.experiment.gate_spec import GateSpec
-from trtx.experiment.scoring_spec import ScoringSpec
+from trtx.experiment.scoring_spec import ScoringSpec, in_keys
 
 MAX_GPUS = 100_000  # behind one address
 MAX_CELLS = 10_000  # a typing mistake costs no night
@@ -145,7 +146,8 @@ def _refuse_what_yaml_blurs(document: dict[str, Any], path: Path | None) -> None
             takes = "" if field is None else str(field.annotation)
             values = value if isinstance(value, list) else [value]
             if any(isinstance(one, bool) for one in values) and not any(kind in takes for kind in ("bool", "Any")):
-                raise UsageError(f"{_source(path)}{part}.{name} is {shown(value)}; expected no boolean")
+                said_so = shown(json.dumps(value, default=str, ensure_ascii=False))
+                raise UsageError(f"{_source(path)}{part}.{name} is {said_so}; expected no boolean")
 
 
 def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
@@ -156,9 +158,7 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
     if document is None:
         document = {}
     if not isinstance(document, dict):
-        raise UsageError(
-            f"sweep file {shown(path)} holds a {type(document).__name__}; expected keys such as modes and load"
-        )
+        raise UsageError(f"sweep file {shown(path)} holds {a_kind(document)}; expected keys such as modes and load")
     if path is not None:
         _refuse_unused(document, path, narrowed="modes" in overrides)
     document = _laid_over(document, overrides)
@@ -178,6 +178,13 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
     if isinstance(arms := document.get("arms"), dict):
         document["arms"] = {label: {"port": 0, **arm} if isinstance(arm, dict) else arm for label, arm in arms.items()}
     try:
+        if isinstance(document.get("eval"), dict):  # what it refuses itself it says in the words of trtx eval
+            try:
+                ScoringSpec.model_validate(document["eval"])
+            except UsageError as error:
+                raise UsageError(f"{_source(path)}{in_keys(str(error))}") from error
+            except ValidationError:
+                pass  # told below, with its place in the file
         spec = ExperimentSpec.model_validate(document)
     except ValidationError as error:
         raise UsageError(_sentence(error, path)) from error
@@ -246,7 +253,8 @@ def _source(path: Path | None) -> str:
 def _sentence(error: ValidationError, path: Path | None) -> str:
     first = error.errors()[0]
     if first["type"] != "extra_forbidden":
-        return f"{_source(path)}{problem(error)}"
+        told = problem(error)
+        return f"{_source(path)}{in_keys(told) if first['loc'][:1] == ('eval',) else told}"
     near = get_close_matches(str(first["loc"][-1]), _field_names(), n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{_source(path)}{shown('.'.join(str(part) for part in first['loc']))} is not a field of a sweep{hint}"

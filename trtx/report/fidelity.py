@@ -19,6 +19,7 @@ from trtx.bench.documents import plain
 from trtx.bench.files import write_text
 from trtx.bench.intervals import Interval
 from trtx.bench.journal import read_journal
+from trtx.config.wording import counted
 from trtx.evals.fidelity.forms import (
     REFERENCE,
     ComparedSequence,
@@ -30,6 +31,7 @@ from trtx.evals.fidelity.forms import (
     read_fidelity,
     reference_directory,
 )
+from trtx.evals.fidelity.gate import why_no_interval
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedTopology, Attached, Provenance, RunVerdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.notes import notes_of
@@ -150,12 +152,17 @@ class FidelityView:
     def _notes(self) -> Iterator[str]:
         yield from self.told
         for label, count in self.missing.items():
-            yield f"{label}: it was not compared to its end; {count} sequences have their answers"
+            yield f"{label}: it was not compared to its end; {counted(count, 'sequence')} answered"
         for one in self.found:
             if one.note:
                 yield f"{one.topology}: {one.note}"
             elif one.top is not None and self.reference is not None and one.top < self.reference.top:
                 yield f"{one.topology}: the server shows {one.top} likeliest tokens at most, so no more are compared"
+            for part in one.parts:
+                named = {"divergence": part.kl, "agreement": part.agreement, "perplexity": part.perplexity_increase_pct}
+                if without := [name for name, figure in named.items() if figure.interval is None]:
+                    over, why = _OVER[part.part], why_no_interval(one.answered)
+                    yield f"{one.topology}, {over}: no interval of {', '.join(without)}: {why}"
             yield from (
                 f"{one.topology}, no answer to sequence{str(of).removeprefix('sample')}" for of in one.unanswered
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from trtx.config.wording import counted
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.forms import SAMPLES, read_samples
 from trtx.evals.pairs import outermost
@@ -65,13 +66,21 @@ class Scores:
     def notes(self) -> tuple[str, ...]:
         """What has no score or no answer, as sentences."""
         told = [
-            f"{label}: it was not scored to its end; {count} samples have their answers"
+            f"{label}: it was not scored to its end; {counted(count, 'sample')} answered"
             for label, count in self.missing.items()
         ]
         for one in self.scored:
             for task in one.tasks:
                 told += [f"{one.topology}, {task.task}: {task.note}"] if task.note else []
                 told += [f"{one.topology}, {task.task}: no answer to {of}" for of in task.unanswered]
+                without: dict[str, list[str]] = {}
+                for score in task.scores:
+                    if score.no_interval:
+                        without.setdefault(score.no_interval, []).append(score.name)
+                told += [
+                    f"{one.topology}, {task.task}: no interval of {', '.join(names)}: {reason}"
+                    for reason, names in without.items()
+                ]
         return tuple(told)
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Role
+from trtx.config.wording import a_kind
 from trtx.engine import ENGINE_KINDS, EngineKind
 from trtx.errors import UsageError
 
@@ -75,5 +76,5 @@ def _read_engine_config(path: Path | None) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise UsageError(f"--engine-config {path} holds a {type(values).__name__}; expected a YAML mapping")
+        raise UsageError(f"--engine-config {path} holds {a_kind(values)}; expected a YAML mapping")
     return values

@@ -190,7 +190,7 @@ def test_a_sequence_that_the_context_does_not_hold_is_not_sent(tmp_path: Path) -
 
 
 def test_a_server_that_is_gone_ends_it_with_what_is_kept(tmp_path: Path) -> None:
-    with served(lasts=6) as server, pytest.raises(NoVerdictError, match="5 of 12 sequences have their answers"):
+    with served(lasts=6) as server, pytest.raises(NoVerdictError, match="5 of 12 sequences answered"):
         ask(server, tmp_path)
     assert len(read_compared(tmp_path / DIRECTORY / "agg")) == 5 and read_fidelity(tmp_path, "agg") is None
 

@@ -48,16 +48,46 @@ def test_a_mean_is_of_tokens_and_parts_are_apart() -> None:
 def test_tokens_of_one_prompt_do_not_narrow_an_interval() -> None:
     """16 prompts that say the same at each of their 100 tokens are 16 values, and no more."""
     values = np.random.default_rng(1).uniform(0, 1, 16).tolist()
-    once, often = mean_figure(values, [1] * 16), mean_figure([100 * value for value in values], [100] * 16)
+    once, often = (mean_figure([of * value for value in values], [of] * 16, reach=0) for of in (1, 100))
     assert once.interval is not None and often.interval is not None
     assert (often.interval.low, often.interval.high) == pytest.approx((once.interval.low, once.interval.high))
     assert once.interval.high - once.interval.low > 0.15
 
 
 def test_few_prompts_have_no_interval_and_full_agreement_has_no_width_of_zero() -> None:
-    assert mean_figure([1.0] * 9, [2] * 9).interval is None
+    assert mean_figure([1.0] * 9, [2] * 9, reach=1).interval is None
     full = share_figure([5.0] * 40, [5] * 40)
     assert full.interval is not None and (full.value, full.interval.high) == (1, 1) and 0.9 < full.interval.low < 0.92
+
+
+def test_prompts_that_all_say_the_same_do_not_say_it_of_others() -> None:
+    """As many of others as Wilson's interval says may be as far off as prompts are from one another."""
+    assert mean_figure([0.5] * 40, [5] * 40, reach=0).interval is None
+    equal, one_off = (mean_figure([0.0] * 39 + [last], [5] * 40, reach=0.5, least=0.0) for last in (0.0, 1.0))
+    assert equal.interval is not None and one_off.interval is not None
+    assert (equal.interval.low, equal.interval.high) == (0, pytest.approx(0.5 * 0.0876, abs=1e-4))
+    assert (one_off.interval.low, one_off.interval.high) == (0, pytest.approx(0.5 * 0.1288, abs=1e-4))
+    full, one_wrong = (share_figure([5.0] * 39 + [last], [5] * 40).interval for last in (5.0, 4.0))
+    assert full is not None and one_wrong is not None and one_wrong.low < full.low
+
+
+def test_an_engine_that_is_the_reference_to_the_last_bit_passes_what_its_prompts_can_tell() -> None:
+    def judged(count: int, limit: float) -> Verdict:
+        lines = []
+        for index in range(count):
+            own = (-1.0 - index % 5,) * 6
+            lines.append(sequence(index, [0.0] * 4, reference_logprob=own, served_logprob=own))
+        found = TopologyFidelity("agg", "engine_data", 20, count, count, (figures(lines),), ())
+        return [one.verdict for one in judge_fidelity(found, max_kl=limit)][1]
+
+    assert (judged(40, 0.2), judged(40, 0.01), judged(4000, 0.01)) == (Verdict.PASS, Verdict.NO_VERDICT, Verdict.PASS)
+
+
+def test_figures_that_are_all_alike_have_no_verdict_and_say_why() -> None:
+    found = topology([0.0] * 40)
+    (whole, kl) = judge_fidelity(found, max_kl=0.1)
+    assert whole.verdict is Verdict.PASS and kl.verdict is Verdict.NO_VERDICT
+    assert kl.reason == "all 40 sequences say the same, which does not show how far off others may be"
 
 
 def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
@@ -66,7 +96,7 @@ def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
     for _ in range(200):
         counts = draw.integers(5, 60, 60)
         means = draw.gamma(2, 0.5, 60)  # of each prompt; 1 in the long run
-        found = mean_figure((means * counts).tolist(), counts.tolist()).interval
+        found = mean_figure((means * counts).tolist(), counts.tolist(), reach=0).interval
         assert found is not None
         held += 1.0 in found
     assert held > 180

@@ -28,6 +28,24 @@ def _files(tmp_path: Path, a: str, b: str) -> tuple[Path, Path]:
     return tmp_path / "a.yaml", tmp_path / "b.yaml"
 
 
+def test_the_gate_of_both_files_is_that_of_the_run(tmp_path: Path) -> None:
+    own = 'gate: {slo: ["time_to_first_token:p50:le:500"], max_error_rate: 2%}\n'
+    a, b = _files(tmp_path, SLOW + own, FAST + own)
+    spec = ab_spec(a, b, 3, {"max_regression": "5%", "max_error_rate": "1%"})
+    assert (spec.gate.slo, spec.gate.max_error_rate) == (("time_to_first_token:p50:le:500",), "1%")
+    assert spec.gate.baseline == "a" and ab_spec(a, b, 3, {}).gate.max_error_rate == "2%"
+    b.write_text(FAST)
+    with pytest.raises(
+        UsageError, match=r"gate.slo is time_to_.*:500 in .*a.yaml and not there in .*b.yaml; expected one"
+    ):
+        ab_spec(a, b, 3, {})
+    a, b = _files(tmp_path, SLOW, FAST + "gate: {baseline: main, max_regression: 5%}\n")
+    with pytest.raises(
+        UsageError, match=r"gate.baseline of .*b.yaml is of another run, and an A/B run holds B against A"
+    ):
+        ab_spec(a, b, 3, {})
+
+
 def test_two_files_make_one_run_of_two_arms_that_take_turns(tmp_path: Path) -> None:
     spec = ab_spec(*_files(tmp_path, SLOW + LOAD, FAST + LOAD), 4, {"max_regression": "5%"})
     assert (spec.name, spec.order, spec.load.trials, spec.gate.baseline) == ("ab-a-b", "abba", 4, "a")

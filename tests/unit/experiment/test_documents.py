@@ -107,7 +107,7 @@ FIELDS = [
     pytest.param(file, where, field.name, field.type != "Any", id=f"{form.__name__}.{field.name}")
     for form, file, where in FORMS
     for field in dataclasses.fields(form)
-    if field.default is dataclasses.MISSING
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def test_a_topology_that_was_not_scored_fails(tmp_path: Path) -> None:
     write_lock(run, evaluation_of({"tasks": ["sums"], "modes": ["agg", "disagg"]}), provenance(GOLDEN))
     SampleWriter(eval_directory(run, "disagg") / "sums").add(sample("sums", 0, 1))
     assert judge(run)["disagg scored"].verdict is Verdict.FAILED
-    assert render_evaluation(run).notes == ("disagg: it was not scored to its end; 1 samples have their answers",)
+    assert render_evaluation(run).notes == ("disagg: it was not scored to its end; 1 sample answered",)
 
 
 def test_a_restart_and_an_early_end_are_told_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,15 +149,17 @@ def test_a_baseline_that_is_none_is_refused(path: str, words: str) -> None:
     [
         ({"tasks": ["a"], "limit": 0}, "--limit is 0"),
         ({"tasks": ["a"], "concurrency": 9999}, "--concurrency is 9999"),
-        ({"tasks": ["a", "a"]}, "a is named twice"),
+        ({"tasks": ["a", "a"]}, "--tasks names a twice"),
         ({"tasks": ["a"], "min_score": ["a"]}, "--min-score 'a'"),
         ({"tasks": ["a"], "max_drop": float("inf")}, "--max-drop"),
         ({"tasks": ["a"], "request_timeout": 0}, "--request-timeout is 0"),
         ({"tasks": ["needle"], "needle_lengths": [0]}, "--needle-lengths is 0"),
-        ({"tasks": ["needle"], "needle_lengths": [9, 9]}, "9 is named twice"),
+        ({"tasks": ["needle"], "needle_lengths": [9, 9]}, "--needle-lengths names 9 twice"),
         ({"tasks": ["needle"], "needle_depths": [0, 101]}, "--needle-depths is 101"),
         ({"tasks": ["needle"], "needle_samples": 0}, "--needle-samples is 0"),
         ({"tasks": ["a"], "needle_samples": 3}, "--needle-samples means nothing without needle in --tasks"),
+        ({"tasks": ["a"], "modes": ["agg", "agg"]}, "--mode names agg twice"),
+        ({"tasks": ["a"], "attach": {"url": "nope"}}, "--url 'nope' is no address"),
         ({"tasks": ["perplexity"]}, "--text is needed with perplexity in --tasks"),
         ({"tasks": ["a"], "text": "b.txt"}, "--text means nothing without perplexity in --tasks"),
     ],
@@ -186,6 +188,51 @@ def test_every_form_of_a_run_shows_its_scores_and_rendering_again_gives_the_same
     assert "| agg | sums | acc | 0.5 | 0.4314–0.5686 |" in (run / "summary.md").read_text()
     assert json.loads((run / "summary.json").read_text())["scores"][0]["lm_eval"] == "0.4.13"
     assert "expected at least 0.9" in (run / "report.html").read_text()
+
+
+def _cut(text: str) -> str:
+    return text[:-20]
+
+
+def _without_a_line(text: str) -> str:
+    return "".join(text.splitlines(keepends=True)[:-1])
+
+
+def _one_twice(text: str) -> str:
+    return text + text.splitlines(keepends=True)[0]
+
+
+def _no_number(text: str) -> str:
+    lines = text.splitlines(keepends=True)
+    return "".join([*lines[:6], lines[6].replace('"acc": 1', '"acc": "one"'), *lines[7:]])
+
+
+def _equal_keys(text: str) -> str:
+    lines = text.splitlines(keepends=True)
+    return "".join([*lines[:6], lines[6].replace('"acc": 1', '"acc": 1, "acc": 0'), *lines[7:]])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_cut, "has 199 samples in whole lines, and line 200 is cut short; 200 were scored"),
+        (_without_a_line, "has 199 samples in whole lines; 200 were scored"),
+        (_one_twice, "has 201 samples in whole lines; 200 were scored"),
+        (lambda text: "", "has 0 samples in whole lines; 200 were scored"),
+        (_no_number, 'line 7: acc is "one"; expected a number, as it was scored'),
+        (_equal_keys, "line 7 is not JSON ('acc' stands twice in one object; keep one)"),
+    ],
+)
+@pytest.mark.parametrize("side", ["before", "now"])
+def test_a_damaged_file_of_samples_is_named_and_not_taken_for_other_questions(
+    side: str, damage: Callable[[str], str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [scored(tmp_path / name, {"sums": RIGHT}) for name in ("before", "now")]
+    path = eval_directory(tmp_path / side, "agg") / "sums" / "samples.jsonl"
+    path.write_text(damage(path.read_text()))
+    assert trtx(["compare", *map(str, runs)]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}" in said and words in said and said.count("\n") == 1 and "--limit" not in said
 
 
 def test_a_run_of_bench_and_one_of_eval_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,8 +20,11 @@ from trtx.errors import UsageError
 from trtx.evals import EVAL, TopologyScores, eval_directory
 from trtx.evals.forms import SampleWriter
 from trtx.experiment import ab, gate, load_sweep
-from trtx.experiment.baseline import of_run, read_baseline
+from trtx.experiment.baseline import of_run, of_scored_run, read_baseline
+from trtx.experiment.conditions import differences
 from trtx.experiment.directory import read_lock, write_lock
+from trtx.experiment.evaluation_spec import read_evaluation
+from trtx.experiment.evaluation_verdict import judge_evaluation
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.resumption import read_recorded
 from trtx.experiment.scoring import common_tokenizer
@@ -62,10 +65,20 @@ def verdicts(verdict: RunVerdict, word: str) -> dict[str, Verdict]:
     ("said", "words"),
     [
         ({}, "eval.tasks is missing"),
-        ({"tasks": []}, "eval.tasks"),
-        ({"tasks": "sums,sums"}, "sums is named twice"),
+        ({"tasks": []}, "eval.tasks is []; expected one value at least"),
+        ({"tasks": ["sums"], "min_score": ["sums:acc:x"]}, "eval.min_score 'sums:acc:x': 'x' is no number"),
+        ({"tasks": ["sums"], "text": "a.txt"}, "eval.text means nothing without perplexity in eval.tasks"),
+        ({"tasks": ["sums"], "needle_samples": 2}, "eval.needle_samples means nothing without needle in eval.tasks"),
+        ([1], "eval is [1]; expected a map"),
+        ({"tasks": [""]}, "sweep.yaml: eval.tasks '' is empty"),
+        ({"tasks": ["sums"], "limit": "5"}, 'eval.limit is "5"; expected a whole number'),
+        ({"tasks": ["sums"], "concurrency": [True]}, "eval.concurrency is [true]; expected no boolean"),
+        ({"tasks": "sums,sums"}, "eval.tasks names sums twice; expected each once"),
         ({"tasks": ["sums"], "limit": 0}, "eval.limit is 0; expected greater than or equal to 1"),
-        ({"tasks": ["sums"], "min_score": ["sums:0.5"]}, "--min-score 'sums:0.5': expected task:metric:value"),
+        (
+            {"tasks": ["sums"], "min_score": ["sums:0.5"]},
+            "sweep.yaml: eval.min_score 'sums:0.5': expected task:metric:value",
+        ),
         ({"tasks": ["sums"], "limits": 5}, "eval.limits is not a field of a sweep; did you mean limit?"),
         ({"tasks": ["sums"], "baseline": "runs/x"}, "eval.baseline is not a field of a sweep"),
         ({"tasks": ["sums"], "max_drop": 0.1}, "eval.max_drop means nothing without a baseline"),
@@ -108,7 +121,7 @@ def test_a_topology_that_was_not_scored_fails_and_is_told(tmp_path: Path) -> Non
     run = with_scores(a_run(tmp_path / "run"), {"sums": RIGHT}, labels=["agg"])
     verdict = judged(run)
     assert verdict.exit_code == 1 and verdicts(verdict, "scored") == {"disagg": Verdict.FAILED}
-    assert "disagg: it was not scored to its end; 0 samples have their answers" in render(run).notes
+    assert "disagg: it was not scored to its end; 0 samples answered" in render(run).notes
     (run / "verdict.json").unlink()  # as of a run that ended early
     render(run)
     assert "4 cells measured, and disagg not scored" in (run / "report.html").read_text()
@@ -239,6 +252,59 @@ def test_runs_are_compared_by_their_scores_too(
     )
     assert trtx(["bench", "--baseline", "after", "--max-regression", "5%", "--dry-run", "--engine", "paced"]) == 2
     assert "is a run of trtx eval, and a baseline has speed too" in capsys.readouterr().err
+
+
+# A value of each field that decides what is asked, another than its default.
+OTHERWISE: dict[str, Any] = {
+    "tasks": ["sums", "words"], "limit": 50, "num_fewshot": 3, "task_dir": "tasks", "endpoint_type": "chat",
+    "concurrency": 4, "request_timeout": 9.0, "needle_lengths": [64], "needle_depths": [0], "needle_samples": 3,
+    "text": "mine.txt",
+}  # fmt: skip
+TASK_OF = {"text": "perplexity", **dict.fromkeys(("needle_lengths", "needle_depths", "needle_samples"), "needle")}
+
+
+def test_every_field_that_decides_what_is_asked_is_tried() -> None:
+    assert OTHERWISE.keys() == ScoringSpec.model_fields.keys() - {"min_score", "max_drop"}
+
+
+@pytest.mark.parametrize("field", OTHERWISE)
+def test_what_was_asked_in_another_way_is_among_the_conditions_that_differ(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = {"text": "yours.txt"} if field == "text" else {}
+    tasks: dict[str, Sequence[int]] = {TASK_OF.get(field, "sums"): RIGHT}
+    others = {**tasks, "words": RIGHT} if field == "tasks" else tasks
+    scored(Path("before"), tasks, **before)
+    scored(Path("after"), others, **({} if field == "tasks" else {field: OTHERWISE[field]}))
+    assert trtx(["compare", "before", "after"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"eval.{field} was " in said and "No condition is known" not in said
+    scored(Path("after"), others, baseline="before", **({} if field == "tasks" else {field: OTHERWISE[field]}))
+    told = judge_evaluation(Path("after"), read_evaluation(Path("after"))).baseline
+    assert told is not None and any(one.startswith(f"eval.{field} was ") for one in told.differences)
+
+
+def test_a_run_without_scores_and_one_without_a_load_are_not_asked_for_them(tmp_path: Path) -> None:
+    speed, both = of_run(a_run(tmp_path / "speed")), with_scores(a_run(tmp_path / "both"), {"sums": RIGHT})
+    asked = read_lock(both)
+    prepare(both, asked)
+    groups = {one.group for one in differences(speed.conditions, of_run(both).conditions)}
+    assert "eval" not in groups and of_run(both).conditions.eval["tasks"] == ["sums"]
+    scores = of_scored_run(scored(tmp_path / "scores", {"sums": RIGHT}, limit=9))
+    found = {one.name for one in differences(of_run(both).conditions, scores.conditions)}
+    assert "eval.limit" in found and not any(name.startswith("load.") for name in found)
+
+
+def test_scores_that_nobody_asks_for_any_more_are_told(tmp_path: Path) -> None:
+    base = with_scores(a_run(tmp_path / "base"), {"sums": RIGHT})
+    run = a_run(tmp_path / "run")
+    spec = read_lock(run).model_copy(update={"gate": GateSpec(baseline=str(base), max_regression="5%")})
+    prepare(run, spec)
+    told = gate.judge(run, spec).baseline
+    assert (
+        told is not None and "it has scores and this run asks for none, so nothing is said of them" in told.differences
+    )
 
 
 def test_topologies_of_different_tokenizers_are_not_asked_the_same(tmp_path: Path) -> None:

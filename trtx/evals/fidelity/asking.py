@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from trtx.config.wording import counted
 from trtx.errors import NoVerdictError
 from trtx.evals.fidelity import forms
 from trtx.evals.fidelity.divergence import compare
@@ -40,7 +41,7 @@ def ask_served(
         found = asyncio.run(asking.run(concurrency, check))
     except ServerGone as error:
         raise NoVerdictError(
-            f"{error}; {len(asking.compared)} of {len(sequences)} sequences have their answers"
+            f"{error}; {len(asking.compared)} of {counted(len(sequences), 'sequence')} answered"
         ) from error
     FIDELITY.write(Path(endpoint.directory), found)
     return found

@@ -2,18 +2,20 @@
 
 Tokens of one prompt depend on each other, prompts do not: so whole prompts are drawn anew (the bootstrap of clusters;
 Davison and Hinkley 1997, Bootstrap Methods and their Application, 3.8), and a figure is the ratio of two sums over
-them. 95 %, percentiles of 1,000 draws.
+them. 95 %, percentiles of 1,000 draws. Where nearly all prompts say the same, draws of them hardly differ: then as many
+others may be unlike as Wilson's interval says, each as far off as ``reach``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import pstdev
 
 from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.bench.statistics import percentile
 from trtx.evals.fidelity.forms import ComparedSequence, Figure, Part, PartFigures
-from trtx.evals.statistics import FEWEST_SAMPLES, RESAMPLES, share_interval
+from trtx.evals.statistics import FEWEST_SAMPLES, FEWEST_UNLIKE, RESAMPLES, few_unlike_interval, unlike
 
 _SEED = 20261122
 
@@ -31,22 +33,36 @@ def part_figures(sequences: Sequence[ComparedSequence], part: Part) -> PartFigur
     reference, served = sums(lambda one: one.reference_logprob), sums(lambda one: one.served_logprob)
     lost = [before - after for before, after in zip(reference, served, strict=True)]
     positions = sum(counts)
+    # A divergence has no bound: how far prompts differ in likelihood takes the place of how far one may.
+    reach = pstdev([one / count for one, count in zip(reference, counts, strict=True)])
     return PartFigures(
         part=part,
         positions=positions,
-        kl=mean_figure(sums(lambda one: one.kl), counts),
+        kl=mean_figure(sums(lambda one: one.kl), counts, reach=reach, least=0.0),
         agreement=share_figure(sums(lambda one: one.agrees), counts),
         shared=math.fsum(sums(lambda one: one.shared)) / positions,
         reference_perplexity=_perplexity(reference, positions),
         served_perplexity=_perplexity(served, positions),
-        perplexity_increase_pct=mean_figure(lost, counts, lambda loss: 100 * math.expm1(min(loss, _LARGEST))),
+        perplexity_increase_pct=mean_figure(
+            lost, counts, lambda loss: 100 * math.expm1(min(loss, _LARGEST)), reach=reach
+        ),
     )
 
 
 def mean_figure(
-    sums: Sequence[float], counts: Sequence[int], of: Callable[[float], float] = lambda mean: mean
+    sums: Sequence[float],
+    counts: Sequence[int],
+    of: Callable[[float], float] = lambda mean: mean,
+    *,
+    reach: float,
+    least: float = -math.inf,
+    most: float = math.inf,
 ) -> Figure:
-    """``of`` the mean over positions, monotone. ``sums``, ``counts``: of each prompt, over its positions."""
+    """``of`` the mean over positions, monotone.
+
+    ``sums``, ``counts``: of each prompt, over its positions. ``reach``: how far a prompt's mean may be from another's,
+    where these hardly differ. ``least``, ``most``: beyond which no mean lies.
+    """
     import numpy as np
 
     value = of(math.fsum(sums) / sum(counts))
@@ -55,17 +71,20 @@ def mean_figure(
     draw = np.random.default_rng(_SEED).integers(0, len(sums), (RESAMPLES, len(sums)))
     means = np.asarray(sums, dtype=float)[draw].sum(axis=1) / np.asarray(counts, dtype=float)[draw].sum(axis=1)
     beyond = 50 * (1 - CONFIDENCE)
-    low, high = (of(percentile(means.tolist(), end)) for end in (beyond, 100 - beyond))
-    return Figure(value, Interval(value, low, high, CONFIDENCE))
+    low, high = (percentile(means.tolist(), end) for end in (beyond, 100 - beyond))
+    each = [one / count for one, count in zip(sums, counts, strict=True)]
+    if unlike(each) < FEWEST_UNLIKE:
+        reach = max(reach, max(each) - min(each))
+        if not reach:
+            return Figure(value, None)
+        few = few_unlike_interval(each, reach)
+        low, high = max(least, min(low, few.low)), min(most, max(high, few.high))
+    return Figure(value, Interval(value, of(low), of(high), CONFIDENCE))
 
 
 def share_figure(sums: Sequence[float], counts: Sequence[int]) -> Figure:
-    """Of positions. Where all are alike, no draw is other than the next: then Wilson's interval over prompts, each as
-    one, which claims the least."""
-    found = mean_figure(sums, counts)
-    if found.interval is None or found.value not in (0.0, 1.0):
-        return found
-    return Figure(found.value, share_interval([found.value] * len(counts)))
+    """Of positions. A prompt that is unlike the others may be so at all of its positions."""
+    return mean_figure(sums, counts, reach=1.0, least=0.0, most=1.0)
 
 
 _LARGEST = 700.0  # e^710 is no float any more

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
+from trtx.config.wording import counted
 from trtx.evals.fidelity.forms import Figure, TopologyFidelity
+from trtx.evals.statistics import FEWEST_SAMPLES
 
 LEAST_SHARED = 0.5
 """Of the reference's probability, what has to be compared token by token before a small divergence is a pass: the
@@ -27,9 +29,10 @@ def judge_fidelity(
         yield _judgement(whole.cell, whole.criterion, Verdict.NO_VERDICT, found.note)
     elif missing:
         told = "; ".join(map(str, found.unanswered[:3]))
+        reason = f"{missing} of {counted(found.sequences, 'sequence')} without an answer: {told}; {_ASK_AGAIN}"
         yield Judgement(
             cell=whole.cell, criterion=whole.criterion, verdict=Verdict.FAILED, value=missing, limit=0,
-            unit="sequences", reason=f"{missing} of {found.sequences} sequences have no answer: {told}; {_ASK_AGAIN}",
+            unit="sequences", reason=reason,
         )  # fmt: skip
     else:
         yield whole
@@ -83,14 +86,19 @@ def _incomplete(found: TopologyFidelity, passed: Judgement) -> Judgement:
     lost = found.sequences - found.answered
     return _judgement(
         passed.cell, passed.criterion, Verdict.NO_VERDICT,
-        f"{passed.reason}, but {lost} of {found.sequences} sequences have no answer; {_ASK_AGAIN}",
+        f"{passed.reason}, but {lost} of {counted(found.sequences, 'sequence')} without an answer; {_ASK_AGAIN}",
     )  # fmt: skip
 
 
 def _no_figure(found: TopologyFidelity) -> str:
-    if found.note is not None:
-        return found.note
-    return f"{found.answered} sequences were compared, too few for an interval; ask 10 prompts or more"
+    return found.note or why_no_interval(found.answered)
+
+
+def why_no_interval(sequences: int) -> str:
+    """Of a figure over so many compared sequences that has none."""
+    if sequences < FEWEST_SAMPLES:
+        return f"{counted(sequences, 'sequence')} compared, too few for an interval; ask 10 prompts or more"
+    return f"all {sequences} sequences say the same, which does not show how far off others may be"
 
 
 def _range(interval: Interval) -> str:

@@ -13,6 +13,7 @@ from lm_eval.api.instance import Instance
 
 from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.checkpoint.held_out import interval as wilson
+from trtx.config.wording import counted
 from trtx.evals import needle
 from trtx.evals.forms import (
     EVAL,
@@ -119,6 +120,7 @@ class Asking:
 
     async def run(self) -> TopologyScores:
         """Raises ServerGone, after what was answered is on disk."""
+        (Path(self._endpoint.directory) / EVAL.file).unlink(missing_ok=True)  # of an attempt that lacked answers
         for run in self._runs:
             self._take_kept(run)
         route: PromptLogprobs | str | None = None
@@ -156,7 +158,7 @@ class Asking:
         except ServerGone as error:
             done = sum(len(run.samples) for run in self._runs)
             total = sum(len(run.loaded.documents) for run in self._runs)
-            raise ServerGone(f"{error}; {done} of {total} samples have their answers") from error
+            raise ServerGone(f"{error}; {done} of {counted(total, 'sample')} answered") from error
         finally:
             for worker in workers:
                 worker.cancel()

@@ -100,7 +100,11 @@ class Client:
     async def _attempt(self, question: Question) -> dict[str, Any] | Refused | _Failure:
         try:
             answer = await self._http.post(question.path, json={"model": self._endpoint.model, **question.body})
-        except httpx.ReadTimeout:
+        except httpx.ConnectTimeout:
+            return _Failure(f"no connection within {self._request_timeout_s:g} s, which the request timeout allows")
+        except httpx.PoolTimeout:
+            return _Failure(f"no connection was free within {self._request_timeout_s:g} s")
+        except httpx.TimeoutException:
             return _Failure(f"no answer within {self._request_timeout_s:g} s")
         except httpx.RequestError as error:
             return _Failure(" ".join(str(error).split()) or type(error).__name__)

@@ -17,11 +17,14 @@ from typing import Any
 from jinja2 import Environment, TemplateSyntaxError, meta
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
+from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.evals.messages import Job
+from trtx.evals.session.local_files import FORMATS, problem_of, problem_of_yaml
 from trtx.evals.session.model import ServedModel
 from trtx.evals.session.own_rows import OWN, own_rows
 
@@ -38,8 +41,9 @@ ALIASES = {
     "longbench_v2": "longbench2",
 }
 _SEED = 1234  # lm-eval's, of few-shot examples
-_LOCAL_FORMATS = ("json", "csv", "parquet", "text", "arrow")
 _NEAREST = 3
+_TOLD = 8  # names of a folder's tasks in a sentence
+_OWN_NAMES = frozenset(path.stem for path in OWN_TASKS.glob("*.yaml"))
 _SHARES = ("acc", "acc_norm", "exact_match")  # metrics of lm-eval that are 0 or 1 of a sample
 
 
@@ -80,14 +84,25 @@ class LoadedTasks:
 
     @property
     def shares(self) -> dict[str, tuple[str, ...]]:
-        """Of :attr:`metrics` of tasks, those that are lm-eval's own shares of samples: a task that computes its results
-        itself may call a percentage so."""
-        return {
-            one.name: tuple(name for name in one.task.aggregation() if name in _SHARES)
-            for one in self.tasks
-            if type(one.task).process_results is ConfigurableTask.process_results
-            and not callable(one.task.get_config("process_results"))
-        }
+        """Of :attr:`metrics`, those that are lm-eval's own shares of samples, or trtx's: another task that computes its
+        results itself may call a percentage so. Of a group, what is a share in each of its tasks."""
+        found = {one.name: _shares(one) for one in self.tasks}
+        for group in self.groups:
+            members = [found.get(task.task_name, ()) for task in group.get_all_tasks()]
+            of_group = self.metrics[group.name]
+            found[group.name] = tuple(name for name in of_group if all(name in shares for shares in members))
+        return {name: shares for name, shares in found.items() if shares}
+
+
+def _shares(loaded: LoadedTask) -> tuple[str, ...]:
+    task = loaded.task
+    if loaded.name in _OWN_NAMES:
+        return tuple(name for name, aggregate in task.aggregation().items() if aggregate is mean)
+    if type(task).process_results is not ConfigurableTask.process_results or callable(
+        task.get_config("process_results")
+    ):
+        return ()
+    return tuple(name for name in task.aggregation() if name in _SHARES)
 
 
 def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
@@ -108,16 +123,30 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
     if any(name not in near.all_tasks for name in job.tasks):
         manager = task_manager(tuple(map(str, folders)), about, include_defaults=True)
     found: dict[str, Task] = {}
+    named: dict[str, str] = {}  # by task, the name in --tasks that it came with
     loaded = LoadedTasks()
-    for name in [name if name in near.all_tasks else _known(name, manager) for name in job.tasks]:
+    folder = Path(job.task_dir).resolve() if job.task_dir else None
+    for name in [name if name in near.all_tasks else _known(name, manager, folder) for name in job.tasks]:
+        file = _file_of(manager.task_index.get(name))
+        if folder in file.parents and (problem := problem_of_yaml(file)) is not None:
+            raise UsageError(f"task {name}: {problem}")
         of_name = _load(name, manager)
         loaded.groups += of_name["groups"].values()
         for task_name, task in of_name["tasks"].items():
             if task_name in found:
-                raise UsageError(f"task {task_name} is named twice, by {name} too; leave one of them out")
-            found[str(task_name)] = task
+                raise UsageError(f"task {task_name} would be scored twice: {_twice(task_name, named[task_name], name)}")
+            found[str(task_name)], named[str(task_name)] = task, name
     loaded.tasks += [_with_requests(name, task, job, model) for name, task in found.items()]
     return loaded
+
+
+def _twice(task: str, one: str, other: str) -> str:
+    """``one``, ``other``: the names in ``--tasks`` that it came with."""
+    if one == other:
+        return "--tasks names it by two of its names; leave one of them out"
+    groups = [name for name in (one, other) if name != task]
+    told = f"part of {groups[0]}, and " + ("named by itself" if len(groups) == 1 else f"of {groups[1]}")
+    return f"it is {told}; leave one of them out"
 
 
 @cache
@@ -137,14 +166,28 @@ def _folder(path: str) -> Path:
     return folder
 
 
-def _known(name: str, manager: TaskManager) -> str:
+def _known(name: str, manager: TaskManager, folder: Path | None) -> str:
     for candidate in (ALIASES.get(name), name):  # lm-eval has a cnn_dailymail too, of a library that is not here
         if candidate in manager.all_tasks:
             return str(candidate)
+    if folder is not None and (
+        problem := next(filter(None, map(problem_of_yaml, sorted(folder.rglob("*.yaml")))), None)
+    ):
+        raise UsageError(f"no task is called {name!r}, and a file of --task-dir can't be read: {problem}")
     known = [*manager.all_tasks, *ALIASES]
     near = get_close_matches(name, known, n=_NEAREST, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}?" if near else "a folder of tasks of your own is named with --task-dir"
+    if folder is not None and not near:
+        own = [task for task, entry in manager.task_index.items() if folder in _file_of(entry).parents]
+        hint = (
+            f"--task-dir {shown(folder)} has {', '.join(sorted(own)[:_TOLD]) or 'no task'}; expected one of its names"
+        )
     raise UsageError(f"no task is called {name!r}; {hint}")
+
+
+def _file_of(entry: Any) -> Path:
+    """That a task is read from; an empty path where it is none."""
+    return Path(getattr(entry, "yaml_path", None) or "")
 
 
 def _load(name: str, manager: TaskManager) -> dict[str, Any]:
@@ -168,8 +211,8 @@ def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
         return f"task {name}: row 0 of its dataset can't be asked ({reason}); expected every field that the task names"
     if "download" not in raised_in:
         return f"task {name} can't be loaded ({reason}); mend its file"
-    if (empty := _empty_file(name, manager)) is not None:
-        return f"task {name}: {empty} has no rows; expected one at least, with every field that the task names"
+    if (problem := problem_of(_config_of(name, manager))) is not None:
+        return f"task {name}: {problem}"
     dataset = _dataset_of(name, manager)
     cache_path = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
@@ -182,25 +225,6 @@ def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
 
 def _config_of(name: str, manager: TaskManager) -> dict[str, Any]:
     return dict(getattr(manager.task_index.get(name), "cfg", None) or {})
-
-
-def _empty_file(name: str, manager: TaskManager) -> Path | None:
-    """The first of a task's local files that holds nothing but blank lines."""
-    config = _config_of(name, manager)
-    if config.get("dataset_path") not in _LOCAL_FORMATS:
-        return None
-    files = (config.get("dataset_kwargs") or {}).get("data_files") or []
-    of_splits = files.values() if isinstance(files, dict) else [files]
-    for of_split in of_splits:
-        for path in map(Path, [of_split] if isinstance(of_split, str) else of_split):
-            if path.is_file() and not _has_line(path):
-                return path
-    return None
-
-
-def _has_line(path: Path) -> bool:
-    with path.open("rb") as lines:
-        return any(line.strip() for line in lines)
 
 
 def _dataset_of(name: str, manager: TaskManager) -> str:
@@ -258,8 +282,11 @@ def _documents(task: Task, model: ServedModel) -> Iterator[Document]:
 
 def _check_rows(name: str, task: Task, limit: int | None) -> None:
     """Of a local file: a field that a row lacks is null there, and would be asked as "None"."""
-    if task.get_config("dataset_path") not in _LOCAL_FORMATS:
+    if task.get_config("dataset_path") not in FORMATS:
         return
+    said = {part: task.get_config(part) for part in ("dataset_path", "dataset_kwargs")}
+    if (problem := problem_of(said)) is not None:
+        raise UsageError(f"task {name}: {problem}")
     wanted = sorted(set().union(*(_fields(task.get_config(part)) for part in ("doc_to_text", "doc_to_target"))))
     for row, doc in task.doc_iterator(limit=limit):
         for one in wanted:

@@ -18,6 +18,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postprocess_generated_text
 
 from trtx.bench.answers import early_end
+from trtx.config.wording import a_kind
 from trtx.evals.forms import Asked
 from trtx.evals.messages import Endpoint, EndpointType
 from trtx.evals.session.client import Client, Question, Refused
@@ -256,9 +257,11 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
 def _generated(answer: dict[str, Any]) -> tuple[str, str] | Refused:
     """Text and finish reason of the one choice, judged as ``trtx bench`` judges an answer of a load."""
     choices = answer.get("choices")
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        count = len(choices) if isinstance(choices, list) else 0
-        return Refused(f"the answer has {count} choices that can be read, expected one")
+    if not isinstance(choices, list) or len(choices) != 1:
+        count = len(choices) if isinstance(choices, list) and choices else "no"
+        return Refused(f"the answer has {count} choices; expected one")
+    if not isinstance(choices[0], dict):
+        return Refused(f"the answer's choice is {a_kind(choices[0])}; expected an object with a text")
     (choice,) = choices
     if fault := early_end(choice.get("finish_reason")):
         return Refused(fault)
@@ -273,7 +276,7 @@ def _generated(answer: dict[str, Any]) -> tuple[str, str] | Refused:
         told = f", beside {beside}" if beside else ""
         return Refused(f"the answer's {name} is null{told}; expected text")
     if not isinstance(text, str):
-        return Refused(f"the answer's {name} is a {type(text).__name__}")
+        return Refused(f"the answer's {name} is {a_kind(text)}; expected text")
     return text, str(choice["finish_reason"])
 
 

@@ -19,6 +19,7 @@ from trtx.evals.forms import Aggregation, Asked, Judged, Sample, Score, ScoredTa
 from trtx.evals.session.loading import Document
 
 _RATIOS: dict[Any, Aggregation] = {weighted_perplexity: "weighted_perplexity", bits_per_byte: "bits_per_byte"}
+_OF_ALL_AT_ONCE = "its tasks compute this metric over all samples at once, so no sample has a value to draw"
 Values = dict[tuple[str, str], list[Any]]  # (metric, filter) → of each sample
 
 
@@ -97,9 +98,8 @@ def _score(task: Task, metric: str, name: str, values: list[Any], samples: Seque
                     f"metric {metric} of sample {sample.doc_id} is {value!r}, expected a number; its answer is in "
                     "samples.jsonl"
                 )
-        if statistics.is_binary(values):
-            return _made(metric, name, statistics.share_interval(values), mean(values), "binomial", better, chance)
-        return _made(metric, name, statistics.mean_interval(values), mean(values), "bootstrap", better, chance)
+        kind = "binomial" if statistics.is_binary(values) else "bootstrap"
+        return _made(metric, name, statistics.score_interval(values), mean(values), kind, better, chance)
     # process_results gives tuples, JSON lists: aggregations unpack either.
     value = float(aggregate(values))
     if not math.isfinite(value):
@@ -121,11 +121,18 @@ def _chance(task: Task, metric: str, samples: Sequence[Sample]) -> float | None:
 
 
 def _made(
-    metric: str, name: str, interval: Interval | None, value: float, kind: Any, better: Any, chance: Any
+    metric: str,
+    name: str,
+    found: Interval | statistics.NoInterval,
+    value: float,
+    kind: Any,
+    better: Any,
+    chance: Any,
 ) -> Score:
+    interval, reason = (None, found.reason) if isinstance(found, statistics.NoInterval) else (found, None)
     return Score(
         metric=metric, filter=name, interval=interval, value=float(value), kind=kind, higher_is_better=better,
-        chance=chance,
+        chance=chance, no_interval=reason,
     )  # fmt: skip
 
 
@@ -163,11 +170,11 @@ def _group_score(
     all_values = [one for values in strata for one in values]
     better = next((s.higher_is_better for one in members for s in one.scores if s.metric == metric), None)
     if weighted and statistics.is_binary(all_values):
-        return _made(metric, name, statistics.share_interval(all_values), value, "binomial", better, None)
+        return _made(metric, name, statistics.score_interval(all_values), value, "binomial", better, None)
     numbers = all(isinstance(one, (int, float)) for one in all_values)
     total = len(all_values) or 1
     weights = [len(values) / total if weighted else 1 / len(strata) for values in strata]
-    interval = statistics.strata_interval(strata, weights) if numbers else None
+    interval = statistics.strata_interval(strata, weights) if numbers else statistics.NoInterval(_OF_ALL_AT_ONCE)
     return _made(metric, name, interval, value, "bootstrap", better, None)
 
 
