@@ -26,6 +26,8 @@ from trtx.bench.warm_host import FAILED
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment import ExperimentSpec, run
 
+pytestmark = pytest.mark.slow
+
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
