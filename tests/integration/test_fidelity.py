@@ -14,9 +14,10 @@ from topology_clients import trtx_serve
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.held_out import held_out_passages
 from trtx.cli.app import run
-from trtx.evals.fidelity import TopologyFidelity, fidelity_directory, read_fidelity, read_reference
+from trtx.evals.fidelity import TopologyFidelity, fidelity_directory, read_fidelity
 from trtx.evals.fidelity.divergence import compare
 from trtx.evals.fidelity.forms import COMPARED, FIDELITY, PartFigures, read_compared
+from trtx.evals.fidelity.reference import read_reference
 from trtx.report.forms import VERDICT, RunVerdict
 from trtx.text import load_tokenizer
 from trtx.torch_engine.llmapi import OfflineEngine

@@ -133,6 +133,7 @@ def test_the_doctors_judges_look_at_facts_alone() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["serve", "--help"], ["bench", "--help"], ["build", "--help"], ["--version"]]
 )

@@ -102,8 +102,7 @@ class AiperfHost:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        if not self.is_ready:  # it imports, which nobody needs any more, and has forked nothing yet
-            self._process.kill()
+        self._process.terminate()  # it may still import, which nobody needs any more; one that takes calls stays
         try:
             self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -168,6 +167,7 @@ class Aiperf:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        self.poll()
         deadline = time.monotonic() + GRACE_S
         # A host that takes calls forks within milliseconds; one that still imports is ended with this call unread.
         while self._host.is_ready and self._session is None and self.poll(0.05) is None:

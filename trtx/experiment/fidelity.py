@@ -17,20 +17,18 @@ from trtx.bench.judgement import Judgement, Verdict
 from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.evals import Endpoint
-from trtx.evals.fidelity import (
-    Reference,
-    ask_served,
-    fidelity_directory,
-    find_reference,
-    judge_fidelity,
-    make_reference,
-    read_fidelity,
-    read_reference,
-)
+from trtx.evals.fidelity import fidelity_directory, judge_fidelity, read_fidelity
+from trtx.evals.fidelity.asking import ask_served
 from trtx.evals.fidelity.forms import Sequence as Scored
 from trtx.evals.fidelity.forms import reference_directory
 from trtx.evals.fidelity.prompts import Prompts, read_prompts
-from trtx.evals.fidelity.reference import check_same_vocabulary
+from trtx.evals.fidelity.reference import (
+    Reference,
+    check_same_vocabulary,
+    find_reference,
+    make_reference,
+    read_reference,
+)
 from trtx.experiment import directory, resumption
 from trtx.experiment.deployment import api_key, ask_deployment
 from trtx.experiment.environment import environment

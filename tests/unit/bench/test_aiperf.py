@@ -26,8 +26,10 @@ from trtx.bench.warm_host import FAILED
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment import ExperimentSpec, run
 
+pytestmark = pytest.mark.slow
+
 STUBBORN = """
-import signal, subprocess, sys, time
+import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
                           "print('child', flush=True); time.sleep(60)"])
@@ -103,10 +105,62 @@ def test_a_program_that_raises_has_its_traceback_in_its_log(tmp_path: Path, host
     assert (tmp_path / "aiperf.log").read_text().endswith("OSError: boom\n")
 
 
-def test_a_host_that_dies_is_an_end_of_the_call(tmp_path: Path, host_of: Start) -> None:
-    program = "import signal; os.kill(os.getppid(), signal.SIGKILL); print('killed', flush=True); signal.pause()"
-    with Aiperf(host_of(program), ("program",), tmp_path / "aiperf.log") as process:
+# It kills its host before that was given the time to say whom it has forked, and leaves a child behind.
+MURDERER = """
+import os, signal, subprocess, sys, time
+os.register_at_fork(after_in_parent=lambda: time.sleep(0.5))
+def main():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print(os.getpid(), child.pid, flush=True)
+    os.kill(HOST, signal.SIGKILL)
+    signal.pause()
+HOST = os.getpid()
+"""
+
+
+def test_a_host_that_dies_before_it_has_named_its_fork_is_an_end_of_the_call_and_of_all_that_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program.py").write_text(MURDERER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    log = tmp_path / "log"
+    with AiperfHost(tmp_path / "host.log", program=("program:main",)) as host, Aiperf(host, ("x",), log) as process:
         assert _exit_code(process) == -signal.SIGKILL
+    _all_end(log.read_text())
+
+
+def test_what_a_host_runs_dies_with_it_where_nobody_is_left_to_end_it(tmp_path: Path, host_of: Start) -> None:
+    host = host_of("print(os.getppid(), os.getpid(), flush=True)\nimport time; time.sleep(600)")
+    log = tmp_path / "log"
+    host.call(("program",), log)  # by hand, as if the launcher had stopped: nobody listens to what the host says
+    text = _until(log, ("\n",), lambda: None)
+    os.kill(int(text.split()[0]), signal.SIGKILL)
+    _all_end(text.split()[1])
+
+
+def test_a_call_that_nobody_asked_about_ends_whole_and_so_does_one_with_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program.py").write_text(f"def main():\n{textwrap.indent(STUBBORN, '    ')}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("trtx.bench.aiperf_process.GRACE_S", 0.3)
+    with AiperfHost(tmp_path / "host.log", program=("program:main",)) as host:
+        with Aiperf(host, ("x",), tmp_path / "first"):
+            text = _until(tmp_path / "first", ("ready", "child\n"), lambda: None)
+        _all_end(text.split("ready ")[1].removesuffix("child\n"))
+        host.call(("x",), tmp_path / "second")
+        text = _until(tmp_path / "second", ("ready", "child\n"), lambda: None)
+    _all_end(text.split("ready ")[1].removesuffix("child\n"))
+
+
+def _all_end(pids: str) -> None:
+    for pid in map(int, pids.split()):
+        with suppress(psutil.NoSuchProcess):
+            try:
+                psutil.Process(pid).wait(20)
+            except psutil.TimeoutExpired:
+                os.kill(pid, signal.SIGKILL)
+                raise
 
 
 def test_a_host_whose_launcher_dies_ends_what_it_runs(tmp_path: Path) -> None:

@@ -6,9 +6,13 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from trtx.checkpoint import resolve_checkpoint
 from trtx.cli.memory_text import describe_memory
 from trtx.memory import MemoryPlan, device_named, plan_memory
+
+pytestmark = pytest.mark.slow
 
 
 def _trtx(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -148,6 +148,7 @@ def test_the_examples_of_the_help_run_as_pasted(capsys: pytest.CaptureFixture[st
     assert max(map(len, said.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_the_help_imports_no_engine() -> None:
     program = (
         "import sys; from trtx.cli import app; code = app.run(['serve', '--help'])\n"

@@ -117,6 +117,7 @@ def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], argu
     assert told in text
 
 
+@pytest.mark.slow
 def test_checking_imports_no_slow_package() -> None:
     program = (
         "import sys; from trtx.cli.app import run; code = run(sys.argv[1:]); "

@@ -212,6 +212,7 @@ def test_the_fifty_cover_every_kind() -> None:
     assert len(rules) >= 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_command_refuses_it_too(seed: int, tmp_path: Path) -> None:
     drawn = draw(seed)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import namedtuple
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,11 @@ from typing import Any
 import psutil
 import pynvml
 import pytest
+from packaging.utils import canonicalize_name
 from scripted_nvml import GIB, H100S, refuses, script_two_gpus
 from topology_clients import wait_until
 
-from trtx.doctor.facts import Directory, GpuState, System, Topology
+from trtx.doctor.facts import Directory, GpuState, Package, System, Topology
 from trtx.doctor.gather import gather_gpus, gather_software, gather_system, gather_topologies, open_gpus, system
 from trtx.launch.guardian import Guardian
 
@@ -148,6 +150,26 @@ def test_packages_are_read_without_importing_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stderr.strip() == "[]"
+
+
+def test_a_package_is_described_as_importlib_describes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, file, text in (
+        ("readme-1.dist-info", "METADATA", "Name: A_Readme\nVersion: 1\nRequires-Dist: b>=2\n\nVersion: 2\n"),
+        ("folded-1.dist-info", "METADATA", "name: folded\nVERSION:1\nRequires-Dist: b>=2;\n python_version>'3'\n"),
+        ("older-1.egg-info", "PKG-INFO", "Name: older\nVersion: 1\n"),
+        ("older-1.egg-info", "requires.txt", "b>=2\n"),
+        ("broken-1.dist-info", "METADATA", "Version: 1\n"),
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / file).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    wanted: dict[str, Package] = {}
+    for one in metadata.distributions():
+        if name := one.metadata["Name"]:
+            wanted.setdefault(canonicalize_name(name), Package(one.version, tuple(one.requires or ())))
+    found = gather_software().packages
+    assert {"a-readme", "folded", "older", "trtx"} <= found.keys()
+    assert {name: found[name] for name in wanted} == wanted and found.keys() <= {*wanted, "tensorrt-llm"}
 
 
 def test_a_package_without_metadata_is_found_by_its_version_file(

@@ -55,6 +55,7 @@ def test_an_engine_that_nobody_knows_is_named_with_those_there_are() -> None:
         resolve_kind("vllm", has_gpu=True)
 
 
+@pytest.mark.slow
 def test_the_launcher_says_that_the_package_is_missing(tmp_path: Path) -> None:
     command = "from trtx.cli.app import main; main()"
     done = subprocess.run(

@@ -43,6 +43,7 @@ def asked_of(version: str) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("version", "is_new"), [("1.3.0rc7", False), ("1.3.0rc22", True)])
 def test_each_version_gives_request_ids_of_its_own_layout(version: str, is_new: bool) -> None:
     answer = asked_of(version)

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from trtx.errors import Interrupted, NoVerdictError
-from trtx.evals.fidelity import TopologyFidelity, ask_served, read_fidelity
+from trtx.evals.fidelity import TopologyFidelity, read_fidelity
+from trtx.evals.fidelity.asking import ask_served
 from trtx.evals.fidelity.forms import DIRECTORY, Sequence, read_compared
 from trtx.evals.messages import Endpoint, Progress
 

@@ -118,7 +118,12 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
     assert "s3cret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "sweep",
+    [  # a sweep that scores has lm-eval's process read its tasks
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if "eval" in path.stem else []) for path in SWEEPS
+    ],
+)
 def test_every_shipped_sweep_can_be_planned(sweep: Path, tmp_path: Path) -> None:
     spec = load_sweep(sweep, {"topology": {"engine": "paced"}})
     assert spec.name == sweep.stem

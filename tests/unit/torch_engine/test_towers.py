@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import trtx
@@ -61,3 +63,12 @@ def test_nobody_else_enters_the_engines_process() -> None:
                 f"{path.relative_to(ROOT)} imports torch_engine/{', '.join(entered)}, which runs in the engine's own "
                 "process; ask trtx.torch_engine.llmapi, which asks that process"
             )
+
+
+def test_the_engines_process_imports_nothing_that_its_start_need_not_wait_for() -> None:
+    """Every worker waits for it; what both processes take from ``trtx.config`` are numbers."""
+    program = (
+        "import sys, trtx.torch_engine.core.process; print(sorted({'pydantic', 'yaml', 'httpx'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr

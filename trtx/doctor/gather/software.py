@@ -17,17 +17,16 @@ from trtx.doctor.facts import Package, Software
 from trtx.engine import installed_version
 
 _MPIRUN_TIMEOUT_S = 2.0
+_METADATA_FIELD = re.compile(r"^(name|version|requires-dist):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE | re.IGNORECASE)
 _CUDA_RELEASE = re.compile(r"""^cuda\b[^=\n]*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
 def gather_software() -> Software:
     packages: dict[str, Package] = {}
     for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
+        name, package = _described(distribution)
         if name:  # the first on the path is the one that is imported
-            packages.setdefault(
-                canonicalize_name(name), Package(distribution.version, tuple(distribution.requires or ()))
-            )
+            packages.setdefault(canonicalize_name(name), package)
     if engine := installed_version():  # what is first on the path, with or without metadata
         known = packages.get("tensorrt-llm")
         packages["tensorrt-llm"] = known if known and known.version == engine else Package(engine)
@@ -38,6 +37,23 @@ def gather_software() -> Software:
         torch_cuda=_torch_cuda(),
         open_mpi=_open_mpi() if "tensorrt-llm" in packages else None,
     )
+
+
+def _described(distribution: metadata.Distribution) -> tuple[str | None, Package]:
+    """Its name, None where it tells none, its version and its requirements.
+
+    Of the headers alone: importlib.metadata parses the whole file, in which a README follows them, anew for each of the
+    three, which took 225 packages 0.14 s of CPU in place of 0.01.
+    """
+    fields: dict[str, list[str]] = {}
+    for key, value in _METADATA_FIELD.findall((distribution.read_text("METADATA") or "").partition("\n\n")[0]):
+        fields.setdefault(key.lower(), []).append(value)
+    is_plain = {"name", "version"} <= fields.keys() and not any(
+        "\n" in one for of_key in fields.values() for one in of_key
+    )
+    if not is_plain:  # an older format, a folded line or a broken file
+        return distribution.metadata["Name"], Package(distribution.version, tuple(distribution.requires or ()))
+    return fields["name"][0], Package(fields["version"][0], tuple(fields.get("requires-dist", ())))
 
 
 def _requires_python() -> str | None:

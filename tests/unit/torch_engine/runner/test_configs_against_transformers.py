@@ -27,6 +27,8 @@ from trtx.errors import UsageError
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 
+pytestmark = pytest.mark.slow
+
 VOCAB, PROMPT, COUNT = 61, 40, 4
 FAMILIES = {architecture: family.model_type for architecture, family in KNOWN_FAMILIES.items()}
 
