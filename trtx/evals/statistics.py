@@ -2,7 +2,7 @@
 
 Wilson (1927, JASA 22:209) for a share; Newcombe (1998, Statistics in Medicine 17:2635), method 10, for the difference
 of two shares of the same samples; the percentile bootstrap (Efron and Tibshirani 1993) for all else. Where nearly all
-samples are worth the same, resamples of them hardly differ, and say nothing of what other samples are worth: then how many
+samples are worth the same, resamples of them hardly differ, and say nothing of what others are worth: then how many
 of another kind there may be, by Wilson's interval, and how far off they may be, says it; else there is no interval.
 """
 
