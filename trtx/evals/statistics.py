@@ -2,8 +2,8 @@
 
 Wilson (1927, JASA 22:209) for a share; Newcombe (1998, Statistics in Medicine 17:2635), method 10, for the difference
 of two shares of the same samples; the percentile bootstrap (Efron and Tibshirani 1993) for all else. Where nearly all
-samples are worth the same, resamples of them hardly differ, and say nothing of what other samples are worth: then
-Wilson's interval of how many differ says it, times how far they may; where nothing says that, there is no interval.
+samples are worth the same, resamples of them hardly differ, and say nothing of what others are worth: then how many
+of another kind there may be, by Wilson's interval, and how far off they may be, says it; else there is no interval.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def score_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> I
         return NoInterval(
             f"all {len(values)} samples are worth {values[0]:.4g}, which does not show how far off others may be"
         )
-    widened = _hull(found, few_unlike_interval(values, reach, confidence))
+    widened = _widened(found, reach * unseen_share(len(values), confidence))
     if min(values) >= 0 and max(values) <= 1:
         return Interval(widened.estimate, max(widened.low, 0.0), min(widened.high, 1.0), confidence)
     return widened
@@ -155,7 +155,7 @@ def difference_interval(
         return found
     both = [*candidate, *baseline]
     reach = max(max(both) - min(both), max(differences) - min(differences))
-    return _hull(found, few_unlike_interval(differences, reach, confidence)) if reach else _all_alike(len(pairs))
+    return _widened(found, reach * unseen_share(len(pairs), confidence)) if reach else _all_alike(len(pairs))
 
 
 def ratio_difference_interval(
@@ -192,10 +192,10 @@ def ratio_difference_interval(
     reach = max(pstdev([*each[0], *each[1]]), max(differences) - min(differences))
     if round(reach, _SAME_DIGITS) == 0:
         return _all_alike(count)
-    few = few_unlike_interval(differences, reach, confidence)
-    sums = both[1].sum(axis=0)
-    low, high = (float(score((sums[0] + end * sums[1], sums[1])) - score(sums)) for end in (few.high, few.low))
-    return _hull(drawn, Interval(drawn.estimate, low, high, confidence))
+    off = reach * unseen_share(count, confidence)
+    sums, before = (pairs.sum(axis=0) for pairs in both)
+    low, high = (float(score((sums[0] + end * sums[1], sums[1])) - score(before)) for end in (off, -off))
+    return Interval(drawn.estimate, min(drawn.low, low), max(drawn.high, high), confidence)
 
 
 def unlike(values: Sequence[Any]) -> int:
@@ -207,17 +207,15 @@ def unlike(values: Sequence[Any]) -> int:
     return len(values) - commonest
 
 
-def few_unlike_interval(values: Sequence[float], reach: float, confidence: float = CONFIDENCE) -> Interval:
-    """Of a mean of values that are nearly all the same: as many may differ as Wilson's interval says, each by
-    ``reach`` to either side."""
-    ((commonest, _),) = Counter(values).most_common(1)
-    _, most = wilson(unlike(values), len(values), confidence)
-    return Interval(math.fsum(values) / len(values), commonest - most * reach, commonest + most * reach, confidence)
+def unseen_share(count: int, confidence: float = CONFIDENCE) -> float:
+    """How many of all samples may be of a kind that none of ``count`` is: the upper end of Wilson's interval."""
+    return wilson(0, count, confidence)[1]
 
 
-def _hull(one: Interval, other: Interval) -> Interval:
-    low, high = min(one.low, other.low, one.estimate), max(one.high, other.high, one.estimate)
-    return Interval(one.estimate, low, high, one.confidence)
+def _widened(found: Interval, off: float) -> Interval:
+    """At least ``off`` to either side."""
+    low, high = min(found.low, found.estimate - off), max(found.high, found.estimate + off)
+    return Interval(found.estimate, low, high, found.confidence)
 
 
 def _share(values: Sequence[float], confidence: float) -> Interval:

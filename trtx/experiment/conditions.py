@@ -84,7 +84,12 @@ def conditions_of_scores(asked: ScoringSpec, plans: Mapping[str, Plan], provenan
 
 def _asked(scoring: ScoringSpec) -> dict[str, Any]:
     """All that decides what is asked of whom, and in what company; by what it is judged afterwards decides nothing."""
-    return scoring.model_dump(mode="json", include=set(ScoringSpec.model_fields) - _JUDGED_BY)
+    asked = scoring.model_dump(mode="json", include=set(ScoringSpec.model_fields) - _JUDGED_BY)
+    return {name: _UNASKED.get(name, "none") if value is None else value for name, value in asked.items()}
+
+
+# What is asked where nobody said: it is known.
+_UNASKED = {"limit": "all", "num_fewshot": "as each task says", "needle_lengths": "by the context"}
 
 
 def differences(before: Conditions, now: Conditions) -> tuple[Difference, ...]:
@@ -94,8 +99,23 @@ def differences(before: Conditions, now: Conditions) -> tuple[Difference, ...]:
     for group in ("load", "eval"):
         if not all(side[group] for side in sides):
             sides = [{**side, group: {}} for side in sides]
-    found = differing(*map(_flat, sides))
-    return tuple(sorted(found, key=lambda one: one.group not in COMPARED_BY))
+    alone = tuple(_of_one_side(*sides))
+    found = (*differing(*map(_flat, sides)), *alone)
+    return tuple(sorted(found, key=lambda one: (one.group not in COMPARED_BY, one.group != "topology")))
+
+
+def _of_one_side(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Difference]:
+    """A topology that one run alone served, once and not key by key; it is taken out of ``before`` or ``now``. What
+    serves an attached run has no label."""
+    served = [side["topology"] for side in (before, now)]
+    if not all(served) or any("server" in one for one in served):
+        return
+    every = {**served[0], **served[1]}
+    labels = [one for one in every if isinstance(every[one], Mapping) and not all(one in side for side in served)]
+    for label in labels:
+        yield Difference(f"topology.{label}", *("served" if label in one else "not served" for one in served))
+    for side in (before, now):
+        side["topology"] = {label: held for label, held in side["topology"].items() if label not in labels}
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:

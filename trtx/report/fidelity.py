@@ -19,7 +19,6 @@ from trtx.bench.documents import plain
 from trtx.bench.files import write_text
 from trtx.bench.intervals import Interval
 from trtx.bench.journal import read_journal
-from trtx.config.wording import counted
 from trtx.evals.fidelity.forms import (
     REFERENCE,
     ComparedSequence,
@@ -152,7 +151,7 @@ class FidelityView:
     def _notes(self) -> Iterator[str]:
         yield from self.told
         for label, count in self.missing.items():
-            yield f"{label}: it was not compared to its end; {counted(count, 'sequence')} answered"
+            yield f"{label}: it was not compared to its end; sequences answered: {count}"
         for one in self.found:
             if one.note:
                 yield f"{one.topology}: {one.note}"

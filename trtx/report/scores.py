@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.table import Table
 
-from trtx.config.wording import counted
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.forms import SAMPLES, read_samples
 from trtx.evals.pairs import outermost
@@ -66,8 +65,7 @@ class Scores:
     def notes(self) -> tuple[str, ...]:
         """What has no score or no answer, as sentences."""
         told = [
-            f"{label}: it was not scored to its end; {counted(count, 'sample')} answered"
-            for label, count in self.missing.items()
+            f"{label}: it was not scored to its end; samples answered: {count}" for label, count in self.missing.items()
         ]
         for one in self.scored:
             for task in one.tasks:

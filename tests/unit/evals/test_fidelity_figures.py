@@ -66,9 +66,19 @@ def test_prompts_that_all_say_the_same_do_not_say_it_of_others() -> None:
     equal, one_off = (mean_figure([0.0] * 39 + [last], [5] * 40, reach=0.5, least=0.0) for last in (0.0, 1.0))
     assert equal.interval is not None and one_off.interval is not None
     assert (equal.interval.low, equal.interval.high) == (0, pytest.approx(0.5 * 0.0876, abs=1e-4))
-    assert (one_off.interval.low, one_off.interval.high) == (0, pytest.approx(0.5 * 0.1288, abs=1e-4))
+    assert one_off.interval.low == 0 and one_off.interval.high == pytest.approx(0.005 + 0.5 * 0.0876, abs=1e-4)
     full, one_wrong = (share_figure([5.0] * 39 + [last], [5] * 40).interval for last in (5.0, 4.0))
-    assert full is not None and one_wrong is not None and one_wrong.low < full.low
+    assert full is not None and one_wrong is not None and full.low - 0.006 < one_wrong.low < full.low
+
+
+def test_fewer_tokens_that_agree_never_pass_where_more_do_not() -> None:
+    """Of 192 prompts with 11 tokens each, some with one that is another."""
+    lows = []
+    for wrong in (0, 1, 5, 9, 10, 50):
+        found = share_figure([10.0] * wrong + [11.0] * (192 - wrong), [11] * 192).interval
+        assert found is not None and found.low < found.estimate <= found.high
+        lows.append(found.low)
+    assert lows[:4] == sorted(lows[:4], reverse=True) and lows[0] > 0.97 and lows[3] > 0.97 and lows[5] < lows[4]
 
 
 def test_an_engine_that_is_the_reference_to_the_last_bit_passes_what_its_prompts_can_tell() -> None:

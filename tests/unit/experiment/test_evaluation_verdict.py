@@ -119,7 +119,7 @@ def test_a_topology_that_was_not_scored_fails(tmp_path: Path) -> None:
     write_lock(run, evaluation_of({"tasks": ["sums"], "modes": ["agg", "disagg"]}), provenance(GOLDEN))
     SampleWriter(eval_directory(run, "disagg") / "sums").add(sample("sums", 0, 1))
     assert judge(run)["disagg scored"].verdict is Verdict.FAILED
-    assert render_evaluation(run).notes == ("disagg: it was not scored to its end; 1 sample answered",)
+    assert render_evaluation(run).notes == ("disagg: it was not scored to its end; samples answered: 1",)
 
 
 def test_a_restart_and_an_early_end_are_told_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

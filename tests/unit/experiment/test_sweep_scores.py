@@ -121,7 +121,7 @@ def test_a_topology_that_was_not_scored_fails_and_is_told(tmp_path: Path) -> Non
     run = with_scores(a_run(tmp_path / "run"), {"sums": RIGHT}, labels=["agg"])
     verdict = judged(run)
     assert verdict.exit_code == 1 and verdicts(verdict, "scored") == {"disagg": Verdict.FAILED}
-    assert "disagg: it was not scored to its end; 0 samples answered" in render(run).notes
+    assert "disagg: it was not scored to its end; samples answered: 0" in render(run).notes
     (run / "verdict.json").unlink()  # as of a run that ended early
     render(run)
     assert "4 cells measured, and disagg not scored" in (run / "report.html").read_text()

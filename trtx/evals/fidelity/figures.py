@@ -3,7 +3,7 @@
 Tokens of one prompt depend on each other, prompts do not: so whole prompts are drawn anew (the bootstrap of clusters;
 Davison and Hinkley 1997, Bootstrap Methods and their Application, 3.8), and a figure is the ratio of two sums over
 them. 95 %, percentiles of 1,000 draws. Where nearly all prompts say the same, draws of them hardly differ: then as many
-others may be unlike as Wilson's interval says, each as far off as ``reach``.
+others may be of another kind as Wilson's interval says, each as far off as ``reach``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import pstdev
 from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.bench.statistics import percentile
 from trtx.evals.fidelity.forms import ComparedSequence, Figure, Part, PartFigures
-from trtx.evals.statistics import FEWEST_SAMPLES, FEWEST_UNLIKE, RESAMPLES, few_unlike_interval, unlike
+from trtx.evals.statistics import FEWEST_SAMPLES, FEWEST_UNLIKE, RESAMPLES, unlike, unseen_share
 
 _SEED = 20261122
 
@@ -65,7 +65,8 @@ def mean_figure(
     """
     import numpy as np
 
-    value = of(math.fsum(sums) / sum(counts))
+    mean = math.fsum(sums) / sum(counts)
+    value = of(mean)
     if len(sums) < FEWEST_SAMPLES:
         return Figure(value, None)
     draw = np.random.default_rng(_SEED).integers(0, len(sums), (RESAMPLES, len(sums)))
@@ -77,8 +78,8 @@ def mean_figure(
         reach = max(reach, max(each) - min(each))
         if not reach:
             return Figure(value, None)
-        few = few_unlike_interval(each, reach)
-        low, high = max(least, min(low, few.low)), min(most, max(high, few.high))
+        off = reach * unseen_share(len(each))
+        low, high = max(least, min(low, mean - off)), min(most, max(high, mean + off))
     return Figure(value, Interval(value, of(low), of(high), CONFIDENCE))
 
 
