@@ -10,8 +10,11 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import pytest
 from recomputed_run import assert_recomputed
 from topology_clients import PACED, wait_until
+
+from trtx.cli.app import run as trtx
 
 TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 # The second cell takes 4 s to measure: there is time to kill it in the middle.
@@ -34,13 +37,12 @@ def has_text(directory: Path, name: str) -> bool:
     return (directory / name).exists() and (directory / name).stat().st_size > 0
 
 
-def resume(run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TRTX, "bench", "--resume", str(run_dir), *arguments], capture_output=True, text=True, timeout=240
-    )
+def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def resume(run_dir: Path, *arguments: str) -> tuple[int, str, str]:
+        """Its exit code, and what it wrote to standard output and error."""
+        code = trtx(["bench", "--resume", str(run_dir), *arguments])
+        return code, *capfd.readouterr()
 
-
-def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> None:
     bench = subprocess.Popen(
         [*TRTX, "bench", *PACED, "--model", "synthetic:tiny", *LOAD, "-o", str(tmp_path)],
         stdin=subprocess.DEVNULL,
@@ -54,20 +56,20 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
         # Before its first request. Records are written as the trial ends: whoever waits for them may come too late.
         wait_until(lambda: has_text(second, "inputs.json"), 120, "the second cell's prompts are written")
         bench.send_signal(signal.SIGSTOP)  # or it might be through before a slow machine has asked
-        refused = resume(run_dir)
-        assert refused.returncode == 2 and "another trtx measures" in refused.stderr
+        code, _, told = resume(run_dir)
+        assert code == 2 and "another trtx measures" in told
     finally:
         bench.send_signal(signal.SIGKILL)
         bench.wait()
     begun = prompts(second)
     ended = files(run_dir / "cells" / "agg-c2" / "trial-01")
 
-    refused = resume(run_dir, "--isl", "64")
-    assert refused.returncode == 2 and "--isl" in refused.stderr and "leave it out" in refused.stderr
-    done = resume(run_dir, "--json")
-    assert done.returncode == 0, done.stderr
-    assert "kept: agg-c2\nto measure: agg-c1\n" in done.stderr
-    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["rows"]
+    code, _, told = resume(run_dir, "--isl", "64")
+    assert code == 2 and "--isl" in told and "leave it out" in told
+    code, document, told = resume(run_dir, "--json")
+    assert code == 0, told
+    assert "kept: agg-c2\nto measure: agg-c1\n" in told
+    rows: list[dict[str, Any]] = json.loads(document.splitlines()[-1])["rows"]
     assert [(row["concurrency"], row["status"], row["request_count"]) for row in rows] == [(1, "ok", 24), (2, "ok", 24)]
     assert files(run_dir / "cells" / "agg-c2" / "trial-01") == ended
     assert prompts(run_dir / "cells" / "agg-c1" / "trial-01") == begun
@@ -79,8 +81,8 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
     assert_recomputed(run_dir)
 
     before = files(run_dir / "cells")
-    again = resume(run_dir)
-    assert again.returncode == 0, again.stderr
-    assert "to measure: nothing" in again.stderr
+    code, _, told = resume(run_dir)
+    assert code == 0, told
+    assert "to measure: nothing" in told
     assert files(run_dir / "cells") == before
     assert [path.name for path in (run_dir / "attempts").iterdir()] == ["1"]
