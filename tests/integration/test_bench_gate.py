@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
+from called import Done, call
 
 from trtx.cli.app import run as trtx
 
@@ -26,26 +24,9 @@ def words_of(itl_ms: float, *arguments: str) -> list[str]:
     return ["bench", *engine, "--set", f"paced_itl_ms={itl_ms}", *LOAD, *arguments]
 
 
-@dataclass(frozen=True)
-class Done:
-    """What a bench came to."""
-
-    code: int
-    out: str
-    err: str
-
-
 def bench(directory: Path, itl_ms: float, *arguments: str) -> Done:
-    variables = {"COLUMNS": "80", "OMP_NUM_THREADS": "1", "GITHUB_STEP_SUMMARY": str(directory / "step.md")}
-    with pytest.MonkeyPatch.context() as patch, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        patch.chdir(directory)
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        with redirect_stdout(out), redirect_stderr(err):
-            code = trtx(words_of(itl_ms, *arguments))
-        for file in (out, err):
-            file.seek(0)
-        return Done(code, out.read(), err.read())
+    variables = {"GITHUB_STEP_SUMMARY": str(directory / "step.md")}
+    return call(*words_of(itl_ms, *arguments), directory=directory, columns=80, variables=variables)
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,9 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
-import pytest
+from called import Done, call
 from recomputed_run import assert_recomputed
 from topology_clients import PACED, wait_until
-
-from trtx.cli.app import run as trtx
 
 TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 # The second cell takes 4 s to measure: there is time to kill it in the middle.
@@ -37,12 +35,11 @@ def has_text(directory: Path, name: str) -> bool:
     return (directory / name).exists() and (directory / name).stat().st_size > 0
 
 
-def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    def resume(run_dir: Path, *arguments: str) -> tuple[int, str, str]:
-        """Its exit code, and what it wrote to standard output and error."""
-        code = trtx(["bench", "--resume", str(run_dir), *arguments])
-        return code, *capfd.readouterr()
+def resume(run_dir: Path, *arguments: str) -> Done:
+    return call("bench", "--resume", str(run_dir), *arguments)
 
+
+def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> None:
     bench = subprocess.Popen(
         [*TRTX, "bench", *PACED, "--model", "synthetic:tiny", *LOAD, "-o", str(tmp_path)],
         stdin=subprocess.DEVNULL,
@@ -56,20 +53,20 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path, cap
         # Before its first request. Records are written as the trial ends: whoever waits for them may come too late.
         wait_until(lambda: has_text(second, "inputs.json"), 120, "the second cell's prompts are written")
         bench.send_signal(signal.SIGSTOP)  # or it might be through before a slow machine has asked
-        code, _, told = resume(run_dir)
-        assert code == 2 and "another trtx measures" in told
+        refused = resume(run_dir)
+        assert refused.code == 2 and "another trtx measures" in refused.err
     finally:
         bench.send_signal(signal.SIGKILL)
         bench.wait()
     begun = prompts(second)
     ended = files(run_dir / "cells" / "agg-c2" / "trial-01")
 
-    code, _, told = resume(run_dir, "--isl", "64")
-    assert code == 2 and "--isl" in told and "leave it out" in told
-    code, document, told = resume(run_dir, "--json")
-    assert code == 0, told
-    assert "kept: agg-c2\nto measure: agg-c1\n" in told
-    rows: list[dict[str, Any]] = json.loads(document.splitlines()[-1])["rows"]
+    refused = resume(run_dir, "--isl", "64")
+    assert refused.code == 2 and "--isl" in refused.err and "leave it out" in refused.err
+    done = resume(run_dir, "--json")
+    assert done.code == 0, done.err
+    assert "kept: agg-c2\nto measure: agg-c1\n" in done.err
+    rows: list[dict[str, Any]] = json.loads(done.out.splitlines()[-1])["rows"]
     assert [(row["concurrency"], row["status"], row["request_count"]) for row in rows] == [(1, "ok", 24), (2, "ok", 24)]
     assert files(run_dir / "cells" / "agg-c2" / "trial-01") == ended
     assert prompts(run_dir / "cells" / "agg-c1" / "trial-01") == begun
@@ -81,8 +78,8 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path, cap
     assert_recomputed(run_dir)
 
     before = files(run_dir / "cells")
-    code, _, told = resume(run_dir)
-    assert code == 0, told
-    assert "to measure: nothing" in told
+    again = resume(run_dir)
+    assert again.code == 0, again.err
+    assert "to measure: nothing" in again.err
     assert files(run_dir / "cells") == before
     assert [path.name for path in (run_dir / "attempts").iterdir()] == ["1"]
