@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from called import call
 from hostile_server import hostile_server
 from recomputed_run import assert_recomputed
 
@@ -40,11 +41,6 @@ LOAD = [
 ]
 
 
-def trtx(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "trtx", *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=400, env=_environment(), **options)
-
-
 def _environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
@@ -57,7 +53,8 @@ def _run_dir(parent: Path) -> Path:
 @pytest.fixture(scope="module")
 def paced_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     parent = tmp_path_factory.mktemp("runs")
-    done = trtx("bench", "--mode", "agg,disagg", "--concurrency", "1,4", *PACED, *LOAD, "-o", str(parent))
+    argv = [sys.executable, "-m", "trtx", "bench", "--mode", "agg,disagg", "--concurrency", "1,4", *PACED, *LOAD]
+    done = subprocess.run([*argv, "-o", str(parent)], capture_output=True, text=True, timeout=400, env=_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return _run_dir(parent), done
 
@@ -182,11 +179,11 @@ def test_a_cell_is_made_again_from_a_copy_of_the_lock_alone(
     copy = tmp_path / "of-a-job.yaml"
     copy.write_text(yaml.safe_dump(lock))
 
-    done = trtx("bench", "reproduce", copy.name, "--exact", "--json", "-o", "again", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr.startswith("nothing differs\n")
+    done = call("bench", "reproduce", copy.name, "--exact", "--json", "-o", "again", directory=tmp_path)
+    assert done.code == 0, done.out + done.err
+    assert done.err.startswith("nothing differs\n")
     runs = [paced_run[0], _run_dir(tmp_path / "again")]
-    assert json.loads(done.stdout)["run_dir"] == str(runs[1])
+    assert json.loads(done.out)["run_dir"] == str(runs[1])
     prompts = [(run_dir / "cells/agg-c4/trial-01/inputs.json").read_bytes() for run_dir in runs]
     assert prompts[0] == prompts[1] and len(prompts[0]) > 1000
     views = [read_run(run_dir) for run_dir in runs]
@@ -206,8 +203,8 @@ def test_a_trace_is_sent_by_its_own_times(tmp_path: Path) -> None:
     records = [{"timestamp": at, "input_length": 30, "output_length": 8, "hash_ids": [at]} for at in times_ms]
     trace.write_text("".join(json.dumps(record) + "\n" for record in records))
     parent = tmp_path / "runs"
-    done = trtx("bench", *PACED, "--input-file", str(trace), "--fixed-schedule", "-o", str(parent))
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = call("bench", *PACED, "--input-file", str(trace), "--fixed-schedule", "-o", str(parent))
+    assert done.code == 0, done.out + done.err
     measured = read_trial(_run_dir(parent) / "cells" / "agg-trace" / "trial-01" / RECORDS_FILE).measured
     starts = sorted(record.start_ns for record in measured)
     assert len(starts) == len(times_ms)
@@ -221,9 +218,9 @@ def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(tmp_path: Path) 
     (tokenizer / "tokenizer_config.json").write_text("{}")  # no tokenizer.json: aiperf can't load it
     with hostile_server() as url:
         attach = ["--url", url, "--tokenizer", str(tokenizer)]
-        done = trtx("bench", *attach, "--concurrency", "2", *LOAD, "-o", str(tmp_path / "runs"))
-    assert done.returncode == 5, done.stdout + done.stderr
-    assert "aiperf exited 1 and measured nothing" in done.stderr and "aiperf-console.log" in done.stderr
+        done = call("bench", *attach, "--concurrency", "2", *LOAD, "-o", str(tmp_path / "runs"))
+    assert done.code == 5, done.out + done.err
+    assert "aiperf exited 1 and measured nothing" in done.err and "aiperf-console.log" in done.err
     assert (_run_dir(tmp_path / "runs") / "report.html").exists()
 
 

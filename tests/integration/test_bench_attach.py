@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from called import Done, call
 from other_server import CHAT, VLLM, other_server
 
 KEY = "sk-trtx-5d0c6f1e9a"
 LOAD = ["--concurrency", "2", "--isl", "32", "--osl", "8", "--request-count", "6", "--warmup-request-count", "2"]
 LOAD += ["--prompt-corpus", "random"]  # which aiperf makes in less time
-TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 
 
-def bench(url: str, parent: Path, key: str | None) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
-    return subprocess.run(
-        [*TRTX, "bench", "--url", url, "--tokenizer", "synthetic:tiny", *LOAD, "-o", str(parent)],
-        env=kept if key is None else {**kept, "OPENAI_API_KEY": key},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+def bench(url: str, parent: Path, key: str | None) -> Done:
+    arguments = ["bench", "--url", url, "--tokenizer", "synthetic:tiny", *LOAD, "-o", str(parent)]
+    return call(*arguments, variables={"OPENAI_API_KEY": key})
 
 
 def command_lines() -> list[bytes]:
@@ -43,8 +36,8 @@ def command_lines() -> list[bytes]:
 def test_a_server_that_wants_another_key_costs_one_sentence_and_no_run(key: str | None, tmp_path: Path) -> None:
     with other_server(VLLM, key=KEY) as server:
         done = bench(server.url, tmp_path / "runs", key)
-    (said,) = done.stderr.splitlines()
-    assert done.returncode == 2 and "API key" in said and "OPENAI_API_KEY" in said
+    (said,) = done.err.splitlines()
+    assert done.code == 2 and "API key" in said and "OPENAI_API_KEY" in said
     assert not (tmp_path / "runs").exists()
 
 
@@ -53,9 +46,9 @@ def test_another_makers_server_is_measured_and_its_key_is_written_nowhere(tmp_pa
     seen: list[bytes] = []
     with other_server(VLLM, key=KEY, on_chat=lambda: seen.extend(command_lines()), gives_back=8) as server:
         done = bench(server.url, tmp_path / "runs", KEY)
-    assert done.returncode == 1, done.stderr
-    assert "1 of 6 failed: HTTP 401 Incorrect API key provided: Bearer [redacted]" in done.stderr
-    assert KEY not in done.stdout + done.stderr
+    assert done.code == 1, done.err
+    assert "1 of 6 failed: HTTP 401 Incorrect API key provided: Bearer [redacted]" in done.err
+    assert KEY not in done.out + done.err
     chats = [authorization for path, authorization in server.seen if path == CHAT and authorization is not None]
     assert len(chats) >= 8 and set(chats) == {f"Bearer {KEY}"}
     assert any(b"aiperf" in line for line in seen), "looked at while the load was made"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
+from called import Done, call
 
 from trtx.cli.app import run as trtx
 
-TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 # 16 requests: the median of each trial takes 11.
 LOAD = ["--concurrency", "2", "--request-count", "16", "--isl", "32", "--osl", "6", "--trials", "2"]
 LOAD += ["--warmup-request-count", "4", "--prompt-corpus", "random"]  # which aiperf makes in less time
@@ -28,12 +25,9 @@ def words_of(itl_ms: float, *arguments: str) -> list[str]:
     return ["bench", *engine, "--set", f"paced_itl_ms={itl_ms}", *LOAD, *arguments]
 
 
-def bench(directory: Path, itl_ms: float, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TRTX, *words_of(itl_ms, *arguments)],
-        capture_output=True, text=True, timeout=240, cwd=directory,
-        env=os.environ | {"COLUMNS": "80", "OMP_NUM_THREADS": "1", "GITHUB_STEP_SUMMARY": str(directory / "step.md")},
-    )  # fmt: skip
+def bench(directory: Path, itl_ms: float, *arguments: str) -> Done:
+    variables = {"GITHUB_STEP_SUMMARY": str(directory / "step.md")}
+    return call(*words_of(itl_ms, *arguments), directory=directory, columns=80, variables=variables)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +35,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the baseline ``main``; its run passed."""
     directory = tmp_path_factory.mktemp("gate")
     done = bench(directory, FAST, "--save-baseline", "main")
-    assert done.returncode == 0, done.stderr
-    assert "candidate for a baseline: baselines/main.json" in done.stderr
+    assert done.code == 0, done.err
+    assert "candidate for a baseline: baselines/main.json" in done.err
     return directory
 
 
@@ -59,25 +53,25 @@ def verdict(run: Path) -> dict[str, Any]:
 def test_the_same_build_never_regresses(saved: Path) -> None:
     done = bench(saved, FAST, *GATE)
     found = verdict(latest(saved))
-    assert found["verdict"] in ("pass", "no verdict") and done.returncode == found["exit_code"] in (0, 3), done.stderr
+    assert found["verdict"] in ("pass", "no verdict") and done.code == found["exit_code"] in (0, 3), done.err
     assert found["baseline"]["name"] == "main"
     assert not [one for one in found["baseline"]["differences"] if one.startswith(("model", "load", "machine"))]
 
 
 def test_a_slower_build_regresses_with_exit_1_and_misses_its_objective(saved: Path) -> None:
     done = bench(saved, SLOW, *GATE, "--slo", f"inter_token_latency:p50:le:{FAST + 1}", "--json")
-    assert done.returncode == 1, done.stderr
-    sentence = next(line for line in done.stderr.splitlines() if line.startswith("trtx: "))
+    assert done.code == 1, done.err
+    sentence = next(line for line in done.err.splitlines() if line.startswith("trtx: "))
     assert "agg-c2 inter_token_latency:p50:le:11 missed: " in sentence and "expected at most 11 ms" in sentence
     assert re.search(r"agg-c2 inter_token_latency:p50 regressed: [1-3]\.\d+", sentence)
     assert "of the baseline" in sentence and "all of it beyond the limit 1.12" in sentence
-    assert json.loads(done.stdout)["verdict"] == {
+    assert json.loads(done.out)["verdict"] == {
         name: value for name, value in verdict(latest(saved)).items() if name != "schema_version"
     }
     suite = ElementTree.parse(latest(saved) / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "2", "0")
     assert re.search(r"inter_token_latency:p50 \| [1-3]\.", (saved / "step.md").read_text())
-    table = done.stderr[done.stderr.index("cell ") :]
+    table = done.err[done.err.index("cell ") :]
     assert max(len(line) for line in table.split("\n\n")[0].splitlines()) <= 80
 
 

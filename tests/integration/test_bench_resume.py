@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from called import Done, call
 from recomputed_run import assert_recomputed
 from topology_clients import PACED, wait_until
 
@@ -44,10 +45,8 @@ def stop_what_measures(pid: int) -> None:
             process.suspend()
 
 
-def resume(run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TRTX, "bench", "--resume", str(run_dir), *arguments], capture_output=True, text=True, timeout=240
-    )
+def resume(run_dir: Path, *arguments: str) -> Done:
+    return call("bench", "--resume", str(run_dir), *arguments)
 
 
 def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
         wait_until(lambda: has_text(second, "inputs.json"), 120, "the second cell's prompts are written")
         stop_what_measures(bench.pid)  # or aiperf might be through before a slow machine has asked
         refused = resume(run_dir)
-        assert refused.returncode == 2 and "another trtx measures" in refused.stderr
+        assert refused.code == 2 and "another trtx measures" in refused.err
     finally:
         bench.send_signal(signal.SIGKILL)
         bench.wait()
@@ -73,11 +72,11 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
     ended = files(run_dir / "cells" / "agg-c2" / "trial-01")
 
     refused = resume(run_dir, "--isl", "64")
-    assert refused.returncode == 2 and "--isl" in refused.stderr and "leave it out" in refused.stderr
+    assert refused.code == 2 and "--isl" in refused.err and "leave it out" in refused.err
     done = resume(run_dir, "--json")
-    assert done.returncode == 0, done.stderr
-    assert "kept: agg-c2\nto measure: agg-c1\n" in done.stderr
-    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert done.code == 0, done.err
+    assert "kept: agg-c2\nto measure: agg-c1\n" in done.err
+    rows: list[dict[str, Any]] = json.loads(done.out.splitlines()[-1])["rows"]
     assert [(row["concurrency"], row["status"], row["request_count"]) for row in rows] == [(1, "ok", 24), (2, "ok", 24)]
     assert files(run_dir / "cells" / "agg-c2" / "trial-01") == ended
     assert prompts(run_dir / "cells" / "agg-c1" / "trial-01") == begun
@@ -90,7 +89,7 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
 
     before = files(run_dir / "cells")
     again = resume(run_dir)
-    assert again.returncode == 0, again.stderr
-    assert "to measure: nothing" in again.stderr
+    assert again.code == 0, again.err
+    assert "to measure: nothing" in again.err
     assert files(run_dir / "cells") == before
     assert [path.name for path in (run_dir / "attempts").iterdir()] == ["1"]

@@ -37,8 +37,10 @@ def listeners(plan: Plan) -> set[str]:
 
 
 @pytest.mark.parametrize("mode", ["agg", "disagg"])
-def test_it_serves_and_the_curl_of_its_ready_line_works_as_pasted(mode: str) -> None:
-    with trtx_serve(*PACED, "--mode", mode, "--set", "paced_itl_ms=1") as serve:
+def test_the_curl_of_its_ready_line_works_as_pasted_and_sigint_lets_every_stream_end_and_leaves_nothing(
+    mode: str,
+) -> None:
+    with trtx_serve(*PACED, "--mode", mode) as serve:
         plan = serve.wait_ready()
         curl = re.search(r"^curl .*?'$\n\n", serve.text(), re.DOTALL | re.MULTILINE)
         assert curl is not None, serve.text()
@@ -46,47 +48,7 @@ def test_it_serves_and_the_curl_of_its_ready_line_works_as_pasted(mode: str) -> 
         assert json.loads(answer.stdout)["usage"]["completion_tokens"] > 0
         assert json.loads((plan.run_dir / "plan.json").read_text())["mode"] == mode
         assert all(process.log_path.exists() for process in plan.processes)
-        serve.process.send_signal(signal.SIGINT)
-        assert serve.wait(30) == 130
-        assert nothing_left(plan)
 
-
-def test_everything_listens_on_loopback_alone_with_kv_routing_too() -> None:
-    with trtx_serve(*PACED, "--mode", "disagg", "--router-mode", "kv") as serve:
-        plan = serve.wait_ready()
-        assert stream_once(plan.url, plan.model, "hello", 4).is_good
-        assert listeners(plan) <= {"127.0.0.1", "::1"}
-        assert len(listeners(plan)) > 0
-
-
-def test_an_open_host_opens_the_http_port_alone_and_warns() -> None:
-    with trtx_serve(*PACED, "--host", "0.0.0.0") as serve:
-        plan = serve.wait_ready()
-        assert listeners(plan) <= {"127.0.0.1", "::1", "0.0.0.0"}
-        opened = [
-            connection
-            for pid in members(plan.marker, ())
-            for connection in psutil.Process(pid).net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.ip == "0.0.0.0"
-        ]
-        assert [connection.laddr.port for connection in opened] == [plan.port]
-        assert "warning: HTTP listens on 0.0.0.0" in serve.text()
-
-
-def test_two_topologies_of_one_model_name_run_side_by_side() -> None:
-    with trtx_serve(*PACED) as first, trtx_serve(*PACED, "--mode", "disagg") as second:
-        plans = first.wait_ready(), second.wait_ready()
-        first.process.send_signal(signal.SIGTERM)
-        assert first.wait(30) == 143
-        assert nothing_left(plans[0])
-        assert stream_once(plans[1].url, plans[1].model, "still there", 5).is_good
-        assert len(members(plans[1].marker, ())) >= 3
-
-
-@pytest.mark.parametrize("mode", ["agg", "disagg"])
-def test_sigint_while_streaming_lets_every_stream_end_and_leaves_nothing(mode: str) -> None:
-    with trtx_serve(*PACED, "--mode", mode) as serve:
-        plan = serve.wait_ready()
         streams = []
         threads = [
             threading.Thread(target=lambda n=n: streams.append(stream_once(plan.url, plan.model, f"stream {n}", 100)))
@@ -102,6 +64,31 @@ def test_sigint_while_streaming_lets_every_stream_end_and_leaves_nothing(mode: s
         assert [stream.problem for stream in streams] == [None] * 8
         assert {stream.finish_reason for stream in streams} == {"length"}
         assert nothing_left(plan)
+
+
+def test_two_topologies_of_one_model_name_run_side_by_side_and_each_listens_where_it_was_told() -> None:
+    """One is open to the network, with its HTTP port alone, the other on loopback, with what KV routing talks over."""
+    opened = trtx_serve(*PACED, "--host", "0.0.0.0")
+    with opened as first, trtx_serve(*PACED, "--mode", "disagg", "--router-mode", "kv") as second:
+        plans = first.wait_ready(), second.wait_ready()
+        assert stream_once(plans[1].url, plans[1].model, "hello", 4).is_good
+        assert {"127.0.0.1"} <= listeners(plans[1]) <= {"127.0.0.1", "::1"}
+        assert listeners(plans[0]) <= {"127.0.0.1", "::1", "0.0.0.0"}
+        open_ports = [
+            connection.laddr.port
+            for pid in members(plans[0].marker, ())
+            for connection in psutil.Process(pid).net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.ip == "0.0.0.0"
+        ]
+        assert open_ports == [plans[0].port]
+        assert "warning: HTTP listens on 0.0.0.0" in first.text()
+        assert "warning: HTTP listens" not in second.text()
+
+        first.process.send_signal(signal.SIGTERM)
+        assert first.wait(30) == 143
+        assert nothing_left(plans[0])
+        assert stream_once(plans[1].url, plans[1].model, "still there", 5).is_good
+        assert len(members(plans[1].marker, ())) >= 3
 
 
 def test_a_second_sigint_kills_at_once() -> None:
