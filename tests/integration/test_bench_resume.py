@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,9 @@ def stop_what_measures(pid: int) -> None:
     bench = psutil.Process(pid)
     bench.suspend()
     for process in bench.children(recursive=True):
-        if "trtx.launch.guardian" not in process.cmdline():
-            process.suspend()
+        with suppress(psutil.NoSuchProcess):
+            if "trtx.launch.guardian" not in process.cmdline():
+                process.suspend()
 
 
 def resume(run_dir: Path, *arguments: str) -> Done:
