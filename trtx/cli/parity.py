@@ -56,8 +56,14 @@ class RouteOptions:
     ] = None
 
 
+class ParityVerb(Verb):
+    """The one verb that serves with a planted fault, and says so in all that it shows."""
+
+    takes_planted_fault = True
+
+
 @app.command(
-    cls=Verb,
+    cls=ParityVerb,
     no_args_is_help=False,
     epilog="Exit codes: 0 every route answers as the reference does; 1 one does not, or leaves requests unanswered; "
     "2 usage; 3 no verdict: a route was not seen to be one, or too little was compared; 4 launch failed; 129, 130 and "
