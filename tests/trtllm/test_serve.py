@@ -25,7 +25,9 @@ import pytest
 from processes import Topology, topology, until
 from topology_clients import ServeCommand, nothing_left, post, stream_once, trtx_serve, wait_until
 
+from trtx.cli.app import run
 from trtx.engine.ranks import Rank, end
+from trtx.evals.parity import read_parity
 from trtx.topology import Plan
 from trtx.torch_engine.llmapi import LLM, SamplingParams
 
@@ -369,3 +371,20 @@ def test_each_attention_dp_rank_is_a_target_of_its_own_for_the_router(only_stand
     cards = [path.read_text() for path in (workers.directory / "kv" / "v1" / "mdc").rglob("*") if path.is_file()]
     assert all('"data_parallel_size":2' in card.replace(" ", "") for card in cards), cards
     assert cards
+
+
+@pytest.mark.proof
+def test_parity_has_a_verdict_on_handoffs_that_the_engine_counts_by_its_requests(
+    trtllm_environment: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in trtllm_environment.items():
+        monkeypatch.setenv(name, value)
+    argv = ["eval", "parity", "--engine", "tensorrt-llm", *SMALL, "--routes", "disagg", "--isl", "64", "--osl", "6"]
+    code = run([*argv, "--prompts", "12", "-o", str(tmp_path)])
+    (run_dir,) = tmp_path.iterdir()
+    found = read_parity(run_dir)
+    assert found is not None
+    counts = {one.what: one.value for one in found.routes[0].evidence.counts}
+    handoffs = counts["handoffs"]
+    assert handoffs is not None and 12 <= handoffs <= 15 and counts["prompts recomputed in place of one"] == 0
+    assert found.routes[0].evidence.missing is None and code == 0

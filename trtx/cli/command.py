@@ -10,12 +10,21 @@ import typer
 from typer.core import TyperCommand
 
 from trtx.config.files import path_problem
+from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
 
 class Verb(TyperCommand):
-    """Refuses what a command line drops without a word: an empty value, and all but the last of an option's values."""
+    """Refuses what a command line drops without a word: an empty value, and all but the last of an option's values.
+    Refuses a planted fault too (TRTX_FAULT), but in the one verb that tells of it."""
+
+    takes_planted_fault = False
+
+    def invoke(self, ctx: Any) -> Any:
+        if not self.takes_planted_fault:
+            refuse_planted_fault()
+        return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and not ctx.resilient_parsing:

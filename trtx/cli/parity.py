@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.progress import TaskID
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_REQUESTS, _OUTPUT, _TOPOLOGY = "Requests", "Output", "Topology"
+_REQUESTS, _OUTPUT, _TOPOLOGY, _ATTACH = "Requests", "Output", "Topology", "Attach"
 # What happens to a topology and is worth a line: the log has the rest.
 _SHOWN = {"ready", "exited", "vanished", "lost", "unproved", "restarting", "recovered", "gave-up"}
 
@@ -56,8 +57,14 @@ class RouteOptions:
     ] = None
 
 
+class ParityVerb(Verb):
+    """The one verb that serves with a planted fault, and says so in all that it shows."""
+
+    takes_planted_fault = True
+
+
 @app.command(
-    cls=Verb,
+    cls=ParityVerb,
     no_args_is_help=False,
     epilog="Exit codes: 0 every route answers as the reference does; 1 one does not, or leaves requests unanswered; "
     "2 usage; 3 no verdict: a route was not seen to be one, or too little was compared; 4 launch failed; 129, 130 and "
@@ -91,9 +98,43 @@ def parity(
             "Tokens of a step on the route chunked. Default: twice the concurrency, and 32 at least.",
         ),
     ] = None,
+    url: Annotated[
+        str | None,
+        _option(
+            _ATTACH,
+            "--url",
+            "Compare what already answers there, in place of routes. Where it asks for an API key: OPENAI_API_KEY.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        _option(
+            _ATTACH,
+            "--against",
+            "With --url: what it is held against, another server's address or a model that trtx serves.",
+            metavar="URL|MODEL",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        _option(_ATTACH, "--tokenizer", "With --url: directory or name of the served model's tokenizer."),
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        _option(_ATTACH, "--dtype", "With --url: what is computed in there, which says how far rounding may go."),
+    ] = None,
     model: options.ModelOptions,
     topology: RouteOptions,
     output: options.OutputOption = Path("runs"),
+    resume: Annotated[
+        Path | None,
+        _option(
+            _OUTPUT,
+            "--resume",
+            "Go on with a run that ended early: make the passes that had not ended.",
+            metavar="RUN_DIR",
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="End with the summary as one line of JSON on stdout.", rich_help_panel=_OUTPUT),
@@ -109,20 +150,44 @@ def parity(
     Examples:
       trtx eval parity --model synthetic:tiny-trained
       trtx eval parity --model Qwen/Qwen3-0.6B --routes agg,disagg --concurrency 64
+      trtx eval parity --url http://127.0.0.1:8000 --against http://127.0.0.1:9000
+      trtx eval parity --url http://127.0.0.1:8000 --against Qwen/Qwen3-0.6B
     """
     from trtx.cli.bench import own_command_line
+
+    if resume is not None:
+        refuse_ignored(context, ("resume",))
+        from trtx.experiment.parity import resume_parity
+
+        _run_and_show(partial(resume_parity, resume, argv=own_command_line()), as_json)
+        return
+    refuse_ignored(context, _attached_uses(url, against))
     from trtx.experiment.parity import check_parity
 
     given = {str(one.name): context.params[str(one.name)] for one in typed(context)}
     spec = _spec(given)
-    refuse_ignored(context, _uses(spec, model.engine))
+    if spec.attach is None:
+        refuse_ignored(context, _uses(spec, model.engine))
     modes: list[Mode] = ["agg", "disagg"] if "disagg" in spec.routes else ["agg"]
     options.check_roles(modes, model.config, model.overrides, model.recipe)
     _run_and_show(partial(check_parity, spec, parent=output, argv=own_command_line()), as_json)
 
 
-_OWN = ("prompts", "isl", "osl", "concurrency", "seed", "max_num_tokens")
+_OWN = ("prompts", "isl", "osl", "concurrency", "seed", "max_num_tokens", "dtype")
 _FIELDS = {"config": "engine_configs", "recipe": "engine_configs"}  # option -> field, where they differ
+
+
+def _attached_uses(url: str | None, against: str | None) -> list[str]:
+    """As :mod:`trtx.cli.placement` calls them."""
+    if url is None:
+        return ["serve"]
+    if against is None:
+        return ["attach", "no against"]
+    return ["attach", "against a server" if _is_address(against) else "against a model"]
+
+
+def _is_address(against: str) -> bool:
+    return "://" in against
 
 
 def _uses(spec: ParitySpec, engine: str) -> list[str]:
@@ -138,6 +203,8 @@ def _spec(given: dict[str, Any]) -> ParitySpec:
     from trtx.experiment.parity_spec import parity_of, planted_fault
 
     fields: dict[str, Any] = {name: given[name] for name in _OWN if name in given}
+    if "url" in given:
+        return parity_of({**fields, **_attached(given)})
     if "routes" in given:
         fields["routes"] = [name.strip() for name in given["routes"].split(",")]
     if (fault := planted_fault()) is not None:
@@ -145,6 +212,15 @@ def _spec(given: dict[str, Any]) -> ParitySpec:
     if topology := _topology_fields(given):
         fields["topology"] = {"port": 0, **topology}
     return parity_of(fields)
+
+
+def _attached(given: dict[str, Any]) -> dict[str, Any]:
+    """The servers, or the one and what trtx serves beside it; the latter's model is ``--against``."""
+    own = {name: given[name] for name in ("url", "model", "tokenizer") if name in given}
+    fields: dict[str, Any] = {"routes": (), "attach": own}
+    if _is_address(given["against"]):
+        return {**fields, "against": {"url": given["against"]}}
+    return {**fields, "topology": {"port": 0, **_topology_fields({**given, "model": given["against"]})}}
 
 
 def _topology_fields(given: dict[str, Any]) -> dict[str, Any]:
@@ -159,6 +235,7 @@ def _run_and_show(start: Any, as_json: bool) -> None:
     from rich.console import Console
 
     from trtx.cli.step_summary import add_step_summary
+    from trtx.report.forms import LOCK
     from trtx.report.parity import parity_fields, parity_table, read_parity_view
 
     view = _ParityView()
@@ -166,8 +243,12 @@ def _run_and_show(start: Any, as_json: bool) -> None:
         with view:
             outcome: FinishedParity = start(listener=view.listener)
     except TrtxError:
-        if view.run_dir is not None and (view.run_dir / "summary.md").exists():
-            add_step_summary(view.run_dir)
+        if view.run_dir is not None and (view.run_dir / LOCK.file).exists():
+            if (view.run_dir / "summary.md").exists():
+                add_step_summary(view.run_dir)
+            if (report := view.run_dir / "report.html").exists():
+                typer.echo(f"what was compared until then: {report}", err=True)
+            typer.echo(f"go on with it: trtx eval parity --resume {shlex.quote(str(view.run_dir))}", err=True)
         raise
     add_step_summary(outcome.run_dir)
     shown = read_parity_view(outcome.run_dir)
@@ -206,8 +287,8 @@ class _ParityView(BarsView):
         self.run_dir = run_dir
         self._say(f"run: {run_dir}")
 
-    def _on_route(self, route: str) -> None:
-        self._say(f"{route}: starting the topology")
+    def _on_route(self, route: str, is_served: bool) -> None:
+        self._say(f"{route}: starting the topology" if is_served else f"{route}: asking")
 
     def _on_event(self, route: str, event: Event) -> None:
         if event.kind in _SHOWN:
@@ -221,5 +302,5 @@ class _ParityView(BarsView):
             self._said.add(label)
             self._say(f"{label}: {total} requests")
 
-    def _on_kill(self, route: str, name: str, open_requests: int) -> None:
-        self._say(f"{route}: killed {name}, which had {open_requests} requests open")
+    def _on_kill(self, route: str, name: str, open_streams: int) -> None:
+        self._say(f"{route}: killed {name} while {open_streams} streams were open there")

@@ -80,6 +80,14 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "serve": Use("without --url", "whose deployment it describes", "add --url, or leave it out"),
     },
     "eval parity": {
+        "resume": Use("beside --resume", "which goes on with what its run was asked", "leave it out"),
+        "attach": Use("beside --url", "which compares what is served already"),
+        "serve": Use("without --url", "whose server it is about", "add --url, or leave it out"),
+        "no against": Use(
+            "without --against", "which it is held against", "name another server's address there, or a model to serve"
+        ),
+        "against a server": Use("with --against URL", "where nothing is served", "leave it out"),
+        "against a model": Use("with --against MODEL", "whose tokenizer is taken", "leave it out"),
         "no GPU": _SERVED["no GPU"],
         "no disagg": Use("without the route disagg", "whose workers it counts", "add it to --routes, or leave it out"),
         "one worker": Use(
@@ -179,12 +187,17 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "eval parity": _placed(
-        ((), "--routes --prompts --isl --osl --concurrency --seed --model --served-model-name --engine --config"),
-        ((), "--recipe --set --router-args --output --json"),
-        (("no chunks",), "--max-num-tokens"),
-        (("one worker",), "--workers"),
-        (("no disagg",), "--prefill --decode"),
-        (("no GPU",), "--tp --gpus"),
+        ((), "--resume --json"),
+        (("resume",), "--prompts --isl --osl --concurrency --seed --model --output"),
+        (("resume", "no against"), "--url"),
+        (("resume", "attach"), "--routes"),
+        (("resume", "serve"), "--against --dtype"),
+        (("resume", "serve", "against a model"), "--tokenizer"),
+        (("resume", "against a server"), "--served-model-name --engine --config --recipe --set --router-args"),
+        (("resume", "attach", "no chunks"), "--max-num-tokens"),
+        (("resume", "attach", "one worker"), "--workers"),
+        (("resume", "attach", "no disagg"), "--prefill --decode"),
+        (("resume", "against a server", "no GPU"), "--tp --gpus"),
     ),
     "build": _placed(
         ((), "--set --trtllm-version --check"),

@@ -56,6 +56,15 @@ class HandoffTotals(Protocol):
     recomputed: int
     leases: int
     expired_leases: int
+    corrupted: int  # on purpose, by a planted fault; 0 where none is
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The KV that came from a prefill engine for one request; 0 s: none did."""
+
+    bytes: int
+    seconds: float
 
 
 class Result(Protocol):
@@ -110,6 +119,11 @@ class Engine(Protocol):
 
     def handoff_stats(self) -> HandoffTotals | None:
         """None: it counts none, and nothing is told of handoffs."""
+        return None
+
+    def transfer(self, output: Any) -> Transfer | None:
+        """What came for a request that began with a handoff and has ended well, of its ``CompletionOutput``. None: it
+        does not say."""
         return None
 
     def unread_handoffs(self, rows: Iterable[Row]) -> int:

@@ -81,7 +81,7 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
     if "tasks" in fields:
         raise UsageError(f"{run_dir} is a run of trtx eval; go on with it by trtx eval --resume")
     if "routes" in fields:
-        raise UsageError(f"{run_dir} is a run of trtx eval parity, which has no cells; expected one of trtx bench")
+        raise UsageError(f"{run_dir} is a run of trtx eval parity; go on with it by trtx eval parity --resume")
     return spec_of(fields, str(run_dir / LOCK.file))
 
 

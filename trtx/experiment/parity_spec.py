@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trtx.bench.documents import problem
-from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint import read_model_config, resolve_checkpoint
 from trtx.config import TopologySpec
-from trtx.engine import KV_FAULT_VARIABLE
+from trtx.engine import KV_FAULT_VARIABLE, parse_kv_fault
 from trtx.errors import UsageError
 from trtx.evals.parity import Shape
+from trtx.evals.parity.gate import EPSILON
 from trtx.experiment.axes import NamedTopology
+from trtx.experiment.directory import PROVENANCE
 from trtx.experiment.scoring_spec import MOST_CONCURRENT
+from trtx.experiment.spec import Attach
+from trtx.report.forms import LOCK
 from trtx.topology import Plan
 
 Route = Literal["agg", "disagg", "kv", "migrated", "chunked"]
 ROUTES: tuple[Route, ...] = get_args(Route)
 REFERENCE: Route = "agg"
-AGAIN = "agg-again"  # the second pass of the reference
+AGAINST, URL = "against", "url"  # with --url: what is held against, and what is held against it
+AGAIN = "-again"  # behind the reference's label: its second pass
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class ParitySpec(BaseModel):
@@ -29,7 +36,7 @@ class ParitySpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "parity"
-    routes: tuple[Route, ...] = Field(default=ROUTES, min_length=1)  # the reference is among them, first
+    routes: tuple[Route, ...] = ROUTES  # the reference is among them, first; none with ``attach``
     prompts: int = Field(default=64, ge=10, le=100_000)  # that are compared; below 10 there is no interval
     isl: int = Field(default=256, ge=4)  # tokens of the longest prompt
     osl: int = Field(default=32, ge=2)  # tokens of every answer
@@ -38,6 +45,9 @@ class ParitySpec(BaseModel):
     max_num_tokens: int | None = Field(default=None, ge=1)  # of the route chunked; None: see chunk_tokens
     fault: str | None = None  # TRTX_FAULT, for tests: KV is corrupted on purpose
     topology: TopologySpec = Field(default_factory=lambda: TopologySpec.model_validate({"port": 0}))
+    attach: Attach | None = None  # a server that is compared in place of routes
+    against: Attach | None = None  # what it is held against; None beside ``attach``: ``topology``, served aggregated
+    dtype: Dtype | None = None  # that both are computed in, with ``attach``; None: nobody said
 
     @field_validator("routes")
     @classmethod
@@ -45,7 +55,21 @@ class ParitySpec(BaseModel):
         if len(set(value)) != len(value):
             twice = next(one for place, one in enumerate(value) if one in value[:place])
             raise ValueError(f"routes names {twice} twice; expected each once")
-        return (REFERENCE, *(one for one in value if one != REFERENCE))
+        return (REFERENCE, *(one for one in value if one != REFERENCE)) if value else ()
+
+    @model_validator(mode="after")
+    def _compares_something(self) -> ParitySpec:
+        if bool(self.routes) == (self.attach is not None):
+            raise ValueError("routes are served, or a server is attached; expected one of both")
+        if self.attach is None and (self.against or self.dtype):
+            raise ValueError("against and dtype are of a server that is attached; expected attach")
+        if self.attach is not None and self.max_num_tokens is not None:
+            raise ValueError("max_num_tokens is of the route chunked, and a server is attached; leave it out")
+        if self.attach is not None and self.fault is not None:
+            raise ValueError(
+                f"{KV_FAULT_VARIABLE} is set, and no fault reaches a server that is running already; unset it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _chunks_some(self) -> ParitySpec:
@@ -67,25 +91,44 @@ class ParitySpec(BaseModel):
         return Shape(self.prompts, self.isl, self.osl, self.seed)
 
     @property
-    def topologies(self) -> tuple[NamedTopology, ...]:
-        """By route, in the order in which they are served."""
-        return tuple(NamedTopology(route, self._topology(route)) for route in self.routes)
+    def labels(self) -> tuple[str, ...]:
+        """What is asked, the reference first."""
+        return self.routes if self.attach is None else (AGAINST, URL)
 
-    def _topology(self, route: Route) -> TopologySpec:
+    @property
+    def passes(self) -> dict[str, str]:
+        """Each pass, in its order, and the label of what is asked: the reference twice."""
+        reference, *others = self.labels
+        return {reference: reference, f"{reference}{AGAIN}": reference, **{label: label for label in others}}
+
+    @property
+    def attached(self) -> dict[str, Attach]:
+        """By label, what is running already."""
+        found = {AGAINST: self.against, URL: self.attach}
+        return {label: one for label, one in found.items() if one is not None}
+
+    @property
+    def topologies(self) -> tuple[NamedTopology, ...]:
+        """By label, in the order in which trtx serves them."""
+        served = [label for label in self.labels if label not in self.attached]
+        return tuple(NamedTopology(label, self._topology(label)) for label in served)
+
+    def _topology(self, label: str) -> TopologySpec:
         several = max(2, self.topology.workers)
         chunks = ("enable_chunked_prefill=true", f"max_num_tokens={self.chunk_tokens}")
-        own: dict[Route, dict[str, Any]] = {
+        own: dict[str, dict[str, Any]] = {
             "agg": {"mode": "agg", "workers": 1},
+            AGAINST: {"mode": "agg", "workers": 1},
             "disagg": {"mode": "disagg", "workers": 1},
             "kv": {"mode": "agg", "workers": several, "router_mode": "kv"},
             "migrated": {"mode": "agg", "workers": several},
             "chunked": {"mode": "agg", "workers": 1, "overrides": (*self.topology.overrides, *chunks)},
         }
-        return self.topology.model_copy(update=own[route])
+        return self.topology.model_copy(update=own[label])
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the labels that routes lead to."""
-        return {**self.model_dump(mode="json"), "topologies": list(self.routes)}
+        return {**self.model_dump(mode="json"), "topologies": list(self.labels)}
 
 
 def parity_of(fields: dict[str, Any]) -> ParitySpec:
@@ -93,16 +136,46 @@ def parity_of(fields: dict[str, Any]) -> ParitySpec:
     try:
         return ParitySpec.model_validate(fields)
     except ValidationError as error:
-        sentence = problem(error)
+        sentence, where = problem(error), error.errors()[0]["loc"]
+        if where[:1] in (("attach",), ("against",)) and sentence.startswith("url "):
+            raise UsageError(f"--{_OPTIONS.get(str(where[0]), where[0])} {sentence.removeprefix('url ')}") from error
         field, space, rest = sentence.partition(" ")
         name = field.partition(".")[0]
         known = name in ParitySpec.model_fields
-        raise UsageError(f"--{name.replace('_', '-')}{space}{rest}" if known else sentence) from error
+        option = _OPTIONS.get(name, name.replace("_", "-"))
+        raise UsageError(f"--{option}{space}{rest}" if known else sentence) from error
+
+
+_OPTIONS = {"attach": URL}  # field -> option, where they differ
+
+
+def read_parity_spec(run_dir: Path) -> ParitySpec:
+    """Of a run's lock. Raises UsageError where it is none of ``trtx eval parity``, or can't be read."""
+    if not (run_dir / LOCK.file).exists():
+        raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx eval parity")
+    fields = LOCK.load(run_dir)
+    if "routes" not in fields:
+        raise UsageError(f"{run_dir} is no run of trtx eval parity; go on with it by the verb that began it")
+    asked = {name: value for name, value in fields.items() if name not in (PROVENANCE, "topologies")}
+    return LOCK.restored(asked, ParitySpec, str(run_dir / LOCK.file))
 
 
 def planted_fault() -> str | None:
     """What the environment asks to be wrong, for tests: this is the one verb that takes it, and tells of it."""
     return os.environ.get(KV_FAULT_VARIABLE)
+
+
+def check_fault(fault: str, plan: Plan) -> None:
+    """Raises UsageError where no worker of ``plan`` could ever do what ``fault`` asks."""
+    asked = parse_kv_fault(fault)
+    if plan.engine != "torch":
+        raise UsageError(f"{KV_FAULT_VARIABLE} is {fault}, and engine {plan.engine} knows no fault; choose torch")
+    layers = read_model_config(plan.model_path).num_layers
+    if asked.layer >= layers:
+        raise UsageError(
+            f"{KV_FAULT_VARIABLE} is {fault}, and {plan.model} has {layers} layers; expected a layer from 0 to "
+            f"{layers - 1}"
+        )
 
 
 def check_lengths(spec: ParitySpec, plan: Plan) -> None:
@@ -123,9 +196,15 @@ def dtype_of(plan: Plan) -> str | None:
     checkpoint's own; None for an engine that computes nothing."""
     if plan.engine not in ("torch", "tensorrt-llm"):
         return None
-    asked = str(plan.engine_configs[REFERENCE].get("dtype") or "auto")
+    asked = str(plan.engine_configs["agg"].get("dtype") or "auto")
     if asked != "auto":
         return asked
     if plan.engine == "torch" and not plan.gpu_names:
         return "float32"
     return resolve_checkpoint(str(plan.model_path)).dtype
+
+
+def widest_dtype(*dtypes: str | None) -> str | None:
+    """The one that rounds most; None where one is not known, or not of those whose rounding is."""
+    known = [one for one in dtypes if one in EPSILON]
+    return max(known, key=lambda one: EPSILON[one]) if len(known) == len(dtypes) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from trtx.config import (
     load_engine_config,
     refuse_errors,
 )
+from trtx.config.planted_fault import refuse_planted_fault
 from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
 from trtx.errors import UsageError
 from trtx.launch.frontend_flags import check_flags
@@ -96,10 +96,8 @@ def _check_fault(fault: str | None) -> None:
     """Raises UsageError where the environment asks for a fault that nobody would tell of, or for none that there is."""
     if fault is not None:
         parse_kv_fault(fault)
-    elif KV_FAULT_VARIABLE in os.environ:
-        raise UsageError(
-            f"{KV_FAULT_VARIABLE} is set, which corrupts KV on purpose to test `trtx eval parity`; unset it"
-        )
+    else:
+        refuse_planted_fault()
 
 
 def _with_fault(planned: Plan, fault: str | None) -> Plan:

@@ -3,7 +3,7 @@ the verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -15,26 +15,29 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trtx.bench.documents import plain
+from trtx.bench.documents import Document, plain
 from trtx.bench.files import write_text
-from trtx.bench.journal import WorkerKilled, read_journal
+from trtx.bench.journal import Event, TopologyReady, WorkerKilled, read_journal
 from trtx.bench.judgement import Verdict
-from trtx.evals.parity import ComparedRoute, Parity, read_parity
-from trtx.report.forms import LOCK, SUMMARY, VERDICT, Provenance, RunVerdict
+from trtx.evals.parity import ComparedRoute, Parity, parity_directory, read_parity
+from trtx.report.forms import LOCK, SUMMARY, VERDICT, Deployment, Provenance, RunVerdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.notes import notes_of
 from trtx.report.verdict import MISSING, headline, lines, table_cell, verdict_json, verdict_markdown
 
+SERVERS = Document("servers.json", version=1, oldest=1, since="")
 _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
 _AGAIN = "again"  # after the reference's name: the second of its two identical runs
 _WORST = 10  # requests of a route that the page names
+_HANDS_OFF = "disagg"  # the route on which a planted fault can act
+_UNCHECKED = "handoffs, migrations, prompts in several steps: not checked"  # of a server that nobody looks into
 
 
 @dataclass(frozen=True, slots=True)
 class AskedParity:
     """What a report takes from the lock."""
 
-    routes: tuple[str, ...]
+    topologies: tuple[str, ...]  # labels of what was asked, the reference first
     prompts: int
     isl: int
     osl: int
@@ -42,6 +45,29 @@ class AskedParity:
     seed: int
     fault: str | None
     provenance: Provenance
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownServer:
+    """A server that was running already: what it told of itself, and what it takes of a request."""
+
+    deployment: Deployment
+    takes_nvext: bool
+    gives_prompt_logprobs: bool
+
+    @property
+    def told(self) -> str:
+        one = self.deployment
+        made = " ".join(part for part in (one.server, one.server_version) if part)
+        return f"{one.model} at {one.url}, {made or 'by a server that does not say what it is'}"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownServers:
+    """``eval/servers.json``: by label."""
+
+    servers: dict[str, KnownServer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +109,7 @@ class RouteLine:
     @property
     def counted(self) -> str:
         counts = [f"{one.what}: {MISSING if one.value is None else one.value}" for one in self.route.evidence.counts]
+        counts += [] if self.route.evidence.is_checked else [_UNCHECKED]
         return "; ".join([*counts, f"cancelled by their client: {self.route.cancelled}"])
 
     @property
@@ -99,6 +126,7 @@ class ParityView:
     parity: Parity | None  # None: it ended before two passes were compared
     verdict: RunVerdict | None
     told: tuple[str, ...]  # of the journal
+    servers: Mapping[str, KnownServer]  # by label, of those that were running already
 
     @property
     def model(self) -> str:
@@ -134,12 +162,26 @@ class ParityView:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know first."""
-        fault = self.asked.fault
-        told = [] if fault is None else [f"KV WAS CORRUPTED ON PURPOSE (TRTX_FAULT={fault}): this run tests the check"]
+        told = [] if self.asked.fault is None else [self._fault_told(self.asked.fault)]
         told += self.told
         compared = () if self.parity is None else tuple(one.route for one in self.parity.routes)
-        told += [f"{one}: it was not compared" for one in self.asked.routes[1:] if one not in compared]
+        told += [f"{one}: it was not compared" for one in self.asked.topologies[1:] if one not in compared]
+        lacking = [label for label, one in self.servers.items() if not one.gives_prompt_logprobs]
+        told += [f"{one}: it gives no log-probabilities of prompts, so none were compared" for one in lacking]
+        unsalted = [label for label, one in self.servers.items() if not one.takes_nvext]
+        told += [f"{one}: it takes no salt for its cache, so a pass may find KV of the one before" for one in unsalted]
         return tuple(told)
+
+    def _fault_told(self, fault: str) -> str:
+        counts = [one.evidence.corrupted for one in self.parity.routes] if self.parity is not None else []
+        known = [one for one in counts if one is not None]
+        if any(known):
+            return (
+                f"KV WAS CORRUPTED ON PURPOSE in {sum(known)} handoffs (TRTX_FAULT={fault}): this run tests the check"
+            )
+        if known or _HANDS_OFF not in self.asked.topologies:
+            return f"TRTX_FAULT={fault} corrupted no handoff: this run tests nothing"
+        return f"KV MAY HAVE BEEN CORRUPTED ON PURPOSE (TRTX_FAULT={fault}): in how many handoffs was not counted"
 
     @property
     def conditions(self) -> tuple[tuple[str, str], ...]:
@@ -151,6 +193,9 @@ class ParityView:
             ("engine", ", ".join(sorted({one.engine or MISSING for one in asked.provenance.measured.values()}))),
             ("machine", here.cpu),
         ]
+        found += [(label, one.told) for label, one in self.servers.items()]
+        if self.servers:
+            found.append(("computed in", self.asked.dtype or MISSING))
         if here.gpus:
             found.append(("GPUs", ", ".join(gpu.name for gpu in here.gpus)))
         return tuple(found + ([("fault", asked.fault)] if asked.fault is not None else []))
@@ -164,17 +209,27 @@ def is_parity(run_dir: Path) -> bool:
 def read_parity_view(run_dir: Path) -> ParityView:
     journal = read_journal(run_dir)
     kills = tuple(
-        f"{one.topology}: this run killed {one.worker} while it had {one.open_requests} requests open"
-        for one in journal
+        f"{one.topology}: this run killed {one.worker} while {one.open_requests} streams were open there"
+        for one in _of_last_starts(journal)
         if isinstance(one, WorkerKilled)
     )
+    servers = SERVERS.find(parity_directory(run_dir), KnownServers)
     return ParityView(
         name=run_dir.resolve().name,
         asked=LOCK.read(run_dir, AskedParity),
         parity=read_parity(run_dir),
         verdict=VERDICT.find(run_dir, RunVerdict),
         told=kills + notes_of(journal),
+        servers={} if servers is None else servers.servers,
     )
+
+
+def _of_last_starts(journal: Sequence[Event]) -> Iterator[Event]:
+    """Of each topology what came after its last start: a pass that was given up is made again, with its kill."""
+    last = {one.topology: place for place, one in enumerate(journal) if isinstance(one, TopologyReady)}
+    for place, one in enumerate(journal):
+        if place >= last.get(getattr(one, "topology", ""), 0):
+            yield one
 
 
 def render_parity(run_dir: Path) -> ParityView:

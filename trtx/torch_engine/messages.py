@@ -102,6 +102,7 @@ class HandoffStats(msgspec.Struct, array_like=True):
     recomputed: int = 0  # requests whose prompt was computed here because the prefill side was gone or late
     leases: int = 0  # held now
     expired_leases: int = 0
+    corrupted: int = 0  # reads that a planted fault made wrong on purpose, of requests that went on with them
 
 
 class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True, omit_defaults=True):

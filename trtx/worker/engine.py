@@ -32,6 +32,7 @@ from trtx.worker.open_requests import OpenRequests
 from trtx.worker.options import WorkerOptions, parse
 from trtx.worker.polling import EnginePoll
 from trtx.worker.status import StatusFile
+from trtx.worker.transfers import TransferCounts
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             leaving=self.leaving,
         )
         self._metrics.handoff = loaded.engine.handoff_stats
+        self._metrics.transfers = TransferCounts() if self.options.role in ("prefill", "decode") else None
         self._metrics.lost_kv_events = lambda: poll.lost_events
         self._metrics.iterations[0] = {  # what is known before the first step
             "numActiveRequests": 0,

@@ -98,6 +98,7 @@ class RequestHandler:
             if writer.finish_reason is None:
                 yield writer.cancelled()
             outcome = writer.finish_reason or "cancelled"
+            self._count_transfer(submission, opened, request, metrics)
             metrics.prompt_tokens += len(submission.request.token_ids)
             metrics.cached_tokens += writer.cached_tokens
         except (GeneratorExit, asyncio.CancelledError):
@@ -118,6 +119,18 @@ class RequestHandler:
             metrics.outcomes[outcome] += 1
             if opened is not None:
                 self._open.close(context.id(), opened, engine_died=leaving.engine_died)
+
+    def _count_transfer(
+        self, submission: Submission, opened: OpenRequest, request: GenerateRequest, metrics: WorkerMetrics
+    ) -> None:
+        """Of a request that has ended. One that was cut off by a stop string is told of by nobody."""
+        if metrics.transfers is None or is_probe(request):
+            return
+        if submission.resumes:
+            if opened.result.finished:
+                metrics.transfers.ended(self._loaded.engine.transfer(opened.result.outputs[0]))
+        elif self._options.role == "decode":
+            metrics.transfers.whole += 1
 
     async def _encode(self, encoder: ImageEncoder, request: Mapping[str, Any]) -> dict[str, Any]:
         if is_probe(request):  # one prompt without images: there is nothing to encode, and health is asked as always

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from trtx.engine.api import HandoffTotals
+from trtx.worker.transfers import TransferCounts
 
 TTFT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -100,6 +101,7 @@ class WorkerMetrics(Collector):
         self.lost_kv_events: Callable[[], int] = lambda: 0
         # Asked at each scrape: a lease is released when no step runs, so no iteration would tell.
         self.handoff: Callable[[], HandoffTotals | None] = lambda: None
+        self.transfers: TransferCounts | None = None  # None: it is neither prefill nor decode
 
     def collect(self) -> Iterator[Any]:
         yield self.time_to_first_token.family(
@@ -137,17 +139,30 @@ class WorkerMetrics(Collector):
 
     def _handoff_families(self) -> Iterator[Any]:
         totals = self.handoff()
+        if self.transfers is not None:
+            yield CounterMetricFamily(
+                "trtx_whole_requests", "Requests served without a handoff by a worker of decode.", self.transfers.whole
+            )
         if totals is None:
+            if self.transfers is not None and self.transfers.is_known:
+                yield from _read_families(self.transfers)
             return
-        yield CounterMetricFamily("trtx_handoff_reads", "KV handoffs read from a prefill worker.", totals.reads)
-        yield CounterMetricFamily("trtx_handoff_bytes", "Bytes of KV read from prefill workers.", totals.bytes)
-        yield CounterMetricFamily("trtx_handoff_seconds", "Time of these reads, summed.", totals.seconds)
-        yield CounterMetricFamily("trtx_handoff_failed_reads", "Reads that failed.", totals.failed_reads)
+        yield from _read_families(totals)
         yield CounterMetricFamily(
             "trtx_recomputed_prefixes", "Prompts computed again because their KV was gone.", totals.recomputed
         )
+        yield CounterMetricFamily("trtx_handoff_failed_reads", "Reads that failed.", totals.failed_reads)
         yield GaugeMetricFamily("trtx_leases", "KV handoffs that wait for a decode worker.", totals.leases)
         yield CounterMetricFamily("trtx_expired_leases", "Leases that nobody read in time.", totals.expired_leases)
+        yield CounterMetricFamily(
+            "trtx_corrupted_handoffs", "KV handoffs that TRTX_FAULT made wrong on purpose.", totals.corrupted
+        )
+
+
+def _read_families(counts: HandoffTotals | TransferCounts) -> Iterator[Any]:
+    yield CounterMetricFamily("trtx_handoff_reads", "KV handoffs read from a prefill worker.", counts.reads)
+    yield CounterMetricFamily("trtx_handoff_bytes", "Bytes of KV read from prefill workers.", counts.bytes)
+    yield CounterMetricFamily("trtx_handoff_seconds", "Time of these reads, summed.", counts.seconds)
 
 
 def absent_fields(row: Mapping[str, Any]) -> list[str]:

@@ -79,6 +79,12 @@ CALLS = {
     },
     "eval parity": {
         "": ["eval", "parity"],
+        "resume": ["eval", "parity", "--resume", "no-such-run"],
+        "serve": ["eval", "parity"],
+        "attach": ["eval", "parity", "--url", "http://127.0.0.1:9", "--against", "http://127.0.0.1:8"],
+        "no against": ["eval", "parity"],
+        "against a server": ["eval", "parity", "--url", "http://127.0.0.1:9", "--against", "http://127.0.0.1:8"],
+        "against a model": ["eval", "parity", "--url", "http://127.0.0.1:9", "--against", "synthetic:tiny"],
         "no GPU": ["eval", "parity", "--engine", "paced"],
         "no disagg": ["eval", "parity", "--routes", "agg,kv"],
         "one worker": ["eval", "parity", "--routes", "disagg,chunked"],
@@ -130,7 +136,13 @@ VALUES_IN |= {("--backend", "tensorrt"): "pytorch", ("--tasks", ""): "perplexity
 VALUES |= {
     "--prompts": "99", "--isl": "99", "--max-num-tokens": "99", "--routes": "agg,disagg,kv,chunked",
 }  # fmt: skip
-VALUES_IN |= {("--max-num-tokens", ""): "99", ("--workers", ""): "3"}
+VALUES_IN |= {
+    ("--max-num-tokens", ""): "99",
+    ("--workers", ""): "3",
+    ("--workers", "serve"): "3",
+    ("--workers", "no against"): "3",
+}
+VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
 # What stands in the calls above in the place of an argument.
@@ -159,6 +171,7 @@ UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its cal
 ROOMS = (
     "trtx.launch.prepare", "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
     "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation", "trtx.experiment.parity.check_parity",
+    "trtx.experiment.parity.resume_parity",
     "trtx.experiment.fidelity.run_fidelity", "trtx.experiment.fidelity.resume_fidelity",
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
@@ -353,7 +366,8 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
 # Uses in which a verb hands over what was typed, and the room that gets it makes nothing of it.
 IGNORED_BY_THE_ROOM = {
     *((verb, use) for verb in ("serve", "bench", "eval") for use in ("agg", "disagg", "no GPU")),
-    *(("eval parity", use) for use in ("no GPU", "no disagg", "one worker", "no chunks")),
+    *(("eval parity", use) for use in ("no GPU", "no disagg", "one worker", "no chunks", "no against")),
+    ("eval parity", "against a model"),
     *(("eval", use) for use in ("no baseline", "attach")),
     *(("eval fidelity", use) for use in ("agg", "disagg", "attach")),
     *(("build", use) for use in ("none", "tensorrt", "check all")),

@@ -9,7 +9,7 @@ import pytest
 from trtx.bench.judgement import Judgement, Verdict, outcome
 from trtx.evals.parity import Answer, ComparedRoute, compare_route, distance, judge_route
 from trtx.evals.parity.forms import Count, Evidence, Tolerance
-from trtx.evals.parity.gate import FLOOR, judge_reference, tolerance_of
+from trtx.evals.parity.gate import FLOOR, judge_fault, judge_reference, tolerance_of
 
 HAPPENED = Evidence((Count("handoffs", 12),), None)
 EPS = FLOOR["float32"] / 100  # whatever it is
@@ -152,3 +152,55 @@ def test_a_reference_that_is_far_from_itself_is_none() -> None:
 
 def test_without_a_yardstick_there_is_no_verdict() -> None:
     assert Verdict.PASS not in {one.verdict for one in list(judge_route(route(), None))[2:]}
+
+
+def test_of_a_server_that_nobody_looks_into_no_route_is_claimed() -> None:
+    found = judged(route(evidence=Evidence((), None, is_checked=False)))
+    assert "happened" not in found and {one.verdict for one in found.values()} == {Verdict.PASS}
+
+
+FAULT = "swap-block:every=100,layer=0"
+
+
+@pytest.mark.parametrize(
+    ("corrupted", "verdict", "said"),
+    [
+        (3, Verdict.PASS, "3 handoffs were corrupted on purpose"),
+        (0, Verdict.NO_VERDICT, "no handoff was corrupted"),
+        (None, Verdict.NO_VERDICT, "did not say how many"),
+    ],
+)
+def test_a_planted_fault_that_did_nothing_is_no_verdict(corrupted: int | None, verdict: Verdict, said: str) -> None:
+    judgement = judge_fault(FAULT, route(evidence=Evidence((), None, corrupted=corrupted)))
+    assert (judgement.cell, judgement.verdict) == ("disagg", verdict) and said in judgement.reason
+    assert FAULT in judgement.reason
+
+
+def test_a_planted_fault_needs_a_route_with_handoffs() -> None:
+    judgement = judge_fault(FAULT, None)
+    assert judgement.verdict is Verdict.NO_VERDICT and "ask for disagg with --routes" in judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("shift", "dtype", "verdict"),
+    [
+        (0.2, None, Verdict.NO_VERDICT),
+        (0.3, None, Verdict.MISSED),
+        (0.2, "bfloat16", Verdict.PASS),
+        (0.2, "float32", Verdict.MISSED),
+    ],
+)
+def test_what_half_precision_may_round_is_no_verdict_where_nobody_said_the_precision(
+    shift: float, dtype: str | None, verdict: Verdict
+) -> None:
+    again = compare_route("against", [answer()], [answer()], cancelled=0, evidence=HAPPENED)
+    found = list(judge_route(route(answer(5, shift=shift)), tolerance_of(again.compared, dtype)))
+    judgement = next(one for one in found if one.criterion.startswith("logprob_distance:max"))
+    assert judgement.verdict is verdict
+    assert ("name it, beside --url with --dtype" in judgement.reason) == (verdict is Verdict.NO_VERDICT)
+
+
+def test_an_answer_that_ends_elsewhere_is_missed_whatever_the_precision() -> None:
+    again = compare_route("against", [answer()], [answer()], cancelled=0, evidence=HAPPENED)
+    found = list(judge_route(route(answer(4, (7, 8))), tolerance_of(again.compared, None)))
+    assert next(one for one in found if one.criterion.startswith("unexplained")).verdict is Verdict.MISSED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
 from trtx.evals.parity import Answer, Prompt, Shape, make_prompts, ordinary_ids, read_answers, write_answers
-from trtx.evals.parity.asking import request_body
+from trtx.evals.parity.asking import Server, request_body
 
 SHAPE = Shape(prompts=64, longest=200, osl=16, seed=3)
 
@@ -62,10 +63,13 @@ def test_some_are_cancelled_at_once_and_some_in_the_middle(ids: tuple[int, ...])
 
 
 def test_an_answer_is_greedy_salted_and_exactly_as_long_as_asked() -> None:
-    body = request_body("m", Prompt(0, (5, 6), None, True, None), osl=9, salt="kv")
+    server = Server("http://127.0.0.1:1", "m")
+    body = request_body(server, Prompt(0, (5, 6), None, True, None), osl=9, salt="kv")
     assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"], body["temperature"]) == (9, 9, True, 0.0)
     assert body["prompt_logprobs"] == 1 and body["nvext"]["cache_salt"] == "kv"
-    assert "prompt_logprobs" not in request_body("m", Prompt(0, (5, 6), None, False, None), osl=9, salt="kv")
+    assert "prompt_logprobs" not in request_body(server, Prompt(0, (5, 6), None, False, None), osl=9, salt="kv")
+    plain = replace(server, takes_nvext=False)
+    assert "nvext" not in request_body(plain, Prompt(0, (5, 6), None, False, None), osl=9, salt="kv")
 
 
 @pytest.mark.parametrize("spoil", [lambda path: None, lambda path: path.write_text("{}")], ids=["none", "no tokenizer"])
@@ -89,3 +93,9 @@ def test_a_kept_answer_that_was_changed_is_refused_by_line_and_field(tmp_path: P
     path.write_text(f"{first}\n{json.dumps(json.loads(second) | {'token_ids': ['x']})}\n")
     with pytest.raises(UsageError, match=r"answers\.jsonl, line 2 .*token_ids\.0"):
         read_answers(tmp_path, "kv")
+
+
+def test_a_servers_words_may_hold_whatever_ends_a_line_elsewhere(tmp_path: Path) -> None:
+    kept = Answer(0, (), (), (), (), None, None, None, {}, None, 3, "HTTP 500: one\u2028two\x85three")
+    write_answers(tmp_path, "kv", [kept, replace(kept, index=1)])
+    assert read_answers(tmp_path, "kv") == (kept, replace(kept, index=1))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from trtx.engine.api import Transfer
 from trtx.torch_engine.messages import HandoffStats
 from trtx.worker.metrics import RequestClock, WorkerMetrics, absent_fields
+from trtx.worker.transfers import TransferCounts
 
 
 def scraped(metrics: WorkerMetrics) -> dict[str, float]:
@@ -55,6 +57,7 @@ def test_engine_and_handoff_families_appear_once_the_engine_has_said_something()
     assert seen["trtx_batch_context_tokens"] == 17
     assert seen["trtx_handoff_bytes_total"] == 4096
     assert seen["trtx_recomputed_prefixes_total"] == 2
+    assert seen["trtx_corrupted_handoffs_total"] == 0
 
 
 def test_every_outcome_has_a_count_from_the_start() -> None:
@@ -75,3 +78,29 @@ def test_attention_dp_ranks_are_told_apart_and_what_an_older_engine_does_not_say
     assert "trtx_queued_requests" not in seen
     assert "numQueuedRequests" in absent_fields(metrics.iterations[0])
     assert seen["trtx_lost_kv_events_total"] == 4
+
+
+def test_handoffs_of_an_engine_that_counts_none_are_those_whose_requests_say_that_kv_came() -> None:
+    metrics = WorkerMetrics()
+    assert "trtx_handoff_reads_total" not in scraped(metrics), "an aggregated worker has none to count"
+    metrics.transfers = TransferCounts()
+    assert scraped(metrics)["trtx_handoff_reads_total"] == 0
+    for transfer in (Transfer(4096, 0.5), Transfer(4096, 0.25), Transfer(0, 0.0)):
+        metrics.transfers.ended(transfer)
+    metrics.transfers.whole += 1
+    seen = scraped(metrics)
+    assert (seen["trtx_handoff_reads_total"], seen["trtx_handoff_bytes_total"]) == (2, 8192)
+    assert (seen["trtx_handoff_seconds_total"], seen["trtx_whole_requests_total"]) == (0.75, 1)
+    assert not {"trtx_leases", "trtx_recomputed_prefixes_total"} & set(seen), "nobody counts them"
+    metrics.handoff = lambda: HandoffStats(reads=7)
+    seen = scraped(metrics)
+    assert seen["trtx_handoff_reads_total"] == 7, "an engine that counts knows best"
+    assert seen["trtx_whole_requests_total"] == 1, "but of what never reached it as a handoff"
+
+
+def test_no_handoff_is_told_of_where_requests_do_not_say() -> None:
+    metrics = WorkerMetrics()
+    metrics.transfers = TransferCounts()
+    metrics.transfers.ended(Transfer(4096, 0.5))
+    metrics.transfers.ended(None)
+    assert "trtx_handoff_reads_total" not in scraped(metrics), "some came and nobody knows how many"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.facts import context_length_of, read_config
-from trtx.engine.api import Engine, EngineFacts, Hints, Result, Row
+from trtx.engine.api import Engine, EngineFacts, Hints, Result, Row, Transfer
 from trtx.engine.tensorrt_llm import versions
 from trtx.errors import LaunchError
 
@@ -67,6 +68,21 @@ class TensorRtEngine(Engine):
     def get_kv_cache_events_async(self, timeout: float) -> AsyncIterator[Row | str]:
         rows: AsyncIterator[Row | str] = self._llm.get_kv_cache_events_async(timeout=timeout)
         return rows
+
+    def transfer(self, output: Any) -> Transfer | None:
+        """Its request sets the start where it asks a prefill engine for KV and the end where all of it has come; both
+        stay 0 where nothing was asked for, by which its own metrics tell too. A transfer that fails ends its request
+        with an error. None with ``return_perf_metrics: false``."""
+        if output.request_perf_metrics is None:
+            return None
+        timing = getattr(output.request_perf_metrics, "timing_metrics", None)
+        start = getattr(timing, "kv_cache_transfer_start", None)
+        end = getattr(timing, "kv_cache_transfer_end", None)
+        if start is None or end is None:
+            return None
+        came = timedelta(0) < start < end
+        size = getattr(timing, "kv_cache_size", 0)
+        return Transfer(int(size), (end - start).total_seconds()) if came else Transfer(0, 0.0)
 
     def unread_handoffs(self, rows: Iterable[Row]) -> int:
         """Active requests: it has no count of leases, and keeps a request active until its KV was read."""

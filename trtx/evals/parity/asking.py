@@ -1,11 +1,14 @@
-"""Sends all prompts of a run once, as streams, many at a time, and leaves those that are to be cancelled."""
+"""Sends all prompts of a run once, as streams, many at a time, and leaves those that are to be cancelled.
+
+Seen of Dynamo 1.4.2: every event says to whom the request was sent (``nvext.worker_id``), which a migration leaves.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -23,15 +26,26 @@ _AT_ONCE_S = 0.01  # after which a client that does not look has left
 _TOKEN = "token_id:"  # how ids are spelled where return_tokens_as_token_ids is asked
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Who is asked, and what of a request it takes."""
+
+    url: str  # without /v1
+    model: str  # the name that it serves
+    api_key: str | None = None
+    takes_nvext: bool = True  # Dynamo's own fields: a salt for its KV, who answered
+    gives_prompt_logprobs: bool = True
+
+
 @dataclass(slots=True, eq=False)
 class Pass:
     """One time that all prompts are sent, while it goes on and after."""
 
-    label: str
-    under_way: dict[int, Sequence[int]] = field(default_factory=dict)  # compared requests -> their tokens so far
+    under_way: dict[int, Stream] = field(default_factory=dict)  # compared requests
     answers: dict[int, Answer] = field(default_factory=dict)
     cancelled: int = 0  # clients that left before the end
     too_late: int = 0  # that wanted to, and had the end already
+    unreached: str | None = None  # why the last request failed that got no word at all; None: none did
 
     @property
     def ended(self) -> int:
@@ -39,11 +53,10 @@ class Pass:
 
 
 def ask_all(
-    url: str,
-    model: str,
+    server: Server,
     prompts: Sequence[Prompt],
     *,
-    label: str,
+    salt: str,
     osl: int,
     concurrency: int,
     check: Callable[[], None],
@@ -51,33 +64,32 @@ def ask_all(
 ) -> Pass:
     """Until each prompt has its answer, or has none for good. Answers are greedy and exactly ``osl`` tokens long.
 
-    No pass finds the KV of another: each salts its blocks with ``label``. ``watch`` is called 50 times a second, and
-    ``check`` too, which may raise: then all requests are given up and the error passes on.
+    No pass finds the KV of one with another ``salt``, where the server takes one. ``watch`` and ``check`` are called 50
+    times a second, and may raise: then all requests are given up and the error passes on.
     """
-    return asyncio.run(_ask_all(url, model, prompts, label, osl, concurrency, check, watch))
+    return asyncio.run(_ask_all(server, prompts, salt, osl, concurrency, check, watch))
 
 
 async def _ask_all(
-    url: str,
-    model: str,
+    server: Server,
     prompts: Sequence[Prompt],
-    label: str,
+    salt: str,
     osl: int,
     concurrency: int,
     check: Callable[[], None],
     watch: Callable[[Pass], None],
 ) -> Pass:
-    state, waiting = Pass(label), iter(prompts)
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    async with httpx.AsyncClient(base_url=f"{url}/v1/", timeout=_TIMEOUT_S, limits=limits, trust_env=False) as http:
+    state, waiting = Pass(), iter(prompts)
+    async with _client(server, concurrency) as http:
 
         async def client() -> None:
             for prompt in waiting:
-                body = request_body(model, prompt, osl=osl, salt=label)
-                if prompt.is_compared:
-                    state.answers[prompt.index] = await _answer(http, body, prompt, state)
+                asked = prompt if server.gives_prompt_logprobs else replace(prompt, asks_prompt_logprobs=False)
+                body = request_body(server, asked, osl=osl, salt=salt)
+                if asked.is_compared:
+                    state.answers[asked.index] = await _answer(http, body, asked, state)
                 else:
-                    await _leave(http, body, prompt, state)
+                    await _leave(http, body, asked, state)
 
         clients = {asyncio.create_task(client()) for _ in range(concurrency)}
         pending = clients
@@ -96,9 +108,29 @@ async def _ask_all(
     return state
 
 
-def request_body(model: str, prompt: Prompt, *, osl: int, salt: str) -> dict[str, Any]:
+def ask_once(server: Server, prompt: Prompt, *, osl: int) -> Answer:
+    """One prompt, one attempt: whether a server gives what is compared."""
+    return asyncio.run(_ask_once(server, prompt, osl))
+
+
+async def _ask_once(server: Server, prompt: Prompt, osl: int) -> Answer:
+    gathered = Stream()
+    async with _client(server, 1) as http:
+        failure = await _stream(http, request_body(server, prompt, osl=osl, salt="probe"), gathered, lambda: True)
+    return gathered.answer(prompt, 1, failure)
+
+
+def _client(server: Server, concurrency: int) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    headers = {} if server.api_key is None else {"Authorization": f"Bearer {server.api_key}"}
+    return httpx.AsyncClient(
+        base_url=f"{server.url}/v1/", timeout=_TIMEOUT_S, limits=limits, headers=headers, trust_env=False
+    )
+
+
+def request_body(server: Server, prompt: Prompt, *, osl: int, salt: str) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "model": model,
+        "model": server.model,
         "prompt": list(prompt.token_ids),
         "max_tokens": osl,
         "min_tokens": osl,
@@ -108,8 +140,9 @@ def request_body(model: str, prompt: Prompt, *, osl: int, salt: str) -> dict[str
         "return_tokens_as_token_ids": True,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "nvext": {"cache_salt": salt, "extra_fields": ["engine_data", "worker_id"]},
     }
+    if server.takes_nvext:
+        body["nvext"] = {"cache_salt": salt, "extra_fields": ["engine_data", "worker_id"]}
     if prompt.asks_prompt_logprobs:
         body["prompt_logprobs"] = 1
     return body
@@ -119,10 +152,12 @@ async def _answer(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Prom
     attempts = 0
     while True:
         attempts += 1
-        gathered = _Gathered()
-        state.under_way[prompt.index] = gathered.token_ids
+        gathered = Stream()
+        state.under_way[prompt.index] = gathered
         failure = await _stream(http, body, gathered, lambda: True)
         del state.under_way[prompt.index]
+        if failure is not None and not gathered.has_word:
+            state.unreached = failure
         if failure is None or gathered.token_ids or attempts == _ATTEMPTS:
             return gathered.answer(prompt, attempts, failure)
         await asyncio.sleep(_PAUSE_S)
@@ -130,7 +165,7 @@ async def _answer(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Prom
 
 async def _leave(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Prompt, state: Pass) -> None:
     """Begins a request and leaves it. What it says until then, or why it fails, is nobody's business."""
-    wanted, gathered = prompt.cancel_after or 0, _Gathered()
+    wanted, gathered = prompt.cancel_after or 0, Stream()
     try:
         async with asyncio.timeout(_AT_ONCE_S if wanted == 0 else _TIMEOUT_S):
             await _stream(http, body, gathered, lambda: wanted == 0 or gathered.events < wanted)
@@ -143,12 +178,13 @@ async def _leave(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Promp
 
 
 async def _stream(
-    http: httpx.AsyncClient, body: Mapping[str, Any], gathered: _Gathered, goes_on: Callable[[], bool]
+    http: httpx.AsyncClient, body: Mapping[str, Any], gathered: Stream, goes_on: Callable[[], bool]
 ) -> str | None:
     """Takes in one stream, event by event, for as long as ``goes_on``. Why it is no whole answer; None where it is."""
     whole = Whole()
     try:
         async with http.stream("POST", "completions", json=body) as answer:
+            gathered.has_word = True
             if not answer.is_success:
                 said = words((await answer.aread()).decode(errors="replace")) or "no reason given"
                 return f"HTTP {answer.status_code}: {said}"
@@ -169,9 +205,10 @@ async def _stream(
 
 
 @dataclass(slots=True, eq=False)
-class _Gathered:
+class Stream:
     """What one stream has brought so far."""
 
+    has_word: bool = False  # the server answered, with whatever
     events: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -179,7 +216,12 @@ class _Gathered:
     prompt_rows: list[Mapping[str, Any] | None] = field(default_factory=list)
     finish_reason: str | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
-    workers: dict[str, int] = field(default_factory=dict)
+    workers: dict[str, int] = field(default_factory=dict)  # by role
+
+    @property
+    def worker(self) -> int | None:
+        """Dynamo's id of the one that it was sent to; None: the server has not said."""
+        return self.workers.get("decode")
 
     def take(self, document: Mapping[str, Any]) -> None:
         """One event. Raises KeyError, TypeError, ValueError for what is not in the form that was asked for."""
@@ -195,9 +237,7 @@ class _Gathered:
             if told := choice.get("logprobs"):
                 self.token_ids += [_id(token) for token in told["tokens"]]
                 self.logprobs += [_finite(value) for value in told["token_logprobs"]]
-                self.top += [
-                    {str(_id(one["token"])): _finite(one["logprob"]) for one in row} for row in told["top_logprobs"]
-                ]
+                self.top += [_likeliest(row) for row in told["top_logprobs"]]
 
     def answer(self, prompt: Prompt, attempts: int, failure: str | None) -> Answer:
         prompt_logprobs: tuple[float, ...] = ()
@@ -228,6 +268,12 @@ class _Gathered:
             attempts=attempts,
             failure=failure,
         )
+
+
+def _likeliest(row: Any) -> dict[str, float]:
+    """By id, of Dynamo's list of {token, logprob}, or the map of OpenAI's completions."""
+    pairs = row.items() if isinstance(row, Mapping) else ((one["token"], one["logprob"]) for one in row)
+    return {str(_id(token)): _finite(value) for token, value in pairs}
 
 
 def _id(token: str) -> int:

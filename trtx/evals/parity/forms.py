@@ -18,7 +18,7 @@ from trtx.bench.files import write_text
 from trtx.bench.intervals import Interval
 from trtx.errors import UsageError
 
-PARITY = Document("parity.json", version=1, oldest=1, since="")
+PARITY = Document("parity.json", version=2, oldest=1, since="")
 PROMPTS = Document("prompts.jsonl", version=1, oldest=1, since="")
 ANSWERS = Document("answers.jsonl", version=1, oldest=1, since="")
 _DIRECTORY = "eval"
@@ -109,10 +109,16 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Whether a route was what it is called after."""
+    """Whether a route was what it is called after.
+
+    ``is_checked``: False where nobody can see how the server works inside, and nothing is said of it. ``corrupted``:
+    handoffs whose KV a planted fault made wrong; None: nobody counted.
+    """
 
     counts: tuple[Count, ...]
-    missing: str | None  # why it is not shown to have happened; None: it did
+    missing: str | None  # why it is not shown to have happened; None: it did, or ``is_checked`` is False
+    is_checked: bool = True
+    corrupted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +168,12 @@ def write_prompts(run_dir: Path, prompts: Iterable[Prompt]) -> None:
     _write_lines(PROMPTS, parity_directory(run_dir), prompts)
 
 
+def read_prompts(run_dir: Path) -> tuple[Prompt, ...] | None:
+    """None where a run ended before it wrote them. Raises UsageError as :func:`read_answers`."""
+    path = parity_directory(run_dir) / PROMPTS.file
+    return _read_lines(PROMPTS, Prompt, path) if path.exists() else None
+
+
 def write_answers(run_dir: Path, label: str, answers: Iterable[Answer]) -> None:
     """Of one pass, by index."""
     _write_lines(ANSWERS, parity_directory(run_dir) / label, answers)
@@ -169,12 +181,20 @@ def write_answers(run_dir: Path, label: str, answers: Iterable[Answer]) -> None:
 
 def read_answers(run_dir: Path, label: str) -> tuple[Answer, ...]:
     """Raises UsageError naming the line, and the field, that can't be read."""
-    path = parity_directory(run_dir) / label / ANSWERS.file
+    return _read_lines(ANSWERS, Answer, parity_directory(run_dir) / label / ANSWERS.file)
+
+
+def has_answers(run_dir: Path, label: str) -> bool:
+    """Whether a pass was written. It is at once, when it has ended."""
+    return (parity_directory(run_dir) / label / ANSWERS.file).exists()
+
+
+def _read_lines(document: Document, form: type[T], path: Path) -> tuple[T, ...]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # a server's words may hold what else ends a line
     except OSError as error:
         raise UsageError(f"{path} can't be read ({error.strerror}); {RESTORE}") from error
-    return tuple(_restored(ANSWERS, Answer, line, f"{path}, line {number}") for number, line in enumerate(lines, 1))
+    return tuple(_restored(document, form, line, f"{path}, line {number}") for number, line in enumerate(lines, 1))
 
 
 def _restored(document: Document, form: type[T], line: str, source: str) -> T:

@@ -64,7 +64,8 @@ def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> It
 def judge_route(route: ComparedRoute, tolerance: Tolerance | None) -> Iterator[Judgement]:
     """``tolerance`` None: there is no yardstick, and no verdict."""
     yield _answered(route)
-    yield _happened(route)
+    if route.evidence.is_checked:
+        yield _happened(route)
     if tolerance is None or not route.compared.requests:
         why = "there is no yardstick" if tolerance is None else "no request was answered on both sides"
         for criterion in (_DIVERGENCES, _LARGEST, _MEAN):
@@ -73,6 +74,23 @@ def judge_route(route: ComparedRoute, tolerance: Tolerance | None) -> Iterator[J
     yield _tokens(route, tolerance)
     yield _logprobs(route, tolerance)
     yield _mean(route, tolerance)
+
+
+def judge_fault(fault: str, route: ComparedRoute | None) -> Judgement:
+    """Whether KV was made wrong at all: without that, a run says nothing of the check that it tests. ``route``: the one
+    with handoffs; None: it was not compared."""
+    cell, criterion = "disagg" if route is None else route.route, "planted_fault"
+    count = None if route is None else route.evidence.corrupted
+    if count:
+        reason = f"{count} handoffs were corrupted on purpose (TRTX_FAULT={fault})"
+        return Judgement(cell=cell, criterion=criterion, verdict=Verdict.PASS, reason=reason)
+    if route is None:
+        reason = "no route with handoffs was compared; ask for disagg with --routes"
+    elif count is None:
+        reason = "the workers did not say how many handoffs they corrupted"
+    else:
+        reason = "no handoff was corrupted: there were too few, or their requests ended first; send more with --prompts"
+    return Judgement(cell=cell, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=f"TRTX_FAULT={fault}: {reason}")
 
 
 def _answered(route: ComparedRoute) -> Judgement:
@@ -102,6 +120,12 @@ def _tokens(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
     wrong = [one for one in found.divergences if one.distance > limit or -1 in (one.expected, one.found)]
     value = float(len(wrong))
     same = f"{found.identical} of {found.requests} answers are the reference's, token for token"
+    ended = any(-1 in (one.expected, one.found) for one in wrong)
+    if wrong and not ended and (doubt := _doubt(tolerance, wrong[0].distance)) is not None:
+        reason = (
+            f"{len(wrong)} answers differ where two tokens were up to {wrong[0].distance:.2g} apart; {doubt}; {same}"
+        )
+        return Judgement(cell=route.route, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=reason, value=value)
     if not wrong:
         first = found.divergences[0] if found.divergences else None
         ties = "" if first is None else (
@@ -134,6 +158,8 @@ def _logprobs(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
         )
         more = f"; and {len(far) - _TOLD} more requests" if len(far) > _TOLD else ""
         reason, verdict = f"{told}{more}; {limit:.2g} allowed, over {positions}", Verdict.MISSED
+        if (doubt := _doubt(tolerance, worst.distance)) is not None:
+            reason, verdict = f"{reason}; {doubt}", Verdict.NO_VERDICT
     return Judgement(
         cell=route.route,
         criterion=_LARGEST,
@@ -154,9 +180,22 @@ def _mean(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
             verdict, reason = Verdict.PASS, told
         elif interval.low > limit:
             verdict, reason = Verdict.MISSED, told
+            if (doubt := _doubt(tolerance, interval.estimate * MEAN_SHARE)) is not None:
+                verdict, reason = Verdict.NO_VERDICT, f"{told}; {doubt}"
         else:
             verdict, reason = Verdict.NO_VERDICT, f"{told}; its interval holds both, send more with --prompts"
     return Judgement(
         cell=route.route, criterion=_MEAN, verdict=verdict, reason=reason,
         value=route.compared.mean_distance, interval=interval, limit=limit,
     )  # fmt: skip
+
+
+def _doubt(tolerance: Tolerance, distance: float) -> str | None:
+    """Why a distance beyond what two identical runs show need not be wrong; None: it is."""
+    widest = max(FLOOR.values())
+    if tolerance.floor is not None or distance > widest:
+        return None
+    return (
+        "nobody said what both are computed in, and half precision alone rounds as far as "
+        f"{widest:.2g}: name it, beside --url with --dtype, else as dtype of the engine config"
+    )

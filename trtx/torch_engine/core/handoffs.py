@@ -127,6 +127,7 @@ class Handoffs:
             if sequence.is_cancelled:
                 self._scheduler.finish(sequence)
             else:
+                self.stats.corrupted += read.is_corrupted
                 sequence.has_read = True
                 self._scheduler.end_read(sequence, len(sequence.prompt_token_ids))
                 self._scheduler.register(sequence)

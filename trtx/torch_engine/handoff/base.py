@@ -34,6 +34,7 @@ class FinishedRead:
     read_id: int
     num_bytes: int
     seconds: float
+    is_corrupted: bool = False  # on purpose, by a planted fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtx.errors import UsageError
@@ -58,13 +59,17 @@ class FaultyTransport:
         events = self._transport.poll()
         for failed in events.failed:
             self._under_way.pop(failed.read_id)
-        for read in events.finished:
-            self._corrupt(*self._under_way.pop(read.read_id))
-        return events
+        finished = tuple(
+            replace(read, is_corrupted=self._corrupt(*self._under_way.pop(read.read_id))) for read in events.finished
+        )
+        return replace(events, finished=finished)
 
-    def _corrupt(self, block: int, num_tokens: int) -> None:
-        """One read has ended. Every so often, its first block gets what an earlier one brought, where that differs."""
+    def _corrupt(self, block: int, num_tokens: int) -> bool:
+        """One read has ended. Every so often, its first block gets what an earlier one brought, where that differs:
+        whether it did now."""
         import torch
+
+        is_corrupted = False
 
         self._finished += 1
         own = self._pool[block].select(_LAYER - 1, self._fault.layer)
@@ -75,11 +80,13 @@ class FaultyTransport:
             else:
                 with torch.inference_mode():  # as the pool was made
                     own.copy_(self._last)
+                is_corrupted = True
                 log.warning(
                     "%s: layer %d of block %d, of a prompt of %d tokens, holds another request's KV now",
                     VARIABLE, self._fault.layer, block, num_tokens,
                 )  # fmt: skip
         self._last = brought
+        return is_corrupted
 
     def release(self, opaque_state: bytes) -> None:
         self._transport.release(opaque_state)

@@ -8,8 +8,12 @@ back. (tensorrt_llm/executor/result.py, ``_handle_sequence`` and ``DetokenizedGe
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from tensorrt_llm._facts import dataclass, public
@@ -41,6 +45,24 @@ class Feed:
     decode: Callable[[list[int]], str] | None  # None: no text was asked for
     fail: Callable[[BaseException], BaseException]  # what an error of the torch engine is here
     seen: Callable[[], None]  # called at every step
+    asked_s: float = field(default_factory=time.monotonic)
+    told_s: float | None = None  # its first step: with a handoff, all KV had come before it
+
+    @property
+    def receives(self) -> bool:
+        return self.disaggregated_params is not None and self.disaggregated_params.request_type == "generation_only"
+
+    def perf_metrics(self, given: Any) -> Any:
+        """What the torch engine's ``given`` says, or None, with the times of a transfer where there was one."""
+        if not self.receives or self.told_s is None:
+            return given
+        cache = SimpleNamespace(num_reused_blocks=0) if given is None else given.kv_cache_metrics
+        timing = SimpleNamespace(
+            kv_cache_transfer_start=timedelta(seconds=self.asked_s),
+            kv_cache_transfer_end=timedelta(seconds=self.told_s),
+            kv_cache_size=len(self.inner.prompt_token_ids),  # as if a token's KV had one byte
+        )
+        return SimpleNamespace(kv_cache_metrics=cache, timing_metrics=timing)
 
 
 @public
@@ -130,6 +152,7 @@ class GenerationResult:
     def _step(self) -> None:
         feed = self._feed
         feed.seen()
+        feed.told_s = feed.told_s or time.monotonic()
         self._done = feed.inner.finished
         for output, given in zip(self._outputs, feed.inner.outputs, strict=True):
             if output.finish_reason is None:
@@ -145,8 +168,8 @@ class GenerationResult:
         if given.prompt_logprobs and not output.prompt_logprobs:
             output.prompt_logprobs = [_logprobs(position) for position in given.prompt_logprobs]
         output.cumulative_logprob = given.cumulative_logprob
-        if feed.sampling.return_perf_metrics and given.request_perf_metrics is not None:
-            output.request_perf_metrics = given.request_perf_metrics
+        if feed.sampling.return_perf_metrics:
+            output.request_perf_metrics = feed.perf_metrics(given.request_perf_metrics)
         self._hand_over(output, given)
         output.finish_reason, output.stop_reason = given.finish_reason, given.stop_reason
         for token_id in new:

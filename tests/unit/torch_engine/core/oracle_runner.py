@@ -144,6 +144,7 @@ class OracleTransport:
         self.given_back: set[tuple[str, int]] = set()  # peers' leases that this end has released
         self.copies_at_once = False  # when a read begins; else when it is delivered. A real one does in between
         self.mismatches = False
+        self.corrupts = False  # says so of each read, as a planted fault does
         self.blocks_read = 0
         self._next = 0
 
@@ -186,7 +187,7 @@ class OracleTransport:
             if not self.copies_at_once:
                 self._copy(agent, lease, pairs)
             self.blocks_read += len(pairs)
-            self.events["finished"].append(FinishedRead(read_id, len(pairs) * 8, 0.001))
+            self.events["finished"].append(FinishedRead(read_id, len(pairs) * 8, 0.001, self.corrupts))
             self.given_back.add((agent, lease))
             peer._released(lease)
         self.reads.clear()

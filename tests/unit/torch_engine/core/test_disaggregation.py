@@ -152,6 +152,20 @@ def test_a_layout_mismatch_is_an_error_before_any_token_and_frees_the_peer() -> 
     assert pair.prefill.is_empty()
 
 
+def test_a_corrupted_handoff_counts_where_its_request_goes_on_with_it() -> None:
+    pair = Pair()
+    for sequence_id, corrupts in ((1, False), (2, True), (3, True)):
+        pair.decode.transport.corrupts = corrupts  # type: ignore[attr-defined]
+        prompt = prompt_of(5 + sequence_id)
+        pair.decode.submit(sequence_id, prompt, 5, handoff=pair.context(sequence_id, prompt))
+        pair.step_decode(deliver=False)
+        if sequence_id == 3:
+            pair.decode.core.abort([3])  # its read goes on, and nobody computes with what it brings
+        pair.finish_decode()
+    stats = pair.decode.core._handoffs.stats
+    assert (stats.reads, stats.corrupted) == (3, 1)
+
+
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_an_abort_releases_the_remote_lease_whenever_it_comes(steps: int) -> None:
     pair = Pair()

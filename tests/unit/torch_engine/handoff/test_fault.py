@@ -63,9 +63,11 @@ def test_one_layer_of_one_block_of_each_so_many_handoffs_is_anothers(caplog: pyt
     with caplog.at_level(logging.WARNING):
         faulty = FaultyTransport(Reader(pool), pool, parse_kv_fault("swap-block:every=3,layer=1"))  # type: ignore[arg-type]
         assert "KV IS CORRUPTED ON PURPOSE" in caplog.text
+        told = []
         for read in range(3):
             faulty.begin_read(OPAQUE, range(2), (2 * read, 2 * read + 1))
-            faulty.poll()
+            told += [one.is_corrupted for one in faulty.poll().finished]
+        assert told == [False, False, True], "and it says of which"
     expected = torch.zeros_like(pool)
     for read in range(3):
         expected[2 * read : 2 * read + 2] = float(read)

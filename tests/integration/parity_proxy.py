@@ -1,0 +1,110 @@
+"""A server of another make in front of one of ours: it takes less, says less of itself, and may answer wrongly.
+
+Dynamo's own fields and log-probabilities of prompts are refused, as by a server that never heard of them; its model is
+listed as somebody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+REFUSED = ("nvext", "prompt_logprobs")
+
+
+@dataclass
+class Proxy:
+    """``shifts``: added to every log-probability that goes by; ``lasts``: completions after which it falls silent."""
+
+    behind: str
+    url: str = ""
+    shifts: float = 0.0
+    lasts: int | None = None
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_gone(self) -> bool:
+        return self.lasts is not None and len(self.asked) > self.lasts
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    server: _Server
+
+    def do_GET(self) -> None:
+        if self.server.described.is_gone:
+            self.close_connection = True
+        elif self.path == "/v1/models":
+            listed = json.loads(urllib.request.urlopen(f"{self.server.described.behind}/v1/models").read())
+            entries = [{"id": one["id"], "object": "model", "owned_by": "else"} for one in listed["data"]]
+            self._send(200, json.dumps({"object": "list", "data": entries}).encode())
+        else:
+            self._send(404, b"{}")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        of = self.server.described
+        if found := [name for name in REFUSED if name in body]:
+            self._send(400, json.dumps({"error": {"message": f"{found[0]}: Extra inputs are not permitted"}}).encode())
+            return
+        if "prompt" in body:
+            of.asked.append(body)
+        if of.is_gone:
+            self.close_connection = True
+            return
+        request = urllib.request.Request(
+            f"{of.behind}{self.path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            answer = urllib.request.urlopen(request, timeout=60).read()
+        except urllib.error.HTTPError as error:
+            self._send(error.code, error.read())
+            return
+        self._send(200, b"".join(map(self._changed, answer.splitlines(keepends=True))))
+
+    def _changed(self, line: bytes) -> bytes:
+        shifts = self.server.described.shifts
+        if not shifts or not line.startswith(b"data: {"):
+            return line
+        event = json.loads(line.removeprefix(b"data: "))
+        for choice in event.get("choices", ()):
+            told = choice.get("logprobs") or {}
+            told["token_logprobs"] = [value + shifts for value in told.get("token_logprobs", ())]
+        return b"data: " + json.dumps(event).encode() + b"\n"
+
+    def log_message(self, *arguments: object) -> None: ...
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "text/event-stream" if body.startswith(b"data") else "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(OSError):  # the client left
+            self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    described: Proxy
+
+
+@contextlib.contextmanager
+def proxy(behind: str, **said: Any) -> Iterator[Proxy]:
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.described = Proxy(behind, f"http://127.0.0.1:{server.server_port}", **said)
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server.described
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,33 @@
+"""What a server that somebody else started takes of a request, and gives: asked of it, richest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtx.errors import UsageError
+from trtx.evals.parity.asking import Server, ask_once
+from trtx.evals.parity.forms import Prompt
+
+_OSL = 2
+_LENGTH = 4  # tokens of the prompt
+
+
+def find_server(url: str, model: str, api_key: str | None, ids: Sequence[int]) -> Server:
+    """``ids``: of the vocabulary that prompts are drawn from. Asks one short prompt, at most three times.
+
+    Raises UsageError where no completion comes whose tokens and log-probabilities could be compared.
+    """
+    step = max(1, len(ids) // _LENGTH)
+    prompt = Prompt(0, tuple(ids[::step][:_LENGTH]), None, asks_prompt_logprobs=True, cancel_after=None)
+    plain = Prompt(0, prompt.token_ids, None, asks_prompt_logprobs=False, cancel_after=None)
+    said = ""
+    for takes_nvext, asked in ((True, prompt), (True, plain), (False, plain)):
+        server = Server(url, model, api_key, takes_nvext, asked.asks_prompt_logprobs)
+        answer = ask_once(server, asked, osl=_OSL)
+        if answer.failure is None:
+            return server
+        said = answer.failure
+    raise UsageError(
+        f"{model} at {url} can't be compared ({said}); expected /v1/completions that takes a prompt of token ids, "
+        "min_tokens and ignore_eos, and streams each token's id (return_tokens_as_token_ids) with the likeliest five"
+    )
