@@ -10,7 +10,7 @@ import trtx
 ROOT = Path(trtx.__file__).parent
 ENGINE = ROOT / "torch_engine"
 PACKAGE = "trtx.torch_engine"
-SHARED = {"messages", "channel", "sampling_plan", "llm_args", "kv_fault"}
+SHARED = {"messages", "channel", "sampling_plan", "llm_args", "kv_fault", "shared_tensor"}
 # What each part of the package may import of it. Whoever wants more of the other process adds to the messages.
 TOWERS: dict[str, set[str]] = {
     "__init__": set(),
