@@ -7,6 +7,7 @@ its error, or with the engine's death.
 """
 
 from trtx.torch_engine.llm_args import CacheTransceiverConfig, CudaGraphConfig, KvCacheConfig, LlmArgs, SchedulerConfig
+from trtx.torch_engine.llmapi.encoder import Embedding, MultimodalEncoder, PreparedPicture
 from trtx.torch_engine.llmapi.llm import LLM
 from trtx.torch_engine.llmapi.offline import OfflineEngine
 from trtx.torch_engine.llmapi.results import (
@@ -25,10 +26,13 @@ __all__ = [
     "CompletionOutput",
     "CudaGraphConfig",
     "DisaggregatedParams",
+    "Embedding",
     "KvCacheConfig",
     "LlmArgs",
     "Logprob",
+    "MultimodalEncoder",
     "OfflineEngine",
+    "PreparedPicture",
     "RequestError",
     "RequestFailed",
     "RequestOutput",

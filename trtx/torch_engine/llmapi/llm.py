@@ -66,7 +66,7 @@ class LLM:
             "tokenizer_revision": tokenizer_revision,
         }
         given = {name: value for name, value in given.items() if value is not None} | llm_args
-        path = _model_directory(model)
+        path = model_directory(model)
         self.args: LlmArgs
         self.unsupported_fields: dict[str, str]
         self.args, self.unsupported_fields = resolve_llm_args(str(path), given)
@@ -320,7 +320,7 @@ def _one_each(name: str, given: _T | Sequence[_T] | None, count: int) -> list[_T
     return list(given)
 
 
-def _model_directory(model: str | Path) -> Path:
+def model_directory(model: str | Path) -> Path:
     """A local directory as it is; any other name through ``checkpoint``."""
     path = Path(model)
     if path.is_dir():

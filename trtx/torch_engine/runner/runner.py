@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trtx.torch_engine.batch import Batch, KvGeometry, Sampled, ScheduledSequence
+from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans, int32
@@ -170,8 +171,7 @@ class TorchRunner:
             torch.cuda.synchronize(self._device)
 
     def device_memory_bytes(self) -> int:
-        """What torch's allocator holds on the device, CUDA's own context not counted; 0 on a CPU."""
-        return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
+        return device_memory_bytes(self._device)
 
     def close(self) -> None:
         """Frees graphs, weights and pool. The runner must not be used after."""
