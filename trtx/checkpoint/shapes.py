@@ -174,6 +174,18 @@ _SHAPES = (
         stored=True,
     ),
     Shape(
+        "tiny-vl-trained",
+        "LLaVA architecture, trained on drawn pictures (colours, shapes, places, counts, digits): for a CPU",
+        llava(
+            _qwen3(128, 3, 4, 2, 256, tied=True)
+            | {"head_dim": 32, "vocab_size": 1024, "rope_theta": 10000.0, "max_position_embeddings": 8192}
+        ),
+        media=LLAVA_TOKENS,
+        processor=LLAVA_PROCESSOR,
+        stored=True,
+        trained=True,
+    ),
+    Shape(
         "qwen3-0.6b",
         "Qwen3-0.6B, random weights drawn on the device",
         _qwen3(1024, 28, 16, 8, 3072, tied=True),

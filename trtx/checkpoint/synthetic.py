@@ -33,6 +33,11 @@ TRAINED_DIRECTORY = Path(__file__).with_name("tiny_trained")
 _ABANDONED_S = 3600.0
 
 
+def trained_directory(shape: Shape) -> Path:
+    """Of a shape whose weights come with the package, where its training script writes them."""
+    return Path(__file__).with_name(shape.name.replace("-", "_"))
+
+
 def default_cache_dir() -> Path:
     """``$TRTX_CACHE``, else ``~/.cache/trtx``, and in it ``checkpoints``."""
     return Path(os.environ.get("TRTX_CACHE") or Path.home() / ".cache" / "trtx").expanduser() / "checkpoints"
@@ -44,7 +49,7 @@ def make_synthetic(shape: Shape, cache_dir: Path | None = None) -> Path:
     The trained one comes with the package. Raises UsageError where the cache cannot be written.
     """
     if shape.trained:
-        return TRAINED_DIRECTORY
+        return trained_directory(shape)
     cache = cache_dir or default_cache_dir()
     target = cache / f"{shape.name}-{_content_key(shape)}"
     if target.is_dir():

@@ -161,7 +161,7 @@ def _clip_rows(config: Fields, tower: Fields) -> int:
     if tower.has("num_channels") and tower.count("num_channels", most=3) != 3:
         tower.refuse("num_channels", "3: pictures are red, green and blue")
     image = tower.count("image_size", most=_LARGEST_IMAGE)
-    patches = (image // tower.count("patch_size", most=image)) ** 2
+    side = image // tower.count("patch_size", most=image)
     _check_layers(config, tower.count("num_hidden_layers", most=_LARGEST_DEPTH))
     if config.has("projector_hidden_act"):
         config.word("projector_hidden_act", "the name of an activation, such as 'gelu'")
@@ -169,7 +169,7 @@ def _clip_rows(config: Fields, tower: Fields) -> int:
     strategy = config.values.get("vision_feature_select_strategy", "default")
     if strategy not in ("default", "full"):
         config.refuse("vision_feature_select_strategy", "'default', patches alone, or 'full', the class token too")
-    return int(patches) + (strategy == "full")
+    return side * side + int(strategy == "full")
 
 
 def _check_layers(config: Fields, depth: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trtx.checkpoint.tokenizer import LLAVA_TOKENS, SPECIAL_TOKENS
 
-IMAGE_SIZE, PATCH_SIZE = 84, 14
+IMAGE_SIZE, PATCH_SIZE = 60, 12
 
 LLAVA_PROCESSOR: Mapping[str, Any] = MappingProxyType(
     {
@@ -33,7 +33,7 @@ LLAVA_PROCESSOR: Mapping[str, Any] = MappingProxyType(
 
 
 def llava(text: dict[str, Any], *, width: int = 128, layers: int = 2) -> dict[str, Any]:
-    """LLaVA after llava-hf/llava-1.5-7b-hf: CLIP of 84 pixels a side, 36 patches of 14, around the decoder ``text``."""
+    """LLaVA after llava-hf/llava-1.5-7b-hf: CLIP of 60 pixels a side, 25 patches of 12, around the decoder ``text``."""
     outer = ("torch_dtype", "tie_word_embeddings", "initializer_range")
     return {
         "architectures": ["LlavaForConditionalGeneration"],

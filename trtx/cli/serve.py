@@ -70,7 +70,7 @@ def serve(
     from trtx.launch import serve as serve_plan
 
     spec = options.build_spec(mode=mode, **asdict(model), **asdict(topology))
-    options.check_roles((mode,), model.config, model.overrides, model.recipe)
+    options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encode)
     plan = prepare(spec, run_dir=new_run_directory(output, f"serve-{mode}"))
     if dry_run:
         typer.echo(describe_plan(plan))

@@ -49,7 +49,7 @@ SetOption = Annotated[
     _option(
         _MODEL,
         "--set",
-        "Override one engine config field for every role; role.a.b=c for one role. Repeatable.",
+        "Override one engine config field for every role but encode; role.a.b=c for one role. Repeatable.",
         metavar="A.B=C",
     ),
 ]
@@ -100,6 +100,14 @@ class TopologyOptions:
         None
     )
     decode: Annotated[int | None, _option(_TOPOLOGY, "--decode", "Decode workers in mode disagg. Default: 1.")] = None
+    encode: Annotated[
+        int | None,
+        _option(
+            _TOPOLOGY,
+            "--encode",
+            "Workers that encode images for the others; with none of them, who needs an image encodes it. Default: 0.",
+        ),
+    ] = None
     tp: Annotated[
         int,
         typer.Option("--tp", help="GPUs a worker (tensor parallel); tensorrt-llm only.", rich_help_panel=_TOPOLOGY),
@@ -198,7 +206,8 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
     """What was typed (fields of the options above; None: it was not), checked. Raises UsageError, naming the option,
     for anything that contradicts itself."""
     given = {name: value for name, value in typed.items() if value is not None}
-    engine_configs = recipe_roles(given.pop("recipe", None)) | role_files(given.pop("config", None))
+    recipe = recipe_roles(given.pop("recipe", None), encode=bool(given.get("encode")))
+    engine_configs = recipe | role_files(given.pop("config", None))
     if "gpus" in given:
         given["gpus"] = _indices(given["gpus"])
     if "router_args" in given:
@@ -230,16 +239,20 @@ def check_roles(
     overrides: list[str] | None,
     recipe: str | None,
     *,
+    encode: int | None = None,
     beside: Sequence[Role] = (),
 ) -> None:
     """Raises UsageError for a typed config or override of a role that neither a topology of ``modes`` nor ``beside``
-    has, and for a recipe of which every config is replaced."""
-    served = {role for mode in modes for role in TopologySpec(mode=mode).roles} | {*beside}
+    has, and for a recipe of which every config is replaced. ``encode``: encode workers of each topology; None where the
+    verb serves none."""
+    served = {role for mode in modes for role in TopologySpec(mode=mode, encode=encode or 0).roles} | {*beside}
     for option, entries in (("--config", config), ("--set", overrides)):
         for entry in entries or ():
             role = entry.partition("=")[0].partition(".")[0]
             if role in get_args(Role) and role not in served:
-                way_out = "leave it out" if role == "encode" else "leave it out, or choose another --mode"
+                way_out = "leave it out, or choose another --mode"
+                if role == "encode":
+                    way_out = "leave it out" if encode is None else "leave it out, or add --encode 1"
                 raise UsageError(
                     f"{option} {quoted(entry)} is for {role} workers, and --mode {','.join(modes)} has "
                     f"{' and '.join(sorted(served))} workers alone; {way_out}"
@@ -254,10 +267,10 @@ def unused_recipe(recipe: str) -> str:
     return f"--recipe {quoted(recipe)} means nothing beside a --config of every role; leave one of them out"
 
 
-def recipe_roles(recipe: str | None) -> dict[Role, Path]:
-    """The configs of ``--recipe`` for the workers of a topology; an encoder is none of them."""
+def recipe_roles(recipe: str | None, *, encode: bool = False) -> dict[Role, Path]:
+    """The configs of ``--recipe`` for the workers of a topology. ``encode``: it has encode workers too."""
     files = recipe_files(recipe) if recipe is not None else {}
-    return {role: path for role, path in files.items() if role != "encode"}
+    return {role: path for role, path in files.items() if encode or role != "encode"}
 
 
 def role_files(config: list[str] | None) -> dict[Role, Path]:

@@ -58,7 +58,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> P
             role,
             family=family,
             path=spec.engine_configs.get(role),
-            overrides=spec.overrides,
+            overrides=_overrides_of(role, spec),
             engine=engine,
             model_dir=checkpoint.path,
         )
@@ -90,6 +90,13 @@ def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> P
         HOLDER.release((http, xsub, xpub, *system))
         raise
     return replace(_with_fault(planned, fault), findings=findings)
+
+
+def _overrides_of(role: Role, spec: TopologySpec) -> tuple[str, ...]:
+    """An encoder has no KV, no chunks and no batch of sequences: what is said to every role is not said to it."""
+    if role != "encode":
+        return spec.overrides
+    return tuple(text for text in spec.overrides if text.startswith("encode."))
 
 
 def _check_fault(fault: str | None) -> None:

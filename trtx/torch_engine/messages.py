@@ -9,12 +9,30 @@ import msgspec
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
+MEDIA_KEY_BYTES = 32
+"""Of a :class:`MediaSpan`'s key."""
+
 
 class Logprob(NamedTuple):
     """Log-probability of one token and its rank (1 is the most likely), as TensorRT-LLM's ``Logprob``."""
 
     logprob: float
     rank: int | None = None
+
+
+class MediaSpan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One item of media in a prompt: positions ``[start, start + length)`` hold copies of a placeholder id, and are
+    computed from the ``length`` rows of the embedding under ``key`` in place of the placeholder's own.
+
+    ``key``: ``MEDIA_KEY_BYTES`` of the item's content and of whatever makes an embedding of it. Two items with
+    one key are one to the engine: they share an embedding, and blocks of the prefix cache.
+    ``grid``: rows of merged patches (t, h, w), of models whose positions need it; None for all others.
+    """
+
+    start: int
+    length: int
+    key: bytes
+    grid: tuple[int, int, int] | None = None
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -46,6 +64,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_de
     cache_salt: str | None = None
     priority: float = 0.5
     handoff: Handoff | None = None
+    media: list[MediaSpan] = []  # by start, none overlapping
+    # What KV events say in place of the prompt's ids: a router that knows media by ids of its own finds them by these.
+    # As long as the prompt; None: blocks with media in them, and those after them, are not told of.
+    routing_token_ids: list[int] | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
