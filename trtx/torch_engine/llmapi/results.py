@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,6 +23,19 @@ class RequestError(RuntimeError):
 class RequestFailed(RequestError):
     """One request could not be answered, and there is nothing wrong with it: the model's numbers are none, or the
     engine met an error of its own in it. Every other one is unharmed."""
+
+
+class MediaNeeded(RequestFailed):
+    """The prompt has to be computed here, of which the engine has no embeddings: they never came, or were dropped.
+
+    Put those under ``keys`` and submit it again: as it was, or, where tokens of it have been seen, as a
+    ``generation_only`` request whose ``first_gen_tokens`` are all of them, and which has no ``opaque_state``: a peer's
+    KV has been read, or is not to be had.
+    """
+
+    def __init__(self, text: str, keys: Sequence[bytes]) -> None:
+        super().__init__(text)
+        self.keys = tuple(keys)
 
 
 def typed(kind: Any, value: Any, name: str) -> Any:
