@@ -11,6 +11,7 @@ from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.documents import CONFIG, Fields, config_fields, read_object
 from trtx.checkpoint.formats import DTYPE_BYTES
 from trtx.checkpoint.model_config import DRAWN_WEIGHTS, LARGEST, read_model_config
+from trtx.checkpoint.vision import WRAPPERS
 from trtx.checkpoint.weight_index import stored_dtype
 from trtx.errors import UsageError
 
@@ -103,6 +104,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Whether the head is the embedding; transformers' Gemma 3 ties the two where the file is silent."""
+    if architecture_of(config) in WRAPPERS:
+        return any(bool(place.get("tie_word_embeddings")) for place in (config, text_config(config)))
     silent = architecture_of(config).startswith("Gemma3")
     return bool(text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings", silent)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
 from trtx.checkpoint.rope import RopeConfig, read_rope
+from trtx.checkpoint.vision import TEXT, WRAPPERS, VisionConfig, is_tied, nested, parse_vision, refuse_quantized
 from trtx.checkpoint.weight_index import stored_dtype
 from trtx.errors import UsageError
 
@@ -73,9 +74,9 @@ KNOWN = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a dense decoder: one of FAMILIES."""
+    """Shape of a dense decoder: one of FAMILIES, alone or nested in one of :data:`WRAPPERS`."""
 
-    architecture: str
+    architecture: str  # the checkpoint's: of the wrapper where the decoder is nested
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -94,6 +95,7 @@ class ModelConfig:
     synthetic_seed: int | None  # weights are drawn, not read, when the directory holds none
     synthetic_std: float
     quantization: Quantization | None = None
+    vision: VisionConfig | None = None  # of the wrapper
 
     @property
     def q_size(self) -> int:
@@ -112,6 +114,8 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     """
     config = config_fields(model_dir)
     architecture = _architecture(config)
+    if architecture in WRAPPERS:
+        return _read_wrapped(config, architecture, model_dir)
     _refuse_unknown(config, architecture)
     quantization = read_quantization(model_dir, config.values)
     check_loadable(quantization, model_dir, config.values)
@@ -123,15 +127,55 @@ def _architecture(config: Fields) -> str:
     if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
         config.refuse("architectures", "a list of one name")
     architecture = listed[0]
-    if architecture not in FAMILIES:
+    known = {name: family.model_type for name, family in FAMILIES.items()}
+    known |= {name: wrapper.model_type for name, wrapper in WRAPPERS.items()}
+    if architecture not in known:
         raise UsageError(
             f"{config.file}: architecture {shown_name(architecture)} is not known to the torch engine; expected "
-            f"one of {', '.join(FAMILIES)}, or the engine tensorrt-llm"
+            f"one of {', '.join(known)}, or the engine tensorrt-llm"
         )
-    wanted = FAMILIES[architecture].model_type
+    wanted = known[architecture]
     if config.values.get("model_type") != wanted:  # transformers goes by the one, engines by the other
         config.refuse("model_type", f"{wanted!r}, as architectures says {architecture}")
     return architecture
+
+
+def _read_wrapped(config: Fields, architecture: str, model_dir: Path) -> ModelConfig:
+    """The decoder that ``text_config`` describes."""
+    vision = parse_vision(config, architecture)
+    text = nested(config, TEXT, "the decoder's fields")
+    own = _text_architecture(text)
+    _refuse_unknown(text, own)
+    if read_quantization(model_dir, config.values) is not None or text.has("quantization_config"):
+        refuse_quantized(model_dir, architecture)
+    outer, inner = _dtype(config), _dtype(text)
+    if outer and inner and outer != inner:  # which of them a module gets depends on how transformers is called
+        text.refuse("dtype" if text.has("dtype") else "torch_dtype", f"{outer!r} as outside text_config")
+    seed, std = _synthetic(config)
+    return replace(
+        _parse(text, own, None, model_dir),
+        architecture=architecture,
+        tied_head=is_tied(config),
+        dtype=outer or inner or stored_dtype(model_dir),
+        synthetic_seed=seed,
+        synthetic_std=std,
+        vision=vision,
+    )
+
+
+def _text_architecture(text: Fields) -> str:
+    """By ``model_type``, which transformers goes by there; ``architectures`` may be silent."""
+    by_type = {family.model_type: name for name, family in FAMILIES.items()}
+    kind = text.word("model_type", f"one of {', '.join(by_type)}")
+    if kind not in by_type:
+        text.refuse(
+            "model_type",
+            f"one of {', '.join(by_type)}: the torch engine computes no other decoder there; use another checkpoint "
+            "or the engine tensorrt-llm",
+        )
+    if text.has("architectures") and text.values["architectures"] != [by_type[kind]]:
+        text.refuse("architectures", f"{[by_type[kind]]}, as its model_type says {kind}, or no such field")
+    return by_type[kind]
 
 
 def _refuse_unknown(config: Fields, architecture: str) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from trtx.checkpoint.tokenizer import LLAVA_TOKENS, MediaTokens
+from trtx.checkpoint.vision_shapes import LLAVA_PROCESSOR, llava
 from trtx.errors import UsageError
 
 PREFIX = "synthetic:"
@@ -19,12 +21,15 @@ class Shape:
 
     ``config`` is ``config.json`` without the token ids, which the tokenizer decides. ``stored`` says whether the
     weights are written as safetensors; where they are not, the engine draws them from ``seed`` and
-    ``config["initializer_range"]``. ``trained`` marks the shape whose weights are in the repository.
+    ``config["initializer_range"]``. ``trained`` marks a shape whose weights are in the repository.
+    ``media`` and ``processor``: special tokens and ``preprocessor_config.json`` of a model that sees.
     """
 
     name: str
     summary: str
     config: Mapping[str, Any]
+    media: MediaTokens | None = None
+    processor: Mapping[str, Any] | None = None
     stored: bool = False
     trained: bool = False
     seed: int = 0
@@ -158,6 +163,14 @@ _SHAPES = (
                 "rope_type": "llama3",
             }
         },
+        stored=True,
+    ),
+    Shape(
+        "tiny-vl",
+        "LLaVA architecture (CLIP tower, Qwen3 decoder), 2 layers each, random, float32: for tests",
+        llava(_qwen3(128, 2, 4, 2, 256, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 1e4}),
+        media=LLAVA_TOKENS,
+        processor=LLAVA_PROCESSOR,
         stored=True,
     ),
     Shape(

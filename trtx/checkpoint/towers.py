@@ -1,0 +1,56 @@
+"""The tensors of a vision tower and its projector, from a wrapper's config: what random weights are drawn for, and what
+a plan counts. Names as transformers writes them (5.23). The tower itself is transformers' module, which checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+Tensors = dict[str, tuple[int, ...]]
+
+
+def _linear(name: str, rows: int, columns: int, *, bias: bool = True) -> Tensors:
+    return {f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if bias else {})
+
+
+def _layer_norm(name: str, width: int) -> Tensors:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def _llava(config: Mapping[str, Any]) -> Tensors:
+    """CLIP's tower, whole, and the two linear modules of LLaVA's projector."""
+    tower, text = config["vision_config"], config["text_config"]
+    width, inner, patch = tower["hidden_size"], tower["intermediate_size"], tower["patch_size"]
+    at = "vision_tower.embeddings"
+    found: Tensors = {
+        f"{at}.class_embedding": (width,),
+        f"{at}.patch_embedding.weight": (width, 3, patch, patch),
+        f"{at}.position_embedding.weight": ((tower["image_size"] // patch) ** 2 + 1, width),
+    }
+    found |= _layer_norm("vision_tower.pre_layrnorm", width)  # CLIP's own spelling
+    for layer in range(tower["num_hidden_layers"]):
+        at = f"vision_tower.encoder.layers.{layer}"
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            found |= _linear(f"{at}.self_attn.{name}", width, width)
+        found |= _linear(f"{at}.mlp.fc1", inner, width) | _linear(f"{at}.mlp.fc2", width, inner)
+        found |= _layer_norm(f"{at}.layer_norm1", width) | _layer_norm(f"{at}.layer_norm2", width)
+    found |= _layer_norm("vision_tower.post_layernorm", width)
+    chosen, hidden = config.get("vision_feature_layer", -2), text["hidden_size"]
+    has_bias = config.get("multimodal_projector_bias", True)
+    columns = width * (len(chosen) if isinstance(chosen, list) else 1)
+    found |= _linear("multi_modal_projector.linear_1", hidden, columns, bias=has_bias)
+    return found | _linear("multi_modal_projector.linear_2", hidden, hidden, bias=has_bias)
+
+
+_TOWERS: MappingProxyType[str, Callable[[Mapping[str, Any]], Tensors]] = MappingProxyType(
+    {"LlavaForConditionalGeneration": _llava}
+)
+
+
+def tower_tensors(config: Mapping[str, Any]) -> Tensors:
+    """Shapes by stored name, of a whole ``config.json`` that :func:`trtx.checkpoint.vision.parse_vision` has taken;
+    none where its architecture nests no decoder."""
+    tensors = _TOWERS.get(str(config["architectures"][0]))
+    return tensors(config) if tensors is not None else {}

@@ -1,0 +1,187 @@
+"""What a config.json says of pictures: the placeholder, the rows that stand for one, and the decoder that is nested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtx.checkpoint.documents import Fields, config_fields
+from trtx.checkpoint.known_fields import PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
+from trtx.errors import UsageError
+
+TEXT, VISION = "text_config", "vision_config"
+_LARGEST_SIZE, _LARGEST_DEPTH, _LARGEST_IMAGE = 1 << 18, 1 << 12, 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """Pictures of a model, as its decoder sees them: ``hidden_size`` columns, a row for each placeholder."""
+
+    architecture: str  # "LlavaForConditionalGeneration"
+    hidden_size: int  # columns of an embedding: the decoder's
+    image_token_id: int
+    tokens_per_image: int | None  # fixed (LLaVA); None: by grid
+    spatial_merge: int = 1  # patches per side that one row stands for
+    video_token_id: int | None = None
+    deepstack_levels: int = 0  # further vectors of a row, which the first layers add to the hidden state
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """An architecture that nests a decoder beside a vision tower.
+
+    ``decoder``: beginnings of stored tensors' names and what the decoder alone calls them; the first match holds.
+    ``tower``: beginnings of what belongs to the tower and its projector, looked for before those.
+    ``fields``: of the outer config, all of which are read here.
+    """
+
+    model_type: str
+    decoder: tuple[tuple[str, str], ...]
+    tower: tuple[str, ...]
+    fields: frozenset[str]
+
+
+WRAPPERS = {
+    "LlavaForConditionalGeneration": Wrapper(
+        "llava",
+        # As transformers writes them (5.23), and as its modules are called.
+        decoder=(
+            ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."),
+            ("model.language_model.", "model."), ("lm_head.", "lm_head."),
+        ),
+        tower=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+        fields=frozenset((
+            "image_token_index", "image_token_id", "projector_hidden_act", "vision_feature_select_strategy",
+            "vision_feature_layer", "multimodal_projector_bias",
+            "image_seq_length", "ignore_index",  # transformers computes nothing from the one, a loss from the other
+        )),
+    ),
+}  # fmt: skip
+
+_OF_EVERY_WRAPPER = (TEXT, VISION, "tie_word_embeddings", "vocab_size", "quantization_config")
+
+
+def read_vision_config(model_dir: Path) -> VisionConfig | None:
+    """From ``model_dir/config.json``. None: a text model, or one whose pictures trtx does not know.
+
+    Raises UsageError, naming file, field and value, for what is missing, and for what trtx does not compute.
+    """
+    config = config_fields(model_dir)
+    listed = config.values.get("architectures")
+    named = listed[0] if isinstance(listed, list) and listed else None
+    return parse_vision(config, named) if isinstance(named, str) and named in WRAPPERS else None
+
+
+def parse_vision(config: Fields, architecture: str) -> VisionConfig:
+    """The outer fields and the tower's, of one of :data:`WRAPPERS`. Raises UsageError."""
+    _refuse_unknown(config, architecture)
+    text = nested(config, TEXT, "the decoder's fields")
+    tower = nested(config, VISION, "the vision tower's fields")
+    vocab_size = text.count("vocab_size", most=1 << 24)
+    if config.has("vocab_size") and config.values["vocab_size"] != vocab_size:
+        config.refuse("vocab_size", f"{vocab_size} as in text_config, which transformers takes, or no such field")
+    return VisionConfig(
+        architecture=architecture,
+        hidden_size=text.count("hidden_size", most=_LARGEST_SIZE),
+        image_token_id=_placeholder(config, ("image_token_index", "image_token_id"), vocab_size),
+        tokens_per_image=_clip_rows(config, tower),
+    )
+
+
+def nested(config: Fields, name: str, holds: str) -> Fields:
+    """An object that has to be there."""
+    found = config.inner(name)
+    if found is None:
+        config.refuse(name, f"a JSON object with {holds}")
+    return found
+
+
+def is_tied(config: Fields) -> bool:
+    """Of a wrapper: transformers 5.23 ties the head where either config says so (LlavaConfig.__post_init__)."""
+    text = nested(config, TEXT, "the decoder's fields")
+    return any(place.flag("tie_word_embeddings", missing=False) for place in (config, text))
+
+
+def decoder_name(architecture: str, stored: str) -> str | None:
+    """What the decoder calls a tensor of a checkpoint; None for one of the vision tower. A text model's name stays,
+    and so does one that belongs nowhere."""
+    wrapper = WRAPPERS.get(architecture)
+    if wrapper is None:
+        return stored
+    if stored.startswith(wrapper.tower):
+        return None
+    for begin, own in wrapper.decoder:
+        if stored.startswith(begin):
+            return own + stored.removeprefix(begin)
+    # Nothing of a wrapper is called as in the decoder alone: "model." would else let a text model's file pass.
+    return f"{architecture}: {stored}"
+
+
+def stored_name(architecture: str, own: str) -> str:
+    """The reverse: as transformers writes the decoder's tensor ``own``."""
+    wrapper = WRAPPERS.get(architecture)
+    begin, inner = next(pair for pair in wrapper.decoder if own.startswith(pair[1])) if wrapper else ("", "")
+    return begin + own.removeprefix(inner)
+
+
+def _refuse_unknown(config: Fields, architecture: str) -> None:
+    known = {*_OF_EVERY_WRAPPER, *WRAPPERS[architecture].fields}
+    for name, value in config.values.items():
+        if value and name not in known and name not in WITHOUT_EFFECT and not name.startswith(PREFIXES_WITHOUT_EFFECT):
+            config.refuse(
+                name,
+                f"no such field beside the text_config of a {architecture}: the torch engine does not know what it "
+                "asks for; delete it if the answers do not depend on it, or serve it with the engine tensorrt-llm",
+            )
+
+
+def _placeholder(config: Fields, names: tuple[str, ...], vocab_size: int) -> int:
+    """The id of a placeholder, which may go by several names."""
+    found = {name: config.values[name] for name in names if config.has(name)}
+    if not found:
+        config.refuse(names[0], f"the id of the placeholder of pictures, from 0 to {vocab_size - 1}")
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
+            config.refuse(name, f"the id of the placeholder of pictures, from 0 to {vocab_size - 1}")
+    if len(set(found.values())) > 1:
+        config.refuse(names[1], f"{found[names[0]]} as in {names[0]}, or no such field")
+    return int(next(iter(found.values())))
+
+
+def _clip_rows(config: Fields, tower: Fields) -> int:
+    """Rows of a picture: the patches of LLaVA's CLIP tower, and its class token with the strategy ``full``."""
+    wanted = "'clip_vision_model', the tower of a llava that the torch engine knows"
+    if tower.word("model_type", wanted) != "clip_vision_model":
+        tower.refuse("model_type", f"{wanted}; use another checkpoint or the engine tensorrt-llm")
+    hidden = tower.count("hidden_size", most=_LARGEST_SIZE)
+    tower.count("intermediate_size", most=1 << 20)
+    heads = tower.count("num_attention_heads", most=_LARGEST_DEPTH)
+    if hidden % heads:
+        tower.refuse("num_attention_heads", f"a divisor of hidden_size, {hidden}")
+    if tower.has("num_channels") and tower.count("num_channels", most=3) != 3:
+        tower.refuse("num_channels", "3: pictures are red, green and blue")
+    image = tower.count("image_size", most=_LARGEST_IMAGE)
+    patches = (image // tower.count("patch_size", most=image)) ** 2
+    _check_layers(config, tower.count("num_hidden_layers", most=_LARGEST_DEPTH))
+    if config.has("projector_hidden_act"):
+        config.word("projector_hidden_act", "the name of an activation, such as 'gelu'")
+    config.flag("multimodal_projector_bias", missing=True)
+    strategy = config.values.get("vision_feature_select_strategy", "default")
+    if strategy not in ("default", "full"):
+        config.refuse("vision_feature_select_strategy", "'default', patches alone, or 'full', the class token too")
+    return int(patches) + (strategy == "full")
+
+
+def _check_layers(config: Fields, depth: int) -> None:
+    stated = config.values.get("vision_feature_layer", -2)
+    layers = stated if isinstance(stated, list) else [stated]
+    if not layers or not all(type(layer) is int and -depth - 1 <= layer <= depth for layer in layers):
+        config.refuse("vision_feature_layer", f"a layer of the tower from {-depth - 1} to {depth}, or a list of them")
+
+
+def refuse_quantized(model_dir: Path, architecture: str) -> None:
+    """Raises UsageError: which of its modules are the decoder's is not looked into."""
+    raise UsageError(
+        f"{model_dir} is a quantized {architecture}; the torch engine loads such models in full precision alone: use "
+        "the original checkpoint, or the engine tensorrt-llm"
+    )
