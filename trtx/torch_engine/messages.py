@@ -45,6 +45,7 @@ class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     ctx_request_id: int | None = None
     disagg_request_id: int | None = None
     opaque_state: bytes | None = None
+    media: list[MediaSpan] | None = None  # the prompt's: blocks have the same names on both sides
 
 
 # --- to the engine ---

@@ -205,6 +205,7 @@ class EngineCore:
             ctx_request_id=sequence.sequence_id,
             disagg_request_id=asked.disagg_request_id,
             opaque_state=opaque_state,
+            media=sequence.media or None,
         )
 
     def _report(self, *, has_computed: bool) -> StepReport | None:

@@ -12,12 +12,13 @@ from trtx.torch_engine.llmapi.offline import OfflineEngine
 from trtx.torch_engine.llmapi.results import (
     CompletionOutput,
     DisaggregatedParams,
+    MediaNeeded,
     RequestError,
     RequestFailed,
     RequestOutput,
 )
 from trtx.torch_engine.llmapi.sampling import SamplingParams
-from trtx.torch_engine.messages import Logprob
+from trtx.torch_engine.messages import Logprob, MediaSpan
 
 __all__ = [
     "LLM",
@@ -28,6 +29,8 @@ __all__ = [
     "KvCacheConfig",
     "LlmArgs",
     "Logprob",
+    "MediaNeeded",
+    "MediaSpan",
     "OfflineEngine",
     "RequestError",
     "RequestFailed",

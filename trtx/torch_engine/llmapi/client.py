@@ -173,15 +173,22 @@ class EngineClient:
                 raise OSError
             self._channel.send(message)
         except OSError:
-            self._choices.pop(message.sequence_id, None)
+            self._forget(message.sequence_id)
             self._dead.wait(_EXIT_GRACE_S)
             raise self._death or RuntimeError("the engine is shutting down") from None
         except (OverflowError, ValueError, TypeError, struct.error) as error:
-            self._choices.pop(message.sequence_id, None)
+            self._forget(message.sequence_id)
             raise RequestError(f"the request can't be sent to the engine: {error}") from error
         except BaseException:
-            self._choices.pop(message.sequence_id, None)
+            self._forget(message.sequence_id)
             raise
+
+    def _forget(self, sequence_id: int) -> bool:
+        """Whether it was still open."""
+        choice = self._choices.pop(sequence_id, None)
+        if choice is not None and choice.on_end is not None:
+            choice.on_end()
+        return choice is not None
 
     def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
         """Done once the engine has read the file: with ValueError where it can't use it, RuntimeError when it died."""
@@ -276,7 +283,7 @@ class EngineClient:
         if delivery is None:
             return None
         if update.finish_reason is not None:
-            del self._choices[update.sequence_id]
+            self._forget(update.sequence_id)
             if is_overrun:
                 overrun.append(update.sequence_id)
         return choice.output.push(delivery)
@@ -286,7 +293,7 @@ class EngineClient:
     ) -> asyncio.AbstractEventLoop | None:
         """Ends a request with an error for all of its choices, of which the engine has ended one."""
         for sequence_id in choice.siblings:
-            if self._choices.pop(sequence_id, None) is not None and sequence_id != ended:
+            if self._forget(sequence_id) and sequence_id != ended:
                 overrun.append(sequence_id)
         return choice.output.fail(error)
 

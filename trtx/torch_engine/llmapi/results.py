@@ -13,7 +13,7 @@ import msgspec
 
 from trtx.text import TextStream
 from trtx.torch_engine.llmapi.values import shown
-from trtx.torch_engine.messages import Handoff, Logprob, Update
+from trtx.torch_engine.messages import Handoff, Logprob, MediaSpan, Update
 
 
 class RequestError(RuntimeError):
@@ -49,7 +49,8 @@ def typed(kind: Any, value: Any, name: str) -> Any:
 
 @dataclass(slots=True, kw_only=True)
 class DisaggregatedParams:
-    """TensorRT-LLM's: what travels from a prefill engine to a decode engine. The torch engine reads the first six."""
+    """TensorRT-LLM's: what travels from a prefill engine to a decode engine. The torch engine reads the first six, and
+    ``media``, which is its own: the spans of a prompt's media, so that decode needs no more of them."""
 
     request_type: Literal["context_only", "generation_only", "context_and_generation"] | None = None
     first_gen_tokens: list[int] | None = None
@@ -68,6 +69,7 @@ class DisaggregatedParams:
     multimodal_item_runs: Any = None
     mrope_position_ids_handle: dict[str, Any] | None = None
     mrope_position_deltas_handle: dict[str, Any] | None = None
+    media: list[MediaSpan] | None = None
 
     def __post_init__(self) -> None:
         known = (None, "context_only", "generation_only", "context_and_generation")
