@@ -13,12 +13,13 @@ from trtx.torch_engine.llmapi.offline import OfflineEngine
 from trtx.torch_engine.llmapi.results import (
     CompletionOutput,
     DisaggregatedParams,
+    MediaNeeded,
     RequestError,
     RequestFailed,
     RequestOutput,
 )
 from trtx.torch_engine.llmapi.sampling import SamplingParams
-from trtx.torch_engine.messages import Logprob
+from trtx.torch_engine.messages import Logprob, MediaSpan
 
 __all__ = [
     "LLM",
@@ -30,6 +31,8 @@ __all__ = [
     "KvCacheConfig",
     "LlmArgs",
     "Logprob",
+    "MediaNeeded",
+    "MediaSpan",
     "MultimodalEncoder",
     "OfflineEngine",
     "PreparedPicture",
