@@ -160,7 +160,8 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int) -> None:
         for optimizer, _ in optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    parameter.grad /= answers
+                    if parameter.grad is not None:  # CLIP's last norm is of the pooled output, which nothing reads
+                        parameter.grad /= answers
             optimizer.step()  # type: ignore[no-untyped-call]
         spent = Spent(time.monotonic() - wall, time.process_time() - cpu, spent.tokens + pictures)
         if (step + 1) % 10 == 0:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +14,13 @@ from trtx.torch_engine.llmapi import (
     LLM,
     DisaggregatedParams,
     Logprob,
+    MediaNeeded,
     RequestError,
     RequestFailed,
     RequestOutput,
     SamplingParams,
 )
+from trtx.torch_engine.shared_tensor import SharedTensor
 
 
 class TorchEngine(Engine):
@@ -43,6 +46,12 @@ class TorchEngine(Engine):
         if hints.priority is not None:
             asked["priority"] = hints.priority
         return self._llm.generate_async(inputs, sampling_params, **asked)
+
+    def put_embedding(self, key: bytes, rows: SharedTensor) -> Awaitable[None]:
+        return asyncio.wrap_future(self._llm.put_embedding(key, rows))
+
+    def drop_embeddings(self, keys: Sequence[bytes]) -> None:
+        self._llm.drop_embeddings(keys)
 
     def get_stats_async(self, timeout: float) -> AsyncIterator[Row]:
         return self._llm.get_stats_async(timeout)
@@ -76,6 +85,7 @@ def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
         fault=_fault,
         new_request_ids=lambda worker_id: RequestIds(worker_id).next,
         versions={"torch": metadata.version("torch")} if kind == "torch" else {},
+        missing_media=_missing_media if kind == "torch" else None,
     )
 
 
@@ -83,6 +93,10 @@ def _fault(error: Exception) -> Fault:
     if isinstance(error, RequestFailed):  # first: it is a RequestError too
         return "failed"
     return "refused" if isinstance(error, RequestError) else "unexpected"
+
+
+def _missing_media(error: Exception) -> tuple[bytes, ...]:
+    return error.keys if isinstance(error, MediaNeeded) else ()
 
 
 def _start_torch(model: Path, config: Mapping[str, Any]) -> Engine:

@@ -8,6 +8,7 @@ import msgspec
 
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.sampling_plan import SamplingPlan
+from trtx.torch_engine.shared_tensor import SharedTensor
 
 MEDIA_KEY_BYTES = 32
 """Of a :class:`MediaSpan`'s key."""
@@ -44,6 +45,7 @@ class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     ctx_request_id: int | None = None
     disagg_request_id: int | None = None
     opaque_state: bytes | None = None
+    media: list[MediaSpan] | None = None  # the prompt's: blocks have the same names on both sides
 
 
 # --- to the engine ---
@@ -68,6 +70,19 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_de
     # What KV events say in place of the prompt's ids: a router that knows media by ids of its own finds them by these.
     # As long as the prompt; None: blocks with media in them, and those after them, are not told of.
     routing_token_ids: list[int] | None = None
+
+
+class PutEmbedding(msgspec.Struct, frozen=True, tag="put_embedding", array_like=True):
+    """For prompts that are submitted after it, until it is dropped. Answered with :class:`EmbeddingTaken`."""
+
+    key: bytes
+    tensor: SharedTensor
+
+
+class DropEmbeddings(msgspec.Struct, frozen=True, tag="drop_embeddings", array_like=True):
+    """Sequences submitted before it keep what they need. Unknown keys are none."""
+
+    keys: list[bytes]
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
@@ -112,6 +127,14 @@ class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     handoff: Handoff | None = None
     error: str | None = None  # a RequestError's text; the sequence has ended
     is_failure: bool = False  # the error is not the request's: RequestFailed
+    media_needed: list[bytes] | None = None  # keys for lack of which it failed: MediaNeeded
+
+
+class EmbeddingTaken(msgspec.Struct, frozen=True, tag="embedding_taken", array_like=True):
+    """The file of a :class:`PutEmbedding` was read and may be removed, whatever came of it."""
+
+    key: bytes
+    error: str | None = None  # why it can't be used; the engine goes on, and sequences that need it end
 
 
 class HandoffStats(msgspec.Struct, array_like=True):
@@ -136,8 +159,8 @@ class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True, omit_
     device_memory_bytes: int | None = None  # now and then
 
 
-ToEngine = Start | Submit | Abort | Shutdown
-FromEngine = Progress | Ready | Fatal | StepReport
+ToEngine = Start | Submit | PutEmbedding | DropEmbeddings | Abort | Shutdown
+FromEngine = Progress | Ready | Fatal | EmbeddingTaken | StepReport
 
 # The first use of these types happens here, in the one thread that imports: see llm_args.
 msgspec.msgpack.Decoder(ToEngine)

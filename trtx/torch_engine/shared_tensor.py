@@ -1,9 +1,9 @@
 """Tensors between the processes of one topology: each in a file of its scratch directory, ``$TMPDIR`` of them all.
 
 A file is there whole or not at all, is never written again, and is mapped where it is opened: an open tensor outlives
-its file. Whoever shares a tensor removes it, once those who were told of it have opened it or will not; what a process
-that was killed left behind goes with the directory, which the launcher and its guardian remove. Nothing is pickled: a
-file has a header, which names dtype and shape, and the bytes of the tensor in C order.
+its file. Whoever shares a tensor removes it, once those who were told of it have opened it or will not, or hands that
+over with it; what a process that was killed left behind goes with the directory, which the launcher and its guardian
+remove. Nothing is pickled: a file has a header, which names dtype and shape, and the bytes of the tensor in C order.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.batch import KvGeometry
-from trtx.torch_engine.runner.args import RunnerArgs, capability_of, resolve_device
+from trtx.torch_engine.device import resolve_device
+from trtx.torch_engine.runner.args import RunnerArgs, capability_of
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.kernels import Kernels, KvCache

@@ -21,6 +21,8 @@ class Decoder:
         """Writes the KV of every token of the pass; returns ``[num_tokens, hidden]`` after the final norm."""
         kernels, weights = self._kernels, self._weights
         residual = F.embedding(inputs.token_ids, weights.embedding)
+        for begin, rows in inputs.media:
+            residual[begin : begin + rows.shape[0]] = rows
         first = weights.layers[0]
         normed = kernels.rms_norm(residual, first.input_norm, first.qkv.input_scale)
         for index, layer in enumerate(weights.layers):
@@ -36,6 +38,10 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._weights.head.dtype
+
+    @property
+    def hidden_size(self) -> int:
+        return self._weights.embedding.shape[1]
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """``[n, hidden]`` to ``[n, vocab]``, in the model's dtype."""

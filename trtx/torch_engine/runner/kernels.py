@@ -33,6 +33,8 @@ class PassInputs:
     positions: Tensor  # [num_tokens] int32
     slots: Tensor  # [num_tokens] int32: row of the block table that each token's sequence has
     spans: Spans | None = None
+    # Of adjacent tokens from the first number on: rows [n, hidden] that the pass takes in place of their embeddings.
+    media: tuple[tuple[int, Tensor], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -38,8 +40,8 @@ class Pair:
         harness.transport = transport  # type: ignore[attr-defined]
         return harness
 
-    def context(self, sequence_id: int, prompt: list[int]) -> Handoff:
-        self.prefill.submit(sequence_id, prompt, 50, handoff=Handoff("context_only", disagg_request_id=7))
+    def context(self, sequence_id: int, prompt: list[int], **fields: Any) -> Handoff:
+        self.prefill.submit(sequence_id, prompt, 50, handoff=Handoff("context_only", disagg_request_id=7), **fields)
         while sequence_id not in self.prefill.finished:
             self.prefill.step()
         found = next(u for u in self.prefill.updates if u.sequence_id == sequence_id and u.handoff)
