@@ -7,7 +7,7 @@ engine only. What says its own status, from 400 to 499, is answered with it and 
 
 from __future__ import annotations
 
-from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
+from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
 
 from trtx.engine.api import EngineApi, Fault
 from trtx.media import MediaError
@@ -23,10 +23,10 @@ def fault_of(error: Exception, api: EngineApi) -> Fault:
 
 
 def as_dynamo_error(error: Exception, fault: Fault) -> Exception:
-    if isinstance(error, _WITH_A_STATUS):
-        return error
     translated: Exception
-    if fault == "fatal":
+    if isinstance(error, _WITH_A_STATUS):
+        translated = HttpError(error.status, str(error))
+    elif fault == "fatal":
         translated = EngineShutdown(f"the engine died: {error}")
     elif fault == "refused":
         translated = InvalidArgument(str(error))

@@ -143,7 +143,7 @@ class RequestHandler:
             translated = as_dynamo_error(error, fault)
             outcome = "invalid" if fault == "refused" else "error"
             logger.log(logging.INFO if outcome == "invalid" else logging.ERROR, "request %s: %s", context.id(), error)
-            raise translated from (None if translated is error else error)
+            raise translated from error
         finally:
             metrics.open_requests -= 1
             metrics.outcomes[outcome] += 1
