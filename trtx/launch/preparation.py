@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtx.checkpoint import Checkpoint, read_end_ids, read_model_config, resolve_checkpoint
+from trtx.checkpoint.vision import read_vision_config
 from trtx.config import (
     Finding,
     ModelFacts,
@@ -52,6 +53,11 @@ def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> P
         # Refuses what the engine would refuse once it runs, in the same words.
         read_model_config(checkpoint.path)
         read_end_ids(checkpoint.path)
+        if spec.encode and read_vision_config(checkpoint.path) is None:
+            raise UsageError(
+                f"--encode {spec.encode} means nothing with {checkpoint.served_model_name}, a text model; leave it out, or "
+                "serve one that takes images"
+            )
     family = config_family(checkpoint.architecture, on_gpu=on_gpu)
     configs: dict[Role, ResolvedEngineConfig] = {
         role: load_engine_config(

@@ -96,6 +96,22 @@ def open_shared(shared: SharedTensor) -> torch.Tensor:
     """
     import torch
 
+    mapped = _map(shared)
+    dtype = getattr(torch, shared.dtype)
+    if mapped is None:
+        return torch.empty(shared.shape, dtype=dtype)
+    flat = torch.frombuffer(mapped, dtype=dtype, offset=_HEADER_BYTES)  # keeps the mapping as long as it lives
+    return flat.view(shared.shape)
+
+
+def read_shared(shared: SharedTensor) -> bytes:
+    """A copy of the elements, in C order: for who has no other use for torch. Raises as :func:`open_shared` does."""
+    mapped = _map(shared)
+    return b"" if mapped is None else mapped[_HEADER_BYTES:]
+
+
+def _map(shared: SharedTensor) -> mmap.mmap | None:
+    """The file, checked; None for a tensor without elements."""
     size = shared.nbytes
     try:
         # A name that came in a message may be a pipe, which would block, or a link to somewhere else.
@@ -116,15 +132,12 @@ def open_shared(shared: SharedTensor) -> torch.Tensor:
                 f"the shared tensor {shared.path} has {status.st_size - _HEADER_BYTES} bytes of data; expected {size}, "
                 f"{shared.dtype} of shape {list(shared.shape)}"
             )
-        dtype = getattr(torch, shared.dtype)
         if size == 0:
-            return torch.empty(shared.shape, dtype=dtype)
+            return None
         # A private copy on write: torch takes no read-only memory without a warning.
-        mapped = mmap.mmap(end, 0, access=mmap.ACCESS_COPY)
+        return mmap.mmap(end, 0, access=mmap.ACCESS_COPY)
     finally:
         os.close(end)
-    flat = torch.frombuffer(mapped, dtype=dtype, offset=_HEADER_BYTES)  # keeps the mapping as long as it lives
-    return flat.view(shared.shape)
 
 
 def remove_shared(shared: SharedTensor) -> None:
