@@ -55,8 +55,8 @@ def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> P
         read_end_ids(checkpoint.path)
         if spec.encode and read_vision_config(checkpoint.path) is None:
             raise UsageError(
-                f"--encode {spec.encode} means nothing with {checkpoint.served_model_name}, a text model; leave it out, or "
-                "serve one that takes images"
+                f"--encode {spec.encode} means nothing with {checkpoint.served_model_name}, a text model; leave it "
+                "out, or serve one that takes images"
             )
     family = config_family(checkpoint.architecture, on_gpu=on_gpu)
     configs: dict[Role, ResolvedEngineConfig] = {
