@@ -8,13 +8,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from trtx.engine.api import Engine, EngineApi, EngineFacts, Fault, HandoffTotals, Hints, Row
+from trtx.checkpoint import read_model_config
+from trtx.engine.api import Engine, EngineApi, EngineFacts, Fault, HandoffTotals, Hints, Row, TowerOutput
 from trtx.engine.request_ids import RequestIds
 from trtx.torch_engine.llmapi import (
     LLM,
     DisaggregatedParams,
     Logprob,
     MediaNeeded,
+    MultimodalEncoder,
+    PreparedPicture,
     RequestError,
     RequestFailed,
     RequestOutput,
@@ -75,6 +78,46 @@ class TorchEngine(Engine):
         self._llm.shutdown()
 
 
+class TorchEncoder(Engine):
+    """The embedded vision encoder, in a process of its own."""
+
+    def __init__(self, encoder: MultimodalEncoder, model: Path) -> None:
+        self._encoder = encoder
+        self.engine_pid = encoder.encoder_pid
+        self.facts = EngineFacts(
+            context_length=read_model_config(model).max_position,
+            max_batch_size=encoder.args.max_batch_size,
+            max_num_tokens=encoder.args.max_num_tokens,
+            left_out=tuple(encoder.unsupported_fields),
+        )
+
+    async def encode_pixels(self, pixels: SharedTensor, grid: tuple[int, int, int] | None) -> TowerOutput:
+        try:
+            (made,) = await self._encoder.encode([PreparedPicture(b"", pixels, grid)])
+        except RequestFailed:
+            raise
+        except RequestError as error:
+            raise ValueError(str(error)) from error
+        return TowerOutput(made.tensor, made.grid)
+
+    def generate_async(self, inputs: list[int], sampling_params: SamplingParams, **asked: Any) -> RequestOutput:
+        raise RequestError("an encoder generates nothing; ask a worker of another role")
+
+    async def get_stats_async(self, timeout: float) -> AsyncIterator[Row]:
+        none: tuple[Row, ...] = ()  # of iterations, which it has not
+        for row in none:
+            yield row
+
+    def device_memory_bytes(self, rows: Iterable[Row]) -> int | None:
+        return self._encoder.stats().device_memory_bytes or None
+
+    def is_alive(self) -> bool:
+        return self._encoder._check_health()
+
+    def shutdown(self) -> None:
+        self._encoder.shutdown()
+
+
 def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
     return EngineApi(
         kind=kind,
@@ -85,6 +128,7 @@ def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
         fault=_fault,
         new_request_ids=lambda worker_id: RequestIds(worker_id).next,
         versions={"torch": metadata.version("torch")} if kind == "torch" else {},
+        start_encoder=_start_encoder if kind == "torch" else None,
         missing_media=_missing_media if kind == "torch" else None,
     )
 
@@ -101,6 +145,10 @@ def _missing_media(error: Exception) -> tuple[bytes, ...]:
 
 def _start_torch(model: Path, config: Mapping[str, Any]) -> Engine:
     return TorchEngine(LLM(model, **config))
+
+
+def _start_encoder(model: Path, config: Mapping[str, Any]) -> Engine:
+    return TorchEncoder(MultimodalEncoder(model, **config), model)
 
 
 def _start_paced(model: Path, config: Mapping[str, Any]) -> Engine:

@@ -100,7 +100,15 @@ def plan(
                 name=worker.name,
                 role=worker.role,
                 argv=_argv(
-                    worker, engine, namespace, checkpoint.path, model, values[worker.role], run_dir, status_file
+                    worker,
+                    engine,
+                    namespace,
+                    checkpoint.path,
+                    model,
+                    values[worker.role],
+                    run_dir,
+                    status_file,
+                    has_encoders=spec.encode > 0,
                 ),
                 env=shared | commands.worker_environment(tuple(gpu.uuid for gpu in group), system_port, threads),
                 log_path=logs / f"{worker.name}.log",
@@ -295,6 +303,8 @@ def _argv(
     values: Mapping[str, Any],
     run_dir: Path,
     status_file: Path | None,
+    *,
+    has_encoders: bool,
 ) -> tuple[str, ...]:
     if status_file is None:
         return commands.simulated_command(worker.role, namespace, model_path=model_path, model=model, values=values)
@@ -306,4 +316,5 @@ def _argv(
         model=model,
         config=config_path(run_dir, worker.role),
         status_file=status_file,
+        has_encoders=has_encoders,
     )

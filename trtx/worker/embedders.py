@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +24,9 @@ ENCODE_SECONDS = 30.0
 
 
 class NoEncoder(Exception):
-    """Nobody could encode the picture: no fault of its own."""
+    """Nobody could encode the picture: no fault of its own, and worth another try. ``status``: of HTTP."""
+
+    status = 429
 
 
 class Embedder(Protocol):
@@ -37,43 +38,75 @@ class Embedder(Protocol):
 
 
 class LocalEmbedder:
-    """Decoding processes and a vision encoder beside this worker. Started with :meth:`start`, or when first needed."""
+    """Decoding processes and a vision encoder, both started, of this worker."""
 
-    def __init__(
-        self, model: Path, config: Mapping[str, Any], start: Start, limits: MediaLimits, metrics: MediaMetrics
-    ) -> None:
-        self._model, self._config, self._start_encoder = model, config, start
-        self._limits, self._metrics = limits, metrics
-        self._starting = asyncio.Lock()
-        self._parts: tuple[PicturePool, Engine] | None = None
-        self._exit = AsyncExitStack()
+    def __init__(self, pool: PicturePool, encoder: Engine, metrics: MediaMetrics) -> None:
+        self._pool, self._encoder, self._metrics = pool, encoder, metrics
 
-    async def start(self) -> tuple[PicturePool, Engine]:
-        """Idempotent, seconds. Raises UsageError for a checkpoint whose pictures can't be prepared or encoded."""
-        async with self._starting:
-            if self._parts is None:
-                async with AsyncExitStack() as parts:
-                    pool = await parts.enter_async_context(PicturePool(self._model, self._limits))
-                    encoder = await asyncio.to_thread(self._start_encoder, self._model, self._config)
-                    parts.push_async_callback(asyncio.to_thread, encoder.shutdown)
-                    self._exit = parts.pop_all()
-                self._parts = pool, encoder
-            return self._parts
+    @classmethod
+    async def begin(
+        cls, model: Path, config: Mapping[str, Any], start: Start, limits: MediaLimits, metrics: MediaMetrics
+    ) -> LocalEmbedder:
+        """With an encoder of its own; takes seconds. Raises UsageError for a checkpoint whose pictures can't be
+        prepared or encoded."""
+        pool = PicturePool(model, limits)
+        await pool.start()
+        try:
+            return cls(pool, await asyncio.to_thread(start, model, config), metrics)
+        except BaseException:
+            await pool.close()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        """False once its encoder died."""
+        return self._encoder.is_alive()
 
     async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
-        pool, encoder = await self.start()
         with self._metrics.timed("prepare"):
-            prepared = await pool.prepare(blob)
+            prepared = await self._pool.prepare(blob)
         try:
             with self._metrics.timed("encode"):
-                return await encoder.encode_pixels(prepared.pixels, prepared.grid)
+                return await self._encoder.encode_pixels(prepared.pixels, prepared.grid)
+        except ValueError as error:
+            raise MediaError(422, f"{blob.label} can't be encoded: {error}") from error
         finally:
             remove_shared(prepared.pixels)
 
     async def close(self) -> None:
-        async with self._starting:
-            self._parts = None
-            await self._exit.aclose()
+        await self._pool.close()
+        await asyncio.to_thread(self._encoder.shutdown)
+
+
+class StartedEmbedder:
+    """A :class:`LocalEmbedder` that is begun when it is first needed, and anew when its encoder has died."""
+
+    def __init__(self, begin: Callable[[], Awaitable[LocalEmbedder]]) -> None:
+        self._begin = begin
+        self._beginning = asyncio.Lock()
+        self._begun: LocalEmbedder | None = None
+
+    async def start(self) -> LocalEmbedder:
+        """Idempotent. Raises as :meth:`LocalEmbedder.begin` does."""
+        async with self._beginning:
+            if self._begun is not None and not self._begun.is_alive:
+                logger.error("the vision encoder of this worker died; another one is started")
+                await self._end()
+            if self._begun is None:
+                self._begun = await self._begin()
+            return self._begun
+
+    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+        return await (await self.start()).embed(blob, key)
+
+    async def close(self) -> None:
+        async with self._beginning:
+            await self._end()
+
+    async def _end(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            await begun.close()
 
 
 class EncodeWorkers(Protocol):

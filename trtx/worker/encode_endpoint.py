@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dynamo._core import Context
 from dynamo.common.utils.namespace import get_worker_namespace
-from dynamo.llm import Context
 from dynamo.runtime import DistributedRuntime
 
 ASKED = "trtx_encode"

@@ -18,8 +18,8 @@ STAGES: tuple[Stage, ...] = ("fetch", "prepare", "encode", "remote", "put")
 class MediaMetrics:
     """Counters of one worker, written by its event loop alone."""
 
-    def __init__(self, cache: EmbeddingCache[Any]) -> None:
-        self._cache = cache
+    def __init__(self) -> None:
+        self.cache: EmbeddingCache[Any] | None = None  # None until there is one
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._ended = dict.fromkeys(STAGES, 0)
         self.retries = 0  # of an encode worker that did not answer, at another one
@@ -34,7 +34,9 @@ class MediaMetrics:
         self._ended[stage] += 1
 
     def collect(self) -> Iterator[Any]:
-        stats, cache = self._cache.stats, self._cache
+        if (cache := self.cache) is None:
+            return
+        stats = cache.stats
         asked = CounterMetricFamily(
             "trtx_embedding_cache_lookups", "Pictures that requests asked for, by outcome.", labels=["outcome"]
         )

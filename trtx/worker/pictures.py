@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtx.torch_engine.messages import MediaSpan
+from trtx.engine.api import MediaSpan
 from trtx.worker.request import InvalidRequest
 
 _IMAGES = "image_url"

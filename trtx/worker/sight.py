@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
@@ -13,7 +14,7 @@ from trtx.media import Blob, MediaLimits, content_key, fetch
 from trtx.worker.embedders import Embedder
 from trtx.worker.embedding_cache import EmbeddingCache, Lease, TooLarge, Wanted
 from trtx.worker.media_metrics import MediaMetrics
-from trtx.worker.pictures import Picture
+from trtx.worker.pictures import Picture, check_placeholders, picture_urls
 from trtx.worker.request import InvalidRequest
 
 FETCHES = 32
@@ -29,6 +30,27 @@ class Seen:
 
     def close(self) -> None:
         self.lease.release()
+
+
+class Looking:
+    """One request's pictures: looked at when somebody needs them, once, and let go of at its end."""
+
+    def __init__(self, sight: Sight, urls: Sequence[str]) -> None:
+        self._sight, self._urls = sight, urls
+        self._seen: Seen | None = None
+
+    def __len__(self) -> int:
+        return len(self._urls)
+
+    async def pictures(self) -> tuple[Picture, ...]:
+        """The engine has the embeddings of them until :meth:`close`. Raises as :meth:`Sight.look` does."""
+        if self._seen is None:
+            self._seen = await self._sight.look(self._urls)
+        return self._seen.pictures
+
+    def close(self) -> None:
+        if self._seen is not None:
+            self._seen.close()
 
 
 class Sight:
@@ -52,10 +74,14 @@ class Sight:
         self._bytes_at_most = bytes_at_most
         self._fetches = asyncio.Semaphore(FETCHES)
 
-    def check_count(self, count: int) -> None:
-        """Raises InvalidRequest for more pictures than one request may bring."""
-        if count > self._limits.max_images:
-            raise InvalidRequest(f"the request brings {count} images, expected at most {self._limits.max_images}")
+    def looking(self, wire: Mapping[str, Any]) -> Looking | None:
+        """At the pictures of Dynamo's request, of which nothing is fetched yet; None: it has none, and no place for
+        one. Raises InvalidRequest."""
+        urls = picture_urls(wire)
+        if len(urls) > self._limits.max_images:
+            raise InvalidRequest(f"the request brings {len(urls)} images, expected at most {self._limits.max_images}")
+        check_placeholders(wire.get("token_ids") or (), self.config.image_token_id, len(urls))
+        return Looking(self, urls) if urls else None
 
     async def look(self, urls: Sequence[str]) -> Seen:
         """Raises MediaError, InvalidRequest, or what no encoder could do. Nothing stays pinned where it is cancelled.
@@ -91,7 +117,7 @@ class Sight:
         model, options = self._identity
         return await asyncio.to_thread(content_key, blob.data, model=model, options=options), blob
 
-    def _maker(self, key: bytes, blob: Blob):  # type: ignore[no-untyped-def]
+    def _maker(self, key: bytes, blob: Blob) -> Callable[[], Awaitable[tuple[Picture, int]]]:
         async def make() -> tuple[Picture, int]:
             made = await self._embedder.embed(blob, key)
             try:
@@ -110,7 +136,3 @@ class Sight:
         if columns != width or (fixed is not None and rows != fixed):
             raise RuntimeError(f"an embedding of shape {[rows, columns]} was made, expected {[fixed or rows, width]}")
         return Picture(key, rows, made.grid)
-
-    async def close(self) -> None:
-        await self._cache.close()
-        await self._embedder.close()
