@@ -13,14 +13,21 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from trtx.checkpoint.model_config import ModelConfig, read_model_config
+from trtx.checkpoint.model_config import ModelConfig, read_decoder
 from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import INDEX, read_header, weight_files
 from trtx.errors import UsageError
 from trtx.memory.torch_engine import compute_dtype
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.encoder_messages import EncoderArgs
-from trtx.torch_engine.vision.towers import LlavaTower, LlavaWithoutDecoder, Tower
+from trtx.torch_engine.vision.towers import (
+    LlavaTower,
+    LlavaWithoutDecoder,
+    Qwen3WithoutDecoder,
+    Qwen25WithoutDecoder,
+    QwenTower,
+    Tower,
+)
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +37,13 @@ _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64
 _NAMES = (("model.", ""), ("vision_tower.vision_model.", "vision_tower."))
 
 
+_MODELS: dict[str, type[PreTrainedModel]] = {
+    "LlavaForConditionalGeneration": LlavaWithoutDecoder,
+    "Qwen2_5_VLForConditionalGeneration": Qwen25WithoutDecoder,
+    "Qwen3VLForConditionalGeneration": Qwen3WithoutDecoder,
+}
+
+
 @torch.inference_mode()
 def load_tower(args: EncoderArgs) -> Tower:
     """Reads the tower's and the projector's weights alone, or draws them where the checkpoint stores none.
@@ -37,7 +51,7 @@ def load_tower(args: EncoderArgs) -> Tower:
     In the decoder's dtype, on its device. Raises UsageError for a checkpoint, device or dtype that cannot work.
     """
     model_dir = Path(args.model)
-    config = read_model_config(model_dir)
+    config = read_decoder(model_dir)
     if config.vision is None:
         raise UsageError(
             f"{model_dir} is a {config.architecture}, which sees no pictures; expected a model with a vision tower"
@@ -47,7 +61,7 @@ def load_tower(args: EncoderArgs) -> Tower:
     try:
         theirs = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         with no_init_weights():
-            model = LlavaWithoutDecoder._from_config(theirs, dtype=dtype)
+            model = _MODELS[config.vision.architecture]._from_config(theirs, dtype=dtype)
     except Exception as error:  # of any class, about any field: transformers checks its configs in many places
         raise UsageError(
             f"{model_dir}/config.json describes no vision tower that transformers builds ({type(error).__name__}: "
@@ -64,8 +78,7 @@ def load_tower(args: EncoderArgs) -> Tower:
         ) from error
     model.eval()
     rows = config.vision.tokens_per_image
-    assert rows is not None, "a fixed number of rows: see trtx.checkpoint.vision"
-    return LlavaTower(model, rows)
+    return QwenTower(model) if rows is None else LlavaTower(model, rows)
 
 
 def _fill(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:
@@ -142,7 +155,7 @@ def _draw(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:
     tensors: dict[str, Any] = dict(model.named_parameters()) | dict(_persistent_buffers(model))
     for name in sorted(tensors):
         own = tensors[name]
-        if "norm" in name and name.endswith(".weight"):
+        if own.dim() == 1 and name.endswith(".weight"):  # of a norm
             own.data.fill_(1.0)
         else:
             own.data.copy_(torch.empty(own.shape).normal_(0.0, config.synthetic_std, generator=generator))
