@@ -137,11 +137,11 @@ class Engine(Protocol):
     def put_embedding(self, key: bytes, rows: SharedTensor) -> Awaitable[None]:
         """For prompts submitted from now on, until it is dropped. Done once the file was read, which may go then.
         Raises ValueError for rows that the model can't use."""
-        raise ValueError("this engine takes no embeddings: ask those with EngineApi.missing_media alone")
+        raise LookupError("this engine takes no embeddings")
 
     def drop_embeddings(self, keys: Sequence[bytes]) -> None:
         """What was submitted before keeps what it needs."""
-        raise ValueError("this engine takes no embeddings: ask those with EngineApi.missing_media alone")
+        raise LookupError("this engine takes no embeddings")
 
     def encode(self, inputs: Mapping[str, Any]) -> Any:
         """``DisaggregatedParams`` with handles to the embeddings of a prompt's images; blocks. Asked of what
@@ -151,8 +151,9 @@ class Engine(Protocol):
 
     async def encode_pixels(self, pixels: SharedTensor, grid: tuple[int, int, int] | None) -> TowerOutput:
         """One prepared picture's embedding; concurrent calls share batches. Asked of what ``start_encoder`` started,
-        where :attr:`EngineApi.missing_media` is given. The file of ``pixels`` has to stay until then."""
-        raise ValueError("this engine encodes nothing: ask encoders of engines with EngineApi.missing_media alone")
+        where :attr:`EngineApi.missing_media` is given. The file of ``pixels`` has to stay until then. Raises ValueError
+        for pixels that are none of this model's."""
+        raise LookupError("this engine makes no embeddings of pixels")
 
     def get_stats_async(self, timeout: float) -> AsyncIterator[Row | str]:
         """Rows of iteration stats as they come, until none has come for ``timeout`` seconds."""
