@@ -7,12 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
+from trtx.checkpoint.documents import CONFIG, Fields, config_fields, shown, shown_name
 from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
-from trtx.checkpoint.rope import RopeConfig, read_rope
-from trtx.checkpoint.vision import TEXT, WRAPPERS, VisionConfig, is_tied, nested, parse_vision, refuse_quantized
+from trtx.checkpoint.rope import Mrope, RopeConfig, read_rope
+from trtx.checkpoint.vision import (
+    WRAPPERS,
+    VisionConfig,
+    Wrapper,
+    decoder_fields,
+    is_tied,
+    parse_vision,
+    refuse_quantized,
+)
 from trtx.checkpoint.weight_index import stored_dtype
 from trtx.errors import UsageError
 
@@ -51,6 +59,8 @@ class Family:
     silent_window: int | None = None  # sliding_window where the field is missing; null is none
     qkv_bias: bool | None = None  # None: as attention_bias says, of the output projection too; else whatever it says
     qk_norm: bool = False
+    full_layers: int = 28  # max_window_layers where the field is missing
+    mrope: Mrope | None = None
 
 
 FAMILIES = {
@@ -64,6 +74,14 @@ FAMILIES = {
         window="always", silent_window=4096, qkv_bias=False,
     ),
 }  # fmt: skip
+
+# Decoders that are nested alone, by their model_type. Theirs is a theta of their own where the file has none.
+NESTED_FAMILIES = {
+    "qwen2_5_vl_text": Family(
+        "qwen2_5_vl_text", derives_head_dim=True, qkv_bias=True, full_layers=80, mrope=Mrope((16, 24, 24), False)
+    ),
+    "qwen3_vl_text": Family("qwen3_vl_text", window="unknown", qk_norm=True, mrope=Mrope((24, 20, 20), True)),
+}
 
 KNOWN = frozenset((
     *LARGEST, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
@@ -107,6 +125,17 @@ class ModelConfig:
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
+    """What :func:`read_decoder` reads. Raises UsageError too for what the torch engine does not compute yet."""
+    config = read_decoder(model_dir)
+    if config.rope.mrope_section is not None:
+        raise UsageError(
+            f"{model_dir / CONFIG}: architecture {config.architecture} gives each token three positions (mrope), which "
+            "the torch engine does not compute; expected a text model or a LLaVA, or the engine tensorrt-llm"
+        )
+    return config
+
+
+def read_decoder(model_dir: Path) -> ModelConfig:
     """Reads ``model_dir/config.json`` and what is said of quantization.
 
     Every field is honoured as transformers 5.23 does, or refused: raises UsageError, naming file, field and value, for
@@ -119,7 +148,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     _refuse_unknown(config, architecture)
     quantization = read_quantization(model_dir, config.values)
     check_loadable(quantization, model_dir, config.values)
-    return _parse(config, architecture, quantization, model_dir)
+    return _parse(config, architecture, FAMILIES[architecture], quantization, model_dir)
 
 
 def _architecture(config: Fields) -> str:
@@ -143,8 +172,8 @@ def _architecture(config: Fields) -> str:
 def _read_wrapped(config: Fields, architecture: str, model_dir: Path) -> ModelConfig:
     """The decoder that ``text_config`` describes."""
     vision = parse_vision(config, architecture)
-    text = nested(config, TEXT, "the decoder's fields")
-    own = _text_architecture(text)
+    text = decoder_fields(config, architecture)
+    own, family = _text_family(text, WRAPPERS[architecture])
     _refuse_unknown(text, own)
     if read_quantization(model_dir, config.values) is not None or text.has("quantization_config"):
         refuse_quantized(model_dir, architecture)
@@ -153,9 +182,9 @@ def _read_wrapped(config: Fields, architecture: str, model_dir: Path) -> ModelCo
         text.refuse("dtype" if text.has("dtype") else "torch_dtype", f"{outer!r} as outside text_config")
     seed, std = _synthetic(config)
     return replace(
-        _parse(text, own, None, model_dir),
+        _parse(text, own, family, None, model_dir),
         architecture=architecture,
-        tied_head=is_tied(config),
+        tied_head=is_tied(config, architecture),
         dtype=outer or inner or stored_dtype(model_dir),
         synthetic_seed=seed,
         synthetic_std=std,
@@ -163,19 +192,21 @@ def _read_wrapped(config: Fields, architecture: str, model_dir: Path) -> ModelCo
     )
 
 
-def _text_architecture(text: Fields) -> str:
-    """By ``model_type``, which transformers goes by there; ``architectures`` may be silent."""
-    by_type = {family.model_type: name for name, family in FAMILIES.items()}
-    kind = text.word("model_type", f"one of {', '.join(by_type)}")
-    if kind not in by_type:
+def _text_family(text: Fields, wrapper: Wrapper) -> tuple[str, Family]:
+    """By ``model_type``, which transformers goes by there; ``architectures`` may be silent. And a name for messages."""
+    dense = {family.model_type: (name, family) for name, family in FAMILIES.items()}
+    known = dense if wrapper.text_type is None else {wrapper.text_type: ("", NESTED_FAMILIES[wrapper.text_type])}
+    kind = text.word("model_type", f"one of {', '.join(known)}")
+    if kind not in known:
         text.refuse(
             "model_type",
-            f"one of {', '.join(by_type)}: the torch engine computes no other decoder there; use another checkpoint "
-            "or the engine tensorrt-llm",
+            f"one of {', '.join(known)}: the torch engine computes no other decoder there; use another checkpoint or "
+            "the engine tensorrt-llm",
         )
-    if text.has("architectures") and text.values["architectures"] != [by_type[kind]]:
-        text.refuse("architectures", f"{[by_type[kind]]}, as its model_type says {kind}, or no such field")
-    return by_type[kind]
+    name, family = known[kind]
+    if text.has("architectures") and text.values["architectures"] != [name]:
+        text.refuse("architectures", f"{f'[{name!r}], as its model_type is {kind}, or ' if name else ''}no such field")
+    return name or kind, family
 
 
 def _refuse_unknown(config: Fields, architecture: str) -> None:
@@ -197,8 +228,9 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
             )
 
 
-def _parse(config: Fields, architecture: str, quantization: Quantization | None, model_dir: Path) -> ModelConfig:
-    family = FAMILIES[architecture]
+def _parse(
+    config: Fields, architecture: str, family: Family, quantization: Quantization | None, model_dir: Path
+) -> ModelConfig:
     sizes = {name: config.count(name, most=LARGEST[name]) for name in LARGEST if _is_needed(name, config, family)}
     heads, kv_heads, head_dim = _heads(config, family, sizes)
     _refuse_windows(config, family, sizes["num_hidden_layers"], sizes["max_position_embeddings"])
@@ -215,7 +247,7 @@ def _parse(config: Fields, architecture: str, quantization: Quantization | None,
         head_dim=head_dim,
         norm_eps=config.number("rms_norm_eps", at_least=0.0),
         max_position=sizes["max_position_embeddings"],
-        rope=read_rope(config, needs_theta=family.needs_theta),
+        rope=read_rope(config, needs_theta=family.needs_theta, mrope=family.mrope, head_dim=head_dim),
         tied_head=config.flag("tie_word_embeddings", missing=False),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias and family.qkv_bias is None,
@@ -282,7 +314,7 @@ def _refuse_windows(config: Fields, family: Family, num_layers: int, max_positio
         return
     if type(window) is int and window >= max_position:  # True is no window
         return
-    stated = config.values["max_window_layers"] if config.has("max_window_layers") else 28  # Qwen2Config's
+    stated = config.values["max_window_layers"] if config.has("max_window_layers") else family.full_layers
     first = stated if family.window == "switched" else 0
     if isinstance(first, bool) or not isinstance(first, int) or first < num_layers:
         way_out = "null" if family.window == "always" else "null, or use_sliding_window false"

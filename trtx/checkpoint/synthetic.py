@@ -15,7 +15,7 @@ from typing import Any
 
 from trtx.checkpoint.documents import CONFIG
 from trtx.checkpoint.facts import read_config, text_config
-from trtx.checkpoint.model_config import DRAWN_WEIGHTS, read_model_config
+from trtx.checkpoint.model_config import DRAWN_WEIGHTS, read_decoder
 from trtx.checkpoint.shapes import Shape
 from trtx.checkpoint.tokenizer import BOS, EOS_IDS, PAD, SPECIAL_TOKENS, TokenizerFiles, make_tokenizer
 from trtx.checkpoint.towers import tower_tensors
@@ -33,6 +33,11 @@ TRAINED_DIRECTORY = Path(__file__).with_name("tiny_trained")
 _ABANDONED_S = 3600.0
 
 
+def trained_directory(shape: Shape) -> Path:
+    """Of a shape whose weights come with the package, where its training script writes them."""
+    return Path(__file__).with_name(shape.name.replace("-", "_"))
+
+
 def default_cache_dir() -> Path:
     """``$TRTX_CACHE``, else ``~/.cache/trtx``, and in it ``checkpoints``."""
     return Path(os.environ.get("TRTX_CACHE") or Path.home() / ".cache" / "trtx").expanduser() / "checkpoints"
@@ -44,7 +49,7 @@ def make_synthetic(shape: Shape, cache_dir: Path | None = None) -> Path:
     The trained one comes with the package. Raises UsageError where the cache cannot be written.
     """
     if shape.trained:
-        return TRAINED_DIRECTORY
+        return trained_directory(shape)
     cache = cache_dir or default_cache_dir()
     target = cache / f"{shape.name}-{_content_key(shape)}"
     if target.is_dir():
@@ -100,7 +105,7 @@ def _write(shape: Shape, directory: Path) -> None:
         write_processor_files(shape.processor, directory)
     if shape.stored:
         write_random_weights(
-            read_model_config(directory),
+            read_decoder(directory),
             tower_tensors(config),
             tokenizer.fragment_ids,
             shape.seed,

@@ -46,15 +46,26 @@ class MediaTokens:
 
     tokens: tuple[str, ...]
     picture: str
+    video: str = ""  # none: the template writes nothing for one
 
     @property
     def chat_template(self) -> str:
-        """One placeholder a picture, in the order of the parts."""
-        picture = f"{{% elif part['type'] == 'image' %}}{self.picture}"
-        return _BEFORE_PARTS + picture + _AFTER_PARTS
+        """One placeholder a picture or video, in the order of the parts."""
+        media = f"{{% elif part['type'] == 'image' %}}{self.picture}"
+        if self.video:
+            media += f"{{% elif part['type'] == 'video' %}}{self.video}"
+        return _BEFORE_PARTS + media + _AFTER_PARTS
+
+    def id_of(self, token: str) -> int:
+        return len(SPECIAL_TOKENS) + self.tokens.index(token)
 
 
 LLAVA_TOKENS = MediaTokens(tokens=("<image>",), picture="<image>")
+QWEN_TOKENS = MediaTokens(
+    tokens=("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    picture="<|vision_start|><|image_pad|><|vision_end|>",
+    video="<|vision_start|><|video_pad|><|vision_end|>",
+)
 
 # Qwen2's pieces: words with the one character before them, single digits, runs of punctuation, runs of blanks.
 # AutoTokenizer of transformers 5 (seen: 5.23) rebuilds a qwen2 model's tokenizer with them, whatever tokenizer.json

@@ -44,8 +44,54 @@ def _llava(config: Mapping[str, Any]) -> Tensors:
     return found | _linear("multi_modal_projector.linear_2", hidden, hidden, bias=has_bias)
 
 
+def _qwen2_5_vl(config: Mapping[str, Any]) -> Tensors:
+    """Blocks of RMS norms and a gated MLP, and the merger."""
+    tower, at = config["vision_config"], "visual"
+    width, inner = tower["hidden_size"], tower["intermediate_size"]
+    found = _patches(at, tower)
+    for layer in range(tower["depth"]):
+        block = f"{at}.blocks.{layer}"
+        found |= {f"{block}.norm1.weight": (width,), f"{block}.norm2.weight": (width,)}
+        found |= _linear(f"{block}.attn.qkv", 3 * width, width) | _linear(f"{block}.attn.proj", width, width)
+        found |= _linear(f"{block}.mlp.gate_proj", inner, width) | _linear(f"{block}.mlp.up_proj", inner, width)
+        found |= _linear(f"{block}.mlp.down_proj", width, inner)
+    merged = width * tower["spatial_merge_size"] ** 2
+    found[f"{at}.merger.ln_q.weight"] = (width,)
+    found |= _linear(f"{at}.merger.mlp.0", merged, merged)
+    return found | _linear(f"{at}.merger.mlp.2", tower["out_hidden_size"], merged)
+
+
+def _qwen3_vl(config: Mapping[str, Any]) -> Tensors:
+    """Blocks of layer norms, learned positions, the merger, and one more for each level of the deepstack."""
+    tower, at = config["vision_config"], "model.visual"
+    width, inner = tower["hidden_size"], tower["intermediate_size"]
+    found = _patches(at, tower) | {f"{at}.patch_embed.proj.bias": (width,)}
+    found[f"{at}.pos_embed.weight"] = (tower["num_position_embeddings"], width)
+    for layer in range(tower["depth"]):
+        block = f"{at}.blocks.{layer}"
+        found |= _layer_norm(f"{block}.norm1", width) | _layer_norm(f"{block}.norm2", width)
+        found |= _linear(f"{block}.attn.qkv", 3 * width, width) | _linear(f"{block}.attn.proj", width, width)
+        found |= _linear(f"{block}.mlp.linear_fc1", inner, width) | _linear(f"{block}.mlp.linear_fc2", width, inner)
+    merged = width * tower["spatial_merge_size"] ** 2
+    levels = [f"deepstack_merger_list.{level}" for level in range(len(tower["deepstack_visual_indexes"]))]
+    for merger in ("merger", *levels):
+        found |= _layer_norm(f"{at}.{merger}.norm", width if merger == "merger" else merged)
+        found |= _linear(f"{at}.{merger}.linear_fc1", merged, merged)
+        found |= _linear(f"{at}.{merger}.linear_fc2", tower["out_hidden_size"], merged)
+    return found
+
+
+def _patches(at: str, tower: Mapping[str, Any]) -> Tensors:
+    patch = tower["patch_size"]
+    return {f"{at}.patch_embed.proj.weight": (tower["hidden_size"], 3, tower["temporal_patch_size"], patch, patch)}
+
+
 _TOWERS: MappingProxyType[str, Callable[[Mapping[str, Any]], Tensors]] = MappingProxyType(
-    {"LlavaForConditionalGeneration": _llava}
+    {
+        "LlavaForConditionalGeneration": _llava,
+        "Qwen2_5_VLForConditionalGeneration": _qwen2_5_vl,
+        "Qwen3VLForConditionalGeneration": _qwen3_vl,
+    }
 )
 
 
