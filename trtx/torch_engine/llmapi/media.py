@@ -91,9 +91,10 @@ def _items(given: Any) -> list[torch.Tensor]:
     items = given[_IMAGE]
     wrong: Any = items
     if isinstance(items, (list, tuple)) and items:
-        unfit = (one for one in items if not isinstance(one, torch.Tensor) or one.dim() != 2 or not one.shape[0])
-        if (wrong := next(unfit, None)) is None:
+        unfit = [one for one in items if not isinstance(one, torch.Tensor) or one.dim() != 2 or not one.shape[0]]
+        if not unfit:
             return list(items)
+        wrong = unfit[0]
     what = f"a tensor of shape {list(wrong.shape)}" if isinstance(wrong, torch.Tensor) else shown(wrong)
     raise RequestError(f"{EMBEDDINGS}[{_IMAGE!r}] is or holds {what}; expected a list of tensors [rows, hidden]")
 
