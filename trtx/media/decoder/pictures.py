@@ -53,12 +53,15 @@ def decode(data: bytes | bytearray, label: str, max_pixels: int) -> Image.Image:
             _check_frames(picture, label)
             picture.load()
             _set_clear_color(picture, data)
-            return _turned(_on_white(picture, label), picture)
+            turn = _turn(picture)
+            rgb = _on_white(picture, label)
     except (MediaError, MemoryError):
         raise
     except Exception:
         # Pillow's own text may show bytes of the file; what it raises for broken ones is of a dozen classes.
         raise _broken(label) from None
+    del picture  # its pixels, before there is a third copy
+    return rgb if turn is None else rgb.transpose(turn)
 
 
 def _check_pixels(size: tuple[int, int], label: str, max_pixels: int) -> None:
@@ -111,12 +114,11 @@ def _from_gray_16(picture: Image.Image, clear: object) -> Image.Image:
     return Image.fromarray(gray).convert("RGB")
 
 
-def _turned(rgb: Image.Image, picture: Image.Image) -> Image.Image:
+def _turn(picture: Image.Image) -> Image.Transpose | None:
     try:
-        turn = _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
+        return _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
     except Exception:  # EXIF that is broken says nothing of the orientation, and browsers show such photographs
-        turn = None
-    return rgb if turn is None else rgb.transpose(turn)
+        return None
 
 
 def _broken(label: str) -> MediaError:
