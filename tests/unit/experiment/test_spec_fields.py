@@ -17,6 +17,7 @@ import yaml
 from cyclopts import CycloptsError
 from judged_runs import GOLDEN, provenance
 from processes import free_port
+from pydantic import BaseModel
 
 from trtx.bench import LoadSpec, Target
 from trtx.bench.aiperf import command
@@ -231,7 +232,8 @@ def test_a_lock_from_before_a_field_is_read_as_what_its_run_did(key: tuple[str, 
     lock.write_text(yaml.safe_dump(written))
     part, name = key
     read = read_lock(tmp_path)
-    assert getattr(getattr(read, part) if part else read, name) == before
+    found = getattr(getattr(read, part) if part else read, name)
+    assert (found.model_dump(mode="json") if isinstance(found, BaseModel) else found) == before
 
 
 def test_the_arms_of_a_lock_from_before_encode_workers_had_none(tmp_path: Path) -> None:
