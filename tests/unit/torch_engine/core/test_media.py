@@ -281,7 +281,8 @@ def contents(tokens: list[int], spans: list[MediaSpan]) -> list[Any]:
 
 prompts = st.lists(
     st.one_of(
-        st.integers(1, 3), st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.sampled_from([None, None, "wide", "tall"]))
+        st.integers(1, 3),
+        st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.sampled_from([None, None, "wide", "tall"])),
     ), min_size=1, max_size=6,
 )  # fmt: skip
 
