@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.torch_engine.core.media_prompts import PLACEHOLDER, MediaPrompt, embedding_of, key_of
@@ -303,6 +303,7 @@ def spelled(parts: list[Any]) -> tuple[list[int], list[MediaSpan]]:
 
 @settings(max_examples=400, deadline=None)
 @given(one=prompts, other=prompts, size=st.integers(1, 5))
+@example([("a", 2, None), ("a", 2, None)], [("a", 4, None)], 2)
 def test_two_blocks_have_one_name_exactly_where_all_up_to_their_end_is_the_same(
     one: list[Any], other: list[Any], size: int
 ) -> None:
