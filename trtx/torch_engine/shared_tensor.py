@@ -16,7 +16,7 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -96,6 +96,40 @@ def open_shared(shared: SharedTensor) -> torch.Tensor:
     """
     import torch
 
+    with _opened(shared) as file:
+        dtype = getattr(torch, shared.dtype)
+        if shared.nbytes == 0:
+            return torch.empty(shared.shape, dtype=dtype)
+        # A private copy on write: torch takes no read-only memory without a warning.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    flat = torch.frombuffer(mapped, dtype=dtype, offset=_HEADER_BYTES)  # keeps the mapping as long as it lives
+    return flat.view(shared.shape)
+
+
+def take_over(shared: SharedTensor) -> SharedTensor:
+    """The same tensor under a name that whoever else was told of it does not know: one of several takes it, for the
+    others it is gone. Needs no torch. Raises as :func:`open_shared`, and for a file outside this process's scratch
+    directory: the name came in a message."""
+    path = Path(shared.path)
+    if path.parent != Path(tempfile.gettempdir()) or path.suffix != _SUFFIX:
+        raise SharedTensorError(f"{path} is no shared tensor of {tempfile.gettempdir()}, the scratch directory")
+    _opened(shared).close()
+    own = path.with_name(f"{secrets.token_hex(16)}{_SUFFIX}")
+    try:
+        path.rename(own)
+    except OSError as error:
+        raise SharedTensorGone(f"the shared tensor {path} is gone; another reader took it, or it expired") from error
+    return SharedTensor(str(own), shared.dtype, shared.shape)
+
+
+def remove_shared(shared: SharedTensor) -> None:
+    """By whoever shared it; what is open stays so. Nothing happens where the file is gone already."""
+    with suppress(OSError):
+        Path(shared.path).unlink()
+
+
+def _opened(shared: SharedTensor) -> BinaryIO:
+    """Checked: it holds what ``shared`` says. Raises as :func:`open_shared`."""
     size = shared.nbytes
     try:
         # A name that came in a message may be a pipe, which would block, or a link to somewhere else.
@@ -106,6 +140,7 @@ def open_shared(shared: SharedTensor) -> torch.Tensor:
         ) from error
     except (OSError, ValueError) as error:
         raise SharedTensorError(f"can't open the shared tensor {shared.path}: {error}") from error
+    file = None
     try:
         status = os.fstat(end)
         if not stat.S_ISREG(status.st_mode):
@@ -116,21 +151,11 @@ def open_shared(shared: SharedTensor) -> torch.Tensor:
                 f"the shared tensor {shared.path} has {status.st_size - _HEADER_BYTES} bytes of data; expected {size}, "
                 f"{shared.dtype} of shape {list(shared.shape)}"
             )
-        dtype = getattr(torch, shared.dtype)
-        if size == 0:
-            return torch.empty(shared.shape, dtype=dtype)
-        # A private copy on write: torch takes no read-only memory without a warning.
-        mapped = mmap.mmap(end, 0, access=mmap.ACCESS_COPY)
+        file = os.fdopen(end, "rb", buffering=0)
+        return file
     finally:
-        os.close(end)
-    flat = torch.frombuffer(mapped, dtype=dtype, offset=_HEADER_BYTES)  # keeps the mapping as long as it lives
-    return flat.view(shared.shape)
-
-
-def remove_shared(shared: SharedTensor) -> None:
-    """By whoever shared it; what is open stays so. Nothing happens where the file is gone already."""
-    with suppress(OSError):
-        Path(shared.path).unlink()
+        if file is None:
+            os.close(end)
 
 
 def _check_header(header: bytes, shared: SharedTensor) -> None:
