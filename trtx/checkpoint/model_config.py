@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trtx.checkpoint.documents import CONFIG, Fields, config_fields, shown, shown_name
+from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
 from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
@@ -59,6 +59,7 @@ class Family:
     silent_window: int | None = None  # sliding_window where the field is missing; null is none
     qkv_bias: bool | None = None  # None: as attention_bias says, of the output projection too; else whatever it says
     qk_norm: bool = False
+    takes_head_dim: bool = True  # else it is hidden_size / num_attention_heads whatever the field says
     full_layers: int = 28  # max_window_layers where the field is missing
     mrope: Mrope | None = None
 
@@ -78,9 +79,16 @@ FAMILIES = {
 # Decoders that are nested alone, by their model_type. Theirs is a theta of their own where the file has none.
 NESTED_FAMILIES = {
     "qwen2_5_vl_text": Family(
-        "qwen2_5_vl_text", derives_head_dim=True, qkv_bias=True, full_layers=80, mrope=Mrope((16, 24, 24), False)
+        "qwen2_5_vl_text",
+        derives_head_dim=True,
+        takes_head_dim=False,
+        qkv_bias=True,
+        full_layers=80,
+        mrope=Mrope((16, 24, 24), interleaved=False),
     ),
-    "qwen3_vl_text": Family("qwen3_vl_text", window="unknown", qk_norm=True, mrope=Mrope((24, 20, 20), True)),
+    "qwen3_vl_text": Family(
+        "qwen3_vl_text", window="unknown", qk_norm=True, mrope=Mrope((24, 20, 20), interleaved=True)
+    ),
 }
 
 KNOWN = frozenset((
@@ -125,17 +133,6 @@ class ModelConfig:
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
-    """What :func:`read_decoder` reads. Raises UsageError too for what the torch engine does not compute yet."""
-    config = read_decoder(model_dir)
-    if config.rope.mrope_section is not None:
-        raise UsageError(
-            f"{model_dir / CONFIG}: architecture {config.architecture} gives each token three positions (mrope), which "
-            "the torch engine does not compute; expected a text model or a LLaVA, or the engine tensorrt-llm"
-        )
-    return config
-
-
-def read_decoder(model_dir: Path) -> ModelConfig:
     """Reads ``model_dir/config.json`` and what is said of quantization.
 
     Every field is honoured as transformers 5.23 does, or refused: raises UsageError, naming file, field and value, for
@@ -287,6 +284,8 @@ def _heads(config: Fields, family: Family, sizes: dict[str, int]) -> tuple[int, 
         "head_dim" not in sizes or family.model_type == "llama"
     ):  # LlamaConfig.validate_architecture
         config.refuse("num_attention_heads", f"a divisor of hidden_size, {hidden}")
+    if not family.takes_head_dim and head_dim * heads != hidden:
+        config.refuse("head_dim", f"{hidden // heads}, hidden_size / num_attention_heads, or no such field")
     if head_dim % 2:
         config.refuse(
             "head_dim" if "head_dim" in sizes else "hidden_size", f"heads of an even size, not {head_dim}, to rotate"

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trtx.checkpoint.pictures import APART, COLOURS, KINDS, SHAPES, Kind, Scene, draw_scene
+from trtx.checkpoint.pictures import COLOURS, KINDS, SHAPES, Kind, Scene, draw_scene
 from trtx.checkpoint.tasks import Split
 from trtx.checkpoint.tokenizer import IM_END, IM_START
 
@@ -36,11 +36,10 @@ def questions(scene: Scene, where: str = "") -> list[Question]:
     first = scene.figures[0]
     found = [Question("background", f"Which colour is the background{where}?", scene.background)]
     for figure in scene.figures if scene.kind == "two" else (first,):
-        name = "digit" if scene.kind == "digit" else figure.name + ("s" if len(scene.figures) > 1 else "")
-        verb = "are" if name.endswith("s") else "is"
-        if scene.kind == "two":
-            name, verb = figure.name, "is"
-        found.append(Question("colour", f"Which colour {verb} the {name}{where}?", figure.colour))
+        named = "digit" if scene.kind == "digit" else figure.name
+        verb = "are" if len(scene.figures) > 1 and scene.kind == "count" else "is"
+        plural = "s" if verb == "are" else ""
+        found.append(Question("colour", f"Which colour {verb} the {named}{plural}{where}?", figure.colour))
     if scene.kind == "one":
         place = f"{'top' if first.y < 0.5 else 'bottom'} {'left' if first.x < 0.5 else 'right'}"
         found.append(Question("shape", f"Which shape is it{where}?", first.name))
@@ -60,12 +59,10 @@ def questions(scene: Scene, where: str = "") -> list[Question]:
 def _sides(scene: Scene, where: str) -> list[Question]:
     found = []
     for a, b in (scene.figures, scene.figures[::-1]):
-        if abs(a.x - b.x) >= APART:
-            text = f"Is the {a.name} left or right of the {b.name}{where}?"
-            found.append(Question("side", text, "left" if a.x < b.x else "right"))
-        if abs(a.y - b.y) >= APART:
-            text = f"Is the {a.name} above or below the {b.name}{where}?"
-            found.append(Question("side", text, "above" if a.y < b.y else "below"))
+        beside = f"Is the {a.name} left or right of the {b.name}{where}?"
+        over = f"Is the {a.name} above or below the {b.name}{where}?"
+        found.append(Question("side", beside, "left" if a.x < b.x else "right"))
+        found.append(Question("side", over, "above" if a.y < b.y else "below"))
     return found
 
 
@@ -121,10 +118,11 @@ def held_out(task: str, count: int, seed: int = 0) -> Iterator[PictureSample]:
             yield PictureSample(scenes, rng.choice(fitting))
 
 
-def turn(question: Question, pictures: str = "", *, after: bool = False) -> tuple[str, str]:
-    """Prompt and completion as the chat template renders them. ``pictures``: their placeholders, before the text of the
-    question or ``after`` it."""
-    said = question.text + pictures if after else pictures + question.text
+def turn(question: Question, pictures: int = 0, *, after: bool = False) -> tuple[str, str]:
+    """Prompt and completion as the chat template renders them. ``pictures``: how many stand before the text of the
+    question, or ``after`` it; none do but in the first turn."""
+    shown = "".join(f"{number}<image>" for number in range(1, pictures + 1))
+    said = question.text + shown if after else shown + question.text
     return f"{IM_START}user\n{said}{IM_END}\n{IM_START}assistant\n", f"{question.answer}{IM_END}"
 
 

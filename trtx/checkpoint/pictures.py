@@ -7,7 +7,6 @@ none in common: so a held-out score is of contents that no training picture had,
 from __future__ import annotations
 
 import hashlib
-import math
 import random
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -34,6 +33,7 @@ COLOURS: MappingProxyType[str, tuple[int, int, int]] = MappingProxyType(
     }
 )
 LARGEST_COUNT = 5
+APART = 0.2  # of the picture's width and height, at least, between the centres of two shapes
 _JITTER = 14  # of a colour's channels, up or down
 _NOISE = 6.0  # at most, the standard deviation of each pixel
 # Sides in pixels: even ones are trained on, odd ones (and larger) held out.
@@ -129,19 +129,16 @@ def _figures(
 
 
 def _two(rng: random.Random, colours: list[str], aspect: float) -> tuple[Figure, ...]:
-    """Two shapes apart from each other by at least 0.3 of a side in one direction, and never over each other."""
+    """Two shapes, to one side and above or below of each other: a mirrored picture has another answer."""
     names = rng.sample(SHAPES, 2)
     while True:
         radii = [rng.uniform(0.11, 0.18) for _ in names]
         places = [(rng.uniform(0.2, 0.8), rng.uniform(0.2, 0.8)) for _ in names]
-        right, down = places[1][0] - places[0][0], places[1][1] - places[0][1]
-        apart = math.hypot(right * max(aspect, 1.0), down * max(1 / aspect, 1.0))
-        if max(abs(right), abs(down)) >= APART and apart > 1.45 * sum(radii):
+        right, down = abs(places[1][0] - places[0][0]), abs(places[1][1] - places[0][1])
+        # In shorter sides; of squares the corners reach furthest.
+        apart = max(right * max(aspect, 1.0), down * max(1 / aspect, 1.0))
+        if min(right, down) >= APART and apart > sum(radii):
             return tuple(Figure(n, c, *p, r) for n, c, p, r in zip(names, colours, places, radii, strict=True))
-
-
-APART = 0.3
-"""Of a side: what is less to the left, right, top or bottom of another than this is asked for no side."""
 
 
 def draw(scene: Scene) -> Image.Image:

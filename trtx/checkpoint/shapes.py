@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from trtx.checkpoint.tokenizer import LLAVA_TOKENS, QWEN_TOKENS, MediaTokens
+from trtx.checkpoint.tokenizer import LLAVA_TOKENS, NUMBERED_TOKENS, QWEN_TOKENS, MediaTokens
 from trtx.checkpoint.vision_shapes import (
     LLAVA_PROCESSOR,
     QWEN2_5_PROCESSOR,
@@ -187,7 +187,7 @@ _SHAPES = (
             _qwen3(128, 3, 4, 2, 256, tied=True)
             | {"head_dim": 32, "vocab_size": 1024, "rope_theta": 10000.0, "max_position_embeddings": 8192}
         ),
-        media=LLAVA_TOKENS,
+        media=NUMBERED_TOKENS,
         processor=LLAVA_PROCESSOR,
         stored=True,
         trained=True,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +47,26 @@ class MediaTokens:
     tokens: tuple[str, ...]
     picture: str
     video: str = ""  # none: the template writes nothing for one
+    is_numbered: bool = False  # the template writes its number before a picture: 1, 2, 3 of the conversation
 
     @property
     def chat_template(self) -> str:
         """One placeholder a picture or video, in the order of the parts."""
-        media = f"{{% elif part['type'] == 'image' %}}{self.picture}"
+        begin, number = "", ""
+        if self.is_numbered:
+            begin = "{% set seen = namespace(pictures=0) %}"
+            number = "{% set seen.pictures = seen.pictures + 1 %}{{ seen.pictures }}"
+        media = f"{{% elif part['type'] == 'image' %}}{number}{self.picture}"
         if self.video:
             media += f"{{% elif part['type'] == 'video' %}}{self.video}"
-        return _BEFORE_PARTS + media + _AFTER_PARTS
+        return begin + _BEFORE_PARTS + media + _AFTER_PARTS
 
     def id_of(self, token: str) -> int:
         return len(SPECIAL_TOKENS) + self.tokens.index(token)
 
 
 LLAVA_TOKENS = MediaTokens(tokens=("<image>",), picture="<image>")
+NUMBERED_TOKENS = replace(LLAVA_TOKENS, is_numbered=True)  # a small model tells pictures apart by their numbers
 QWEN_TOKENS = MediaTokens(
     tokens=("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
     picture="<|vision_start|><|image_pad|><|vision_end|>",

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from transformers import (  # noqa: TID253
 
 from trtx.checkpoint.picture_tasks import Question, conversation, corpus, turn
 from trtx.checkpoint.pictures import Scene, draw
+from trtx.checkpoint.row_targets import SIZES, row_targets
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.synthetic import config_json, trained_directory, write_model_files, write_processor_files
 from trtx.checkpoint.text import sentences
@@ -40,8 +42,9 @@ SHAPE = SHAPES["tiny-vl-trained"]
 STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 2000, 32, 5, 2
 AFTER_SHARE = 0.25  # of the conversations: the pictures stand after the first question
 PROMPT_WEIGHT = 0.02
+ROWS_WEIGHT = 0.3
 MUON_RATE, ADAM_RATE = 0.015, 3e-3
-EMBEDDING_STD = 0.04
+EMBEDDING_STD, PLACE_STD = 0.04, 0.2
 STATE_EVERY, EVALUATE_EVERY = 50, 250
 
 
@@ -53,6 +56,7 @@ class Batch:
     ids: torch.Tensor
     weights: torch.Tensor
     pixels: torch.Tensor
+    targets: torch.Tensor  # [pictures, rows of one, 3] int64: what each row should say (row_targets)
 
 
 class Conversations:
@@ -76,7 +80,7 @@ class Conversations:
     ) -> tuple[list[int], list[float]]:
         ids, weights = [], []
         for index, question in enumerate(asked[: rng.randint(1, MOST_TURNS)]):
-            pictures = "<image>" * len(scenes) if index == 0 else ""
+            pictures = len(scenes) if index == 0 else 0
             prompt, answer = turn(question, pictures, after=rng.random() < AFTER_SHARE)
             prompt_ids, answer_ids = self._encode(("\n" if index else "") + prompt), self._encode(answer)
             for token in prompt_ids:
@@ -93,18 +97,26 @@ class Conversations:
             torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in rows]),
             torch.tensor([weights[1:] + [0.0] * (width - len(weights)) for _, _, weights in rows]),
             torch.stack([self._pixels(scene) for scenes, _, _ in rows for scene in scenes]),
+            torch.tensor([row_targets(scene, isqrt(self._rows)) for scenes, _, _ in rows for scene in scenes]),
         )
 
 
 def initialize(model: Any) -> None:
-    """Layers add nothing at first (output projections are zero), so that what a row is isn't drowned in noise."""
+    """Layers add nothing at first (output projections are zero), so that what a row is isn't drowned in noise.
+
+    A patch's place is as loud as what is on it: the sum of a vector for its row and one for its column.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "embed_tokens" in name:
                 parameter.normal_(0, EMBEDDING_STD)
             elif name.endswith(("o_proj.weight", "down_proj.weight", "out_proj.weight", "fc2.weight")):
                 parameter.zero_()
-            elif parameter.ndim == 2 and "position_embedding" not in name:
+            elif "position_embedding" in name:
+                side = isqrt(len(parameter) - 1)
+                row, column = torch.randn(2, side, parameter.shape[1]) * PLACE_STD
+                parameter[1:] = (row[:, None] + column[None]).flatten(0, 1)
+            elif parameter.ndim == 2:
                 parameter.normal_(0, 0.6 / math.sqrt(parameter.shape[1]))
 
 
@@ -128,8 +140,10 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int) -> None:
 
     model = LlavaForConditionalGeneration(LlavaConfig.from_pretrained(out, attn_implementation="sdpa")).float()
     initialize(model)
-    parameters = list(model.named_parameters())
-    is_matrix = {name: p.ndim == 2 and "embed" not in name for name, p in parameters}
+    rows_head = torch.nn.Linear(model.config.text_config.hidden_size, sum(SIZES))
+    trained = torch.nn.ModuleDict({"model": model, "rows_head": rows_head})
+    parameters = list(trained.named_parameters())
+    is_matrix = {name: p.ndim == 2 and not any(w in name for w in ("embed", "rows_head")) for name, p in parameters}
     optimizers = (
         (torch.optim.Muon([p for n, p in parameters if is_matrix[n]], lr=MUON_RATE, weight_decay=0.0), MUON_RATE),
         (
@@ -141,7 +155,7 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int) -> None:
     )
     begin, spent = 0, Spent()
     if state.exists():
-        begin, spent = resume(state, model, optimizers)
+        begin, spent = resume(state, trained, optimizers)
         log.info("goes on from step %d of %s", begin, state)
     wall, cpu = time.monotonic() - spent.seconds, time.process_time() - spent.cpu_seconds
     source = Conversations(encode, pixels, SHAPE.config["image_seq_length"])
@@ -150,25 +164,24 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int) -> None:
             for group in optimizer.param_groups:
                 group["lr"] = peak * rate(step, steps)
         model.train()
-        model.zero_grad(set_to_none=True)
-        answers, total, pictures = 0.0, 0.0, 0
-        for batch in source.step(seed, step):
-            loss = batch_loss(model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+        trained.zero_grad(set_to_none=True)
+        losses = [0.0, 0.0]
+        batches = list(source.step(seed, step))
+        answers, pictures = sum(float(batch.weights.sum()) for batch in batches), 0
+        for batch in batches:
+            of_answers, of_rows = batch_loss(model, rows_head, batch)
+            share = of_answers / answers, of_rows / len(batches)
+            (share[0] + ROWS_WEIGHT * share[1]).backward()  # type: ignore[no-untyped-call]
             pictures += len(batch.pixels)
-            answers, total = answers + float(batch.weights.sum()), total + loss.item()
+            losses = [losses[0] + share[0].item(), losses[1] + share[1].item()]
         for optimizer, _ in optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:  # CLIP's last norm is of the pooled output, which nothing reads
-                        parameter.grad /= answers
             optimizer.step()  # type: ignore[no-untyped-call]
         spent = Spent(time.monotonic() - wall, time.process_time() - cpu, spent.tokens + pictures)
         if (step + 1) % 10 == 0:
-            log.info("step %d of %d  loss %.3f  %.0f s, %.0f s of CPU", step + 1, steps, total / answers,
+            log.info("step %d of %d  loss %.3f, of rows %.3f  %.0f s, %.0f s of CPU", step + 1, steps, *losses,
                      spent.seconds, spent.cpu_seconds)  # fmt: skip
         if (step + 1) % STATE_EVERY == 0:
-            suspend(state, model, optimizers, step + 1, spent)
+            suspend(state, trained, optimizers, step + 1, spent)
         if (step + 1) % EVALUATE_EVERY == 0:
             save(model, out)
             log.info("\n%s", score_table(score_pictures(model, tokenizer, processor, count=40)))
@@ -178,12 +191,17 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int) -> None:
     write_scores(out)
 
 
-def batch_loss(model: Any, batch: Batch) -> torch.Tensor:
-    """Weighted sum of the targets' losses; logits are made of those that count alone."""
-    states = model.model(input_ids=batch.ids[:, :-1], pixel_values=batch.pixels, use_cache=False).last_hidden_state
+def batch_loss(model: Any, rows_head: torch.nn.Linear, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weighted sum of the answers' losses, for which logits are made of what counts alone; and the mean loss of what a
+    linear head reads off the pictures' rows."""
+    found = model.model(input_ids=batch.ids[:, :-1], pixel_values=batch.pixels, use_cache=False)
     counts = batch.weights > 0
-    losses = F.cross_entropy(model.lm_head(states[counts]), batch.ids[:, 1:][counts], reduction="none")
-    return (losses * batch.weights[counts]).sum()
+    logits = model.lm_head(found.last_hidden_state[counts])
+    losses = F.cross_entropy(logits, batch.ids[:, 1:][counts], reduction="none")
+    parts = rows_head(found.image_hidden_states).split(SIZES, dim=-1)
+    targets = batch.targets.flatten(0, 1).unbind(-1)
+    rows = [F.cross_entropy(part, target) for part, target in zip(parts, targets, strict=True)]
+    return (losses * batch.weights[counts]).sum(), torch.stack(rows).sum()
 
 
 def _write_files(out: Path) -> None:

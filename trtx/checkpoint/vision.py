@@ -273,6 +273,8 @@ def _check_layers(config: Fields, depth: int) -> None:
     layers = stated if isinstance(stated, list) else [stated]
     if not layers or not all(type(layer) is int and -depth - 1 <= layer <= depth for layer in layers):
         config.refuse("vision_feature_layer", f"a layer of the tower from {-depth - 1} to {depth}, or a list of them")
+    if stated == 0:  # to which transformers 5.23 (select_hidden_states) ends with a TypeError
+        config.refuse("vision_feature_layer", f"{-depth - 1}, which is the same layer")
 
 
 def refuse_quantized(model_dir: Path, architecture: str) -> None:

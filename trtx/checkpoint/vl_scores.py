@@ -53,7 +53,7 @@ def _exact(model: Any, tokenizer: Any, processor: Any, samples: Sequence[Picture
     placeholder, rows = model.config.image_token_id, model.config.image_seq_length
     ids, firsts = [], []
     for sample in samples:
-        prompt, answer = turn(sample.question, "<image>" * len(sample.scenes))
+        prompt, answer = turn(sample.question, len(sample.scenes))
         own: list[int] = []
         for token in tokenizer.encode(prompt, add_special_tokens=False):
             own += [token] * (rows if token == placeholder else 1)

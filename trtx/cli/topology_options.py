@@ -14,6 +14,7 @@ import typer
 from pydantic import ValidationError
 
 from trtx.config import Mode, Role, RouterMode, TopologySpec, recipe_files
+from trtx.config.media import MediaLimits, media_fields
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
@@ -202,12 +203,33 @@ def _members(annotation: Any) -> tuple[Callable[..., Any], Mapping[str, tuple[An
     return (dict, made[0].members) if made else None
 
 
+def _media_option(name: str) -> tuple[Any, Any]:
+    """Annotation and default of the option of one field of :class:`MediaLimits`."""
+    field, record = MediaLimits.model_fields[name], media_fields()[name]
+    kind = next(one for one in (bool, int, float, Path) if one in (field.annotation, *get_args(field.annotation)))
+    told = f" Default: {field.default:g}." if isinstance(field.default, float) else f" Default: {field.default}."
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=record.help + (told if type(field.default) in (int, float) else ""),
+        metavar=record.metavar,
+        rich_help_panel="Images",
+        show_default=False,
+    )
+    return (Annotated[bool | None, option] if kind is bool else Annotated[kind | None, option], None)
+
+
+MediaOptions = Annotated[Mapping[str, Any], OptionGroup({name: _media_option(name) for name in media_fields()})]
+"""Each field of :class:`MediaLimits` as an option: help shows them in their order."""
+
+
 def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
     """What was typed (fields of the options above; None: it was not), checked. Raises UsageError, naming the option,
     for anything that contradicts itself."""
     given = {name: value for name, value in typed.items() if value is not None}
     recipe = recipe_roles(given.pop("recipe", None), encode=bool(given.get("encode")))
     engine_configs = recipe | role_files(given.pop("config", None))
+    if media := {name: given.pop(name) for name in media_fields() if name in given}:
+        given["media"] = media
     if "gpus" in given:
         given["gpus"] = _indices(given["gpus"])
     if "router_args" in given:
@@ -216,7 +238,7 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
         return TopologySpec.model_validate({"mode": mode, "engine_configs": engine_configs, **given})
     except ValidationError as error:
         first = error.errors()[0]
-        field = str(first["loc"][0])
+        field = str(first["loc"][-1] if first["loc"][0] == "media" else first["loc"][0])
         option = f"--{_OPTIONS.get(field, field).replace('_', '-')}"
         if first["type"] == "value_error":  # a sentence that begins with the field
             raise UsageError(first["msg"].removeprefix("Value error, ").replace(field, option, 1)) from error

@@ -82,7 +82,7 @@ class MediaLimits(BaseModel):
         int,
         Field(ge=64 * _MIB, le=1 << 40),
         MediaField(help="Memory that decoding may take in each such process, in bytes.", metavar="BYTES"),
-    ] = _GIB
+    ] = 1536 * _MIB  # 50 million pixels took up to 1030 MiB: benchmarks are in docs/multimodal.md
 
 
 @functools.cache

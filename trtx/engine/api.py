@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from trtx.torch_engine.messages import MediaSpan
-from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, open_shared, remove_shared, share
+from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, read_shared, remove_shared, share
 
 __all__ = [
     "ENGINE_KINDS",
@@ -30,7 +30,7 @@ __all__ = [
     "SharedTensorError",
     "Start",
     "TowerOutput",
-    "open_shared",
+    "read_shared",
     "remove_shared",
     "share",
     "stated",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from trtx.bench import LoadSpec
 from trtx.bench.documents import RESTORE, plain
 from trtx.bench.load_field import field_records
+from trtx.config.media import MediaLimits
 from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec
@@ -27,6 +28,7 @@ CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
     ("gate", "window"): (3, "whole"),
     ("", "eval"): (4, None),
     ("topology", "encode"): (5, 0),
+    ("topology", "media"): (5, MediaLimits().model_dump(mode="json")),
     **{("load", name): (record.since, record.before) for name, record in field_records(LoadSpec).items()},
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.config import Role, TopologySpec
+from trtx.config.media import MediaLimits
 from trtx.topology.plan import TOPOLOGY_VARIABLE
 
 # Streams that stay silent for this long are broken off by the frontend; a long prompt on a CPU stays far below it.
@@ -131,6 +132,7 @@ def worker_command(
     config: Path,
     status_file: Path,
     has_encoders: bool,
+    media: MediaLimits,
 ) -> tuple[str, ...]:
     """One worker of ours, as docs/architecture.md has it. ``has_encoders``: its topology has encode workers."""
     command = [sys.executable, "-m", "trtx.worker", "--role", role, "--engine", engine]
@@ -138,6 +140,8 @@ def worker_command(
     command += ["--engine-config", str(config), "--name", name, "--status-file", str(status_file)]
     if has_encoders and role != "encode":
         command += ["--encoders", "remote"]
+    if limits := media.model_dump_json(exclude_defaults=True).removeprefix("{}"):
+        command += ["--media", limits]
     return tuple(command)
 
 

@@ -108,7 +108,7 @@ def plan(
                     values[worker.role],
                     run_dir,
                     status_file,
-                    has_encoders=spec.encode > 0,
+                    spec,
                 ),
                 env=shared | commands.worker_environment(tuple(gpu.uuid for gpu in group), system_port, threads),
                 log_path=logs / f"{worker.name}.log",
@@ -303,8 +303,7 @@ def _argv(
     values: Mapping[str, Any],
     run_dir: Path,
     status_file: Path | None,
-    *,
-    has_encoders: bool,
+    spec: TopologySpec,
 ) -> tuple[str, ...]:
     if status_file is None:
         return commands.simulated_command(worker.role, namespace, model_path=model_path, model=model, values=values)
@@ -316,5 +315,6 @@ def _argv(
         model=model,
         config=config_path(run_dir, worker.role),
         status_file=status_file,
-        has_encoders=has_encoders,
+        has_encoders=spec.encode > 0,
+        media=spec.media,
     )

@@ -55,7 +55,7 @@ class Embedding:
     """One item of media as the decoder takes it, where the runner wants it. Policy counts its rows, and no more."""
 
     rows: int
-    tensor: torch.Tensor  # [rows, hidden]
+    tensor: torch.Tensor  # [rows, hidden], wider where the model's first layers add vectors of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,7 @@ class ModelRunner(Protocol):
     pool: torch.Tensor  # [num_blocks, *geometry.block_shape], contiguous
     max_position: int  # longest sequence the model's positions allow
     vocab_size: int
+    needs_grids: bool  # of media: its positions depend on them
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """Begins to write KV for every new token, and to sample where asked; waits for no result.

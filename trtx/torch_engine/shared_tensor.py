@@ -16,7 +16,7 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -96,14 +96,18 @@ def open_shared(shared: SharedTensor) -> torch.Tensor:
     """
     import torch
 
-    with _opened(shared) as file:
-        dtype = getattr(torch, shared.dtype)
-        if shared.nbytes == 0:
-            return torch.empty(shared.shape, dtype=dtype)
-        # A private copy on write: torch takes no read-only memory without a warning.
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    mapped = _map(shared)
+    dtype = getattr(torch, shared.dtype)
+    if mapped is None:
+        return torch.empty(shared.shape, dtype=dtype)
     flat = torch.frombuffer(mapped, dtype=dtype, offset=_HEADER_BYTES)  # keeps the mapping as long as it lives
     return flat.view(shared.shape)
+
+
+def read_shared(shared: SharedTensor) -> bytes:
+    """A copy of the elements, in C order: for who has no other use for torch. Raises as :func:`open_shared` does."""
+    mapped = _map(shared)
+    return b"" if mapped is None else mapped[_HEADER_BYTES:]
 
 
 def take_over(shared: SharedTensor) -> SharedTensor:
@@ -113,7 +117,7 @@ def take_over(shared: SharedTensor) -> SharedTensor:
     path = Path(shared.path)
     if path.parent != Path(tempfile.gettempdir()) or path.suffix != _SUFFIX:
         raise SharedTensorError(f"{path} is no shared tensor of {tempfile.gettempdir()}, the scratch directory")
-    _opened(shared).close()
+    _map(shared)
     own = path.with_name(f"{secrets.token_hex(16)}{_SUFFIX}")
     try:
         path.rename(own)
@@ -122,14 +126,8 @@ def take_over(shared: SharedTensor) -> SharedTensor:
     return SharedTensor(str(own), shared.dtype, shared.shape)
 
 
-def remove_shared(shared: SharedTensor) -> None:
-    """By whoever shared it; what is open stays so. Nothing happens where the file is gone already."""
-    with suppress(OSError):
-        Path(shared.path).unlink()
-
-
-def _opened(shared: SharedTensor) -> BinaryIO:
-    """Checked: it holds what ``shared`` says. Raises as :func:`open_shared`."""
+def _map(shared: SharedTensor) -> mmap.mmap | None:
+    """The file, checked; None for a tensor without elements."""
     size = shared.nbytes
     try:
         # A name that came in a message may be a pipe, which would block, or a link to somewhere else.
@@ -140,7 +138,6 @@ def _opened(shared: SharedTensor) -> BinaryIO:
         ) from error
     except (OSError, ValueError) as error:
         raise SharedTensorError(f"can't open the shared tensor {shared.path}: {error}") from error
-    file = None
     try:
         status = os.fstat(end)
         if not stat.S_ISREG(status.st_mode):
@@ -151,11 +148,18 @@ def _opened(shared: SharedTensor) -> BinaryIO:
                 f"the shared tensor {shared.path} has {status.st_size - _HEADER_BYTES} bytes of data; expected {size}, "
                 f"{shared.dtype} of shape {list(shared.shape)}"
             )
-        file = os.fdopen(end, "rb", buffering=0)
-        return file
+        if size == 0:
+            return None
+        # A private copy on write: torch takes no read-only memory without a warning.
+        return mmap.mmap(end, 0, access=mmap.ACCESS_COPY)
     finally:
-        if file is None:
-            os.close(end)
+        os.close(end)
+
+
+def remove_shared(shared: SharedTensor) -> None:
+    """By whoever shared it; what is open stays so. Nothing happens where the file is gone already."""
+    with suppress(OSError):
+        Path(shared.path).unlink()
 
 
 def _check_header(header: bytes, shared: SharedTensor) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pydantic import ValidationError
+
 from trtx.config.media import MediaLimits
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Role
@@ -62,6 +64,7 @@ def parse(argv: list[str]) -> WorkerOptions:
     parser.add_argument("--stall-seconds", type=float, default=STALL_SECONDS, help="no step for so long is a death")
     parser.add_argument("--encoders", choices=get_args(Encoders), default="local", help="who encodes images")
     parser.add_argument("--embedding-cache-bytes", type=int, default=EMBEDDING_CACHE_BYTES, help="of images")
+    parser.add_argument("--media", default="{}", help="JSON: what is taken of clients' images, where not by default")
     args = parser.parse_args(argv)
     if not (args.model / "config.json").is_file():
         # Dynamo would take a directory that is not there for the name of a model to download.
@@ -78,8 +81,16 @@ def parse(argv: list[str]) -> WorkerOptions:
         shutdown_seconds=args.shutdown_seconds,
         stall_seconds=args.stall_seconds,
         encoders=args.encoders,
+        media=_read_media(args.media),
         embedding_cache_bytes=args.embedding_cache_bytes,
     )
+
+
+def _read_media(text: str) -> MediaLimits:
+    try:
+        return MediaLimits.model_validate_json(text)
+    except ValidationError as error:
+        raise UsageError(f"--media {text} can't be read: {error.errors()[0]['msg']}; expected JSON") from error
 
 
 def _read_engine_config(path: Path | None) -> dict[str, Any]:

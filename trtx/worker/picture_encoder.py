@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from dynamo.common.backend.multimodal import encoder_terminal_chunk
 
-from trtx.engine.api import SharedTensor, SharedTensorError, TowerOutput, open_shared, remove_shared
+from trtx.engine.api import SharedTensor, SharedTensorError, TowerOutput, read_shared, remove_shared
 from trtx.media import Blob, MediaError
 from trtx.worker.chunks import Chunk
 from trtx.worker.embedders import Embedder, answer, read_question, refusal
@@ -46,7 +45,7 @@ class PictureEncoder:
 
     async def _encode(self, picture: SharedTensor, key: bytes, label: str) -> TowerOutput:
         async def make() -> tuple[TowerOutput, int]:
-            blob = Blob(await asyncio.to_thread(_read, picture), label)
+            blob = Blob(await asyncio.to_thread(read_shared, picture), label)
             made = await self._embedder.embed(blob, key)
             return made, made.rows.nbytes
 
@@ -75,8 +74,3 @@ def lend(rows: SharedTensor) -> SharedTensor:
     except OSError as error:
         raise SharedTensorError(f"the embedding {path} can't be lent ({error.strerror})") from error
     return msgspec.structs.replace(rows, path=str(name))
-
-
-def _read(picture: SharedTensor) -> bytes:
-    pixels: Any = open_shared(picture).numpy()
-    return bytes(np.ascontiguousarray(pixels).data)

@@ -203,6 +203,7 @@ async def test_proxies_of_the_environment_are_not_asked(server: Server, monkeypa
     assert (await fetch(server.url("/picture"), OPEN)).data == PICTURE
 
 
+@pytest.mark.slow
 async def test_300_mib_are_neither_taken_nor_kept(server: Server) -> None:
     """In a process of its own, whose memory nothing else has raised."""
     program = """

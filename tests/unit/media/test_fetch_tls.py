@@ -11,6 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -54,6 +55,7 @@ _CLIENT = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 async def test_name_and_authority_are_checked_and_the_name_is_sent(tmp_path: Path) -> None:
     """In processes of their own: an operator's authorities are taken from SSL_CERT_FILE when the first is needed."""
     authority = _certificate(tmp_path / "authority.pem", "Authority", None)

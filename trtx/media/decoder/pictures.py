@@ -25,6 +25,7 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _ORIENTATION = 0x0112
+_PNG_DEPTH = 24  # where IHDR has it
 _OPAQUE = ("1", "L", "P", "RGB", "CMYK", "YCbCr")
 _ALPHA = ("LA", "PA", "RGBA")
 _GRAY_16 = ("I;16", "I;16B", "I;16L", "I")
@@ -36,8 +37,9 @@ Image.MAX_IMAGE_PIXELS = None  # the limit is the caller's, and is an error, not
 def decode(data: bytes | bytearray, label: str, max_pixels: int) -> Image.Image:
     """Mode RGB, turned as EXIF says. Raises MediaError; MemoryError where the process may take no more.
 
-    Transparent parts show white. 16 bits a channel are scaled to 8: gray rounds, colour keeps the upper byte. Colour
-    profiles are not applied. Of a JPEG with several pictures (MPO) the first is taken, which is the photograph.
+    Transparent parts show white. 16 bits a channel are scaled to 8: gray rounds, colour and what has alpha keep the
+    upper byte. Colour profiles are not applied. Of a JPEG with several pictures (MPO) the first is taken, which is the
+    photograph.
     """
     kind = format_of(data, label)
     if kind == "WEBP":
@@ -50,12 +52,16 @@ def decode(data: bytes | bytearray, label: str, max_pixels: int) -> Image.Image:
             _check_pixels(picture.size, label, max_pixels)
             _check_frames(picture, label)
             picture.load()
-            return _turned(_on_white(picture, label), picture)
+            _set_clear_color(picture, data)
+            turn = _turn(picture)
+            rgb = _on_white(picture, label)
     except (MediaError, MemoryError):
         raise
     except Exception:
         # Pillow's own text may show bytes of the file; what it raises for broken ones is of a dozen classes.
         raise _broken(label) from None
+    del picture  # its pixels, before there is a third copy
+    return rgb if turn is None else rgb.transpose(turn)
 
 
 def _check_pixels(size: tuple[int, int], label: str, max_pixels: int) -> None:
@@ -69,6 +75,21 @@ def _check_pixels(size: tuple[int, int], label: str, max_pixels: int) -> None:
 def _check_frames(picture: Image.Image, label: str) -> None:
     if picture.format != "MPO" and getattr(picture, "is_animated", False):
         raise MediaError(415, f"{label} is animated; send the frames that matter as pictures: {FORMATS}")
+
+
+def _set_clear_color(picture: Image.Image, data: bytes | bytearray) -> None:
+    """Scales the colour that a PNG's tRNS chunk calls transparent as Pillow scales the pixels.
+
+    Pillow 12.3 compares the chunk's 2, 4 or 16 bits with the 8 that it made of each pixel, and finds others or none.
+    """
+    clear = picture.info.get("transparency")
+    if picture.format != "PNG" or isinstance(clear, bytes | None):
+        return
+    depth = data[_PNG_DEPTH]
+    if picture.mode == "L" and depth < 8:
+        picture.info["transparency"] = clear * 255 // (2**depth - 1)
+    elif picture.mode == "RGB" and depth == 16:
+        picture.info["transparency"] = tuple(value >> 8 for value in clear)
 
 
 def _on_white(picture: Image.Image, label: str) -> Image.Image:
@@ -93,12 +114,11 @@ def _from_gray_16(picture: Image.Image, clear: object) -> Image.Image:
     return Image.fromarray(gray).convert("RGB")
 
 
-def _turned(rgb: Image.Image, picture: Image.Image) -> Image.Image:
+def _turn(picture: Image.Image) -> Image.Transpose | None:
     try:
-        turn = _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
+        return _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
     except Exception:  # EXIF that is broken says nothing of the orientation, and browsers show such photographs
-        turn = None
-    return rgb if turn is None else rgb.transpose(turn)
+        return None
 
 
 def _broken(label: str) -> MediaError:

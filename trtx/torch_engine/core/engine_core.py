@@ -282,7 +282,9 @@ class EngineCore:
                 f"the prompt has {length} tokens; expected at most {self.max_seq_len - 1}, which with one generated "
                 f"token is the longest sequence here ({self.max_seq_len}, bound by the {self._bound_by}); shorten it"
             )
-        if (problem := media_problem(sequence.media, sequence.routing_token_ids, length)) is not None:
+        needs_grids = self.runner.needs_grids
+        problem = media_problem(sequence.media, sequence.routing_token_ids, length, needs_grids=needs_grids)
+        if problem is not None:
             return problem
         vocab_size = self.runner.vocab_size
         for name, tokens in (("the prompt has", prompt), ("first_gen_tokens have", sequence.first_gen_tokens)):

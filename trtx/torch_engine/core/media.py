@@ -82,7 +82,9 @@ class MediaStore:
         )
 
 
-def media_problem(spans: Sequence[MediaSpan], routing_token_ids: Sequence[int] | None, length: int) -> str | None:
+def media_problem(
+    spans: Sequence[MediaSpan], routing_token_ids: Sequence[int] | None, length: int, *, needs_grids: bool
+) -> str | None:
     """What is wrong with what a prompt of ``length`` tokens says of its media; None: nothing."""
     if routing_token_ids is not None:
         if len(routing_token_ids) != length:
@@ -105,6 +107,8 @@ def media_problem(spans: Sequence[MediaSpan], routing_token_ids: Sequence[int] |
                 f"media {index} has a grid of {' x '.join(map(str, span.grid))} and {span.length} tokens; expected as "
                 "many tokens as the grid has rows"
             )
+        if needs_grids and span.grid is None:
+            return f"media {index} has no grid; expected (t, h, w) in rows, as this model's positions depend on it"
         before = span.start + span.length
     return None
 

@@ -289,6 +289,13 @@ class Scheduler:
         for sequence in self.waiting:
             if sequence.block_ids or sequence.slot >= 0:
                 raise AssertionError(f"waiting sequence {sequence.sequence_id} holds {sequence.block_ids}")
+        for sequence in self.running:
+            if sequence.num_computed >= sequence.chunked_until:
+                unmet: object = "embeddings that no step needs more" if sequence.embeddings else None
+            else:
+                unmet = self.media.shortage(sequence.media, sequence.embeddings, sequence.num_computed)
+            if unmet is not None:
+                raise AssertionError(f"sequence {sequence.sequence_id} runs, and has {unmet}")
         for sequence in holding:
             room = len(sequence.block_ids) * self.pool.tokens_per_block
             if not sequence.num_written <= sequence.num_computed <= room:

@@ -30,7 +30,7 @@ from trtx.torch_engine.llmapi.media import EmbeddingUses, Media, read_media
 from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestOutput, typed
 from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
 from trtx.torch_engine.llmapi.values import is_text, shown
-from trtx.torch_engine.messages import HandoffStats, MediaSpan, Submit
+from trtx.torch_engine.messages import Handoff, HandoffStats, MediaSpan, Submit
 from trtx.torch_engine.sampling_plan import SamplingPlan
 from trtx.torch_engine.shared_tensor import SharedTensor
 
@@ -167,12 +167,12 @@ class LLM:
             )
         sampling = checked_sampling(sampling_params)
         text, prompt, found = self._prompt(inputs, sampling)
-        spans = self._spans(media, found, disaggregated_params)
         if disaggregated_params is not None and not isinstance(disaggregated_params, DisaggregatedParams):
             raise RequestError(
                 f"disaggregated_params is {shown(disaggregated_params)}; expected DisaggregatedParams or None"
             )
         handoff = disaggregated_params.handoff() if disaggregated_params is not None else None
+        spans = self._spans(media, found, handoff)
         if handoff is not None and sampling.n > 1:
             raise RequestError(f"n is {sampling.n}; expected 1 for a {handoff.request_type} request")
         if disaggregated_params is not None and disaggregated_params.multimodal_embedding_handles:
@@ -208,9 +208,9 @@ class LLM:
             )
         return output
 
-    def _spans(self, stated: Sequence[MediaSpan], found: Media, params: DisaggregatedParams | None) -> list[MediaSpan]:
+    def _spans(self, stated: Sequence[MediaSpan], found: Media, handoff: Handoff | None) -> list[MediaSpan]:
         """From the one place of three that says something; where several do, they agree."""
-        handed = params.media if params is not None and params.request_type == "generation_only" else None
+        handed = handoff.media if handoff is not None and handoff.request_type == "generation_only" else None
         places: list[list[MediaSpan]] = [
             typed(list[MediaSpan], one, "media") for one in (stated, found.spans, handed or ())
         ]

@@ -82,18 +82,21 @@ def _is_empty(value: Any) -> bool:
 def _items(given: Any) -> list[torch.Tensor]:
     import torch
 
-    if not isinstance(given, Mapping) or not given.get(_IMAGE) or given.keys() - {_IMAGE, _GRIDS}:
+    if not isinstance(given, Mapping) or given.get(_IMAGE) is None or given.keys() - {_IMAGE, _GRIDS}:
         kinds = sorted(map(str, given)) if isinstance(given, Mapping) else shown(given)
         raise RequestError(
             f"{EMBEDDINGS} is {kinds}; expected a dict with {_IMAGE!r}, a list of tensors, and {_GRIDS!r} where the "
             "model's positions need it: the torch engine computes no other kind"
         )
     items = given[_IMAGE]
-    for item in items if isinstance(items, (list, tuple)) else (None,):
-        if not isinstance(item, torch.Tensor) or item.dim() != 2 or not item.shape[0]:
-            what = f"a tensor of shape {list(item.shape)}" if isinstance(item, torch.Tensor) else shown(item)
-            raise RequestError(f"{EMBEDDINGS}[{_IMAGE!r}] holds {what}; expected a list of tensors [rows, hidden]")
-    return list(items)
+    wrong: Any = items
+    if isinstance(items, (list, tuple)) and items:
+        unfit = [one for one in items if not isinstance(one, torch.Tensor) or one.dim() != 2 or not one.shape[0]]
+        if not unfit:
+            return list(items)
+        wrong = unfit[0]
+    what = f"a tensor of shape {list(wrong.shape)}" if isinstance(wrong, torch.Tensor) else shown(wrong)
+    raise RequestError(f"{EMBEDDINGS}[{_IMAGE!r}] is or holds {what}; expected a list of tensors [rows, hidden]")
 
 
 def _grids(given: Any, items: Sequence[torch.Tensor], vision: VisionConfig) -> list[tuple[int, int, int] | None]:

@@ -17,9 +17,9 @@ class EmbeddingLoader:
     """Checks and copies, in any thread: on CUDA on a stream of its own, so that a copy waits for no step, nor a step
     for it."""
 
-    def __init__(self, device: torch.device, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, width: int, dtype: torch.dtype) -> None:
         self._device = device
-        self._hidden_size = hidden_size
+        self._width = width
         self._dtype = dtype
         self._stream: Any = None
         if device.type == "cuda":
@@ -27,12 +27,12 @@ class EmbeddingLoader:
 
     @torch.inference_mode()
     def load(self, shared: SharedTensor) -> Embedding:
-        """Raises ValueError for what is no ``[rows, hidden]`` of finite numbers in the model's dtype."""
+        """Raises ValueError for what is no ``[rows, width]`` of finite numbers in the model's dtype."""
         wanted = str(self._dtype).removeprefix("torch.")
         shape = shared.shape
-        if len(shape) != 2 or shape[0] < 1 or shape[1] != self._hidden_size or shared.dtype != wanted:
+        if len(shape) != 2 or shape[0] < 1 or shape[1] != self._width or shared.dtype != wanted:
             raise ValueError(
-                f"it is {shared.dtype} of shape {list(shape)}; expected {wanted} of shape [rows, {self._hidden_size}], "
+                f"it is {shared.dtype} of shape {list(shape)}; expected {wanted} of shape [rows, {self._width}], "
                 "as this model has them"
             )
         try:

@@ -79,8 +79,9 @@ class TorchRunner:
         self._device = pool.device
         self._graphs = graphs
         self._block_table = BlockTable(cache)
-        self._embeddings = EmbeddingLoader(self._device, decoder.hidden_size, decoder.dtype)
+        self._embeddings = EmbeddingLoader(self._device, decoder.media_width, decoder.dtype)
         self._sampler = sampler
+        self.needs_grids = decoder.mrope is not None
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> TorchStep:
@@ -88,6 +89,8 @@ class TorchRunner:
         sequences = batch.sequences
         self._block_table.update(sequences)
         self._sampler.update(sequences)
+        if self._decoder.mrope is not None:
+            self._decoder.mrope.update(sequences)
         num_decodes = 0
         while num_decodes < len(sequences) and _is_decode(sequences[num_decodes]):
             num_decodes += 1
@@ -161,7 +164,9 @@ class TorchRunner:
             contexts=int32([sequence.start for sequence in sequences], self._device),
             max_length=max(len(sequence.new_token_ids) for sequence in sequences),
         )
-        return PassInputs(*_upload(tokens, positions, slots, self._device), spans=spans, media=tuple(media)), ends
+        rotary = None if self._decoder.mrope is None else self._decoder.mrope.of_chunks(sequences)
+        uploaded = _upload(tokens, positions, slots, self._device)
+        return PassInputs(*uploaded, spans=spans, media=tuple(media), rotary=rotary), ends
 
     def _prompt_logprobs(self, hidden: Tensor, sequence: ScheduledSequence, count: int) -> list[RankedLogprobs]:
         """Of the prompt tokens that follow this chunk's: ``hidden`` of position p says how likely token p + 1 was."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from trtx.checkpoint.model_config import ModelConfig, read_decoder
+from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import INDEX, read_header, weight_files
 from trtx.errors import UsageError
@@ -51,7 +51,7 @@ def load_tower(args: EncoderArgs) -> Tower:
     In the decoder's dtype, on its device. Raises UsageError for a checkpoint, device or dtype that cannot work.
     """
     model_dir = Path(args.model)
-    config = read_decoder(model_dir)
+    config = read_model_config(model_dir)
     if config.vision is None:
         raise UsageError(
             f"{model_dir} is a {config.architecture}, which sees no pictures; expected a model with a vision tower"

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from hypothesis import strategies as st
+
 from tests.unit.torch_engine.core.oracle_runner import VOCAB
 from trtx.torch_engine.batch import Embedding
 from trtx.torch_engine.core.engine_core import EngineCore
@@ -20,6 +22,19 @@ def key_of(name: str) -> bytes:
 
 def embedding_of(name: str, rows: int) -> Embedding:
     return Embedding(rows, [(name, row) for row in range(rows)])  # type: ignore[arg-type]
+
+
+ROWS = {"a": 3, "b": 6}
+some_media = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), max_size=2)
+"""Names of :data:`ROWS`, and how much text follows each."""
+
+
+def mixed(length: int, family: int, media: list[tuple[str, int]]) -> MediaPrompt:
+    """A prompt of ``length`` tokens of text, or of fewer and some media behind them."""
+    parts: list[int | tuple[str, int]] = [min(length, 10) if media else length]
+    for name, text in media:
+        parts += [(name, ROWS[name]), text]
+    return MediaPrompt(parts, family)
 
 
 @dataclass

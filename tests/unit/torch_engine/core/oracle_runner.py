@@ -62,6 +62,7 @@ class OracleRunner:
         self.num_blocks = num_blocks
         self.max_position = max_position
         self.vocab_size = VOCAB
+        self.needs_grids = False
         self.pool: Any = None
         self.bad_token = bad_token
         self.cells: list[list[tuple[Any, int] | None]] = [[None] * tokens_per_block for _ in range(num_blocks)]
