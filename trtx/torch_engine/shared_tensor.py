@@ -110,6 +110,22 @@ def read_shared(shared: SharedTensor) -> bytes:
     return b"" if mapped is None else mapped[_HEADER_BYTES:]
 
 
+def take_over(shared: SharedTensor) -> SharedTensor:
+    """The same tensor under a name that whoever else was told of it does not know: one of several takes it, for the
+    others it is gone. Needs no torch. Raises as :func:`open_shared`, and for a file outside this process's scratch
+    directory: the name came in a message."""
+    path = Path(shared.path)
+    if path.parent != Path(tempfile.gettempdir()) or path.suffix != _SUFFIX:
+        raise SharedTensorError(f"{path} is no shared tensor of {tempfile.gettempdir()}, the scratch directory")
+    _map(shared)
+    own = path.with_name(f"{secrets.token_hex(16)}{_SUFFIX}")
+    try:
+        path.rename(own)
+    except OSError as error:
+        raise SharedTensorGone(f"the shared tensor {path} is gone; another reader took it, or it expired") from error
+    return SharedTensor(str(own), shared.dtype, shared.shape)
+
+
 def _map(shared: SharedTensor) -> mmap.mmap | None:
     """The file, checked; None for a tensor without elements."""
     size = shared.nbytes

@@ -21,6 +21,7 @@ TOWERS: dict[str, set[str]] = {
     "vision": CHILD | SHARED,  # the encoder's process
     "batch": SHARED,  # from here on the engine's
     "handoff": {"batch", "kv_fault"},
+    "embeddings": {"handoff", *SHARED},  # the caller's: of the handoff it takes NIXL's agent and the table of leases
     "runner": {"batch", *CHILD, *SHARED},
     "core": {"runner", "handoff", "batch", *CHILD, *SHARED},
 }
