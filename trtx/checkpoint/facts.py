@@ -11,7 +11,7 @@ from typing import Any
 from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.documents import CONFIG, Fields, config_fields, read_object
 from trtx.checkpoint.formats import DTYPE_BYTES
-from trtx.checkpoint.model_config import DRAWN_WEIGHTS, LARGEST, read_decoder
+from trtx.checkpoint.model_config import DRAWN_WEIGHTS, LARGEST, read_model_config
 from trtx.checkpoint.towers import tower_tensors
 from trtx.checkpoint.vision import WRAPPERS
 from trtx.checkpoint.weight_index import stored_dtype
@@ -70,7 +70,7 @@ def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
 
 
 def _drawn_bytes(path: Path, config: Mapping[str, Any], dtype: str) -> int:
-    decoder = sum(tensor.nbytes(dtype) for tensor in checkpoint_tensors(read_decoder(path)).values())
+    decoder = sum(tensor.nbytes(dtype) for tensor in checkpoint_tensors(read_model_config(path)).values())
     return decoder + sum(map(prod, tower_tensors(config).values())) * DTYPE_BYTES[dtype]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trtx.checkpoint.documents import CONFIG, Fields, config_fields, shown, shown_name
+from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
 from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
@@ -134,17 +134,6 @@ class ModelConfig:
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
-    """What :func:`read_decoder` reads. Raises UsageError too for what the torch engine does not compute yet."""
-    config = read_decoder(model_dir)
-    if config.rope.mrope_section is not None:
-        raise UsageError(
-            f"{model_dir / CONFIG}: architecture {config.architecture} gives each token three positions (mrope), which "
-            "the torch engine does not compute; expected a text model or a LLaVA, or the engine tensorrt-llm"
-        )
-    return config
-
-
-def read_decoder(model_dir: Path) -> ModelConfig:
     """Reads ``model_dir/config.json`` and what is said of quantization.
 
     Every field is honoured as transformers 5.23 does, or refused: raises UsageError, naming file, field and value, for

@@ -15,7 +15,7 @@ from typing import Any
 
 from trtx.checkpoint.documents import CONFIG
 from trtx.checkpoint.facts import read_config, text_config
-from trtx.checkpoint.model_config import DRAWN_WEIGHTS, read_decoder
+from trtx.checkpoint.model_config import DRAWN_WEIGHTS, read_model_config
 from trtx.checkpoint.shapes import Shape
 from trtx.checkpoint.tokenizer import BOS, EOS_IDS, PAD, SPECIAL_TOKENS, TokenizerFiles, make_tokenizer
 from trtx.checkpoint.towers import tower_tensors
@@ -105,7 +105,7 @@ def _write(shape: Shape, directory: Path) -> None:
         write_processor_files(shape.processor, directory)
     if shape.stored:
         write_random_weights(
-            read_decoder(directory),
+            read_model_config(directory),
             tower_tensors(config),
             tokenizer.fragment_ids,
             shape.seed,

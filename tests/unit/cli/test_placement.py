@@ -130,6 +130,7 @@ VALUES_IN |= {("--backend", "tensorrt"): "pytorch", ("--tasks", ""): "perplexity
 VALUES |= {
     "--prompts": "99", "--isl": "99", "--max-num-tokens": "99", "--routes": "agg,disagg,kv,chunked",
 }  # fmt: skip
+VALUES |= {"--decode-memory-bytes": "99999999"}
 VALUES_IN |= {("--max-num-tokens", ""): "99", ("--workers", ""): "3"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}

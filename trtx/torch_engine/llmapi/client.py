@@ -23,13 +23,16 @@ from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.llmapi.choices import Choice
 from trtx.torch_engine.llmapi.feeds import Feed
-from trtx.torch_engine.llmapi.results import RequestError, RequestFailed, RequestOutput
+from trtx.torch_engine.llmapi.results import MediaNeeded, RequestError, RequestFailed, RequestOutput
 from trtx.torch_engine.messages import (
     Abort,
+    DropEmbeddings,
+    EmbeddingTaken,
     Fatal,
     FromEngine,
     HandoffStats,
     Progress,
+    PutEmbedding,
     Ready,
     Shutdown,
     Start,
@@ -37,6 +40,7 @@ from trtx.torch_engine.messages import (
     Submit,
     Update,
 )
+from trtx.torch_engine.shared_tensor import SharedTensor
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +62,8 @@ class EngineClient:
         self._args = args
         self._ids = itertools.count(1)
         self._choices: dict[int, Choice] = {}  # sequence id -> where its tokens go
+        self._puts: deque[Future[None]] = deque()  # sent and not answered, in the order in which both happen
+        self._put_lock = threading.Lock()
         self._last_lines: deque[str] = deque(maxlen=STDERR_LINES)
         self._fatal: str | None = None
         self._death: RuntimeError | None = None
@@ -134,6 +140,8 @@ class EngineClient:
         if not self.ready.done():
             self.ready.set_exception(self._death)
         self._dead.set()
+        with self._put_lock:
+            self._fail_puts_of_the_dead()
         while self._choices:
             with suppress(KeyError):  # another thread ended it meanwhile
                 _, choice = self._choices.popitem()
@@ -165,15 +173,41 @@ class EngineClient:
                 raise OSError
             self._channel.send(message)
         except OSError:
-            self._choices.pop(message.sequence_id, None)
+            self._forget(message.sequence_id)
             self._dead.wait(_EXIT_GRACE_S)
             raise self._death or RuntimeError("the engine is shutting down") from None
         except (OverflowError, ValueError, TypeError, struct.error) as error:
-            self._choices.pop(message.sequence_id, None)
+            self._forget(message.sequence_id)
             raise RequestError(f"the request can't be sent to the engine: {error}") from error
         except BaseException:
-            self._choices.pop(message.sequence_id, None)
+            self._forget(message.sequence_id)
             raise
+
+    def _forget(self, sequence_id: int) -> bool:
+        """Whether it was still open."""
+        choice = self._choices.pop(sequence_id, None)
+        if choice is not None and choice.on_end is not None:
+            choice.on_end()
+        return choice is not None
+
+    def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
+        """Done once the engine has read the file: with ValueError where it can't use it, RuntimeError when it died."""
+        answer: Future[None] = Future()
+        with self._put_lock:
+            self._puts.append(answer)
+            with suppress(OSError):  # dead: see _bury
+                self._channel.send(PutEmbedding(key, tensor))
+            self._fail_puts_of_the_dead()
+        return answer
+
+    def _fail_puts_of_the_dead(self) -> None:
+        """Under ``_put_lock``."""
+        while self._death is not None and self._puts:
+            _settle(self._puts.popleft(), self._death)
+
+    def drop_embeddings(self, keys: Iterable[bytes]) -> None:
+        with suppress(OSError):  # dead: there are none
+            self._channel.send(DropEmbeddings(list(keys)))
 
     def abort(self, sequence_ids: Iterable[int]) -> None:
         still_open = [sequence_id for sequence_id in sequence_ids if sequence_id in self._choices]
@@ -207,6 +241,8 @@ class EngineClient:
         elif isinstance(message, Ready):
             self.device_memory_bytes = message.device_memory_bytes
             self.ready.set_result(message)
+        elif isinstance(message, EmbeddingTaken):
+            _settle(self._puts.popleft(), None if message.error is None else ValueError(message.error))
         elif isinstance(message, Fatal):
             self._fatal = message.text
             if message.is_usage and not self.ready.done():
@@ -235,8 +271,7 @@ class EngineClient:
     def _deliver(self, choice: Choice, update: Update, overrun: list[int]) -> asyncio.AbstractEventLoop | None:
         """Hands one update on. Adds sequences that must end before the engine knows it to ``overrun``."""
         if update.error is not None:
-            kind = RequestFailed if update.is_failure else RequestError
-            return self._end(choice, update.sequence_id, kind(update.error), overrun)
+            return self._end(choice, update.sequence_id, _error_of(update, update.error), overrun)
         is_overrun = update.finish_reason is None  # if it ends here all the same, at a stop string
         try:
             delivery = choice.delivery(update)
@@ -248,7 +283,7 @@ class EngineClient:
         if delivery is None:
             return None
         if update.finish_reason is not None:
-            del self._choices[update.sequence_id]
+            self._forget(update.sequence_id)
             if is_overrun:
                 overrun.append(update.sequence_id)
         return choice.output.push(delivery)
@@ -258,9 +293,24 @@ class EngineClient:
     ) -> asyncio.AbstractEventLoop | None:
         """Ends a request with an error for all of its choices, of which the engine has ended one."""
         for sequence_id in choice.siblings:
-            if self._choices.pop(sequence_id, None) is not None and sequence_id != ended:
+            if self._forget(sequence_id) and sequence_id != ended:
                 overrun.append(sequence_id)
         return choice.output.fail(error)
+
+
+def _settle(answer: Future[None], error: Exception | None) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return  # whoever asked has gone
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)
+
+
+def _error_of(update: Update, text: str) -> RequestError:
+    if update.media_needed is not None:
+        return MediaNeeded(text, update.media_needed)
+    return RequestFailed(text) if update.is_failure else RequestError(text)
 
 
 def _wake(wakes: list[tuple[asyncio.AbstractEventLoop | None, RequestOutput]]) -> None:
