@@ -133,6 +133,18 @@ def test_an_answer_is_the_same_with_and_without_encode_workers_streamed_or_not_c
         assert told == answers["two messages"]
 
 
+def test_a_response_takes_images_as_chat_does(agg: Served) -> None:
+    parts = [
+        {"type": "input_text", "text": "what is it"},
+        {"type": "input_image", "image_url": RED["image_url"]["url"]},
+    ]
+    body = {"model": agg.plan.model, "input": [{"role": "user", "content": parts}], "max_output_tokens": 4}
+    answer = HTTP.post(f"{agg.plan.url}/v1/responses", json=body | {"temperature": 0})
+    assert answer.status_code == 200, answer.text
+    told = "".join(part["text"] for one in answer.json()["output"] for part in one["content"])
+    assert told and agg.ask(QUESTIONS["red"][0]).startswith(told)
+
+
 def test_prompt_tokens_count_the_rows_of_pictures(agg: Served, disagg: Served) -> None:
     for served in (agg, disagg):
         counts = {
@@ -267,3 +279,70 @@ def test_a_decode_worker_that_has_to_compute_a_prompt_looks_at_its_pictures_itse
             for _ in range(3):
                 assert [*pool.map(lambda one: served.ask(one, max_tokens=90), asked)] == expected
         assert served.metric("decode-0", "trtx_embedding_cache_lookups", outcome="miss") > 0
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("shape", ["tiny-qwen2.5-vl", "tiny-qwen3-vl"])
+def test_models_with_three_positions_answer_the_same_with_and_without_encode_workers(shape: str) -> None:
+    with ExitStack() as stack:
+        one, other = (
+            Served(stack.enter_context(trtx_serve("--model", f"synthetic:{shape}", *options)).wait_ready(150))
+            for options in (ALL_IN_ONE, E_P_D)
+        )
+        answers = {}
+        for name, (messages, _) in QUESTIONS.items():
+            answers[name] = one.ask(messages)
+            assert other.ask(messages) == one.ask(messages) == other.ask(messages) == answers[name], name
+        assert len({*answers.values()}) == len(answers)
+
+
+@pytest.mark.proof
+def test_the_kv_router_sends_an_image_back_to_the_worker_that_has_it() -> None:
+    """By the ids that Dynamo's frontend routes by: it knows Qwen's processor."""
+    shades = [picture((shade, 255 - shade, 40), (336, 224)) for shade in range(0, 240, 20)]
+    with trtx_serve(
+        "--model", "synthetic:tiny-qwen2.5-vl", "--workers", "2", "--router-mode", "kv",
+        "--set", "kv_cache_config.tokens_per_block=16",
+    ) as command:  # fmt: skip
+        served = Served(command.wait_ready(150))
+
+        def cached(part: dict[str, Any], words: str) -> int:
+            answer = served.post([{"role": "user", "content": [part, text(words)]}], max_tokens=1)
+            return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        rows = 12 * 8
+        for part in shades:
+            cached(part, "first")
+        wait_until(lambda: all(cached(part, "heard of") >= rows - 16 for part in shades), 60, "the router knows all")
+        hits = [cached(part, f"words of round {number}") >= rows - 16 for number in range(3) for part in shades]
+        assert all(hits), f"{sum(hits)} of {len(hits)}"
+
+
+@pytest.mark.proof
+def test_many_requests_with_cancellations_leave_nothing_and_mix_nothing_up(agg: Served) -> None:
+    pictures = [picture((shade * 5, (shade * 91) % 256, 255 - shade * 5)) for shade in range(50)]
+    asked = [[{"role": "user", "content": [text("which"), part]}] for part in pictures]
+    expected = [agg.ask(messages) for messages in asked]
+    with trtx_serve("--engine", "torch", "--model", MODEL, *E_P_D) as command:
+        served = Served(command.wait_ready(150))
+
+        def one(number: int) -> bool:
+            """One of five goes away while it is answered."""
+            messages, answer = asked[number * 7 % 50], expected[number * 7 % 50]
+            if number % 5:
+                return served.ask(messages) == answer
+            body = {"model": served.plan.model, "messages": messages, "max_tokens": 200, "stream": True}
+            with HTTP.stream("POST", f"{served.plan.url}/v1/chat/completions", json=body) as stream:
+                next(stream.iter_bytes())
+            return True
+
+        with ThreadPoolExecutor(32) as pool:
+            assert all(pool.map(one, range(1000)))
+        wait_until(
+            lambda: all(served.metric(one.name, "trtx_open_requests") == 0 for one in served.plan.workers), 30, "ended"
+        )
+        assert served.metric("encode-0", "trtx_media_pictures", stage="encode") == 50
+        assert served.metric("prefill-0", "trtx_embedding_cache_lookups", outcome="miss") == 50
+        assert served.metric("prefill-0", "trtx_embedding_cache_pinned_bytes") == 0
+        wait_until(lambda: served.metric("prefill-0", "trtx_leases") == 0, 90, "no lease is left")
+        assert len(served.tensors()) == 50, "one of each picture, which the encode worker keeps"
