@@ -97,7 +97,12 @@ def test_spans_and_embeddings_that_were_put_are_the_same_request(
     image = [vision.image_token_id] * rows
     ids = [*TEXT, *image, *TEXT, *image, *TEXT]
     spans = [MediaSpan(3, rows, keys[0]), MediaSpan(6 + rows, rows, keys[1])]
-    assert ask(llm, ids, media=spans) == wanted
+    llm.get_kv_cache_events(0)
+    routing = [1_000_000 + at for at in range(len(ids))]
+    assert ask(llm, ids, media=spans, cache_salt="told", routing_token_ids=routing) == wanted
+    events = [event["data"] for event in llm.get_kv_cache_events(5) if event["data"]["type"] == "stored"]
+    told = [token["token_id"] for data in events for block in data["blocks"] for token in block["tokens"]]
+    assert told[: len(ids)] == routing[: len(told)] and len(told) >= len(ids) // 8 * 8
     llm.drop_embeddings(keys)
     with pytest.raises(MediaNeeded, match="embeddings of 2 of the prompt's 2 media") as error:
         ask(llm, ids, media=spans, cache_salt="not in the cache")
