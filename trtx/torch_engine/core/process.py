@@ -55,6 +55,13 @@ class Loaded(NamedTuple):
     key: bytes
     embedding: Embedding | Exception
 
+    @property
+    def answer(self) -> EmbeddingTaken:
+        if not isinstance(self.embedding, Exception):
+            return EmbeddingTaken(self.key)
+        is_failure = not isinstance(self.embedding, ValueError)
+        return EmbeddingTaken(self.key, str(self.embedding), is_failure)
+
 
 Inbox = SimpleQueue[ToEngine | Loaded | Exception]
 """What came, in order. An exception: of the thread that sends reports."""
@@ -101,10 +108,13 @@ def _die_with_parent() -> None:
 
 
 def _read(channel: Channel[ToEngine], inbox: Inbox, built: Future[ModelRunner]) -> None:
-    """Embeddings are copied here: the step loop waits for no file, and they are there before what is submitted next."""
+    """Embeddings are copied here: the step loop waits for no file, and they are there before what is submitted next.
+
+    Nothing is sent from here: a parent that writes while nobody reads what it wrote before could wait for ever.
+    """
     try:
         while (message := channel.receive()) is not None:
-            inbox.put(_load(message, channel, built.result()) if isinstance(message, PutEmbedding) else message)
+            inbox.put(_load(message, built.result()) if isinstance(message, PutEmbedding) else message)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -112,19 +122,16 @@ def _read(channel: Channel[ToEngine], inbox: Inbox, built: Future[ModelRunner]) 
     os._exit(0)
 
 
-def _load(message: PutEmbedding, channel: Channel[ToEngine], runner: ModelRunner) -> Loaded:
+def _load(message: PutEmbedding, runner: ModelRunner) -> Loaded:
     """Whatever is wrong with an embedding ends those sequences that need it, and nothing else."""
-    found: Embedding | Exception
     try:
-        found = runner.load_embedding(message.tensor)
+        return Loaded(message.key, runner.load_embedding(message.tensor))
     except ValueError as error:
-        found = error
+        return Loaded(message.key, error)
     except Exception as error:
         traceback.print_exc()
-        found = RuntimeError(f"{type(error).__name__}: {str(error)[:500]}; the engine's log has the rest")
-    problem = str(found) if isinstance(found, Exception) else None
-    channel.send(EmbeddingTaken(message.key, problem, is_failure=isinstance(found, RuntimeError)))
-    return Loaded(message.key, found)
+        problem = RuntimeError(f"{type(error).__name__}: {str(error)[:500]}; the engine's log has the rest")
+        return Loaded(message.key, problem)
 
 
 def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
@@ -209,7 +216,8 @@ def _loop(core: EngineCore, reports: ReportSender, inbox: Inbox) -> None:
                 elif isinstance(message, Abort):
                     core.abort(message.sequence_ids)
                 elif isinstance(message, Loaded):
-                    core.scheduler.media.put(*message)
+                    core.scheduler.media.put(message.key, message.embedding)
+                    reports.put(message.answer)
                 elif isinstance(message, DropEmbeddings):
                     core.scheduler.media.drop(message.keys)
                 elif isinstance(message, Shutdown):
