@@ -137,7 +137,10 @@ def test_decode_needs_ids_and_what_prefill_answers(engines: tuple[LLM, LLM], vis
         ask(decode, inputs, disaggregated_params=params, media=other)
 
 
-def test_an_embedding_that_the_model_cannot_use_ends_its_own_request(llm: LLM, vision: VisionConfig) -> None:
+def test_an_embedding_that_the_model_cannot_use_ends_its_own_request(
+    llm: LLM, vision: VisionConfig, tmp_path: Path
+) -> None:
+    shared = share(picture(vision, 1), tmp_path)
     rows, hidden = vision.tokens_per_image or 0, vision.hidden_size
     nan = picture(vision, 1)
     nan[0, 0] = float("inf")
@@ -151,6 +154,14 @@ def test_an_embedding_that_the_model_cannot_use_ends_its_own_request(llm: LLM, v
             ask(llm, inputs)
     with pytest.raises(ValueError, match="is gone"):
         llm.put_embedding(bytes(32), SharedTensor("/nowhere/x.tensor", "float32", (rows, hidden))).result(timeout=60)
+    wrong: Any = SharedTensor("/nowhere/x.tensor", "float32", (2**70, 1))
+    for key, tensor in (("no bytes", shared), (bytes(32), "no tensor"), (bytes(32), wrong)):
+        with pytest.raises(RequestError):
+            llm.put_embedding(key, tensor)  # type: ignore[arg-type]
+    with pytest.raises(RequestError):
+        llm.drop_embeddings(5)  # type: ignore[arg-type]
+    llm.put_embedding(bytes(32), shared).result(timeout=60)  # the answers are still those of their questions
+    llm.drop_embeddings([bytes(32)])
     assert len(ask(llm, prompt(vision, 1))) == 10
 
 
@@ -176,7 +187,9 @@ def test_what_is_not_honoured_is_refused_in_a_sentence(llm: LLM, vision: VisionC
     ):
         with pytest.raises(RequestError, match=says):
             llm.generate_async({"prompt_token_ids": ids} | more, GREEDY)
-    cut = [vision.image_token_id, 5, *ids * (image.shape[0] - 1)]
+    with pytest.raises(RequestError, match="truncate_prompt_tokens is set for a prompt with media"):
+        llm.generate_async(prompt(vision, 1), replace(GREEDY, truncate_prompt_tokens=4))
+    cut = [vision.image_token_id, *TEXT, *ids * (image.shape[0] - 1)]
     with pytest.raises(RequestError, match="do not follow each other"):
         llm.generate_async({"prompt_token_ids": cut, "multi_modal_embeddings": {"image": [image]}}, GREEDY)
 
@@ -200,3 +213,34 @@ def test_a_text_model_refuses_media(vision: VisionConfig) -> None:
         assert (
             len(ask(text, {"prompt_token_ids": [5, 6], "multi_modal_data": None, "multi_modal_embeddings": {}})) == 10
         )
+
+
+def test_grids_are_those_of_the_patches_and_decide_the_positions() -> None:
+    """Qwen2.5-VL: the same rows as a tall and as a wide picture."""
+    sees = read_vision_config(resolve_checkpoint("synthetic:tiny-qwen2.5-vl").path)
+    assert sees is not None and sees.tokens_per_image is None
+    rows = picture(sees, 1, 6)
+    params = SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=1)
+
+    def inputs(**more: Any) -> dict[str, Any]:
+        ids = [*TEXT, sees.image_token_id, *TEXT]
+        return {"prompt_token_ids": ids, "multi_modal_embeddings": {"image": [rows]} | more}
+
+    def said(llm: LLM, grid: list[int]) -> list[float]:
+        found = llm.generate_async(inputs(image_grid_thw=torch.tensor([grid])), params).result(timeout=60).outputs[0]
+        return [value.logprob for entry in found.prompt_logprobs for value in entry.values()]
+
+    args: dict[str, Any] = {"max_batch_size": 2, "max_seq_len": 64, "kv_cache_config": {"max_tokens": 256}}
+    with LLM("synthetic:tiny-qwen2.5-vl", **args) as llm:
+        tall, wide = said(llm, [1, 6, 4]), said(llm, [1, 4, 6])
+        assert tall == said(llm, [1, 6, 4]) != wide
+        assert tall[:3] == wide[:3], "the text before it"
+        for grids, says in (
+            ({}, "lacks image_grid_thw"),
+            ({"image_grid_thw": [[1, 6, 4]] * 2}, "image_grid_thw are 2 and images 1"),
+            ({"image_grid_thw": [[1, 3, 8]]}, "1 x 3 x 8 for an embedding of 6 rows"),
+            ({"image_grid_thw": [[1, 6, 6]]}, "patches of which 2 x 2 are a row"),
+            ({"image_grid_thw": "tall"}, "wrong type"),
+        ):
+            with pytest.raises(RequestError, match=says):
+                llm.generate_async(inputs(**grids), params)

@@ -68,8 +68,8 @@ FAMILIES = {
     "LlamaForCausalLM": Family(
         "llama", kv_heads="missing or null", derives_head_dim=True, needs_theta=False, window="unknown"
     ),
-    "Qwen2ForCausalLM": Family("qwen2", derives_head_dim=True, qkv_bias=True),
-    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True),
+    "Qwen2ForCausalLM": Family("qwen2", derives_head_dim=True, silent_window=4096, qkv_bias=True),
+    "Qwen3ForCausalLM": Family("qwen3", silent_window=4096, qk_norm=True),
     "MistralForCausalLM": Family(
         "mistral", kv_heads="never", derives_head_dim=True, needs_theta=False,
         window="always", silent_window=4096, qkv_bias=False,
@@ -82,6 +82,7 @@ NESTED_FAMILIES = {
         "qwen2_5_vl_text",
         derives_head_dim=True,
         takes_head_dim=False,
+        silent_window=4096,
         qkv_bias=True,
         full_layers=80,
         mrope=Mrope((16, 24, 24), interleaved=False),

@@ -1,5 +1,7 @@
 """Trains ``synthetic:tiny-vl-trained``: ``python -m trtx.checkpoint.train_tiny_vl``.
 
+First the tower and the projector, by what covers each patch (``row_targets``): a hundred small answers a picture, where
+a question has one. Then, with the tower as it is, the projector and the decoder by questions and answers.
 Writes a Hugging Face directory with bfloat16 weights and ``TRAINING.md``, the report. The directory is loadable from
 the first evaluation on. A run that is cut leaves ``--state``, and the same command goes on from there.
 """
@@ -27,7 +29,7 @@ from transformers import (  # noqa: TID253
 )
 
 from trtx.checkpoint.picture_tasks import Question, conversation, corpus, turn
-from trtx.checkpoint.pictures import Scene, draw
+from trtx.checkpoint.pictures import Kind, Scene, draw, draw_scene
 from trtx.checkpoint.row_targets import SIZES, row_targets
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.synthetic import config_json, trained_directory, write_model_files, write_processor_files
@@ -39,12 +41,15 @@ from trtx.checkpoint.vl_scores import score_pictures, score_table, write_scores,
 log = logging.getLogger("train_tiny_vl")
 
 SHAPE = SHAPES["tiny-vl-trained"]
-STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 2000, 32, 5, 2
+TOWER_STEPS, PICTURES = 1000, 64
+STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 1000, 32, 5, 2
 AFTER_SHARE = 0.25  # of the conversations: the pictures stand after the first question
 PROMPT_WEIGHT = 0.02
-ROWS_WEIGHT = 0.3
+GROUND_WEIGHT = 0.1  # of a row that no figure covers, which most are
+TOWER_KINDS: dict[Kind, float] = {"one": 2.0, "two": 2.0, "count": 1.0, "digit": 4.0}
 MUON_RATE, ADAM_RATE = 0.015, 3e-3
 EMBEDDING_STD, PLACE_STD = 0.04, 0.2
+EDGE_GAIN, MEAN_GAIN = 0.2, 0.06
 STATE_EVERY, EVALUATE_EVERY = 50, 250
 
 
@@ -56,7 +61,6 @@ class Batch:
     ids: torch.Tensor
     weights: torch.Tensor
     pixels: torch.Tensor
-    targets: torch.Tensor  # [pictures, rows of one, 3] int64: what each row should say (row_targets)
 
 
 class Conversations:
@@ -97,14 +101,14 @@ class Conversations:
             torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in rows]),
             torch.tensor([weights[1:] + [0.0] * (width - len(weights)) for _, _, weights in rows]),
             torch.stack([self._pixels(scene) for scenes, _, _ in rows for scene in scenes]),
-            torch.tensor([row_targets(scene, isqrt(self._rows)) for scenes, _, _ in rows for scene in scenes]),
         )
 
 
 def initialize(model: Any) -> None:
     """Layers add nothing at first (output projections are zero), so that what a row is isn't drowned in noise.
 
-    A patch's place is as loud as what is on it: the sum of a vector for its row and one for its column.
+    A patch's place is as loud as what is on it: the sum of a vector for its row and one for its column. What is on it
+    is seen by cosines, the slowest first, with a patch's mean made no louder than its edges.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -116,11 +120,25 @@ def initialize(model: Any) -> None:
                 side = isqrt(len(parameter) - 1)
                 row, column = torch.randn(2, side, parameter.shape[1]) * PLACE_STD
                 parameter[1:] = (row[:, None] + column[None]).flatten(0, 1)
+            elif "patch_embedding" in name:
+                parameter.copy_(cosines(len(parameter), parameter.shape[-1]))
             elif parameter.ndim == 2:
                 parameter.normal_(0, 0.6 / math.sqrt(parameter.shape[1]))
 
 
-def train(out: Path, state: Path, steps: int, seed: int, threads: int) -> None:
+def cosines(count: int, side: int) -> torch.Tensor:
+    """``[count, 3, side, side]``: the slowest two-dimensional cosines, each of every channel."""
+    places = (torch.arange(side) + 0.5) * math.pi / side
+    waves = [torch.cos(places * frequency) / math.sqrt(side / (2 if frequency else 1)) for frequency in range(side)]
+    pairs = sorted(((v, u) for v in range(side) for u in range(side)), key=lambda pair: (sum(pair), pair))
+    filters = torch.zeros(count, 3, side, side)
+    for index in range(count):
+        v, u = pairs[index // 3]
+        filters[index, index % 3] = torch.outer(waves[v], waves[u]) * (EDGE_GAIN if v + u else MEAN_GAIN)
+    return filters
+
+
+def train(out: Path, state: Path, tower_steps: int, steps: int, seed: int, threads: int) -> None:
     """Trains, or goes on from ``state``, a file that a run that was cut has left."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
@@ -159,49 +177,65 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int) -> None:
         log.info("goes on from step %d of %s", begin, state)
     wall, cpu = time.monotonic() - spent.seconds, time.process_time() - spent.cpu_seconds
     source = Conversations(encode, pixels, SHAPE.config["image_seq_length"])
-    for step in range(begin, steps):
+    for step in range(begin, tower_steps + steps):
+        in_tower = step < tower_steps
+        share = rate(step, tower_steps) if in_tower else rate(step - tower_steps, steps)
         for optimizer, peak in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = peak * rate(step, steps)
+                group["lr"] = peak * share
         model.train()
         trained.zero_grad(set_to_none=True)
-        losses = [0.0, 0.0]
-        batches = list(source.step(seed, step))
-        answers, pictures = sum(float(batch.weights.sum()) for batch in batches), 0
-        for batch in batches:
-            of_answers, of_rows = batch_loss(model, rows_head, batch)
-            share = of_answers / answers, of_rows / len(batches)
-            (share[0] + ROWS_WEIGHT * share[1]).backward()  # type: ignore[no-untyped-call]
-            pictures += len(batch.pixels)
-            losses = [losses[0] + share[0].item(), losses[1] + share[1].item()]
+        if in_tower:
+            loss, pictures = tower_step(model, rows_head, pixels, random.Random(f"{seed}/tower/{step}"))
+        else:
+            model.model.vision_tower.requires_grad_(False)
+            loss, pictures = answers_step(model, source.step(seed, step))
         for optimizer, _ in optimizers:
             optimizer.step()  # type: ignore[no-untyped-call]
         spent = Spent(time.monotonic() - wall, time.process_time() - cpu, spent.tokens + pictures)
         if (step + 1) % 10 == 0:
-            log.info("step %d of %d  loss %.3f, of rows %.3f  %.0f s, %.0f s of CPU", step + 1, steps, *losses,
+            log.info("step %d of %d  loss %.3f  %.0f s, %.0f s of CPU", step + 1, tower_steps + steps, loss,
                      spent.seconds, spent.cpu_seconds)  # fmt: skip
         if (step + 1) % STATE_EVERY == 0:
             suspend(state, trained, optimizers, step + 1, spent)
-        if (step + 1) % EVALUATE_EVERY == 0:
+        if not in_tower and (step + 1 - tower_steps) % EVALUATE_EVERY == 0:
             save(model, out)
             log.info("\n%s", score_table(score_pictures(model, tokenizer, processor, count=40)))
     save(model, out)
-    command = f"python -m trtx.checkpoint.train_tiny_vl --steps {steps} --seed {seed} --threads {threads}"
-    write_training(out, command, steps, spent)
+    arguments = f"--tower-steps {tower_steps} --steps {steps} --seed {seed} --threads {threads}"
+    write_training(out, f"python -m trtx.checkpoint.train_tiny_vl {arguments}", tower_steps + steps, spent)
     write_scores(out)
 
 
-def batch_loss(model: Any, rows_head: torch.nn.Linear, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted sum of the answers' losses, for which logits are made of what counts alone; and the mean loss of what a
-    linear head reads off the pictures' rows."""
-    found = model.model(input_ids=batch.ids[:, :-1], pixel_values=batch.pixels, use_cache=False)
-    counts = batch.weights > 0
-    logits = model.lm_head(found.last_hidden_state[counts])
-    losses = F.cross_entropy(logits, batch.ids[:, 1:][counts], reduction="none")
-    parts = rows_head(found.image_hidden_states).split(SIZES, dim=-1)
-    targets = batch.targets.flatten(0, 1).unbind(-1)
-    rows = [F.cross_entropy(part, target) for part, target in zip(parts, targets, strict=True)]
-    return (losses * batch.weights[counts]).sum(), torch.stack(rows).sum()
+def tower_step(
+    model: Any, rows_head: torch.nn.Linear, pixels: Callable[[Scene], torch.Tensor], rng: random.Random
+) -> tuple[float, int]:
+    """Gradients of what a linear head reads off the rows of drawn pictures; the loss, and how many pictures."""
+    kinds = rng.choices(list(TOWER_KINDS), list(TOWER_KINDS.values()), k=PICTURES)
+    scenes = [draw_scene(rng, "train", kind) for kind in kinds]
+    found = model.model.get_image_features(pixel_values=torch.stack([pixels(scene) for scene in scenes])).pooler_output
+    side = isqrt(len(found[0]))
+    targets = torch.tensor([row_targets(scene, side) for scene in scenes]).flatten(0, 1)  # [rows, 3]
+    weights = torch.where(targets[:, 0] > 0, 1.0, GROUND_WEIGHT)
+    parts = rows_head(torch.cat(found)).split(SIZES, dim=-1)
+    losses = [F.cross_entropy(part, targets[:, at], reduction="none") for at, part in enumerate(parts)]
+    loss = (torch.stack(losses).sum(0) * weights).sum() / weights.sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item(), PICTURES
+
+
+def answers_step(model: Any, batches: Iterator[Batch]) -> tuple[float, int]:
+    """Gradients of the answers' mean loss; logits are made of what counts alone. The loss, and how many pictures."""
+    of_step = list(batches)
+    answers, total = sum(float(batch.weights.sum()) for batch in of_step), 0.0
+    for batch in of_step:
+        states = model.model(input_ids=batch.ids[:, :-1], pixel_values=batch.pixels, use_cache=False).last_hidden_state
+        counts = batch.weights > 0
+        losses = F.cross_entropy(model.lm_head(states[counts]), batch.ids[:, 1:][counts], reduction="none")
+        loss = (losses * batch.weights[counts]).sum() / answers
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return total, sum(len(batch.pixels) for batch in of_step)
 
 
 def _write_files(out: Path) -> None:
@@ -234,12 +268,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trtx.checkpoint.train_tiny_vl", description=__doc__)
     parser.add_argument("--out", type=Path, default=trained_directory(SHAPE))
     parser.add_argument("--state", type=Path, default=Path("build/tiny-vl-trained.pt"), help="what a cut run leaves")
+    parser.add_argument("--tower-steps", type=int, default=TOWER_STEPS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    train(arguments.out, arguments.state, arguments.steps, arguments.seed, arguments.threads)
+    train(arguments.out, arguments.state, arguments.tower_steps, arguments.steps, arguments.seed, arguments.threads)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.held_out import interval
+from trtx.checkpoint.held_out import share_text
 from trtx.checkpoint.picture_tasks import TASKS, PictureSample, held_out, turn
 from trtx.checkpoint.pictures import draw
 from trtx.checkpoint.synthetic import trained_directory
@@ -72,10 +72,7 @@ def _exact(model: Any, tokenizer: Any, processor: Any, samples: Sequence[Picture
 
 def score_table(scores: Sequence[PictureScore]) -> str:
     lines = ["| task | n | right, % |", "|---|--:|--:|"]
-    for score in scores:
-        low, high = interval(score.right, score.count)
-        share = 100 * score.right / score.count
-        lines.append(f"| {score.task} | {score.count} | {share:.1f} ({100 * low:.1f} to {100 * high:.1f}) |")
+    lines += [f"| {score.task} | {score.count} | {share_text(score.right, score.count)} |" for score in scores]
     return "\n".join(lines)
 
 

@@ -65,6 +65,14 @@ class MediaLimits(BaseModel):
         Field(gt=0, le=3600),
         MediaField(help="Longest silence of a server that media are fetched from, in seconds.", metavar="SECONDS"),
     ] = 5.0
+    media_memory_bytes: Annotated[
+        int,
+        Field(ge=1, le=1 << 40),
+        MediaField(
+            help="Files of all requests that a worker holds at a time, in bytes; more are refused with 429.",
+            metavar="BYTES",
+        ),
+    ] = _GIB
     decode_processes: Annotated[
         int, Field(ge=1, le=256), MediaField(help="Processes of a worker that decode pictures.", metavar="N")
     ] = 2
@@ -82,7 +90,7 @@ class MediaLimits(BaseModel):
         int,
         Field(ge=64 * _MIB, le=1 << 40),
         MediaField(help="Memory that decoding may take in each such process, in bytes.", metavar="BYTES"),
-    ] = 1536 * _MIB  # 50 million pixels took up to 1030 MiB: benchmarks are in docs/multimodal.md
+    ] = 1536 * _MIB  # for 50 million pixels: docs/multimodal.md
 
 
 @functools.cache

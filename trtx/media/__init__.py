@@ -10,6 +10,7 @@ from trtx.config.media import MediaField, MediaLimits, media_fields
 from trtx.media.blob import Blob
 from trtx.media.errors import MediaError
 from trtx.media.fetch import fetch
+from trtx.media.held import HeldMedia
 from trtx.media.keys import content_key, processor_options
 from trtx.media.messages import Grid
 from trtx.media.pool import GivenEmbedding, PicturePool, Prepared
@@ -18,6 +19,7 @@ __all__ = [
     "Blob",
     "GivenEmbedding",
     "Grid",
+    "HeldMedia",
     "MediaError",
     "MediaField",
     "MediaLimits",

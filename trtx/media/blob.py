@@ -12,9 +12,9 @@ _MEDIA_TYPE = re.compile(r"data:([\w.+-]{1,32}/[\w.+-]{1,32})?[;,]", re.ASCII)
 _LOOKED_AT = 2048  # of a URL's beginning
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Blob:
-    """``label``: see :func:`label_of`."""
+    """``label``: see :func:`label_of`. Two are never equal: their keys may be (``keys.py``)."""
 
     data: bytes = field(repr=False)
     label: str
@@ -32,8 +32,11 @@ def label_of(url: str) -> str:
         return f"{kind} URL of {len(url)} characters"
     try:
         parts = urlsplit(beginning)
-        text = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        text = f"{parts.scheme}://" if parts.scheme else ""
+        text += parts.netloc.rpartition("@")[2] + parts.path
     except ValueError:  # brackets that are no IPv6 address, or characters that turn into / or @
         text = beginning.partition("?")[0].rpartition("@")[2]
     shown = "".join(one if one.isascii() and one.isprintable() else "?" for one in text[: LABEL_CHARACTERS + 1])
+    if not shown:
+        return "an empty URL"
     return shown if len(shown) <= LABEL_CHARACTERS else shown[: LABEL_CHARACTERS - 3] + "..."

@@ -7,15 +7,19 @@ from trtx.media import files, http, inline
 from trtx.media.addresses import Resolver, look_up
 from trtx.media.blob import Blob, label_of
 from trtx.media.errors import MediaError
+from trtx.media.held import HeldMedia
 
 
-async def fetch(url: str, limits: MediaLimits, *, resolve: Resolver = look_up) -> Blob:
+async def fetch(url: str, limits: MediaLimits, *, held: HeldMedia | None = None, resolve: Resolver = look_up) -> Blob:
     """The bytes behind http:, https:, data: or file:, as far as ``limits`` let it. Raises MediaError.
 
-    At most ``limits.max_media_bytes`` are held, twice for a moment; how many are fetched at a time is the caller's.
-    ``resolve``: asked once for each connection, which is then made to what it answered.
+    While it is fetched, a file takes up to twice ``limits.max_media_bytes``; how many are at a time is the caller's.
+    From then on ``held`` counts it. ``resolve``: asked once for each connection, which is then made to what it
+    answered.
     """
     label = label_of(url)
+    if held is not None:
+        held.check()
     scheme = url[:9].partition(":")[0].lower()
     if scheme in ("http", "https"):
         data = await http.get(url, label, limits, resolve)
@@ -27,4 +31,5 @@ async def fetch(url: str, limits: MediaLimits, *, resolve: Resolver = look_up) -
         raise MediaError(400, f"{label} is no URL of a kind that is taken: expected https:, http:, data: or file:")
     if not data:
         raise MediaError(400, f"{label} holds no bytes")
-    return Blob(data, label)
+    blob = Blob(data, label)
+    return blob if held is None else held.hold(blob)

@@ -30,7 +30,7 @@ async def decode(url: str, label: str, limits: MediaLimits) -> bytes:
 def _decode(url: str, label: str, limits: MediaLimits) -> bytes:
     comma = url.find(",", 0, _HEADER_CHARACTERS)
     if comma < 0:
-        raise MediaError(400, f"{label} has no comma before its data; expected data:image/png;base64,…")
+        raise MediaError(400, f"{label} has no comma before its data; expected data:image/png;base64,...")
     is_base64 = url[5:comma].lower().replace(" ", "").endswith(";base64")
     smallest = (len(url) - comma) // (12 if is_base64 else 3)  # where each character is escaped
     if smallest > limits.max_media_bytes:

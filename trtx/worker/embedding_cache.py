@@ -2,7 +2,8 @@
 
 A miss is made once however many ask for it meanwhile, by a task of the cache's own: whoever asked first may go, and
 those who joined get their embedding all the same. Bytes are reserved before anything is made, for all misses of a
-request at once and in the order of arrival, so nobody holds some and waits for more.
+request at once and in the order of arrival, so nobody holds some and waits for more. An embedding that turns out larger
+than what was reserved for it is held all the same, and all that nobody has pinned goes first.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class TooLarge(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted(Generic[T]):
-    """One picture's embedding. ``bytes_at_most`` are reserved until it is made. ``make`` gives it and its bytes."""
+    """One picture's embedding. ``reserved_bytes`` are kept for it until it is made. ``make`` gives it and its bytes."""
 
     key: bytes
-    bytes_at_most: int
+    reserved_bytes: int
     make: Callable[[], Awaitable[tuple[T, int]]]
 
 
@@ -50,9 +51,9 @@ class CacheStats:
 class Lease(Generic[T]):
     """What one request pins, until it is released."""
 
-    def __init__(self, entries: Mapping[bytes, _Entry[T]], wake: Callable[[], None]) -> None:
+    def __init__(self, entries: Mapping[bytes, _Entry[T]], released: Callable[[], None]) -> None:
         self._entries = entries  # not keys: one that failed is another entry by the time it is asked for again
-        self._wake = wake
+        self._released = released
         self._is_held = True
 
     async def embeddings(self) -> Mapping[bytes, T]:
@@ -67,7 +68,7 @@ class Lease(Generic[T]):
             self._is_held = False
             for entry in self._entries.values():
                 entry.pins -= 1
-            self._wake()
+            self._released()
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +86,7 @@ class EmbeddingCache(Generic[T]):
     async def lease(self, wanted: Sequence[Wanted[T]]) -> Lease[T]:
         """Pins all of ``wanted``, waiting until there is room for what has to be made. Raises TooLarge."""
         distinct = {one.key: one for one in wanted}
-        needed = sum(one.bytes_at_most for one in distinct.values())
+        needed = sum(one.reserved_bytes for one in distinct.values())
         if needed > self.capacity_bytes:
             raise TooLarge(f"{needed} bytes of embeddings at once, and at most {self.capacity_bytes} are held")
         turn = asyncio.Event()
@@ -94,7 +95,7 @@ class EmbeddingCache(Generic[T]):
             while self._queue[0] is not turn or not self._has_room(distinct):
                 turn.clear()
                 await turn.wait()
-            return Lease(self._pin(distinct.values()), self._wake)
+            return Lease(self._pin(distinct.values()), self._released)
         finally:
             self._queue.remove(turn)
             self._wake()
@@ -126,12 +127,13 @@ class EmbeddingCache(Generic[T]):
     def check(self) -> None:
         """Raises AssertionError where the books are wrong."""
         assert self.used_bytes == sum(entry.bytes for entry in self._entries.values())
-        assert 0 <= self.used_bytes <= self.capacity_bytes
+        evictable = [entry for entry in self._entries.values() if entry.is_ready and not entry.pins]
+        assert 0 <= self.used_bytes <= self.capacity_bytes or not evictable
         assert all(entry.pins >= 0 and entry.bytes >= 0 for entry in self._entries.values())
         assert all(entry.is_ready == entry.made.done() for entry in self._entries.values())
 
     def _has_room(self, wanted: Mapping[bytes, Wanted[T]]) -> bool:
-        missing = sum(one.bytes_at_most for key, one in wanted.items() if key not in self._entries)
+        missing = sum(one.reserved_bytes for key, one in wanted.items() if key not in self._entries)
         kept = sum(
             entry.bytes for key, entry in self._entries.items() if entry.pins or not entry.is_ready or key in wanted
         )
@@ -140,7 +142,7 @@ class EmbeddingCache(Generic[T]):
     def _pin(self, wanted: Collection[Wanted[T]]) -> dict[bytes, _Entry[T]]:
         pinned: dict[bytes, _Entry[T]] = {}
         missing = [one for one in wanted if one.key not in self._entries]
-        room = self.capacity_bytes - sum(one.bytes_at_most for one in missing)
+        room = self.capacity_bytes - sum(one.reserved_bytes for one in missing)
         self._evict(self.used_bytes - room, keep={one.key for one in wanted})
         for one in wanted:
             entry = self._entries.get(one.key)
@@ -157,7 +159,7 @@ class EmbeddingCache(Generic[T]):
         return pinned
 
     def _begin(self, wanted: Wanted[T]) -> _Entry[T]:
-        entry = _Entry(wanted.bytes_at_most, asyncio.get_running_loop().create_future())
+        entry = _Entry(wanted.reserved_bytes, asyncio.get_running_loop().create_future())
         # Whoever asked may have gone by the time it fails: nobody reads it then, and that is no error of the loop's.
         entry.made.add_done_callback(lambda made: made.cancelled() or made.exception())
         self._entries[wanted.key] = entry
@@ -181,10 +183,14 @@ class EmbeddingCache(Generic[T]):
             if not isinstance(error, Exception):
                 raise
             return
-        assert size <= wanted.bytes_at_most, f"{size} bytes were made, and {wanted.bytes_at_most} reserved"
         self.used_bytes += size - entry.bytes
         entry.bytes, entry.is_ready = size, True
         entry.made.set_result(embedding)
+        self._evict(self.used_bytes - self.capacity_bytes, keep=())
+        self._wake()
+
+    def _released(self) -> None:
+        self._evict(self.used_bytes - self.capacity_bytes, keep=())
         self._wake()
 
     def _wake(self) -> None:

@@ -2,13 +2,15 @@
 
 ``InvalidArgument`` is a 400 whose text reaches the client. ``EngineShutdown`` takes this worker out of routing and
 moves its requests to another one, which runs into the same fault if the request itself is at fault: it is for a dead
-engine only. What says its own status, from 400 to 499, is answered with it and its sentence. Anything else is a 500.
+engine only. What says its own status, from 400 to 499, is answered with it and its sentence, but by a prefill worker:
+there the 1.4.2 frontend makes a 400 of it whose text is JSON around the sentence. Anything else is a 500.
 """
 
 from __future__ import annotations
 
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
 
+from trtx.config.topology import Role
 from trtx.engine.api import EngineApi, Fault
 from trtx.media import MediaError
 from trtx.worker.embedders import NoEncoder
@@ -22,9 +24,9 @@ def fault_of(error: Exception, api: EngineApi) -> Fault:
     return "refused" if isinstance(error, (InvalidRequest, *_WITH_A_STATUS)) else api.fault(error)
 
 
-def as_dynamo_error(error: Exception, fault: Fault) -> Exception:
+def as_dynamo_error(error: Exception, fault: Fault, role: Role) -> Exception:
     translated: Exception
-    if isinstance(error, _WITH_A_STATUS):
+    if isinstance(error, _WITH_A_STATUS) and role != "prefill":
         translated = HttpError(error.status, str(error))
     elif fault == "fatal":
         translated = EngineShutdown(f"the engine died: {error}")

@@ -140,7 +140,7 @@ class RequestHandler:
                 fault = "fatal"
                 leaving.engine_is_dead(str(error), open_requests=len(self._open))
                 await leaving.until_gone()
-            translated = as_dynamo_error(error, fault)
+            translated = as_dynamo_error(error, fault, self._options.role)
             outcome = "invalid" if fault == "refused" else "error"
             logger.log(logging.INFO if outcome == "invalid" else logging.ERROR, "request %s: %s", context.id(), error)
             raise translated from error

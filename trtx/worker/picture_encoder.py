@@ -25,8 +25,8 @@ class PictureEncoder:
     """Answers the questions of ``embedders``. What it makes is kept in ``cache``, whose files are its own: whoever
     asks gets a second name of one."""
 
-    def __init__(self, embedder: Embedder, cache: EmbeddingCache[TowerOutput], bytes_at_most: int) -> None:
-        self._embedder, self._cache, self._bytes_at_most = embedder, cache, bytes_at_most
+    def __init__(self, embedder: Embedder, cache: EmbeddingCache[TowerOutput], reserved_bytes: int) -> None:
+        self._embedder, self._cache, self._reserved_bytes = embedder, cache, reserved_bytes
 
     async def encode(self, wire: Mapping[str, Any]) -> Chunk:
         """The terminal chunk, with the answer in ``encoder_result``. Raises InvalidRequest for what is no question of
@@ -50,7 +50,7 @@ class PictureEncoder:
             return made, made.rows.nbytes
 
         try:
-            lease = await self._cache.lease([Wanted(key, self._bytes_at_most, make)])
+            lease = await self._cache.lease([Wanted(key, self._reserved_bytes, make)])
         except TooLarge as error:
             raise MediaError(413, f"{label} makes a larger embedding than this worker holds: {error}") from error
         try:

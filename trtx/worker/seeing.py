@@ -84,7 +84,7 @@ class Seeing:
                 limits=options.media,
                 metrics=self.metrics,
                 identity=(str(options.model), processor_options(options.model)),
-                bytes_at_most=self._bytes_at_most(self._config, loaded),
+                reserved_bytes=self._reserved_bytes(self._config, loaded),
             )
 
     async def _encode_with(self, loaded: Engine) -> None:
@@ -102,12 +102,14 @@ class Seeing:
         self._exit.push_async_callback(cache.close)
         self.metrics.cache = cache
         embedder = LocalEmbedder(pool, loaded, self.metrics)
-        self.encoder = PictureEncoder(embedder, cache, self._bytes_at_most(self._config, loaded))
+        self.encoder = PictureEncoder(embedder, cache, self._reserved_bytes(self._config, loaded))
 
-    def _bytes_at_most(self, config: VisionConfig, loaded: Engine) -> int:
-        """Of one picture's embedding."""
+    def _reserved_bytes(self, config: VisionConfig, loaded: Engine) -> int:
+        """For one picture's embedding: all that it may have, but no more than lets a request bring as many pictures as
+        it may. How large it is, where that depends on the picture, is known once it is there."""
         rows = config.tokens_per_image or min(_ROWS_OF_A_PICTURE, loaded.facts.context_length)
-        return rows * config.hidden_size * (1 + config.deepstack_levels) * _BYTES_OF_A_NUMBER
+        largest = rows * config.hidden_size * (1 + config.deepstack_levels) * _BYTES_OF_A_NUMBER
+        return min(largest, self._options.embedding_cache_bytes // max(1, self._options.media.max_images))
 
     async def close(self) -> None:
         """Ends what was started here, and no engine. Idempotent."""

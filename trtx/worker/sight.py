@@ -66,12 +66,12 @@ class Sight:
         limits: MediaLimits,
         metrics: MediaMetrics,
         identity: tuple[str, str],
-        bytes_at_most: int,
+        reserved_bytes: int,
     ) -> None:
         self.config = config
         self._engine, self._embedder, self._cache = engine, embedder, cache
         self._limits, self._metrics, self._identity = limits, metrics, identity
-        self._bytes_at_most = bytes_at_most
+        self._reserved_bytes = reserved_bytes
         self._fetches = asyncio.Semaphore(FETCHES)
 
     def looking(self, wire: Mapping[str, Any]) -> Looking | None:
@@ -90,7 +90,7 @@ class Sight:
         """
         with self._metrics.timed("fetch"):
             fetched = await self._fetch_all(urls)
-        wanted = [Wanted(key, self._bytes_at_most, self._maker(key, blob)) for key, blob in fetched]
+        wanted = [Wanted(key, self._reserved_bytes, self._maker(key, blob)) for key, blob in fetched]
         try:
             lease = await self._cache.lease(wanted)
         except TooLarge as error:

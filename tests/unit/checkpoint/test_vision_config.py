@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.facts import is_tied as facts_is_tied
 from trtx.checkpoint.facts import read_checkpoint, read_config
-from trtx.checkpoint.model_config import read_decoder, read_model_config
+from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.towers import tower_tensors
 from trtx.checkpoint.vision import WRAPPERS, decoder_name, read_vision_config, stored_name
@@ -48,7 +48,7 @@ def write(directory: Path, config: dict[str, Any]) -> Path:
 
 def refusal(directory: Path, config: dict[str, Any]) -> str:
     with pytest.raises(UsageError) as refused:
-        read_decoder(write(directory, config))
+        read_model_config(write(directory, config))
     said = str(refused.value)
     assert str(directory) in said and len(said) < 1000 and "\n" not in said
     return said.replace(str(directory / "config.json"), "FILE")
@@ -132,27 +132,20 @@ def test_what_is_wrong_in_a_qwen3_is_named_with_its_path(tmp_path: Path, changes
     assert says in refusal(tmp_path, changed(QWEN3, changes))
 
 
-@pytest.mark.parametrize("config", [QWEN2_5, QWEN3], ids=["qwen2.5", "qwen3"])
-def test_positions_of_three_parts_are_read_and_refused_in_one_place(tmp_path: Path, config: dict[str, Any]) -> None:
-    read_decoder(write(tmp_path, config))
-    with pytest.raises(UsageError, match=r"three positions \(mrope\), which the torch engine does not compute"):
-        read_model_config(tmp_path)
-
-
 def test_a_text_model_has_no_vision(tmp_path: Path) -> None:
     assert read_vision_config(write(tmp_path, dict(SHAPES["tiny"].config))) is None
     assert read_model_config(tmp_path).vision is None
 
 
 def test_a_published_qwen_with_its_decoders_fields_outside_is_the_same_model(tmp_path: Path) -> None:
-    nested = read_decoder(write(tmp_path, QWEN2_5))
+    nested = read_model_config(write(tmp_path, QWEN2_5))
     text = {
         name: value for name, value in QWEN2_5["text_config"].items() if name not in ("model_type", "rope_parameters")
     }
     flat = {name: value for name, value in QWEN2_5.items() if name != "text_config"} | text
     flat |= {"rope_theta": 10000.0, "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}}
     flat["vision_config"] = QWEN2_5["vision_config"] | {"model_type": "qwen2_5_vl", "in_chans": 3}
-    assert read_decoder(write(tmp_path, flat)) == nested
+    assert read_model_config(write(tmp_path, flat)) == nested
     theirs = AutoConfig.from_pretrained(tmp_path).get_text_config()
     assert (theirs.hidden_size, theirs.num_hidden_layers) == (nested.hidden_size, nested.num_layers)
     assert theirs.rope_parameters["mrope_section"] == [4, 6, 6]
@@ -219,7 +212,7 @@ def test_any_llava_that_is_accepted_has_the_rows_head_and_tensors_of_transformer
 
 def check_tensors(model: Any, directory: Path) -> None:
     """By the names that modules have; that files hold the names of tower_tensors is shown where one is loaded."""
-    read = read_decoder(directory)
+    read = read_model_config(directory)
     decoder, tower = {}, {}
     for name, value in model.named_parameters():
         own = decoder_name(read.architecture, name)
@@ -253,7 +246,7 @@ def test_any_qwen_that_is_accepted_has_the_rows_head_and_tensors_of_transformers
     tower = tower | {listed: [0], "window_size": 4 * tower["patch_size"] * tower["spatial_merge_size"]}
     config = changed(base, {"tie_word_embeddings": tied, "text_config.tie_word_embeddings": tied})
     config["vision_config"] |= tower
-    read = read_decoder(write(tmp_path, config))
+    read = read_model_config(write(tmp_path, config))
     vision = read.vision
     assert vision is not None and vision == read_vision_config(tmp_path)
     model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(tmp_path)).eval()

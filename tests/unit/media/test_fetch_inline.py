@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import random
+import time
 import urllib.parse
 
 import pytest
@@ -95,19 +97,27 @@ async def test_a_broken_or_large_one_is_refused(url: str, status: int) -> None:
 
 
 async def test_the_loop_goes_on_while_one_is_decoded() -> None:
-    """It gets its turn many times, which one call into Python's decoder, in a thread or not, would not let it."""
-    turns = 0
+    """Its longest wait for a turn is a small part of the whole, as it is not where one call decodes it all.
+
+    A machine that is busy elsewhere keeps it waiting too: the best of some attempts counts.
+    """
     limits = MediaLimits(max_media_bytes=64 << 20)
     url = "data:image/png;base64," + ENCODED[:-4] * 30
+    parts = []
+    for _ in range(8):
+        turns = [time.perf_counter()]
 
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
+        async def watch(turns: list[float] = turns) -> None:
+            while True:
+                await asyncio.sleep(0.001)
+                turns.append(time.perf_counter())
 
-    counting = asyncio.create_task(count())
-    blob = await fetch(url, limits)
-    counting.cancel()
-    assert len(blob.data) > 29_000_000
-    assert turns > 20
+        watching = asyncio.create_task(watch())
+        blob = await fetch(url, limits)
+        turns.append(time.perf_counter())
+        watching.cancel()
+        assert len(blob.data) > 29_000_000
+        parts.append(max(after - before for before, after in itertools.pairwise(turns)) / (turns[-1] - turns[0]))
+        if parts[-1] < 0.3:
+            return
+    raise AssertionError(f"the loop's longest wait was these parts of the whole: {parts}")

@@ -81,8 +81,9 @@ async def works(pool: PicturePool) -> None:
 
 
 async def refusal(answer: Awaitable[object]) -> MediaError:
-    with pytest.raises(MediaError) as refused:
-        await answer
+    async with asyncio.timeout(_WAIT_S):
+        with pytest.raises(MediaError) as refused:
+            await answer
     return refused.value
 
 

@@ -182,7 +182,11 @@ class EngineCore:
         for sequence, shortage in short:
             missing = list(shortage.missing)
             update = Update(
-                sequence.sequence_id, [], error=shortage.text, is_failure=bool(missing), media_needed=missing or None
+                sequence.sequence_id,
+                [],
+                error=shortage.text,
+                is_failure=shortage.is_failure,
+                media_needed=missing or None,
             )
             self._end(sequence, update)
 

@@ -21,21 +21,23 @@ MAX_ROUTING_ID = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Why the rest of a prompt can't be computed. ``missing``: keys of which nothing came, or that were dropped."""
+    """Why the rest of a prompt can't be computed. ``missing``: keys of which nothing came, or that were dropped.
+    ``is_failure``: the request is not at fault."""
 
     text: str
     missing: tuple[bytes, ...] = ()
+    is_failure: bool = False
 
 
 class MediaStore:
     """Key to embedding, as the caller's side says: it decides what is kept, and how much."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Embedding | str] = {}
+        self._known: dict[bytes, Embedding | Exception] = {}
 
-    def put(self, key: bytes, embedding: Embedding | str) -> None:
-        """``embedding``: a sentence for one that can't be used, which ends those that need it. What is there stays:
-        equal keys are equal contents."""
+    def put(self, key: bytes, embedding: Embedding | Exception) -> None:
+        """``embedding``: what ends those that need it, a ValueError for one that the model can't use, anything else for
+        one that the engine could not take. What is there stays: equal keys are equal contents."""
         if not isinstance(self._known.get(key), Embedding):
             self._known[key] = embedding
 
@@ -65,8 +67,9 @@ class MediaStore:
                 continue
             if embedding is None:
                 known = self._known.get(span.key)
-                if isinstance(known, str):
-                    return Shortage(f"the embedding of the media at token {span.start} can't be used: {known}")
+                if isinstance(known, Exception):
+                    text = f"the embedding of the media at token {span.start} can't be used: {known}"
+                    return Shortage(text, is_failure=not isinstance(known, ValueError))
                 missing.append(span.key)
             elif embedding.rows != span.length:
                 return Shortage(
@@ -79,6 +82,7 @@ class MediaStore:
             f"embeddings of {len(missing)} of the prompt's {len(spans)} media are not in the engine, and their KV is "
             "not either; put them, and submit the request again",
             tuple(dict.fromkeys(missing)),
+            is_failure=True,
         )
 
 

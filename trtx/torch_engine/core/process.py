@@ -53,7 +53,7 @@ class Loaded(NamedTuple):
     """In place of a PutEmbedding: its embedding where the runner wants it, or why there is none."""
 
     key: bytes
-    embedding: Embedding | str
+    embedding: Embedding | Exception
 
 
 Inbox = SimpleQueue[ToEngine | Loaded | Exception]
@@ -114,15 +114,16 @@ def _read(channel: Channel[ToEngine], inbox: Inbox, built: Future[ModelRunner]) 
 
 def _load(message: PutEmbedding, channel: Channel[ToEngine], runner: ModelRunner) -> Loaded:
     """Whatever is wrong with an embedding ends those sequences that need it, and nothing else."""
-    found: Embedding | str
+    found: Embedding | Exception
     try:
         found = runner.load_embedding(message.tensor)
     except ValueError as error:
-        found = str(error)
+        found = error
     except Exception as error:
         traceback.print_exc()
-        found = f"{type(error).__name__}: {str(error)[:500]}"
-    channel.send(EmbeddingTaken(message.key, found if isinstance(found, str) else None))
+        found = RuntimeError(f"{type(error).__name__}: {str(error)[:500]}; the engine's log has the rest")
+    problem = str(found) if isinstance(found, Exception) else None
+    channel.send(EmbeddingTaken(message.key, problem, is_failure=isinstance(found, RuntimeError)))
     return Loaded(message.key, found)
 
 

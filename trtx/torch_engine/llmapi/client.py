@@ -191,12 +191,18 @@ class EngineClient:
         return choice is not None
 
     def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
-        """Done once the engine has read the file: with ValueError where it can't use it, RuntimeError when it died."""
+        """Done once the engine has read the file: with ValueError where the model can't use it, RuntimeError where the
+        engine could not take it, or died. Raises RequestError for what no message can hold."""
         answer: Future[None] = Future()
         with self._put_lock:
             self._puts.append(answer)
-            with suppress(OSError):  # dead: see _bury
+            try:
                 self._channel.send(PutEmbedding(key, tensor))
+            except OSError:
+                pass  # dead: see _bury
+            except (OverflowError, ValueError, TypeError, struct.error) as error:
+                self._puts.pop()
+                raise RequestError(f"the embedding can't be sent to the engine: {error}") from error
             self._fail_puts_of_the_dead()
         return answer
 
@@ -242,7 +248,8 @@ class EngineClient:
             self.device_memory_bytes = message.device_memory_bytes
             self.ready.set_result(message)
         elif isinstance(message, EmbeddingTaken):
-            _settle(self._puts.popleft(), None if message.error is None else ValueError(message.error))
+            kind = RuntimeError if message.is_failure else ValueError
+            _settle(self._puts.popleft(), None if message.error is None else kind(message.error))
         elif isinstance(message, Fatal):
             self._fatal = message.text
             if message.is_usage and not self.ready.done():

@@ -173,6 +173,8 @@ class LLM:
             )
         handoff = disaggregated_params.handoff() if disaggregated_params is not None else None
         spans = self._spans(media, found, handoff)
+        if spans and sampling.truncate_prompt_tokens is not None:
+            raise RequestError("truncate_prompt_tokens is set for a prompt with media; expected text alone to be cut")
         if handoff is not None and sampling.n > 1:
             raise RequestError(f"n is {sampling.n}; expected 1 for a {handoff.request_type} request")
         if disaggregated_params is not None and disaggregated_params.multimodal_embedding_handles:
@@ -225,12 +227,13 @@ class LLM:
 
     def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
         """Brings an embedding for prompts submitted after it, until it is dropped. Done once the file has been read,
-        which may go then: with ValueError for one that the model can't use, with RuntimeError where the engine died."""
-        return self._client.put_embedding(key, tensor)
+        which may go then: with ValueError for one that the model can't use, with RuntimeError where the engine could
+        not take it or died. Raises RequestError for arguments of other types."""
+        return self._client.put_embedding(typed(bytes, key, "key"), typed(SharedTensor, tensor, "tensor"))
 
     def drop_embeddings(self, keys: Sequence[bytes]) -> None:
         """What was submitted before keeps what it needs."""
-        self._client.drop_embeddings(keys)
+        self._client.drop_embeddings(typed(list[bytes], keys, "keys"))
 
     def _plan(self, sampling: SamplingParams, choice: int) -> SamplingPlan:
         plan = resolve_sampling(sampling, choice, self._end_ids)

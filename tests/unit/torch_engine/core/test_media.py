@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.torch_engine.core.media_prompts import PLACEHOLDER, MediaPrompt, embedding_of, key_of
@@ -151,14 +151,15 @@ def test_what_is_wrong_with_an_embedding_ends_those_that_need_it_alone() -> None
     store = h.core.scheduler.media
     CAT.put(h.core)
     store.put(key_of("long"), embedding_of("long", 7))
-    store.put(key_of("bad"), "it holds numbers that are NaN or infinite; expected finite ones")
-    for sequence_id, name in enumerate(("cat", "long", "bad", "nowhere", "cat")):
+    store.put(key_of("bad"), ValueError("it holds numbers that are NaN or infinite; expected finite ones"))
+    store.put(key_of("full"), RuntimeError("OutOfMemoryError"))
+    for sequence_id, name in enumerate(("cat", "long", "bad", "nowhere", "cat", "full")):
         ask(h, sequence_id, MediaPrompt([3, (name, 6), 4]))
     h.run()
     assert h.tokens[0] == h.tokens[4] == undisturbed(CAT.seen, 6)
     assert "has 7 rows; expected 6" in h.errors[1] and "NaN" in h.errors[2] and "not in the engine" in h.errors[3]
     ends = {u.sequence_id: (u.is_failure, u.media_needed) for u in h.updates if u.error is not None}
-    assert ends == {1: (False, None), 2: (False, None), 3: (True, [key_of("nowhere")])}
+    assert ends == {1: (False, None), 2: (False, None), 3: (True, [key_of("nowhere")]), 5: (True, None)}
     store.put(key_of("bad"), embedding_of("bad", 6))
     ask(h, 9, MediaPrompt([3, ("bad", 6), 4]))
     h.run()
@@ -280,7 +281,8 @@ def contents(tokens: list[int], spans: list[MediaSpan]) -> list[Any]:
 
 prompts = st.lists(
     st.one_of(
-        st.integers(1, 3), st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.booleans())
+        st.integers(1, 3),
+        st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.sampled_from([None, None, "wide", "tall"])),
     ), min_size=1, max_size=6,
 )  # fmt: skip
 
@@ -292,14 +294,16 @@ def spelled(parts: list[Any]) -> tuple[list[int], list[MediaSpan]]:
         if isinstance(part, int):
             tokens += [PLACEHOLDER] * part
         else:
-            name, rows, is_flat = part
-            spans.append(MediaSpan(len(tokens), rows, key_of(name), (1, 1, rows) if is_flat else (1, rows, 1)))
+            name, rows, form = part
+            grid = {None: None, "wide": (1, 1, rows), "tall": (1, rows, 1)}[form]
+            spans.append(MediaSpan(len(tokens), rows, key_of(name), grid))
             tokens += [PLACEHOLDER] * rows
     return tokens, spans
 
 
 @settings(max_examples=400, deadline=None)
 @given(one=prompts, other=prompts, size=st.integers(1, 5))
+@example([("a", 2, None), ("a", 2, None)], [("a", 4, None)], 2)
 def test_two_blocks_have_one_name_exactly_where_all_up_to_their_end_is_the_same(
     one: list[Any], other: list[Any], size: int
 ) -> None:
