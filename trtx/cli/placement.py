@@ -136,7 +136,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             ((), "--model --mode --output --dry-run"),
             ((), "--allowed-media-path --allow-http-media --allow-private-media --max-media-bytes --max-image-pixels"),
             ((), "--max-images --media-timeout-s --media-idle-s --decode-processes --decode-queue --decode-timeout-s"),
-            ((), "--decode-memory-bytes"),
+            ((), "--decode-memory-bytes --media-memory-bytes"),
         ),
     },
     "bench": {

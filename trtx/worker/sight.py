@@ -10,7 +10,7 @@ from typing import Any
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
 from trtx.engine.api import TowerOutput, remove_shared
-from trtx.media import Blob, MediaLimits, content_key, fetch
+from trtx.media import Blob, HeldMedia, MediaLimits, content_key, fetch
 from trtx.worker.embedders import Embedder
 from trtx.worker.embedding_cache import EmbeddingCache, Lease, TooLarge, Wanted
 from trtx.worker.media_metrics import MediaMetrics
@@ -73,6 +73,7 @@ class Sight:
         self._limits, self._metrics, self._identity = limits, metrics, identity
         self._reserved_bytes = reserved_bytes
         self._fetches = asyncio.Semaphore(FETCHES)
+        self._held = HeldMedia(limits.media_memory_bytes)
 
     def looking(self, wire: Mapping[str, Any]) -> Looking | None:
         """At the pictures of Dynamo's request, of which nothing is fetched yet; None: it has none, and no place for
@@ -113,7 +114,7 @@ class Sight:
 
     async def _fetch(self, url: str) -> tuple[bytes, Blob]:
         async with self._fetches:
-            blob = await fetch(url, self._limits)
+            blob = await fetch(url, self._limits, held=self._held)
         model, options = self._identity
         return await asyncio.to_thread(content_key, blob.data, model=model, options=options), blob
 
