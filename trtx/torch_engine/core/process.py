@@ -52,6 +52,13 @@ class Loaded(NamedTuple):
     key: bytes
     embedding: Embedding | Exception
 
+    @property
+    def answer(self) -> EmbeddingTaken:
+        if not isinstance(self.embedding, Exception):
+            return EmbeddingTaken(self.key)
+        is_failure = not isinstance(self.embedding, ValueError)
+        return EmbeddingTaken(self.key, str(self.embedding), is_failure)
+
 
 Inbox = SimpleQueue[ToEngine | Loaded | Exception]
 """What came, in order. An exception: of the thread that sends reports."""
@@ -62,7 +69,7 @@ def main() -> None:
     channel: Channel[ToEngine] = Channel(socket.socket(fileno=int(sys.argv[1])), ToEngine)
     inbox: Inbox = SimpleQueue()
     built: Future[ModelRunner] = Future()
-    take = partial(_take, channel=channel, inbox=inbox, built=built)
+    take = partial(_take, inbox=inbox, built=built)
     threading.Thread(target=read_parent, args=(channel, take), name="engine-socket", daemon=True).start()
     try:
         start = inbox.get()
@@ -90,24 +97,24 @@ def main() -> None:
     os._exit(0)
 
 
-def _take(message: ToEngine, *, channel: Channel[ToEngine], inbox: Inbox, built: Future[ModelRunner]) -> None:
-    """Embeddings are copied here: the step loop waits for no file, and they are there before what is submitted next."""
-    inbox.put(_load(message, channel, built.result()) if isinstance(message, PutEmbedding) else message)
+def _take(message: ToEngine, *, inbox: Inbox, built: Future[ModelRunner]) -> None:
+    """Embeddings are copied here: the step loop waits for no file, and they are there before what is submitted next.
+
+    Nothing is sent from here: a parent that writes while nobody reads what it wrote before could wait for ever.
+    """
+    inbox.put(_load(message, built.result()) if isinstance(message, PutEmbedding) else message)
 
 
-def _load(message: PutEmbedding, channel: Channel[ToEngine], runner: ModelRunner) -> Loaded:
+def _load(message: PutEmbedding, runner: ModelRunner) -> Loaded:
     """Whatever is wrong with an embedding ends those sequences that need it, and nothing else."""
-    found: Embedding | Exception
     try:
-        found = runner.load_embedding(message.tensor)
+        return Loaded(message.key, runner.load_embedding(message.tensor))
     except ValueError as error:
-        found = error
+        return Loaded(message.key, error)
     except Exception as error:
         traceback.print_exc()
-        found = RuntimeError(f"{type(error).__name__}: {str(error)[:500]}; the engine's log has the rest")
-    problem = str(found) if isinstance(found, Exception) else None
-    channel.send(EmbeddingTaken(message.key, problem, is_failure=isinstance(found, RuntimeError)))
-    return Loaded(message.key, found)
+        problem = RuntimeError(f"{type(error).__name__}: {str(error)[:500]}; the engine's log has the rest")
+        return Loaded(message.key, problem)
 
 
 def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
@@ -192,7 +199,8 @@ def _loop(core: EngineCore, reports: ReportSender, inbox: Inbox) -> None:
                 elif isinstance(message, Abort):
                     core.abort(message.sequence_ids)
                 elif isinstance(message, Loaded):
-                    core.scheduler.media.put(*message)
+                    core.scheduler.media.put(message.key, message.embedding)
+                    reports.put(message.answer)
                 elif isinstance(message, DropEmbeddings):
                     core.scheduler.media.drop(message.keys)
                 elif isinstance(message, Shutdown):
