@@ -36,13 +36,13 @@ from trtx.checkpoint.synthetic import config_json, trained_directory, write_mode
 from trtx.checkpoint.text import sentences
 from trtx.checkpoint.tokenizer import make_tokenizer
 from trtx.checkpoint.train_tiny import Spent, rate, resume, suspend
-from trtx.checkpoint.vl_scores import score_pictures, score_table, write_scores, write_training
+from trtx.checkpoint.vl_scores import PER_TASK, score_pictures, score_table, write_scores, write_training
 
 log = logging.getLogger("train_tiny_vl")
 
 SHAPE = SHAPES["tiny-vl-trained"]
-TOWER_STEPS, PICTURES = 1000, 64
-STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 1000, 32, 5, 2
+TOWER_STEPS, PICTURES = 900, 64
+STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 900, 32, 5, 2
 AFTER_SHARE = 0.25  # of the conversations: the pictures stand after the first question
 PROMPT_WEIGHT = 0.02
 GROUND_WEIGHT = 0.1  # of a row that no figure covers, which most are
@@ -50,7 +50,7 @@ TOWER_KINDS: dict[Kind, float] = {"one": 2.0, "two": 2.0, "count": 1.0, "digit":
 MUON_RATE, ADAM_RATE = 0.015, 3e-3
 EMBEDDING_STD, PLACE_STD = 0.04, 0.2
 EDGE_GAIN, MEAN_GAIN = 0.2, 0.06
-STATE_EVERY, EVALUATE_EVERY = 50, 250
+STATE_EVERY, EVALUATE_EVERY = 50, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,11 @@ def cosines(count: int, side: int) -> torch.Tensor:
     return filters
 
 
-def train(out: Path, state: Path, tower_steps: int, steps: int, seed: int, threads: int) -> None:
-    """Trains, or goes on from ``state``, a file that a run that was cut has left."""
+def train(out: Path, state: Path, *, tower_steps: int, steps: int, seed: int, threads: int, scored: int) -> None:
+    """Trains, or goes on from ``state``, a file that a run that was cut has left.
+
+    ``scored``: how many held-out questions of each task the report is of.
+    """
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
@@ -204,7 +207,7 @@ def train(out: Path, state: Path, tower_steps: int, steps: int, seed: int, threa
     save(model, out)
     arguments = f"--tower-steps {tower_steps} --steps {steps} --seed {seed} --threads {threads}"
     write_training(out, f"python -m trtx.checkpoint.train_tiny_vl {arguments}", tower_steps + steps, spent)
-    write_scores(out)
+    write_scores(out, scored)
 
 
 def tower_step(
@@ -272,9 +275,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scored", type=int, default=PER_TASK, help="held-out questions a task")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    train(arguments.out, arguments.state, arguments.tower_steps, arguments.steps, arguments.seed, arguments.threads)
+    train(
+        arguments.out,
+        arguments.state,
+        tower_steps=arguments.tower_steps,
+        steps=arguments.steps,
+        seed=arguments.seed,
+        threads=arguments.threads,
+        scored=arguments.scored,
+    )
 
 
 if __name__ == "__main__":
