@@ -30,7 +30,7 @@ from transformers import (  # noqa: TID253
 
 from trtx.checkpoint.picture_tasks import Question, conversation, corpus, turn
 from trtx.checkpoint.pictures import Kind, Scene, draw, draw_scene
-from trtx.checkpoint.row_targets import SIZES, row_targets
+from trtx.checkpoint.row_targets import row_targets, target_sizes
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.synthetic import config_json, trained_directory, write_model_files, write_processor_files
 from trtx.checkpoint.text import sentences
@@ -41,12 +41,12 @@ from trtx.checkpoint.vl_scores import PER_TASK, score_pictures, score_table, wri
 log = logging.getLogger("train_tiny_vl")
 
 SHAPE = SHAPES["tiny-vl-trained"]
-TOWER_STEPS, PICTURES = 900, 64
-STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 900, 32, 5, 2
+TOWER_STEPS, PICTURES = 1100, 64
+STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 500, 32, 5, 2
 AFTER_SHARE = 0.25  # of the conversations: the pictures stand after the first question
 PROMPT_WEIGHT = 0.02
 GROUND_WEIGHT = 0.1  # of a row that no figure covers, which most are
-TOWER_KINDS: dict[Kind, float] = {"one": 2.0, "two": 2.0, "count": 1.0, "digit": 4.0}
+TOWER_KINDS: dict[Kind, float] = {"one": 3.0, "two": 3.0, "count": 1.0, "digit": 3.0}
 MUON_RATE, ADAM_RATE = 0.015, 3e-3
 EMBEDDING_STD, PLACE_STD = 0.04, 0.2
 EDGE_GAIN, MEAN_GAIN = 0.2, 0.06
@@ -161,7 +161,8 @@ def train(out: Path, state: Path, *, tower_steps: int, steps: int, seed: int, th
 
     model = LlavaForConditionalGeneration(LlavaConfig.from_pretrained(out, attn_implementation="sdpa")).float()
     initialize(model)
-    rows_head = torch.nn.Linear(model.config.text_config.hidden_size, sum(SIZES))
+    side = isqrt(model.config.image_seq_length)
+    rows_head = torch.nn.Linear(model.config.text_config.hidden_size, sum(target_sizes(side)))
     trained = torch.nn.ModuleDict({"model": model, "rows_head": rows_head})
     parameters = list(trained.named_parameters())
     is_matrix = {name: p.ndim == 2 and not any(w in name for w in ("embed", "rows_head")) for name, p in parameters}
@@ -218,9 +219,9 @@ def tower_step(
     scenes = [draw_scene(rng, "train", kind) for kind in kinds]
     found = model.model.get_image_features(pixel_values=torch.stack([pixels(scene) for scene in scenes])).pooler_output
     side = isqrt(len(found[0]))
-    targets = torch.tensor([row_targets(scene, side) for scene in scenes]).flatten(0, 1)  # [rows, 3]
+    targets = torch.tensor([row_targets(scene, side) for scene in scenes]).flatten(0, 1)  # [rows, 5]
     weights = torch.where(targets[:, 0] > 0, 1.0, GROUND_WEIGHT)
-    parts = rows_head(torch.cat(found)).split(SIZES, dim=-1)
+    parts = rows_head(torch.cat(found)).split(target_sizes(side), dim=-1)
     losses = [F.cross_entropy(part, targets[:, at], reduction="none") for at, part in enumerate(parts)]
     loss = (torch.stack(losses).sum(0) * weights).sum() / weights.sum()
     loss.backward()  # type: ignore[no-untyped-call]
