@@ -113,8 +113,8 @@ def write_training(out: Path, command: str, steps: int, spent: Any) -> None:
     (out / "TRAINING.md").write_text(text, encoding="utf-8")
 
 
-def write_scores(out: Path) -> None:
-    """The second part, measured on the weights in ``out``."""
+def write_scores(out: Path, count: int = PER_TASK) -> None:
+    """The second part, measured on the weights in ``out``: ``count`` questions a task."""
     import torch
     from transformers import AutoImageProcessor, AutoTokenizer, LlavaForConditionalGeneration
 
@@ -122,7 +122,7 @@ def write_scores(out: Path) -> None:
     tokenizer, processor = AutoTokenizer.from_pretrained(out), AutoImageProcessor.from_pretrained(out)
     scores = _SCORES.format(
         heading=_SCORE,
-        table=score_table(score_pictures(model, tokenizer, processor, PER_TASK)),
+        table=score_table(score_pictures(model, tokenizer, processor, count)),
         parameters=sum(p.numel() for p in model.parameters()),
     )
     report = out / "TRAINING.md"

@@ -2,21 +2,19 @@
 
 It owns runner, pool and transport, and runs the step loop in its main thread. A second thread reads the socket: its
 end of file means that the parent is gone, and ends this process at once, even in the middle of a step. A third one
-sends the loop's reports. SIGINT and SIGTERM are ignored: a terminal sends them to the whole group, and the parent
-decides when the engine ends.
+sends the loop's reports.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import signal
 import socket
 import sys
 import threading
 import traceback
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,11 +40,10 @@ from trtx.torch_engine.messages import (
     Submit,
     ToEngine,
 )
+from trtx.torch_engine.parent import die_with_parent, read_parent
 
 if TYPE_CHECKING:
     from trtx.torch_engine.runner import RunnerArgs
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class Loaded(NamedTuple):
@@ -68,13 +65,12 @@ Inbox = SimpleQueue[ToEngine | Loaded | Exception]
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _die_with_parent()
+    die_with_parent()
     channel: Channel[ToEngine] = Channel(socket.socket(fileno=int(sys.argv[1])), ToEngine)
     inbox: Inbox = SimpleQueue()
     built: Future[ModelRunner] = Future()
-    threading.Thread(target=_read, args=(channel, inbox, built), name="engine-socket", daemon=True).start()
+    take = partial(_take, inbox=inbox, built=built)
+    threading.Thread(target=read_parent, args=(channel, take), name="engine-socket", daemon=True).start()
     try:
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
@@ -101,25 +97,12 @@ def main() -> None:
     os._exit(0)
 
 
-def _die_with_parent() -> None:
-    """The kernel ends this process with the thread that started it; the socket's end of file is the other net."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _read(channel: Channel[ToEngine], inbox: Inbox, built: Future[ModelRunner]) -> None:
+def _take(message: ToEngine, *, inbox: Inbox, built: Future[ModelRunner]) -> None:
     """Embeddings are copied here: the step loop waits for no file, and they are there before what is submitted next.
 
     Nothing is sent from here: a parent that writes while nobody reads what it wrote before could wait for ever.
     """
-    try:
-        while (message := channel.receive()) is not None:
-            inbox.put(_load(message, built.result()) if isinstance(message, PutEmbedding) else message)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
+    inbox.put(_load(message, built.result()) if isinstance(message, PutEmbedding) else message)
 
 
 def _load(message: PutEmbedding, runner: ModelRunner) -> Loaded:
