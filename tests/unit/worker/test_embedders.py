@@ -12,7 +12,7 @@ import pytest
 
 from trtx.engine.api import SharedTensor, TowerOutput, read_shared, remove_shared, share
 from trtx.media import Blob, MediaError
-from trtx.worker.embedders import Embedder, NoEncoder, RemoteEmbedder
+from trtx.worker.embedders import Embedder, NoEncoder, RemoteEmbedder, question
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.media_metrics import MediaMetrics
@@ -181,6 +181,17 @@ def test_a_cancelled_question_leaves_no_file(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert files(tmp_path) == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_nobody_waits_for_any_more_leaves_no_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        encoder = encode_worker(Tower(tmp_path))
+        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY, PICTURE.label)
+        for is_wanted, count in ((False, 2), (True, 3)):  # the picture, what the worker keeps, what it lends
+            await encoder.encode({"extra_args": {ASKED: asked}}, is_wanted=lambda: is_wanted)  # noqa: B023
+            assert files(tmp_path) == count
 
     asyncio.run(scenario())
 
