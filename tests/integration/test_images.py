@@ -24,6 +24,7 @@ from trtx.topology import Plan
 
 MODEL = "synthetic:tiny-vl"
 ROWS = 25  # of each picture, in this model
+CONTEXT = 400
 HTTP = httpx.Client(timeout=120, trust_env=False)
 
 
@@ -92,6 +93,7 @@ class Served:
         return [*self.plan.scratch_dir.glob("*.tensor"), *self.plan.scratch_dir.glob("*.partial")]
 
 
+SERVED = ("--engine", "torch", "--model", MODEL, "--set", f"max_seq_len={CONTEXT}", "--decode-processes", "1")
 ALL_IN_ONE: tuple[str, ...] = ()
 E_P_D = ("--mode", "disagg", "--encode", "1")
 
@@ -99,10 +101,7 @@ E_P_D = ("--mode", "disagg", "--encode", "1")
 @pytest.fixture(scope="module")
 def topologies() -> Iterator[dict[tuple[str, ...], Served]]:
     with ExitStack() as stack:
-        commands = {
-            options: stack.enter_context(trtx_serve("--engine", "torch", "--model", MODEL, *options))
-            for options in (ALL_IN_ONE, E_P_D)
-        }
+        commands = {options: stack.enter_context(trtx_serve(*SERVED, *options)) for options in (ALL_IN_ONE, E_P_D)}
         yield {options: Served(command.wait_ready(150)) for options, command in commands.items()}
 
 
@@ -201,12 +200,9 @@ def test_too_many_images_are_refused(agg: Served) -> None:
     assert (code, said) == (400, "the request brings 17 images, expected at most 16")
 
 
-def test_images_that_expand_past_the_context_are_refused(tmp_path: Path) -> None:
-    with trtx_serve("--engine", "torch", "--model", MODEL, "--set", "max_seq_len=100") as command:
-        served = Served(command.wait_ready(120))
-        assert served.ask(QUESTIONS["red, blue"][0])
-        code, said = served.refused(*[RED] * 4)
-        assert code == 400 and "the context holds 100 together with the output" in said
+def test_images_that_expand_past_the_context_are_refused(agg: Served) -> None:
+    code, said = agg.refused(*[RED] * 16)
+    assert code == 400 and f"and the context holds {CONTEXT} together with the output" in said
 
 
 def test_an_image_of_40_megabytes_is_a_413_and_one_of_30_is_served(disagg: Served) -> None:
