@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +36,20 @@ class PictureEncoder:
     ) -> None:
         self._embedder, self._cache, self._reserved_bytes, self._exports = embedder, cache, reserved_bytes, exports
 
-    async def encode(self, wire: Mapping[str, Any]) -> Chunk:
+    async def encode(self, wire: Mapping[str, Any], *, is_wanted: Callable[[], bool] = lambda: True) -> Chunk:
         """The terminal chunk, with the answer in ``encoder_result``. Raises InvalidRequest for what is no question of
-        a worker: Dynamo's own requests have no place here."""
+        a worker: Dynamo's own requests have no place here. ``is_wanted``: False once whoever asked has gone, and would
+        remove no file."""
         asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
             picture, key, label = read_question(asked)
         except ValueError as error:
             raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
         try:
-            answered = (await self._encode(picture, key, label)).to_dict()
+            handle = await self._encode(picture, key, label)
+            if not is_wanted() and handle.path is not None:
+                Path(handle.path).unlink(missing_ok=True)  # and so its lease ends
+            answered = handle.to_dict()
         except MediaError as error:
             answered = refusal(error)
         chunk: Chunk = dict(encoder_terminal_chunk(answered))

@@ -214,6 +214,17 @@ def test_a_cancelled_question_leaves_no_file(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_an_answer_that_nobody_waits_for_any_more_leaves_no_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        encoder = encode_worker(Tower(tmp_path))
+        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY, PICTURE.label)
+        for is_wanted, count in ((False, 2), (True, 3)):  # the picture, what the worker keeps, what it lends
+            await encoder.encode({"extra_args": {ASKED: asked}}, is_wanted=lambda: is_wanted)  # noqa: B023
+            assert files(tmp_path) == count
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("asked", [None, {}, {"picture": ["/etc/passwd"], "key": "00", "label": "x"}, "text"])
 def test_what_is_no_question_of_a_worker_is_refused(asked: Any, tmp_path: Path) -> None:
     wire = {"token_ids": [1], "extra_args": {ASKED: asked}}
