@@ -13,9 +13,18 @@ import msgspec
 import numpy as np
 
 from trtx.engine import Engine
-from trtx.engine.api import SharedTensor, Start, TowerOutput, remove_shared, share
+from trtx.engine.api import (
+    EmbeddingHandle,
+    EmbeddingMismatch,
+    EmbeddingReader,
+    SharedTensor,
+    Start,
+    TowerOutput,
+    parse_handle,
+    remove_shared,
+    share,
+)
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool
-from trtx.torch_engine.embeddings import EmbeddingHandle, EmbeddingMismatch, EmbeddingReader, parse_handle
 from trtx.worker.media_metrics import MediaMetrics
 
 logger = logging.getLogger(__name__)

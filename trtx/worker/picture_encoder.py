@@ -12,9 +12,16 @@ from typing import Any
 import msgspec
 from dynamo.common.backend.multimodal import encoder_terminal_chunk
 
-from trtx.engine.api import SharedTensor, SharedTensorError, TowerOutput, read_shared, remove_shared
+from trtx.engine.api import (
+    EmbeddingExports,
+    EmbeddingHandle,
+    SharedTensor,
+    SharedTensorError,
+    TowerOutput,
+    read_shared,
+    remove_shared,
+)
 from trtx.media import Blob, MediaError
-from trtx.torch_engine.embeddings import EmbeddingExports, EmbeddingHandle
 from trtx.worker.chunks import Chunk
 from trtx.worker.embedders import Embedder, read_question, refusal
 from trtx.worker.embedding_cache import EmbeddingCache, TooLarge, Wanted

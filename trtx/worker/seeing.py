@@ -8,9 +8,9 @@ from typing import Any
 from trtx import engine
 from trtx.checkpoint.vision import VisionConfig, read_vision_config
 from trtx.engine import Engine
+from trtx.engine.api import EmbeddingExports
 from trtx.errors import UsageError
 from trtx.media import PicturePool, processor_options
-from trtx.torch_engine.embeddings import EmbeddingExports
 from trtx.worker.embedders import Embedder, LocalEmbedder, RemoteEmbedder, StartedEmbedder
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import EncodeEndpoint
