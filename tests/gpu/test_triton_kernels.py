@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from kernel_cases import (
@@ -59,6 +61,23 @@ def test_rope_writes_only_the_cells_of_its_tokens(dtype: torch.dtype, normed: bo
     close(pair.cache.pool, pair.reference_cache.pool)
     changed = (pair.cache.pool != before).flatten(4).any(-1).sum(dim=(0, 3))  # [layers, 2]: tokens written
     assert changed.tolist() == [[0, 0], [4, 4]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_angles_that_come_with_the_tokens_are_taken_in_place_of_the_tables(dtype: torch.dtype) -> None:
+    shape = config(heads=6, kv_heads=2, head_dim=24)
+    pair = Pair(shape, dtype)
+    unused = torch.empty(0, device=DEVICE)
+    linear = PlainLinear(unused)
+    weights = LayerWeights(unused, linear, None, None, linear, unused, linear, linear)
+    inputs = decode_inputs([0, 7, 8, 131, 0], [4, 0, 1, 2, SLOTS])
+    by_token = replace(inputs, rotary=torch.randn(5, 24, device=DEVICE))
+    qkv = random(5, 10 * 24, dtype=dtype)
+    q, expected = (kernels.rope_and_write(qkv, 1, weights, by_token) for kernels in (pair.triton, pair.reference))
+    close(q, expected)
+    close(pair.cache.pool, pair.reference_cache.pool)
+    by_table = pair.triton.rope_and_write(qkv, 0, weights, inputs)
+    assert not torch.allclose(by_table.float(), q.float(), atol=0.1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

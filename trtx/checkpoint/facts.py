@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.documents import CONFIG, Fields, config_fields, read_object
 from trtx.checkpoint.formats import DTYPE_BYTES
 from trtx.checkpoint.model_config import DRAWN_WEIGHTS, LARGEST, read_model_config
+from trtx.checkpoint.towers import tower_tensors
+from trtx.checkpoint.vision import WRAPPERS
 from trtx.checkpoint.weight_index import stored_dtype
 from trtx.errors import UsageError
 
@@ -55,9 +58,6 @@ def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
     dtype = dtype_of(path, config)
     stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     is_drawn = not stored and DRAWN_WEIGHTS in config
-    drawn = (
-        sum(tensor.nbytes(dtype) for tensor in checkpoint_tensors(read_model_config(path)).values()) if is_drawn else 0
-    )
     return Checkpoint(
         path=path,
         served_model_name=served_model_name,
@@ -65,8 +65,13 @@ def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
         context_length=context_length_of(config),
         dtype=dtype,
         has_weights=stored > 0,
-        weight_bytes=stored or drawn,
+        weight_bytes=stored or (_drawn_bytes(path, config, dtype) if is_drawn else 0),
     )
+
+
+def _drawn_bytes(path: Path, config: Mapping[str, Any], dtype: str) -> int:
+    decoder = sum(tensor.nbytes(dtype) for tensor in checkpoint_tensors(read_model_config(path)).values())
+    return decoder + sum(map(prod, tower_tensors(config).values())) * DTYPE_BYTES[dtype]
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -103,6 +108,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Whether the head is the embedding; transformers' Gemma 3 ties the two where the file is silent."""
+    if architecture_of(config) in WRAPPERS:
+        return any(bool(place.get("tie_word_embeddings")) for place in (config, text_config(config)))
     silent = architecture_of(config).startswith("Gemma3")
     return bool(text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings", silent)))
 

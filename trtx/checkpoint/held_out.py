@@ -143,6 +143,12 @@ def interval(right: float, count: int, confidence: float = 0.95) -> tuple[float,
     return low if right else 0.0, high if right < count else 1.0  # at the ends, rounding would go past them
 
 
+def share_text(right: int, count: int) -> str:
+    """In per cent, with the interval: "98.0 (95.0 to 99.2)"."""
+    low, high = interval(right, count)
+    return f"{100 * right / count:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+
+
 def score_text(model: Any, tokenizer: Any, count: int) -> float:
     """Perplexity of held-out generated text."""
     pieces = [(tokenizer.encode(text, add_special_tokens=False), 1) for text in held_out_texts(count)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,16 @@ from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
 from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
-from trtx.checkpoint.rope import RopeConfig, read_rope
+from trtx.checkpoint.rope import Mrope, RopeConfig, read_rope
+from trtx.checkpoint.vision import (
+    WRAPPERS,
+    VisionConfig,
+    Wrapper,
+    decoder_fields,
+    is_tied,
+    parse_vision,
+    refuse_quantized,
+)
 from trtx.checkpoint.weight_index import stored_dtype
 from trtx.errors import UsageError
 
@@ -50,19 +59,38 @@ class Family:
     silent_window: int | None = None  # sliding_window where the field is missing; null is none
     qkv_bias: bool | None = None  # None: as attention_bias says, of the output projection too; else whatever it says
     qk_norm: bool = False
+    takes_head_dim: bool = True  # else it is hidden_size / num_attention_heads whatever the field says
+    full_layers: int = 28  # max_window_layers where the field is missing
+    mrope: Mrope | None = None
 
 
 FAMILIES = {
     "LlamaForCausalLM": Family(
         "llama", kv_heads="missing or null", derives_head_dim=True, needs_theta=False, window="unknown"
     ),
-    "Qwen2ForCausalLM": Family("qwen2", derives_head_dim=True, qkv_bias=True),
-    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True),
+    "Qwen2ForCausalLM": Family("qwen2", derives_head_dim=True, silent_window=4096, qkv_bias=True),
+    "Qwen3ForCausalLM": Family("qwen3", silent_window=4096, qk_norm=True),
     "MistralForCausalLM": Family(
         "mistral", kv_heads="never", derives_head_dim=True, needs_theta=False,
         window="always", silent_window=4096, qkv_bias=False,
     ),
 }  # fmt: skip
+
+# Decoders that are nested alone, by their model_type. Theirs is a theta of their own where the file has none.
+NESTED_FAMILIES = {
+    "qwen2_5_vl_text": Family(
+        "qwen2_5_vl_text",
+        derives_head_dim=True,
+        takes_head_dim=False,
+        silent_window=4096,
+        qkv_bias=True,
+        full_layers=80,
+        mrope=Mrope((16, 24, 24), interleaved=False),
+    ),
+    "qwen3_vl_text": Family(
+        "qwen3_vl_text", window="unknown", qk_norm=True, mrope=Mrope((24, 20, 20), interleaved=True)
+    ),
+}
 
 KNOWN = frozenset((
     *LARGEST, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
@@ -73,9 +101,9 @@ KNOWN = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a dense decoder: one of FAMILIES."""
+    """Shape of a dense decoder: one of FAMILIES, alone or nested in one of :data:`WRAPPERS`."""
 
-    architecture: str
+    architecture: str  # the checkpoint's: of the wrapper where the decoder is nested
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -94,6 +122,7 @@ class ModelConfig:
     synthetic_seed: int | None  # weights are drawn, not read, when the directory holds none
     synthetic_std: float
     quantization: Quantization | None = None
+    vision: VisionConfig | None = None  # of the wrapper
 
     @property
     def q_size(self) -> int:
@@ -112,10 +141,12 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     """
     config = config_fields(model_dir)
     architecture = _architecture(config)
+    if architecture in WRAPPERS:
+        return _read_wrapped(config, architecture, model_dir)
     _refuse_unknown(config, architecture)
     quantization = read_quantization(model_dir, config.values)
     check_loadable(quantization, model_dir, config.values)
-    return _parse(config, architecture, quantization, model_dir)
+    return _parse(config, architecture, FAMILIES[architecture], quantization, model_dir)
 
 
 def _architecture(config: Fields) -> str:
@@ -123,15 +154,57 @@ def _architecture(config: Fields) -> str:
     if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
         config.refuse("architectures", "a list of one name")
     architecture = listed[0]
-    if architecture not in FAMILIES:
+    known = {name: family.model_type for name, family in FAMILIES.items()}
+    known |= {name: wrapper.model_type for name, wrapper in WRAPPERS.items()}
+    if architecture not in known:
         raise UsageError(
             f"{config.file}: architecture {shown_name(architecture)} is not known to the torch engine; expected "
-            f"one of {', '.join(FAMILIES)}, or the engine tensorrt-llm"
+            f"one of {', '.join(known)}, or the engine tensorrt-llm"
         )
-    wanted = FAMILIES[architecture].model_type
+    wanted = known[architecture]
     if config.values.get("model_type") != wanted:  # transformers goes by the one, engines by the other
         config.refuse("model_type", f"{wanted!r}, as architectures says {architecture}")
     return architecture
+
+
+def _read_wrapped(config: Fields, architecture: str, model_dir: Path) -> ModelConfig:
+    """The decoder that ``text_config`` describes."""
+    vision = parse_vision(config, architecture)
+    text = decoder_fields(config, architecture)
+    own, family = _text_family(text, WRAPPERS[architecture])
+    _refuse_unknown(text, own)
+    if read_quantization(model_dir, config.values) is not None or text.has("quantization_config"):
+        refuse_quantized(model_dir, architecture)
+    outer, inner = _dtype(config), _dtype(text)
+    if outer and inner and outer != inner:  # which of them a module gets depends on how transformers is called
+        text.refuse("dtype" if text.has("dtype") else "torch_dtype", f"{outer!r} as outside text_config")
+    seed, std = _synthetic(config)
+    return replace(
+        _parse(text, own, family, None, model_dir),
+        architecture=architecture,
+        tied_head=is_tied(config, architecture),
+        dtype=outer or inner or stored_dtype(model_dir),
+        synthetic_seed=seed,
+        synthetic_std=std,
+        vision=vision,
+    )
+
+
+def _text_family(text: Fields, wrapper: Wrapper) -> tuple[str, Family]:
+    """By ``model_type``, which transformers goes by there; ``architectures`` may be silent. And a name for messages."""
+    dense = {family.model_type: (name, family) for name, family in FAMILIES.items()}
+    known = dense if wrapper.text_type is None else {wrapper.text_type: ("", NESTED_FAMILIES[wrapper.text_type])}
+    kind = text.word("model_type", f"one of {', '.join(known)}")
+    if kind not in known:
+        text.refuse(
+            "model_type",
+            f"one of {', '.join(known)}: the torch engine computes no other decoder there; use another checkpoint or "
+            "the engine tensorrt-llm",
+        )
+    name, family = known[kind]
+    if text.has("architectures") and text.values["architectures"] != [name]:
+        text.refuse("architectures", f"{f'[{name!r}], as its model_type is {kind}, or ' if name else ''}no such field")
+    return name or kind, family
 
 
 def _refuse_unknown(config: Fields, architecture: str) -> None:
@@ -153,8 +226,9 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
             )
 
 
-def _parse(config: Fields, architecture: str, quantization: Quantization | None, model_dir: Path) -> ModelConfig:
-    family = FAMILIES[architecture]
+def _parse(
+    config: Fields, architecture: str, family: Family, quantization: Quantization | None, model_dir: Path
+) -> ModelConfig:
     sizes = {name: config.count(name, most=LARGEST[name]) for name in LARGEST if _is_needed(name, config, family)}
     heads, kv_heads, head_dim = _heads(config, family, sizes)
     _refuse_windows(config, family, sizes["num_hidden_layers"], sizes["max_position_embeddings"])
@@ -171,7 +245,7 @@ def _parse(config: Fields, architecture: str, quantization: Quantization | None,
         head_dim=head_dim,
         norm_eps=config.number("rms_norm_eps", at_least=0.0),
         max_position=sizes["max_position_embeddings"],
-        rope=read_rope(config, needs_theta=family.needs_theta),
+        rope=read_rope(config, needs_theta=family.needs_theta, mrope=family.mrope, head_dim=head_dim),
         tied_head=config.flag("tie_word_embeddings", missing=False),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias and family.qkv_bias is None,
@@ -211,6 +285,8 @@ def _heads(config: Fields, family: Family, sizes: dict[str, int]) -> tuple[int, 
         "head_dim" not in sizes or family.model_type == "llama"
     ):  # LlamaConfig.validate_architecture
         config.refuse("num_attention_heads", f"a divisor of hidden_size, {hidden}")
+    if not family.takes_head_dim and head_dim * heads != hidden:
+        config.refuse("head_dim", f"{hidden // heads}, hidden_size / num_attention_heads, or no such field")
     if head_dim % 2:
         config.refuse(
             "head_dim" if "head_dim" in sizes else "hidden_size", f"heads of an even size, not {head_dim}, to rotate"
@@ -238,7 +314,7 @@ def _refuse_windows(config: Fields, family: Family, num_layers: int, max_positio
         return
     if type(window) is int and window >= max_position:  # True is no window
         return
-    stated = config.values["max_window_layers"] if config.has("max_window_layers") else 28  # Qwen2Config's
+    stated = config.values["max_window_layers"] if config.has("max_window_layers") else family.full_layers
     first = stated if family.window == "switched" else 0
     if isinstance(first, bool) or not isinstance(first, int) or first < num_layers:
         way_out = "null" if family.window == "always" else "null, or use_sliding_window false"

@@ -20,13 +20,19 @@ _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 _OF_EVERY_TYPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_MROPE, _MROPE_FIELDS = "mrope", ("mrope_section", "mrope_interleaved")
 _LARGEST_CONTEXT = 1 << 24
 _ADVICE = "put the scaling with its rope_theta into rope_parameters, and delete rope_scaling"
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """The last three fields hold for ``llama3`` alone, ``factor`` for ``linear`` too."""
+    """The last three fields of the scaling hold for ``llama3`` alone, ``factor`` for ``linear`` too.
+
+    ``mrope_section``: of a model that gives a token three positions (time, height, width), how many of a head's pairs
+    turn by each; None where there is one. They follow each other, or take turns where they are ``mrope_interleaved``:
+    pair 0 by time, 1 by height, 2 by width, 3 by time, and time turns those that are left.
+    """
 
     theta: float
     kind: str = "default"
@@ -34,18 +40,35 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    mrope_section: tuple[int, int, int] | None = None
+    mrope_interleaved: bool = False
 
 
-def read_rope(config: Fields, *, needs_theta: bool) -> RopeConfig:
+@dataclass(frozen=True, slots=True)
+class Mrope:
+    """Of a family with three positions a token. ``silent``: transformers' sections where the file has none."""
+
+    silent: tuple[int, int, int]
+    interleaved: bool
+
+
+def read_rope(config: Fields, *, needs_theta: bool, mrope: Mrope | None = None, head_dim: int = 0) -> RopeConfig:
     """From ``rope_parameters`` (transformers 5), or ``rope_theta`` beside ``rope_scaling`` (before it).
 
-    ``needs_theta``: whether a missing theta is refused; else it is :data:`DEFAULT_THETA`. Raises UsageError for what is
+    ``needs_theta``: whether a missing theta is refused; else it is :data:`DEFAULT_THETA`. ``mrope``: of a family with
+    three positions, whose sections have to fill ``head_dim``. Raises UsageError for what is
     missing, for two places that say different things, and for types and fields that the torch engine does not compute.
     """
     stated = _the_one_place(config)
-    kind = "default" if stated is None else _kind(stated)
+    kind = "default" if stated is None else _kind(stated, mrope)
     theta = _theta(config, stated, needs_theta=needs_theta)
     _check_rotary_share(config, stated)
+    if mrope is not None:
+        if stated is not None and kind != "default":
+            stated.refuse("rope_type", "'default': the torch engine scales no positions of three parts; use the engine "
+                                       "tensorrt-llm")  # fmt: skip
+        sections = _sections(config, stated, mrope, head_dim)
+        return RopeConfig(theta, mrope_section=sections, mrope_interleaved=mrope.interleaved)
     if stated is None or kind == "default":
         return RopeConfig(theta)
     factor = stated.number("factor", above=0.0)
@@ -77,11 +100,29 @@ def _the_one_place(config: Fields) -> Fields | None:
 
 def _meaning(stated: Mapping[str, Any], outer_theta: object) -> dict[str, Any]:
     kind = stated.get("rope_type", stated.get("type", "default"))
+    kind = "default" if kind == _MROPE else kind
     return {"rope_theta": outer_theta} | dict(stated) | {"rope_type": kind, "type": kind}
 
 
-def _kind(stated: Fields) -> str:
+def _sections(config: Fields, stated: Fields | None, mrope: Mrope, head_dim: int) -> tuple[int, int, int]:
+    name, pairs = "mrope_section", head_dim // 2
+    wanted = f"three integers of at least 1 (time, height, width) with the sum {pairs}, half of a head's size"
+    found: Any = stated.values[name] if stated is not None and stated.has(name) else list(mrope.silent)
+    is_right = isinstance(found, list) and len(found) == 3 and all(type(one) is int and one > 0 for one in found)
+    if not is_right or sum(found) != pairs:
+        silent = "" if found != list(mrope.silent) else f" (transformers takes {found} where it is missing)"
+        (stated or config).refuse(name, wanted + silent)
+    order = "mrope_interleaved"  # which transformers doesn't look at: the family decides
+    if stated is not None and stated.has(order) and stated.flag(order, missing=False) != mrope.interleaved:
+        stated.refuse(order, f"{str(mrope.interleaved).lower()}, as transformers computes it, or no such field")
+    time, height, width = found
+    return time, height, width
+
+
+def _kind(stated: Fields, mrope: Mrope | None) -> str:
     kinds = {name: stated.word(name, _one_of_types()) for name in ("rope_type", "type") if stated.has(name)}
+    if mrope is not None:  # Qwen2.5-VL's files call it a type; to transformers 5.23 it is the default one with sections
+        kinds = {name: "default" if kind == _MROPE else kind for name, kind in kinds.items()}
     for name, kind in kinds.items():
         if kind not in _NEEDED:
             stated.refuse(name, f"{_one_of_types()}; other rope types are not supported by the torch engine: use "
@@ -89,7 +130,7 @@ def _kind(stated: Fields) -> str:
     if len(set(kinds.values())) > 1:
         stated.refuse("type", f"{kinds['rope_type']!r} as in rope_type, or no such field")
     found = next(iter(kinds.values()), "default")
-    _refuse_unused(stated, found)
+    _refuse_unused(stated, found, _MROPE_FIELDS if mrope is not None else ())
     return found
 
 
@@ -97,12 +138,12 @@ def _one_of_types() -> str:
     return f"one of {', '.join(_NEEDED)}"
 
 
-def _refuse_unused(stated: Fields, kind: str) -> None:
+def _refuse_unused(stated: Fields, kind: str, beside: tuple[str, ...]) -> None:
     for name, value in stated.values.items():
         if isinstance(value, Mapping):
             stated.refuse(name, "one rotary setting for all layers: the torch engine has no other by layer type; use "
                                 "the engine tensorrt-llm")  # fmt: skip
-        if value is not None and name not in (*_OF_EVERY_TYPE, *_NEEDED[kind]):
+        if value is not None and name not in (*_OF_EVERY_TYPE, *_NEEDED[kind], *beside):
             stated.refuse(name, f"no such field for rope type {kind!r}: name the type that it belongs to, or delete it")
 
 

@@ -8,6 +8,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from trtx.checkpoint.tokenizer import LLAVA_TOKENS, NUMBERED_TOKENS, QWEN_TOKENS, MediaTokens
+from trtx.checkpoint.vision_shapes import (
+    LLAVA_PROCESSOR,
+    QWEN2_5_PROCESSOR,
+    QWEN3_PROCESSOR,
+    llava,
+    qwen2_5_vl,
+    qwen3_vl,
+)
 from trtx.errors import UsageError
 
 PREFIX = "synthetic:"
@@ -19,12 +28,15 @@ class Shape:
 
     ``config`` is ``config.json`` without the token ids, which the tokenizer decides. ``stored`` says whether the
     weights are written as safetensors; where they are not, the engine draws them from ``seed`` and
-    ``config["initializer_range"]``. ``trained`` marks the shape whose weights are in the repository.
+    ``config["initializer_range"]``. ``trained`` marks a shape whose weights are in the repository.
+    ``media`` and ``processor``: special tokens and ``preprocessor_config.json`` of a model that sees.
     """
 
     name: str
     summary: str
     config: Mapping[str, Any]
+    media: MediaTokens | None = None
+    processor: Mapping[str, Any] | None = None
     stored: bool = False
     trained: bool = False
     seed: int = 0
@@ -161,6 +173,53 @@ _SHAPES = (
         stored=True,
     ),
     Shape(
+        "tiny-vl",
+        "LLaVA architecture (CLIP tower, Qwen3 decoder), 2 layers each, random, float32: for tests",
+        llava(_qwen3(128, 2, 4, 2, 256, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 1e4}),
+        media=LLAVA_TOKENS,
+        processor=LLAVA_PROCESSOR,
+        stored=True,
+    ),
+    Shape(
+        "tiny-vl-trained",
+        "LLaVA architecture, trained on drawn pictures (colours, shapes, places, counts, digits): for a CPU",
+        llava(
+            _qwen3(128, 3, 4, 2, 256, tied=True)
+            | {"head_dim": 32, "vocab_size": 1024, "rope_theta": 10000.0, "max_position_embeddings": 8192},
+            layers=3,
+        ),
+        media=NUMBERED_TOKENS,
+        processor=LLAVA_PROCESSOR,
+        stored=True,
+        trained=True,
+    ),
+    Shape(
+        "tiny-qwen2.5-vl",
+        "Qwen2.5-VL architecture (positions of three parts), 2 layers, random, float32: for tests",
+        qwen2_5_vl(
+            _qwen2(128, 2, 4, 2, 256, 4096) | _SMALL | {"rope_theta": 10000.0},
+            [4, 6, 6],
+            {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "window_size": 56},
+            full=[1],
+        ),
+        media=QWEN_TOKENS,
+        processor=QWEN2_5_PROCESSOR,
+        stored=True,
+    ),
+    Shape(
+        "tiny-qwen3-vl",
+        "Qwen3-VL architecture (interleaved positions, deepstack), 3 layers, random, float32: for tests",
+        qwen3_vl(
+            _qwen3(128, 3, 4, 2, 256, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 1e4},
+            [6, 5, 5],
+            {"depth": 3, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "num_position_embeddings": 64},
+            deepstack=[0, 1],
+        ),
+        media=QWEN_TOKENS,
+        processor=QWEN3_PROCESSOR,
+        stored=True,
+    ),
+    Shape(
         "qwen3-0.6b",
         "Qwen3-0.6B, random weights drawn on the device",
         _qwen3(1024, 28, 16, 8, 3072, tied=True),
@@ -184,6 +243,18 @@ _SHAPES = (
         "qwen2.5-7b",
         "Qwen2.5-7B, random weights drawn on the device",
         _qwen2(3584, 28, 28, 4, 18944, 152064),
+    ),
+    Shape(
+        "qwen2.5-vl-7b",
+        "Qwen2.5-VL-7B, random weights drawn on the device",
+        qwen2_5_vl(
+            _qwen2(3584, 28, 28, 4, 18944, 152064) | {"max_position_embeddings": 128000},
+            [16, 24, 24],
+            {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16},
+            full=[7, 15, 23, 31],
+        ),
+        media=QWEN_TOKENS,
+        processor=QWEN2_5_PROCESSOR,
     ),
 )
 SHAPES: Mapping[str, Shape] = MappingProxyType({shape.name: shape for shape in _SHAPES})

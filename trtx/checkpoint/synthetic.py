@@ -9,23 +9,33 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.documents import CONFIG
+from trtx.checkpoint.facts import read_config, text_config
 from trtx.checkpoint.model_config import DRAWN_WEIGHTS, read_model_config
 from trtx.checkpoint.shapes import Shape
 from trtx.checkpoint.tokenizer import BOS, EOS_IDS, PAD, SPECIAL_TOKENS, TokenizerFiles, make_tokenizer
+from trtx.checkpoint.towers import tower_tensors
+from trtx.checkpoint.vision import TEXT, VISION
 from trtx.checkpoint.weights import write_random_weights
 from trtx.errors import UsageError
 
 # The modules that decide a checkpoint's bytes: their text is part of every cached directory's name.
 _GENERATOR = tuple(
-    Path(__file__).with_name(f"{name}.py") for name in ("synthetic", "text", "tokenizer", "weights", "dense")
+    Path(__file__).with_name(f"{name}.py")
+    for name in ("synthetic", "text", "tokenizer", "weights", "dense", "towers", "vision")
 )
 # Where ``python -m trtx.checkpoint.train_tiny`` writes: package data.
 TRAINED_DIRECTORY = Path(__file__).with_name("tiny_trained")
 _ABANDONED_S = 3600.0
+
+
+def trained_directory(shape: Shape) -> Path:
+    """Of a shape whose weights come with the package, where its training script writes them."""
+    return Path(__file__).with_name(shape.name.replace("-", "_"))
 
 
 def default_cache_dir() -> Path:
@@ -39,7 +49,7 @@ def make_synthetic(shape: Shape, cache_dir: Path | None = None) -> Path:
     The trained one comes with the package. Raises UsageError where the cache cannot be written.
     """
     if shape.trained:
-        return TRAINED_DIRECTORY
+        return trained_directory(shape)
     cache = cache_dir or default_cache_dir()
     target = cache / f"{shape.name}-{_content_key(shape)}"
     if target.is_dir():
@@ -79,7 +89,8 @@ def _sweep(cache: Path) -> None:
 
 
 def _content_key(shape: Shape) -> str:
-    digest = hashlib.sha256(json.dumps([dict(shape.config), shape.seed, shape.stored], sort_keys=True).encode())
+    stated = [dict(shape.config), dict(shape.processor or {}), shape.seed, shape.stored]
+    digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode())
     for module in _GENERATOR:
         digest.update(module.read_bytes())
     return digest.hexdigest()[:12]
@@ -87,24 +98,48 @@ def _content_key(shape: Shape) -> str:
 
 def _write(shape: Shape, directory: Path) -> None:
     config = config_json(shape)
-    tokenizer = make_tokenizer(int(config["vocab_size"]), int(config["max_position_embeddings"]))
+    text = text_config(config)
+    tokenizer = make_tokenizer(int(text["vocab_size"]), int(text["max_position_embeddings"]), media=shape.media)
     write_model_files(config, tokenizer, directory)
+    if shape.processor is not None:
+        write_processor_files(shape.processor, directory)
     if shape.stored:
         write_random_weights(
-            read_model_config(directory), tokenizer.fragment_ids, shape.seed, directory / "model.safetensors"
+            read_model_config(directory),
+            tower_tensors(config),
+            tokenizer.fragment_ids,
+            shape.seed,
+            directory / "model.safetensors",
         )
 
 
 def config_json(shape: Shape) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        **shape.config,
+    ids = {
         "bos_token_id": SPECIAL_TOKENS.index(BOS),
         "eos_token_id": EOS_IDS[0],
         "pad_token_id": SPECIAL_TOKENS.index(PAD),
     }
+    config: dict[str, Any] = {**shape.config, **ids}
+    if TEXT in config:
+        config[TEXT] = {**config[TEXT], **ids}
     if not shape.stored and not shape.trained:
         config[DRAWN_WEIGHTS] = {"seed": shape.seed, "init_std": shape.config["initializer_range"]}
     return config
+
+
+def write_processor_files(processor: Mapping[str, Any], directory: Path) -> None:
+    """What transformers' image processor and processor are made from."""
+    rows = {"processor_class": processor["processor_class"]}
+    if processor["processor_class"] == "LlavaProcessor":  # which counts CLIP's class token itself, and takes it off
+        config = read_config(directory)
+        rows |= {
+            "image_token": "<image>",
+            "num_additional_image_tokens": 1,
+            "patch_size": config[VISION]["patch_size"],
+            "vision_feature_select_strategy": config["vision_feature_select_strategy"],
+        }
+    for name, value in (("preprocessor_config.json", processor), ("processor_config.json", rows)):
+        (directory / name).write_text(json.dumps(dict(value), indent=2) + "\n", encoding="utf-8")
 
 
 def write_model_files(config: dict[str, Any], tokenizer: TokenizerFiles, directory: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,52 @@ PAD, BOS, END_OF_TEXT, IM_START, IM_END = SPECIAL_TOKENS = (
 EOS_IDS = (SPECIAL_TOKENS.index(IM_END), SPECIAL_TOKENS.index(END_OF_TEXT))
 BASE_VOCABULARY = 2048  # special tokens, 256 bytes and merges of the tokenizers for random models
 
-CHAT_TEMPLATE = (
+_BEFORE_PARTS = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+)
+_AFTER_PARTS = (
+    "{% endif %}{% endfor %}{% endif %}"
     "{{ '<|im_end|>\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+CHAT_TEMPLATE = _BEFORE_PARTS + _AFTER_PARTS
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTokens:
+    """Special tokens of a model that sees, and what its chat template writes for a part that is a picture."""
+
+    tokens: tuple[str, ...]
+    picture: str
+    video: str = ""  # none: the template writes nothing for one
+    is_numbered: bool = False  # the template writes its number before a picture: 1, 2, 3 of the conversation
+
+    @property
+    def chat_template(self) -> str:
+        """One placeholder a picture or video, in the order of the parts."""
+        begin, number = "", ""
+        if self.is_numbered:
+            begin = "{% set seen = namespace(pictures=0) %}"
+            number = "{% set seen.pictures = seen.pictures + 1 %}{{ seen.pictures }}"
+        media = f"{{% elif part['type'] == 'image' %}}{number}{self.picture}"
+        if self.video:
+            media += f"{{% elif part['type'] == 'video' %}}{self.video}"
+        return begin + _BEFORE_PARTS + media + _AFTER_PARTS
+
+    def id_of(self, token: str) -> int:
+        return len(SPECIAL_TOKENS) + self.tokens.index(token)
+
+
+LLAVA_TOKENS = MediaTokens(tokens=("<image>",), picture="<image>")
+NUMBERED_TOKENS = replace(LLAVA_TOKENS, is_numbered=True)  # a small model tells pictures apart by their numbers
+QWEN_TOKENS = MediaTokens(
+    tokens=("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    picture="<|vision_start|><|image_pad|><|vision_end|>",
+    video="<|vision_start|><|video_pad|><|vision_end|>",
 )
 
 # Qwen2's pieces: words with the one character before them, single digits, runs of punctuation, runs of blanks.
@@ -54,21 +91,26 @@ class TokenizerFiles:
     tokenizer: dict[str, Any]
     config: dict[str, Any]
     fragment_ids: tuple[int, ...]
+    chat_template: str = CHAT_TEMPLATE
 
     def write(self, directory: Path) -> None:
         (directory / "tokenizer.json").write_text(json.dumps(self.tokenizer, ensure_ascii=False), encoding="utf-8")
         (directory / "tokenizer_config.json").write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
-        (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+        (directory / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
 
 
-def make_tokenizer(vocab_size: int, context_length: int, corpus: Iterable[str] | None = None) -> TokenizerFiles:
+def make_tokenizer(
+    vocab_size: int, context_length: int, corpus: Iterable[str] | None = None, media: MediaTokens | None = None
+) -> TokenizerFiles:
     """Trains the BPE up to ``BASE_VOCABULARY`` ids, and fills the rest up to ``vocab_size`` with made-up words.
 
-    ``corpus``: what to train on instead of generated text. The same bytes for the same arguments and the same
-    ``tokenizers`` release.
+    ``corpus``: what to train on instead of generated text. ``media``: of a model that sees. The same bytes for the
+    same arguments and the same ``tokenizers`` release.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    special = SPECIAL_TOKENS + (media.tokens if media is not None else ())
+    template = media.chat_template if media is not None else CHAT_TEMPLATE
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -79,7 +121,7 @@ def make_tokenizer(vocab_size: int, context_length: int, corpus: Iterable[str] |
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=min(BASE_VOCABULARY, vocab_size),
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(special),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -94,7 +136,8 @@ def make_tokenizer(vocab_size: int, context_length: int, corpus: Iterable[str] |
         index += 1
         if word not in vocabulary:
             vocabulary[word] = len(vocabulary)
-    return TokenizerFiles(state, _tokenizer_config(context_length), tuple(sorted(fragments)))
+    config = _tokenizer_config(context_length, special, template)
+    return TokenizerFiles(state, config, tuple(sorted(fragments)), template)
 
 
 def _is_word(token: str) -> bool:
@@ -109,7 +152,7 @@ def _made_up_word(index: int) -> str:
     return _SPACE + _SYLLABLES[first] + _SYLLABLES[second] + _SYLLABLES[third]
 
 
-def _tokenizer_config(context_length: int) -> dict[str, Any]:
+def _tokenizer_config(context_length: int, special: tuple[str, ...], template: str) -> dict[str, Any]:
     return {
         "added_tokens_decoder": {
             str(id_): {
@@ -120,13 +163,13 @@ def _tokenizer_config(context_length: int) -> dict[str, Any]:
                 "single_word": False,
                 "special": True,
             }
-            for id_, token in enumerate(SPECIAL_TOKENS)
+            for id_, token in enumerate(special)
         },
         "bos_token": BOS,
         "eos_token": IM_END,
         "pad_token": PAD,
         "add_bos_token": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": template,
         "clean_up_tokenization_spaces": False,
         "model_max_length": context_length,
         "tokenizer_class": "PreTrainedTokenizerFast",

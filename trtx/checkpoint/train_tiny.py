@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: TID253  a script: nothing imports this module
+import torch  # noqa: TID253  a script: only train_tiny_vl imports this module
 import torch.nn.functional as F  # noqa: TID253
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config  # noqa: TID253
 

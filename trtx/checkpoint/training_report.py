@@ -10,7 +10,7 @@ from pathlib import Path
 import torch  # noqa: TID253  a script: only train_tiny imports this module
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: TID253
 
-from trtx.checkpoint.held_out import Score, interval, score_tasks, score_text
+from trtx.checkpoint.held_out import Score, score_tasks, score_text, share_text
 from trtx.checkpoint.synthetic import TRAINED_DIRECTORY
 
 PER_BAND, TEXTS = 200, 400
@@ -72,15 +72,10 @@ def table(scores: list[Score]) -> str:
              "|---|---|--:|--:|--:|--:|--:|"]  # fmt: skip
     for s in scores:
         lines.append(
-            f"| {s.task} | {s.difficulty} | {s.count} | {_share(s.plain, s.count)} | {_share(s.chat, s.count)} "
+            f"| {s.task} | {s.difficulty} | {s.count} | {share_text(s.plain, s.count)} | {share_text(s.chat, s.count)} "
             f"| {s.plain_perplexity:.3f} | {s.chat_perplexity:.3f} |"
         )
     return "\n".join(lines)
-
-
-def _share(right: int, count: int) -> str:
-    low, high = interval(right, count)
-    return f"{100 * right / count:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 if __name__ == "__main__":

@@ -138,7 +138,8 @@ def bench(
     spec = load_sweep(sweep, _overlay({str(one.name): context.params[str(one.name)] for one in typed(context)}))
     if spec.attach is None:
         refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
-        options.check_roles(spec.modes, model.config, model.overrides, model.recipe)
+        encode = max((spec.topology.encode, *spec.axes.get("encode", ())))
+        options.check_roles(spec.modes, model.config, model.overrides, model.recipe, encode=encode)
     if dry_run:
         show_plans(spec, output)
         return

@@ -130,7 +130,7 @@ def _placed(*rows: tuple[tuple[str, ...], str]) -> dict[str, tuple[str, ...]]:
 
 # ModelOptions and TopologyOptions but --model, which bench takes beside --url too.
 _TOPOLOGY = _placed(
-    ((), "--served-model-name --engine --config --recipe --set --router-mode --router-args --host --port"),
+    ((), "--served-model-name --engine --config --recipe --set --router-mode --router-args --host --port --encode"),
     (("disagg",), "--workers"),
     (("agg",), "--prefill --decode"),
     (("no GPU",), "--tp --gpus"),
@@ -138,7 +138,15 @@ _TOPOLOGY = _placed(
 # verb -> option -> the uses in which it would be ignored. Every option stands here, or nobody asked the question of it;
 # those of a load's fields have it in their records (trtx/bench/load_field.py).
 PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "serve": {**_TOPOLOGY, **_placed(((), "--model --mode --output --dry-run"))},
+    "serve": {
+        **_TOPOLOGY,
+        **_placed(
+            ((), "--model --mode --output --dry-run"),
+            ((), "--allowed-media-path --allow-http-media --allow-private-media --max-media-bytes --max-image-pixels"),
+            ((), "--max-images --media-timeout-s --media-idle-s --decode-processes --decode-queue --decode-timeout-s"),
+            ((), "--decode-memory-bytes --media-memory-bytes"),
+        ),
+    },
     "bench": {
         **{option: ("resume", "attach", *uses) for option, uses in _TOPOLOGY.items()},
         **_placed(

@@ -41,6 +41,7 @@ def serve(
         ),
     ] = "agg",
     topology: options.TopologyOptions,
+    media: options.MediaOptions,
     output: options.OutputOption = Path("runs"),
     dry_run: Annotated[
         bool,
@@ -69,8 +70,8 @@ def serve(
     from trtx.launch import new_run_directory, prepare
     from trtx.launch import serve as serve_plan
 
-    spec = options.build_spec(mode=mode, **asdict(model), **asdict(topology))
-    options.check_roles((mode,), model.config, model.overrides, model.recipe)
+    spec = options.build_spec(mode=mode, **asdict(model), **asdict(topology), **media)
+    options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encode)
     plan = prepare(spec, run_dir=new_run_directory(output, f"serve-{mode}"))
     if dry_run:
         typer.echo(describe_plan(plan))

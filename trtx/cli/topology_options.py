@@ -14,6 +14,7 @@ import typer
 from pydantic import ValidationError
 
 from trtx.config import Mode, Role, RouterMode, TopologySpec, recipe_files
+from trtx.config.media import MediaLimits, media_fields
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
@@ -49,7 +50,7 @@ SetOption = Annotated[
     _option(
         _MODEL,
         "--set",
-        "Override one engine config field for every role; role.a.b=c for one role. Repeatable.",
+        "Override one engine config field for every role but encode; role.a.b=c for one role. Repeatable.",
         metavar="A.B=C",
     ),
 ]
@@ -100,6 +101,14 @@ class TopologyOptions:
         None
     )
     decode: Annotated[int | None, _option(_TOPOLOGY, "--decode", "Decode workers in mode disagg. Default: 1.")] = None
+    encode: Annotated[
+        int | None,
+        _option(
+            _TOPOLOGY,
+            "--encode",
+            "Workers that encode images for the others; with none of them, who needs an image encodes it. Default: 0.",
+        ),
+    ] = None
     tp: Annotated[
         int,
         typer.Option("--tp", help="GPUs a worker (tensor parallel); tensorrt-llm only.", rich_help_panel=_TOPOLOGY),
@@ -194,11 +203,33 @@ def _members(annotation: Any) -> tuple[Callable[..., Any], Mapping[str, tuple[An
     return (dict, made[0].members) if made else None
 
 
+def _media_option(name: str) -> tuple[Any, Any]:
+    """Annotation and default of the option of one field of :class:`MediaLimits`."""
+    field, record = MediaLimits.model_fields[name], media_fields()[name]
+    kind = next(one for one in (bool, int, float, Path) if one in (field.annotation, *get_args(field.annotation)))
+    told = f" Default: {field.default:g}." if isinstance(field.default, float) else f" Default: {field.default}."
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=record.help + (told if type(field.default) in (int, float) else ""),
+        metavar=record.metavar,
+        rich_help_panel="Images",
+        show_default=False,
+    )
+    return (Annotated[bool | None, option] if kind is bool else Annotated[kind | None, option], None)
+
+
+MediaOptions = Annotated[Mapping[str, Any], OptionGroup({name: _media_option(name) for name in media_fields()})]
+"""Each field of :class:`MediaLimits` as an option: help shows them in their order."""
+
+
 def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
     """What was typed (fields of the options above; None: it was not), checked. Raises UsageError, naming the option,
     for anything that contradicts itself."""
     given = {name: value for name, value in typed.items() if value is not None}
-    engine_configs = recipe_roles(given.pop("recipe", None)) | role_files(given.pop("config", None))
+    recipe = recipe_roles(given.pop("recipe", None), encode=bool(given.get("encode")))
+    engine_configs = recipe | role_files(given.pop("config", None))
+    if media := {name: given.pop(name) for name in media_fields() if name in given}:
+        given["media"] = media
     if "gpus" in given:
         given["gpus"] = _indices(given["gpus"])
     if "router_args" in given:
@@ -207,7 +238,7 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
         return TopologySpec.model_validate({"mode": mode, "engine_configs": engine_configs, **given})
     except ValidationError as error:
         first = error.errors()[0]
-        field = str(first["loc"][0])
+        field = str(first["loc"][-1] if first["loc"][0] == "media" else first["loc"][0])
         option = f"--{_OPTIONS.get(field, field).replace('_', '-')}"
         if first["type"] == "value_error":  # a sentence that begins with the field
             raise UsageError(first["msg"].removeprefix("Value error, ").replace(field, option, 1)) from error
@@ -230,16 +261,20 @@ def check_roles(
     overrides: list[str] | None,
     recipe: str | None,
     *,
+    encode: int | None = None,
     beside: Sequence[Role] = (),
 ) -> None:
     """Raises UsageError for a typed config or override of a role that neither a topology of ``modes`` nor ``beside``
-    has, and for a recipe of which every config is replaced."""
-    served = {role for mode in modes for role in TopologySpec(mode=mode).roles} | {*beside}
+    has, and for a recipe of which every config is replaced. ``encode``: encode workers of each topology; None where the
+    verb serves none."""
+    served = {role for mode in modes for role in TopologySpec(mode=mode, encode=encode or 0).roles} | {*beside}
     for option, entries in (("--config", config), ("--set", overrides)):
         for entry in entries or ():
             role = entry.partition("=")[0].partition(".")[0]
             if role in get_args(Role) and role not in served:
-                way_out = "leave it out" if role == "encode" else "leave it out, or choose another --mode"
+                way_out = "leave it out, or choose another --mode"
+                if role == "encode":
+                    way_out = "leave it out" if encode is None else "leave it out, or add --encode 1"
                 raise UsageError(
                     f"{option} {quoted(entry)} is for {role} workers, and --mode {','.join(modes)} has "
                     f"{' and '.join(sorted(served))} workers alone; {way_out}"
@@ -254,10 +289,10 @@ def unused_recipe(recipe: str) -> str:
     return f"--recipe {quoted(recipe)} means nothing beside a --config of every role; leave one of them out"
 
 
-def recipe_roles(recipe: str | None) -> dict[Role, Path]:
-    """The configs of ``--recipe`` for the workers of a topology; an encoder is none of them."""
+def recipe_roles(recipe: str | None, *, encode: bool = False) -> dict[Role, Path]:
+    """The configs of ``--recipe`` for the workers of a topology. ``encode``: it has encode workers too."""
     files = recipe_files(recipe) if recipe is not None else {}
-    return {role: path for role, path in files.items() if role != "encode"}
+    return {role: path for role, path in files.items() if encode or role != "encode"}
 
 
 def role_files(config: list[str] | None) -> dict[Role, Path]:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from trtx.config.files import name_problem
+from trtx.config.media import MediaLimits
 from trtx.config.wording import quoted
 
 Mode = Literal["agg", "disagg"]
@@ -56,6 +57,8 @@ class TopologySpec(BaseModel):
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS)  # agg workers
     prefill: int = Field(default=1, ge=1, le=MAX_WORKERS)
     decode: int = Field(default=1, ge=1, le=MAX_WORKERS)
+    encode: int = Field(default=0, ge=0, le=MAX_WORKERS)  # encode workers; 0: who needs an image's embedding makes it
+    media: MediaLimits = MediaLimits()  # what workers of a model that takes images take of clients
     tp: int = Field(default=1, ge=1, le=MAX_TP)
     engine: Name = "auto"  # auto, torch, simulated, tensorrt-llm, paced
     gpus: tuple[int, ...] | None = None  # indices into the caller's visible set; None: all of them
@@ -70,5 +73,8 @@ class TopologySpec(BaseModel):
 
     @property
     def roles(self) -> dict[Role, int]:
-        """Workers of each role."""
-        return {"agg": self.workers} if self.mode == "agg" else {"prefill": self.prefill, "decode": self.decode}
+        """Workers of each role, as a request with images meets them."""
+        encode: dict[Role, int] = {"encode": self.encode} if self.encode else {}
+        if self.mode == "agg":
+            return {**encode, "agg": self.workers}
+        return {**encode, "prefill": self.prefill, "decode": self.decode}

@@ -6,10 +6,47 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
+
+from trtx.torch_engine.embeddings import (
+    EmbeddingExports,
+    EmbeddingHandle,
+    EmbeddingMismatch,
+    EmbeddingReader,
+    parse_handle,
+)
+from trtx.torch_engine.messages import MediaSpan
+from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, read_shared, remove_shared, share
+
+__all__ = [
+    "ENGINE_KINDS",
+    "EmbeddingExports",
+    "EmbeddingHandle",
+    "EmbeddingMismatch",
+    "EmbeddingReader",
+    "Engine",
+    "EngineApi",
+    "EngineFacts",
+    "EngineKind",
+    "Fault",
+    "HandoffTotals",
+    "Hints",
+    "MediaSpan",
+    "Result",
+    "Row",
+    "SharedTensor",
+    "SharedTensorError",
+    "Start",
+    "TowerOutput",
+    "parse_handle",
+    "read_shared",
+    "remove_shared",
+    "share",
+    "stated",
+]
 
 EngineKind = Literal["torch", "tensorrt-llm", "paced"]
 ENGINE_KINDS: tuple[str, ...] = get_args(EngineKind)
@@ -44,6 +81,15 @@ class EngineFacts:
     dp_size: int = 1  # attention-DP ranks, each with KV of its own; 1 without attention DP
     has_kv_events: bool = False  # it says what it stored and removed, where its config asks for that
     left_out: tuple[str, ...] = ()  # arguments that it took and makes nothing of: they change speed or memory alone
+
+
+@dataclass(frozen=True, slots=True)
+class TowerOutput:
+    """One picture's embedding. ``rows``: ``[tokens, hidden]`` in the decoder's dtype; whoever got it removes the file.
+    ``grid``: (t, h, w) in merged patches, one a row; None where the model's pictures have one size."""
+
+    rows: SharedTensor
+    grid: tuple[int, int, int] | None = None
 
 
 class HandoffTotals(Protocol):
@@ -97,15 +143,38 @@ class Engine(Protocol):
         cache_salt: str | None,
         trace_headers: Mapping[str, str] | None,
         hints: Hints,
+        media: Sequence[MediaSpan] = (),
+        routing_token_ids: Sequence[int] | None = None,
     ) -> Result:
-        """The LLM API's. Raises ValueError, or what :attr:`EngineApi.fault` knows, for a request that it refuses."""
+        """The LLM API's. Raises ValueError, or what :attr:`EngineApi.fault` knows, for a request that it refuses.
+
+        ``media``: which positions of ``inputs`` hold pictures, of an engine with :attr:`EngineApi.missing_media`;
+        their embeddings are put before, or the engine can do without them: its cache, or a prefill worker's KV.
+        ``routing_token_ids``: what KV events say in place of ``inputs``, as many; None: they tell of no block that
+        holds a picture, or comes after one.
+        """
         ...
+
+    def put_embedding(self, key: bytes, rows: SharedTensor) -> Awaitable[None]:
+        """For prompts submitted from now on, until it is dropped. Done once the file was read, which may go then.
+        Raises ValueError for rows that the model can't use."""
+        raise LookupError("this engine takes no embeddings")
+
+    def drop_embeddings(self, keys: Sequence[bytes]) -> None:
+        """What was submitted before keeps what it needs."""
+        raise LookupError("this engine takes no embeddings")
 
     def encode(self, inputs: Mapping[str, Any]) -> Any:
         """``DisaggregatedParams`` with handles to the embeddings of a prompt's images; blocks. Asked of what
         ``start_encoder`` started alone. None: it makes nothing of images. Raises ValueError for inputs that it refuses.
         """
         return None
+
+    async def encode_pixels(self, pixels: SharedTensor, grid: tuple[int, int, int] | None) -> TowerOutput:
+        """One prepared picture's embedding; concurrent calls share batches. Asked of what ``start_encoder`` started,
+        where :attr:`EngineApi.missing_media` is given. The file of ``pixels`` has to stay until then. Raises ValueError
+        for pixels that are none of this model's."""
+        raise LookupError("this engine makes no embeddings of pixels")
 
     def get_stats_async(self, timeout: float) -> AsyncIterator[Row | str]:
         """Rows of iteration stats as they come, until none has come for ``timeout`` seconds."""
@@ -166,6 +235,9 @@ class EngineApi:
     """Worker id to a maker of ``disagg_request_id``s; None from it: this engine's requests go without one."""
     versions: Mapping[str, str] = field(default_factory=dict)  # by package, of what it computes with; none: no package
     start_encoder: Start | None = None  # None: this engine has no vision encoder
+    missing_media: Callable[[Exception], tuple[bytes, ...]] | None = None
+    """Which embeddings an engine lacks to compute a prompt, of the exception that its request ended with; none: it
+    ended for another reason. None: this engine takes no embeddings, so its workers take no images."""
     aborts_transfers: bool = True  # False: an abort during a KV transfer leaks blocks, so it waits for the first token
     dies_of_stalls: bool = False  # True: no step for a while with requests open is a death, whatever is_alive says
     shutdown_seconds: float = 20.0  # longest wait for Engine.shutdown

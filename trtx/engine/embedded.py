@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from trtx.engine.api import Engine, EngineApi, EngineFacts, Fault, HandoffTotals, Hints, Row
+from trtx.checkpoint import read_model_config
+from trtx.engine.api import Engine, EngineApi, EngineFacts, Fault, HandoffTotals, Hints, Row, TowerOutput
 from trtx.engine.request_ids import RequestIds
 from trtx.torch_engine.llmapi import (
     LLM,
     DisaggregatedParams,
     Logprob,
+    MediaNeeded,
+    MultimodalEncoder,
+    PreparedPicture,
     RequestError,
     RequestFailed,
     RequestOutput,
     SamplingParams,
 )
+from trtx.torch_engine.shared_tensor import SharedTensor
 
 
 class TorchEngine(Engine):
@@ -44,6 +50,12 @@ class TorchEngine(Engine):
             asked["priority"] = hints.priority
         return self._llm.generate_async(inputs, sampling_params, **asked)
 
+    def put_embedding(self, key: bytes, rows: SharedTensor) -> Awaitable[None]:
+        return asyncio.wrap_future(self._llm.put_embedding(key, rows))
+
+    def drop_embeddings(self, keys: Sequence[bytes]) -> None:
+        self._llm.drop_embeddings(keys)
+
     def get_stats_async(self, timeout: float) -> AsyncIterator[Row]:
         return self._llm.get_stats_async(timeout)
 
@@ -66,6 +78,46 @@ class TorchEngine(Engine):
         self._llm.shutdown()
 
 
+class TorchEncoder(Engine):
+    """The embedded vision encoder, in a process of its own."""
+
+    def __init__(self, encoder: MultimodalEncoder, model: Path) -> None:
+        self._encoder = encoder
+        self.engine_pid = encoder.encoder_pid
+        self.facts = EngineFacts(
+            context_length=read_model_config(model).max_position,
+            max_batch_size=encoder.args.max_batch_size,
+            max_num_tokens=encoder.args.max_num_tokens,
+            left_out=tuple(encoder.unsupported_fields),
+        )
+
+    async def encode_pixels(self, pixels: SharedTensor, grid: tuple[int, int, int] | None) -> TowerOutput:
+        try:
+            (made,) = await self._encoder.encode([PreparedPicture(b"", pixels, grid)])
+        except RequestFailed:
+            raise
+        except RequestError as error:
+            raise ValueError(str(error)) from error
+        return TowerOutput(made.tensor, made.grid)
+
+    def generate_async(self, inputs: list[int], sampling_params: SamplingParams, **asked: Any) -> RequestOutput:
+        raise RequestError("an encoder generates nothing; ask a worker of another role")
+
+    async def get_stats_async(self, timeout: float) -> AsyncIterator[Row]:
+        none: tuple[Row, ...] = ()  # of iterations, which it has not
+        for row in none:
+            yield row
+
+    def device_memory_bytes(self, rows: Iterable[Row]) -> int | None:
+        return self._encoder.stats().device_memory_bytes or None
+
+    def is_alive(self) -> bool:
+        return self._encoder._check_health()
+
+    def shutdown(self) -> None:
+        self._encoder.shutdown()
+
+
 def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
     return EngineApi(
         kind=kind,
@@ -76,6 +128,8 @@ def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
         fault=_fault,
         new_request_ids=lambda worker_id: RequestIds(worker_id).next,
         versions={"torch": metadata.version("torch")} if kind == "torch" else {},
+        start_encoder=_start_encoder if kind == "torch" else None,
+        missing_media=_missing_media if kind == "torch" else None,
     )
 
 
@@ -85,8 +139,16 @@ def _fault(error: Exception) -> Fault:
     return "refused" if isinstance(error, RequestError) else "unexpected"
 
 
+def _missing_media(error: Exception) -> tuple[bytes, ...]:
+    return error.keys if isinstance(error, MediaNeeded) else ()
+
+
 def _start_torch(model: Path, config: Mapping[str, Any]) -> Engine:
     return TorchEngine(LLM(model, **config))
+
+
+def _start_encoder(model: Path, config: Mapping[str, Any]) -> Engine:
+    return TorchEncoder(MultimodalEncoder(model, **config), model)
 
 
 def _start_paced(model: Path, config: Mapping[str, Any]) -> Engine:

@@ -25,7 +25,7 @@ from trtx.text import TextStream, load_tokenizer
 from trtx.torch_engine.llmapi.choices import Choice, find_stops
 from trtx.torch_engine.llmapi.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
 from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
-from trtx.torch_engine.messages import Handoff, Update
+from trtx.torch_engine.messages import Handoff, MediaSpan, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 __all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "RequestFailed", "SamplingParams"]
@@ -101,8 +101,12 @@ class LLM(Engine):
         cache_salt: str | None = None,  # without effect, as the two below it
         trace_headers: Mapping[str, str] | None = None,
         hints: Hints | None = None,
+        media: Sequence[MediaSpan] = (),
+        routing_token_ids: Sequence[int] | None = None,  # without effect: there are no events
     ) -> RequestOutput:
         """Starts a request and returns at once. Raises ValueError and RequestError for what a clock can't answer."""
+        if media:
+            raise RequestError("the request has media, and the paced engine looks at nothing; send text alone")
         sampling = checked_sampling(sampling_params, "paced")
         prompt = list(inputs)[-(sampling.truncate_prompt_tokens or 0) :]
         room = self.args.max_seq_len - len(prompt)

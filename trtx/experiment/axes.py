@@ -80,7 +80,7 @@ def _with(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Topology
         if name.startswith(_SET):
             overrides.append(f"{name.removeprefix(_SET)}={_yaml(value)}")
         elif name == "recipe":
-            fields["engine_configs"] = _recipe(mode, value)
+            fields["engine_configs"] = _recipe(mode, value, bool(chosen.get("encode", base.encode)))
         else:
             fields[name] = value
     try:
@@ -91,8 +91,8 @@ def _with(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Topology
         raise ValueError(f"axes.{name} has {quoted(str(chosen.get(name)))}: {first['msg']}") from error
 
 
-def _recipe(mode: Mode, value: Any) -> dict[str, Path]:
-    roles = ("agg",) if mode == "agg" else ("prefill", "decode")
+def _recipe(mode: Mode, value: Any, has_encoders: bool) -> dict[str, Path]:
+    roles = {*(("agg",) if mode == "agg" else ("prefill", "decode")), *(("encode",) if has_encoders else ())}
     try:
         return {role: path for role, path in recipe_files(str(value)).items() if role in roles}
     except UsageError as error:
@@ -105,12 +105,13 @@ def _yaml(value: Any) -> str:
 
 def _parts(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Iterator[str]:
     """What tells the topologies of a sweep apart: worker counts as people say them, the rest by name and value."""
-    if "workers" in chosen:
-        yield f"{chosen['workers']}w"
-    if chosen.keys() & {"prefill", "decode"}:
-        yield f"{chosen.get('prefill', base.prefill)}p{chosen.get('decode', base.decode)}d"
+    encoders = f"{chosen['encode']}e" if chosen.get("encode") else ""
+    if mode == "agg" and chosen.keys() & {"workers", "encode"}:
+        yield f"{encoders}{chosen.get('workers', base.workers)}w"
+    if mode == "disagg" and chosen.keys() & {"prefill", "decode", "encode"}:
+        yield f"{encoders}{chosen.get('prefill', base.prefill)}p{chosen.get('decode', base.decode)}d"
     for name, value in chosen.items():
-        if name in _OWN_MODE:
+        if name in _OWN_MODE or name == "encode":
             continue
         said = Path(value).stem if name == "recipe" else str(value)
         if not isinstance(value, str):

@@ -31,7 +31,7 @@ _SERVERS = {
     "sglang": ("SGLang", ("/server_info", "/get_server_info")),  # the second: before it was renamed
 }
 _ROLES = {"aggregated": "agg"}  # what Dynamo calls a role, where it is not our word
-_ORDER = {"agg": 0, "prefill": 1, "decode": 2}  # as a request meets them; others after
+_ORDER = {"encode": 0, "agg": 1, "prefill": 2, "decode": 3}  # as a request meets them; others after
 
 
 def ask_deployment(attach: Attach) -> Deployment:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from trtx.bench import LoadSpec
 from trtx.bench.documents import RESTORE, plain
 from trtx.bench.load_field import field_records
+from trtx.config.media import MediaLimits
 from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec
@@ -26,6 +27,8 @@ PROVENANCE = "provenance"  # the field of the lock that no sweep has
 CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
     ("gate", "window"): (3, "whole"),
     ("", "eval"): (4, None),
+    ("topology", "encode"): (5, 0),
+    ("topology", "media"): (5, MediaLimits().model_dump(mode="json")),
     **{("load", name): (record.since, record.before) for name, record in field_records(LoadSpec).items()},
 }
 
@@ -108,6 +111,10 @@ def _with_later_fields(fields: dict[str, Any]) -> dict[str, Any]:
             complete = {name: value, **complete}
         elif isinstance(complete.get(part), dict):
             complete[part] = {name: value, **complete[part]}
+        if part == "topology" and isinstance(arms := complete.get("arms"), dict):  # each says all of its topology
+            complete["arms"] = {
+                label: {name: value, **arm} if isinstance(arm, dict) else arm for label, arm in arms.items()
+            }
     return complete
 
 

@@ -162,6 +162,7 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
     if path is not None:
         _refuse_unused(document, path, narrowed="modes" in overrides)
     document = _laid_over(document, overrides)
+    _refuse_unencoded(document, path)
     if document.get("attach") is not None and (unused := [key for key in ("modes", "topology") if key in document]):
         raise UsageError(
             f"{_source(path)}attach measures what is served already, and {unused[0]} shapes what trtx serves; "
@@ -228,6 +229,25 @@ def _refuse_unused(document: dict[str, Any], path: Path, *, narrowed: bool) -> N
                 f"{_source(path)}{name} belongs to mode {mode}, and modes are {shown(', '.join(map(str, modes)))}; "
                 "leave it out, or add the mode"
             )
+
+
+def _refuse_unencoded(document: dict[str, Any], path: Path | None) -> None:
+    """Raises UsageError for a config of encode workers where no topology has any."""
+    topology, axes = document.get("topology"), document.get("axes")
+    if not isinstance(topology, dict) or topology.get("encode") or (isinstance(axes, dict) and "encode" in axes):
+        return
+    configs, sets = topology.get("engine_configs"), topology.get("overrides")
+    said = ["topology.engine_configs.encode"] if isinstance(configs, dict) and "encode" in configs else []
+    said += [
+        f"topology.overrides {quoted(text)}"
+        for text in (sets if isinstance(sets, list) else ())
+        if isinstance(text, str) and text.startswith("encode.")
+    ]
+    if said:
+        raise UsageError(
+            f"{_source(path)}{said[0]} is for encode workers, and topology.encode counts none; leave it out, or say "
+            "encode: 1"
+        )
 
 
 _JOINED = ("overrides", "router_args")  # flags come behind what the file says: of two for one thing the last wins

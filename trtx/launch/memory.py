@@ -20,6 +20,10 @@ def with_memory(plan: Plan, machine: Machine) -> Plan:
         )
     memory: list[MemoryPlan] = []
     for role, values in plan.engine_configs.items():
+        if role == "encode":
+            told = "no memory plan for encode workers because what a vision tower takes is not counted"
+            plan = replace(plan, reasons=(*plan.reasons, told))
+            continue
         try:
             memory.append(
                 plan_memory(plan.model_path, role, values, engine=plan.engine, device=_device(plan, role, machine))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtx.checkpoint import Checkpoint, read_end_ids, read_model_config, resolve_checkpoint
+from trtx.checkpoint.vision import read_vision_config
 from trtx.config import (
     Finding,
     ModelFacts,
@@ -21,6 +22,7 @@ from trtx.config import (
     refuse_errors,
 )
 from trtx.config.planted_fault import refuse_planted_fault
+from trtx.config.wording import quoted
 from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
 from trtx.errors import UsageError
 from trtx.launch.frontend_flags import check_flags
@@ -52,13 +54,14 @@ def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> P
         # Refuses what the engine would refuse once it runs, in the same words.
         read_model_config(checkpoint.path)
         read_end_ids(checkpoint.path)
+    _check_media(spec, engine, checkpoint)
     family = config_family(checkpoint.architecture, on_gpu=on_gpu)
     configs: dict[Role, ResolvedEngineConfig] = {
         role: load_engine_config(
             role,
             family=family,
             path=spec.engine_configs.get(role),
-            overrides=spec.overrides,
+            overrides=_overrides_of(role, spec),
             engine=engine,
             model_dir=checkpoint.path,
         )
@@ -90,6 +93,32 @@ def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> P
         HOLDER.release((http, xsub, xpub, *system))
         raise
     return replace(_with_fault(planned, fault), findings=findings)
+
+
+def _check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None:
+    """Raises UsageError for what is said of images where none is taken, and for a directory that is none."""
+    said = [f"--{name.replace('_', '-')}" for name in spec.media.model_dump(exclude_defaults=True)]
+    if said and engine != "torch":
+        raise UsageError(
+            f"{said[0]} means nothing with --engine {engine}, whose workers take no images; leave it out, or use "
+            "--engine torch"
+        )
+    said += [f"--encode {spec.encode}"] if spec.encode else []
+    if said and engine == "torch" and read_vision_config(checkpoint.path) is None:
+        raise UsageError(
+            f"{said[0]} means nothing with {checkpoint.served_model_name}, a text model; leave it out, or serve one "
+            "that takes images"
+        )
+    allowed = spec.media.allowed_media_path
+    if allowed is not None and not allowed.is_dir():
+        raise UsageError(f"--allowed-media-path {quoted(str(allowed))} is no directory; name one, or leave it out")
+
+
+def _overrides_of(role: Role, spec: TopologySpec) -> tuple[str, ...]:
+    """An encoder has no KV, no chunks and no batch of sequences: what is said to every role is not said to it."""
+    if role != "encode":
+        return spec.overrides
+    return tuple(text for text in spec.overrides if text.startswith("encode."))
 
 
 def _check_fault(fault: str | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 # What Dynamo calls each role in /v1/models/<name>/ready.
-_WORKER_TYPES = {"agg": "aggregated", "prefill": "prefill", "decode": "decode"}
+_WORKER_TYPES = {"agg": "aggregated", "prefill": "prefill", "decode": "decode", "encode": "encode"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from trtx.topology import Plan
 
 Ending = Literal["clean", "forced", "stuck"]  # ended by itself, was killed, could not be killed
 
-# A request goes prefill, decode, frontend: stopped in this order, each can finish what it has begun.
-_STAGES = (("prefill",), ("agg", "decode"), ("frontend",))
+# A request goes prefill, decode, frontend: stopped in this order, each can finish what it has begun. All of them ask
+# encode workers, decode where it has to compute a prompt itself.
+_STAGES = (("prefill",), ("agg", "decode"), ("encode",), ("frontend",))
 _POLL_S = 0.05
 _KILL_S = 5.0
 

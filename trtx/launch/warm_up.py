@@ -28,6 +28,8 @@ def check_warm_up(configs: Mapping[Role, ResolvedEngineConfig], checkpoint: Chec
     """
     prompt = warm_up_prompt(0)
     for role, config in configs.items():
+        if role == "encode":  # which takes no prompts
+            continue
         longest, path = min(_bounds(role, config.values), default=(None, ""))
         if longest is None or longest > len(prompt.encode()) + 2:  # at most a token a byte, with BOS and EOS
             continue

@@ -42,7 +42,7 @@ def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Devic
     capability = (device.capability or capability_of(device.name)) if device.is_gpu else None
     dtype = torch_engine.compute_dtype(limits.dtype, config.dtype, is_gpu=device.is_gpu)
     scaled = has_scaled_products(capability, dtype)
-    stored = torch_engine.stored_names(directory)
+    stored = torch_engine.stored_names(directory, config.architecture)
     layers = (
         torch_engine.layer_bytes(config, layer, dtype=dtype, scaled_products=scaled, stored=stored)
         for layer in range(config.num_layers)
@@ -54,7 +54,7 @@ def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Devic
         layers=tuple(Counter({"whole": count}) for count in layers),  # one GPU has them all
         embedding=vocabulary,
         head=0 if config.tied_head else vocabulary,
-        vision=0,
+        vision=torch_engine.tower_bytes(read_config(directory), dtype),
         norm=config.hidden_size * width,
         source=f"counted, {kept or width_text(width)}",
     )

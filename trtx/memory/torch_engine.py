@@ -5,14 +5,18 @@ The runner loads weights, and asks its device what is free then; what it may mak
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from trtx.checkpoint.dense import Product, layer_norms, layer_products
 from trtx.checkpoint.formats import DTYPE_BYTES, DTYPES, FP8_CAPABILITY, FP8_DTYPE
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.quantization import Quantization
+from trtx.checkpoint.towers import tower_tensors
+from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import read_header, weight_files
 from trtx.config.torch_limits import LIMITS
 from trtx.errors import UsageError
@@ -58,12 +62,13 @@ def _dtype(asked: str, *, field: str, auto: str) -> str:
     return asked
 
 
-def stored_names(directory: Path) -> frozenset[str] | None:
-    """The tensors that a checkpoint's files hold; None where its weights are drawn, or not all there."""
+def stored_names(directory: Path, architecture: str) -> frozenset[str] | None:
+    """The decoder's tensors that a checkpoint's files hold; None where its weights are drawn, or not all there."""
     files = weight_files(directory)
     if not files or not all(file.is_file() for file in files):
         return None
-    return frozenset(name for file in files for name in read_header(file))
+    names = (decoder_name(architecture, name) for file in files for name in read_header(file))
+    return frozenset(name for name in names if name is not None)
 
 
 def layer_bytes(
@@ -95,6 +100,11 @@ def _product_bytes(product: Product, dtype: str, scaled_products: bool, stored: 
 def vocabulary_bytes(config: ModelConfig, dtype: str) -> int:
     """Of the embedding, and of the head where it is not tied to it."""
     return config.vocab_size * config.hidden_size * DTYPE_BYTES[dtype]
+
+
+def tower_bytes(config: Mapping[str, Any], dtype: str) -> int:
+    """Of the vision tower and its projector, which the encoder holds; 0 without one. ``config``: the whole file."""
+    return sum(math.prod(shape) for shape in tower_tensors(config).values()) * DTYPE_BYTES[dtype]
 
 
 def activation_bytes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_GATED = ("qwen2_5_vl",)  # three matrices in the MLP; the others have two
+_GATED = ("qwen2_5_vl", "qwen2_5_vl_vision")  # three matrices in the MLP; the others have two
 
 
 def vision_parameters(config: Mapping[str, Any] | None, text_hidden: int) -> int:

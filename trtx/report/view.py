@@ -333,7 +333,7 @@ def _machine(environment: Environment | None, asked: AskedRun | None) -> str:
 
 def _topology(plan: PlannedTopology) -> str:
     parts = []
-    for role in ("agg", "prefill", "decode"):
+    for role in ("encode", "agg", "prefill", "decode"):
         workers = [process for process in plan.processes if process.role == role]
         if workers:
             gpus = sorted({index for worker in workers for index in worker.gpu_indices})

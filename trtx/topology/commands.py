@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.config import Role, TopologySpec
+from trtx.config.media import MediaLimits
 from trtx.topology.plan import TOPOLOGY_VARIABLE
 
 # Streams that stay silent for this long are broken off by the frontend; a long prompt on a CPU stays far below it.
@@ -41,6 +42,12 @@ OWNED_FRONTEND_FLAGS = {
 }
 """Flags of dynamo.frontend 1.4.2 that no ``--router-args`` may hold, and why. The last of a kind would win."""
 _MIGRATION_LIMIT = 3
+BODY_MIB = 45
+"""Of one HTTP request: more is a 413. Dynamo 1.4.2's own default, said so that what follows from it holds."""
+MESSAGE_BYTES = 256 << 20
+"""Of one message between frontend and worker, which has an inline image twice, and decode's has prefill's answer too.
+One that is too large costs the worker its place in the routing (seen with Dynamo 1.4.2's own 32 MiB: every request is a
+503 for 3.6 s), so the limit on bodies comes first, by far."""
 # A worker without traffic for this long is sent one token's work; what it answers to clients counts as well.
 _CANARY_WAIT_S = 5
 # Generous: an engine in the middle of a long prompt is busy, not dead, and Dynamo's default is 3.
@@ -69,6 +76,7 @@ def shared_environment(namespace: str, scratch_dir: Path, broker_xsub: int, brok
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(scratch_dir),
+        "DYN_TCP_MAX_MESSAGE_SIZE": str(MESSAGE_BYTES),
     }
 
 
@@ -78,6 +86,7 @@ def frontend_environment() -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
         "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": str(_STREAM_TIMEOUT_S),
+        "DYN_HTTP_BODY_LIMIT_MB": str(BODY_MIB),
     }
 
 
@@ -114,12 +123,25 @@ def frontend_command(spec: TopologySpec, namespace: str, port: int, xsub: int, x
 
 
 def worker_command(
-    role: Role, name: str, *, engine: str, model_path: Path, model: str, config: Path, status_file: Path
+    role: Role,
+    name: str,
+    *,
+    engine: str,
+    model_path: Path,
+    model: str,
+    config: Path,
+    status_file: Path,
+    has_encoders: bool,
+    media: MediaLimits,
 ) -> tuple[str, ...]:
-    """One worker of ours, as docs/architecture.md has it."""
+    """One worker of ours, as docs/architecture.md has it. ``has_encoders``: its topology has encode workers."""
     command = [sys.executable, "-m", "trtx.worker", "--role", role, "--engine", engine]
     command += ["--model", str(model_path), "--served-model-name", model]
     command += ["--engine-config", str(config), "--name", name, "--status-file", str(status_file)]
+    if has_encoders and role != "encode":
+        command += ["--encoders", "remote"]
+    if limits := media.model_dump_json(exclude_defaults=True).removeprefix("{}"):
+        command += ["--media", limits]
     return tuple(command)
 
 

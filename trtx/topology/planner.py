@@ -20,6 +20,11 @@ from trtx.topology.placement import place, visible_gpus
 from trtx.topology.plan import Plan, ProcessSpec, config_path, is_loopback
 
 _ENGINES_WITHOUT_GPU = ("simulated", "paced")
+_NO_ENCODER = {  # engine -> why it has no encode workers
+    "simulated": "which computes nothing and sees no image; use --engine torch, or leave --encode out",
+    "paced": "which computes nothing and sees no image; use --engine torch, or leave --encode out",
+    "tensorrt-llm": "whose workers take no images from trtx yet; use --engine torch, or leave --encode out",
+}
 
 
 class ModelFiles(Protocol):
@@ -70,6 +75,8 @@ def plan(
     check_router_args(spec.router_args)
     model = spec.served_model_name or checkpoint.served_model_name
     check_model_name(model)
+    if spec.encode and engine in _NO_ENCODER:
+        raise UsageError(f"--encode {spec.encode} means nothing with --engine {engine}, {_NO_ENCODER[engine]}")
     values, reasons = _with_tp(spec, engine_configs)
     sizes = {role: _gpus_per_worker(role, values[role], engine, engine_version) for role in spec.roles}
     workers = _workers(spec, sizes)
@@ -93,7 +100,15 @@ def plan(
                 name=worker.name,
                 role=worker.role,
                 argv=_argv(
-                    worker, engine, namespace, checkpoint.path, model, values[worker.role], run_dir, status_file
+                    worker,
+                    engine,
+                    namespace,
+                    checkpoint.path,
+                    model,
+                    values[worker.role],
+                    run_dir,
+                    status_file,
+                    spec,
                 ),
                 env=shared | commands.worker_environment(tuple(gpu.uuid for gpu in group), system_port, threads),
                 log_path=logs / f"{worker.name}.log",
@@ -133,8 +148,8 @@ def check_size(spec: TopologySpec) -> None:
     """Raises UsageError for more workers than a topology can have, before anything is looked up for them."""
     asked = sum(spec.roles.values())
     if asked > MAX_WORKERS:
-        flags = ("--workers",) if spec.mode == "agg" else ("--prefill", "--decode")
-        typed = " and ".join(f"{flag} {count}" for flag, count in zip(flags, spec.roles.values(), strict=True))
+        flags = {"agg": "--workers"}  # role -> its option, where that is not called after it
+        typed = " and ".join(f"{flags.get(role, f'--{role}')} {count}" for role, count in spec.roles.items())
         raise UsageError(
             f"{typed}: a topology has at most {MAX_WORKERS} workers, all of them on this machine; ask for fewer"
         )
@@ -174,7 +189,7 @@ def _with_tp(
     values = {role: {**config.values} for role, config in configs.items()}
     reasons: list[str] = []
     if spec.tp > 1:
-        for role in spec.roles:
+        for role in (role for role in spec.roles if role != "encode"):
             name = "world_size" if backend_of(values[role]) == "_autodeploy" else "tensor_parallel_size"
             configured = int(values[role].get(name) or 1)
             if configured not in (1, spec.tp):
@@ -211,7 +226,7 @@ def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version
 
 
 def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> list[_Worker]:
-    """All workers, prefill and decode in turn: neighbours in this list exchange KV."""
+    """All workers, the roles in turn: neighbours in this list exchange embeddings and KV."""
     roles = spec.roles
     return [
         _Worker(role, f"{role}-{index}", sizes[role])
@@ -266,7 +281,9 @@ def _too_few(spec: TopologySpec, workers: list[_Worker], needed: int, there: int
     asked = " + ".join(f"{count} {role}" for role, count in spec.roles.items())
     size = workers[0].gpu_count
     fits = there // size if size else 0
-    if spec.mode == "disagg" and fits < 2:
+    if spec.encode and fits < needed:
+        way_out = f"{fits} would fit; leave --encode out, and who needs an image encodes it, or ask for fewer workers"
+    elif spec.mode == "disagg" and fits < 2:
         way_out = "use --mode agg"
     elif fits == 0:
         way_out = f"lower --tp to {there}"
@@ -286,6 +303,7 @@ def _argv(
     values: Mapping[str, Any],
     run_dir: Path,
     status_file: Path | None,
+    spec: TopologySpec,
 ) -> tuple[str, ...]:
     if status_file is None:
         return commands.simulated_command(worker.role, namespace, model_path=model_path, model=model, values=values)
@@ -297,4 +315,6 @@ def _argv(
         model=model,
         config=config_path(run_dir, worker.role),
         status_file=status_file,
+        has_encoders=spec.encode > 0,
+        media=spec.media,
     )

@@ -6,6 +6,7 @@ next step may be launched before this one's results are asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +16,9 @@ from trtx.torch_engine.messages import Logprob
 if TYPE_CHECKING:
     import torch
 
+    from trtx.torch_engine.messages import MediaSpan
     from trtx.torch_engine.sampling_plan import SamplingPlan
+    from trtx.torch_engine.shared_tensor import SharedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,24 @@ class KvGeometry:
         return prod(self.block_shape) * self.dtype_bytes
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """One item of media as the decoder takes it, where the runner wants it. Policy counts its rows, and no more."""
+
+    rows: int
+    tensor: torch.Tensor  # [rows, hidden], wider where the model's first layers add vectors of their own
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRows:
+    """Of a share's new tokens, ``[offset, offset + count)`` are rows ``[first, first + count)`` of an embedding."""
+
+    offset: int
+    embedding: Embedding
+    first: int
+    count: int
+
+
 FROM_SLOT = -1
 """In place of a decode's token: the one that its slot's row sampled last, in a step whose results nobody has asked for
 yet. The device knows it, the host does not."""
@@ -74,11 +95,13 @@ class ScheduledSequence:
     output_token_ids: list[int]  # tokens generated before this step, as far as the host has them; do not mutate
     seed: int  # resolved: the request's own, or one drawn at admission
     banned_ids: tuple[int, ...] = ()  # of the vocabulary, that this step must not sample: min_tokens is not reached
+    media: Sequence[MediaSpan] = ()  # of the whole prompt
+    embeddings: tuple[EmbeddingRows, ...] = ()  # what of new_token_ids is media: their ids are placeholders
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Sequences of one step, decodes (one new token that samples, ``start > 0``) before prompt chunks."""
+    """Sequences of one step, decodes (one new token that samples, ``start > 0``, no media) before prompt chunks."""
 
     sequences: list[ScheduledSequence] = field(default_factory=list)
 
@@ -118,11 +141,19 @@ class ModelRunner(Protocol):
     pool: torch.Tensor  # [num_blocks, *geometry.block_shape], contiguous
     max_position: int  # longest sequence the model's positions allow
     vocab_size: int
+    needs_grids: bool  # of media: its positions depend on them
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """Begins to write KV for every new token, and to sample where asked; waits for no result.
 
         Steps run in the order of their launches. At most one launched before may still be without its ``results``.
+        """
+
+    def load_embedding(self, shared: SharedTensor) -> Embedding:
+        """Copies an embedding to where ``launch`` takes it from. From any thread, beside a ``launch``.
+
+        Raises ValueError, a sentence, for one that is gone or not ``[rows, hidden]`` finite numbers in the model's
+        dtype.
         """
 
     def device_memory_bytes(self) -> int:

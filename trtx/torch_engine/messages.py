@@ -8,6 +8,10 @@ import msgspec
 
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.sampling_plan import SamplingPlan
+from trtx.torch_engine.shared_tensor import SharedTensor
+
+MEDIA_KEY_BYTES = 32
+"""Of a :class:`MediaSpan`'s key."""
 
 
 class Logprob(NamedTuple):
@@ -15,6 +19,21 @@ class Logprob(NamedTuple):
 
     logprob: float
     rank: int | None = None
+
+
+class MediaSpan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One item of media in a prompt: positions ``[start, start + length)`` hold copies of a placeholder id, and are
+    computed from the ``length`` rows of the embedding under ``key`` in place of the placeholder's own.
+
+    ``key``: ``MEDIA_KEY_BYTES`` of the item's content and of whatever makes an embedding of it. Two items with
+    one key are one to the engine: they share an embedding, and blocks of the prefix cache.
+    ``grid``: rows of merged patches (t, h, w), of models whose positions need it; None for all others.
+    """
+
+    start: int
+    length: int
+    key: bytes
+    grid: tuple[int, int, int] | None = None
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -26,6 +45,7 @@ class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     ctx_request_id: int | None = None
     disagg_request_id: int | None = None
     opaque_state: bytes | None = None
+    media: list[MediaSpan] | None = None  # the prompt's: blocks have the same names on both sides
 
 
 # --- to the engine ---
@@ -46,6 +66,23 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_de
     cache_salt: str | None = None
     priority: float = 0.5
     handoff: Handoff | None = None
+    media: list[MediaSpan] = []  # by start, none overlapping
+    # What KV events say in place of the prompt's ids: a router that knows media by ids of its own finds them by these.
+    # As long as the prompt; None: blocks with media in them, and those after them, are not told of.
+    routing_token_ids: list[int] | None = None
+
+
+class PutEmbedding(msgspec.Struct, frozen=True, tag="put_embedding", array_like=True):
+    """For prompts that are submitted after it, until it is dropped. Answered with :class:`EmbeddingTaken`."""
+
+    key: bytes
+    tensor: SharedTensor
+
+
+class DropEmbeddings(msgspec.Struct, frozen=True, tag="drop_embeddings", array_like=True):
+    """Sequences submitted before it keep what they need. Unknown keys are none."""
+
+    keys: list[bytes]
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
@@ -90,6 +127,15 @@ class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     handoff: Handoff | None = None
     error: str | None = None  # a RequestError's text; the sequence has ended
     is_failure: bool = False  # the error is not the request's: RequestFailed
+    media_needed: list[bytes] | None = None  # keys for lack of which it failed: MediaNeeded
+
+
+class EmbeddingTaken(msgspec.Struct, frozen=True, tag="embedding_taken", array_like=True):
+    """The file of a :class:`PutEmbedding` was read and may be removed, whatever came of it."""
+
+    key: bytes
+    error: str | None = None  # why it can't be used; the engine goes on, and sequences that need it end
+    is_failure: bool = False  # whoever made the embedding is not at fault
 
 
 class HandoffStats(msgspec.Struct, array_like=True):
@@ -115,8 +161,8 @@ class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True, omit_
     device_memory_bytes: int | None = None  # now and then
 
 
-ToEngine = Start | Submit | Abort | Shutdown
-FromEngine = Progress | Ready | Fatal | StepReport
+ToEngine = Start | Submit | PutEmbedding | DropEmbeddings | Abort | Shutdown
+FromEngine = Progress | Ready | Fatal | EmbeddingTaken | StepReport
 
 # The first use of these types happens here, in the one thread that imports: see llm_args.
 msgspec.msgpack.Decoder(ToEngine)

@@ -31,6 +31,7 @@ from trtx.worker.metrics import WorkerMetrics, absent_fields
 from trtx.worker.open_requests import OpenRequests
 from trtx.worker.options import WorkerOptions, parse
 from trtx.worker.polling import EnginePoll
+from trtx.worker.seeing import Seeing
 from trtx.worker.status import StatusFile
 from trtx.worker.transfers import TransferCounts
 
@@ -56,6 +57,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._open = OpenRequests(self._background)
         self._unread = UnreadHandoffs()
         self._loaded: LoadedEngine | None = None
+        self._seeing: Seeing | None = None
         self._handler: RequestHandler | None = None
         self._poll: EnginePoll | None = None
         self._knows_stats = False
@@ -86,12 +88,16 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self.status.update(worker_id=worker_id)
         self._background.begin(watch.watch_ranks(self.status))
         try:
+            self._seeing = seeing = Seeing(self.options)
+            await seeing.before_engine()
             loaded = await asyncio.to_thread(loading.load, self.options)
+            self._loaded = loaded
+            await seeing.with_engine(loaded.engine)
         except Exception as error:
             self.start_error = str(error) or type(error).__name__
             self.status.update(error=self.start_error)
             raise
-        self._loaded, facts = loaded, loaded.engine.facts
+        self._metrics.media, facts = seeing.metrics, loaded.engine.facts
         self._poll = poll = EnginePoll(loaded.engine, on_stats=self._on_stats)
         self._handler = RequestHandler(
             self.options,
@@ -101,6 +107,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             metrics=self._metrics,
             open_requests=self._open,
             leaving=self.leaving,
+            sight=seeing.sight,
+            encoder=seeing.encoder,
         )
         self._metrics.handoff = loaded.engine.handoff_stats
         self._metrics.transfers = TransferCounts() if self.options.role in ("prefill", "decode") else None
@@ -161,6 +169,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self.leaving.drain()
         loaded = self._loaded
         if loaded is None:
+            if self._seeing is not None:
+                await self._seeing.close()
             return
         self.status.update(state="draining")
         # A prefill worker is drained by now: Dynamo asked is_quiescent until its budget, which is ours, was spent.
@@ -171,6 +181,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._background.cancel()
         if self._poll is not None:
             await asyncio.to_thread(self._poll.stop)
+        if self._seeing is not None:
+            await self._seeing.close()
         self._loaded = None
         if not await asyncio.to_thread(loaded.shutdown):
             self.engine_hangs = True

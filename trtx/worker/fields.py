@@ -26,28 +26,35 @@ class Field:
 
     ``asks_nothing``: values that change nothing, beside None and what is empty. ``read``: the field is handed to the
     engine under its own name, which is SamplingParams' too, as this makes it; None: others do more with it.
+    ``sees``: what becomes of it where the worker takes images; None: the same.
     """
 
     fate: Fate
     why: str
     asks_nothing: tuple[Any, ...] = ()
     read: Reader | None = None
+    sees: Field | None = None
 
 
-def refusals(request: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each field of ``request`` that holds something and is refused, or that nobody here knows."""
-    yield from _refusals(request, "")
+def refusals(request: Mapping[str, Any], *, sees: bool = False) -> Iterator[str]:
+    """A sentence for each field of ``request`` that holds something and is refused, or that nobody here knows.
+
+    ``sees``: the model and the engine of this worker take images.
+    """
+    yield from _refusals(request, "", sees)
 
 
-def _refusals(held: Mapping[str, Any], section: str) -> Iterator[str]:
+def _refusals(held: Mapping[str, Any], section: str, sees: bool) -> Iterator[str]:
     for name, value in held.items():
         path = f"{section}.{name}" if section else name
         if _is_empty(value):
             continue
         if name and path in FIELDS and isinstance(value, Mapping):
-            yield from _refusals(value, path)
+            yield from _refusals(value, path, sees)
             continue
         field = FIELDS[section].get(name)
+        if sees and field is not None:
+            field = field.sees or field
         if field is None:
             yield (
                 f"{path} is {_shown(value)}, and this worker does not know the field: an answer without it may not be "
@@ -88,15 +95,21 @@ def _sampling(read: Reader) -> Field:
     return Field("honoured", "the engine, through SamplingParams", read=read)
 
 
+_NO_MEDIA = (
+    "the request brings media ({value}), expected text alone: this model, or the engine that runs it here, takes no "
+    "images; send the text without them"
+)
+_BY_ITS_BYTES = _without_effect("an image is known by its bytes, which came too; one that is a uuid alone is refused")
+
+
+def _media(sees: Field) -> Field:
+    return Field("refused", _NO_MEDIA, sees=sees)
+
+
 _ENDS = _honoured("the engine, through SamplingParams, with the other tokens that end a request")
 _STOPS = _honoured("the engine, and the worker where it looks for stop strings")
 _ROUTER = _without_effect("the router has read it: it says where and when a request runs, not what it answers")
 _FRONTEND = _honoured("the frontend, when it makes the answer")
-_MEDIA = _refused(
-    "the request brings media ({value}), expected text alone: no worker serves images, video or audio yet; send the "
-    "text without them"
-)
-
 # By section; "" is the request itself. A mapping whose path is a section is looked into.
 FIELDS: Mapping[str, Mapping[str, Field]] = {
     "": {
@@ -104,13 +117,16 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "token_ids": _honoured("the engine: the prompt"),
         "eos_token_ids": _STOPS,
         "prompt_embeds": _refused("prompt_embeds is given, expected a prompt of text or token ids; send one of them"),
-        "multi_modal_data": _MEDIA,
-        "multi_modal_uuids": _MEDIA,
+        "multi_modal_data": _media(_honoured("the worker, which refuses what is no image")),
+        "multi_modal_uuids": _media(_BY_ITS_BYTES),
         "mm_processor_kwargs": _refused(
-            "mm_processor_kwargs is given ({value}), which is for media, and no worker serves them yet; leave it out"
+            "mm_processor_kwargs is given ({value}), expected none: images are prepared as the checkpoint says; leave "
+            "it out"
         ),
-        "mm_routing_info": _MEDIA,
-        "encoder_result": _MEDIA,
+        "mm_routing_info": _media(_honoured("the engine, in what it tells the KV router of blocks with images")),
+        "encoder_result": _refused(
+            "encoder_result is given ({value}), expected none: a worker of trtx asks encode workers itself; send images"
+        ),
         "mdc_sum": _without_effect("checksum of the model's card"),
         "annotations": _FRONTEND,
         "router": _ROUTER,
@@ -206,6 +222,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
     "extra_args": {
         "messages": _without_effect("what token_ids were made of"),
         "formatted_prompt": _without_effect("what token_ids were made of"),
+        "mm_hashes": _media(_without_effect("of the images' addresses; an image is known by its bytes")),
     },
     "extra_args.nvext": {
         "cache_salt": _without_effect("routing has it too"),

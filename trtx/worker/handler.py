@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from dynamo._core import Context
 from dynamo.common.backend.engine import GenerateChunk, GenerateRequest
 from dynamo.common.backend.health_check import is_probe
-from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
+from dynamo.llm.exceptions import Disconnected, EngineShutdown
 
 from trtx.worker import handoff, roles
 from trtx.worker.chunks import ChunkWriter
@@ -22,13 +22,18 @@ from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import RequestClock, WorkerMetrics
 from trtx.worker.open_requests import OpenRequest, OpenRequests
 from trtx.worker.options import WorkerOptions
+from trtx.worker.picture_encoder import PictureEncoder
+from trtx.worker.pictures import expand
 from trtx.worker.polling import EnginePoll
-from trtx.worker.request import InvalidRequest
+from trtx.worker.request import InvalidRequest, WorkerRequest, with_media
 from trtx.worker.request import parse as parse_request
 from trtx.worker.roles import Submission
+from trtx.worker.sight import Looking, Sight
 from trtx.worker.sockets import set_nodelay_everywhere
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class RequestHandler:
@@ -44,10 +49,14 @@ class RequestHandler:
         metrics: WorkerMetrics,
         open_requests: OpenRequests,
         leaving: Leaving,
+        sight: Sight | None = None,
+        encoder: ImageEncoder | PictureEncoder | None = None,
     ) -> None:
+        """``sight``: None for a worker that takes no images. ``encoder``: of role encode."""
         self._options = options
         self._loaded = loaded
-        self._encoder = ImageEncoder(loaded.engine) if options.role == "encode" else None
+        self._sight = sight
+        self._encoder = encoder
         self._new_id = new_id
         self._poll = poll
         self._metrics = metrics
@@ -64,13 +73,18 @@ class RequestHandler:
         clock = RequestClock(metrics)
         outcome = "error"
         opened: OpenRequest | None = None
+        looking: Looking | None = None
         metrics.open_requests += 1
         try:
             if self._encoder is not None:
-                yield await self._encode(self._encoder, request)
+                yield await self._encode(self._encoder, request, context)
                 outcome = "stop"
                 return
-            submission = self._plan(request, context)
+            looking = self._sight.looking(request) if self._sight is not None and not is_probe(request) else None
+            parsed = self._parse(request, context)
+            if looking is not None:
+                parsed = await _unless_stopped(self._with_pictures(parsed, request, looking), context)
+            submission = roles.plan(self._options.role, parsed, request, loaded.api, self._new_id)
             opened = self._submit(submission)
             self._open.add(context.id(), opened)
             if context.is_stopped():
@@ -80,27 +94,46 @@ class RequestHandler:
                 # Dynamo holds an abort back until decode's first token, for engines that can't abort a KV transfer.
                 context.notify_first_token()
             writer = self._writer(submission)
-            async for step in opened.result:
-                if leaving.engine_died:
-                    raise EngineShutdown("the engine died")  # it may still give tokens; another worker goes on
-                if step.outputs[0].token_ids:
-                    opened.saw_token()
-                    self._poll.saw_token()
-                chunk = writer.next(step)
-                if chunk is None:
-                    continue
-                if submission.hands_off:
-                    handoff.add_to(chunk, step, prompt_tokens=len(submission.request.token_ids))
-                clock.tokens(len(chunk["token_ids"]))
-                yield chunk
-                if writer.finish_reason is not None:
-                    break  # a stop string: the engine does not know of it
+            needs_pictures = looking is not None
+            while True:
+                try:
+                    async for step in opened.result:
+                        if leaving.engine_died:
+                            raise EngineShutdown("the engine died")  # it may still give tokens; another worker goes on
+                        if step.outputs[0].token_ids:
+                            opened.saw_token()
+                            self._poll.saw_token()
+                        chunk = writer.next(step)
+                        if chunk is None:
+                            continue
+                        if submission.hands_off:
+                            handoff.add_to(chunk, step, submission.request)
+                        clock.tokens(len(chunk["token_ids"]))
+                        yield chunk
+                        if writer.finish_reason is not None:
+                            break  # a stop string: the engine does not know of it
+                except Exception as error:
+                    if looking is None or not needs_pictures or not self._lacks_media(error):
+                        raise
+                    # A prompt that was another engine's to compute, or in the cache, and no longer is: once.
+                    needs_pictures = False
+                    await _unless_stopped(looking.pictures(), context)
+                    submission = roles.again(submission, opened.result.outputs[0], loaded.api)
+                    opened = self._submit(submission)
+                    self._open.add(context.id(), opened)
+                    if context.is_stopped():
+                        opened.abort()
+                else:
+                    break
             if writer.finish_reason is None:
                 yield writer.cancelled()
             outcome = writer.finish_reason or "cancelled"
             self._count_transfer(submission, opened, request, metrics)
             metrics.prompt_tokens += len(submission.request.token_ids)
             metrics.cached_tokens += writer.cached_tokens
+        except _Unwanted:
+            outcome = "cancelled"
+            yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
         except (GeneratorExit, asyncio.CancelledError):
             outcome = "cancelled"
             raise
@@ -110,8 +143,8 @@ class RequestHandler:
                 fault = "fatal"
                 leaving.engine_is_dead(str(error), open_requests=len(self._open))
                 await leaving.until_gone()
-            translated = as_dynamo_error(error, fault)
-            outcome = "invalid" if isinstance(translated, InvalidArgument) else "error"
+            translated = as_dynamo_error(error, fault, self._options.role)
+            outcome = "invalid" if fault == "refused" else "error"
             logger.log(logging.INFO if outcome == "invalid" else logging.ERROR, "request %s: %s", context.id(), error)
             raise translated from error
         finally:
@@ -119,6 +152,8 @@ class RequestHandler:
             metrics.outcomes[outcome] += 1
             if opened is not None:
                 self._open.close(context.id(), opened, engine_died=leaving.engine_died)
+            if looking is not None:
+                looking.close()
 
     def _count_transfer(
         self, submission: Submission, opened: OpenRequest, request: GenerateRequest, metrics: WorkerMetrics
@@ -132,19 +167,49 @@ class RequestHandler:
         elif self._options.role == "decode":
             metrics.transfers.whole += 1
 
-    async def _encode(self, encoder: ImageEncoder, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _encode(
+        self, encoder: ImageEncoder | PictureEncoder, request: Mapping[str, Any], context: Context
+    ) -> dict[str, Any]:
         if is_probe(request):  # one prompt without images: there is nothing to encode, and health is asked as always
             alive = self._loaded.engine.is_alive()
             return {"token_ids": [], "index": 0, "finish_reason": "stop" if alive else "cancelled"}
-        return await encoder.encode(request)
+        return await encoder.encode(request, is_wanted=lambda: not context.is_stopped())
 
-    def _plan(self, request: Mapping[str, Any], context: Context) -> Submission:
-        context_length = self._loaded.engine.facts.context_length
-        parsed = parse_request(request, context_length=context_length, trace_headers=context.trace_headers())
-        return roles.plan(self._options.role, parsed, request, self._loaded.api, self._new_id)
+    def _parse(self, wire: Mapping[str, Any], context: Context) -> WorkerRequest:
+        context_length, headers = self._loaded.engine.facts.context_length, context.trace_headers()
+        sees = self._sight is not None
+        return parse_request(wire, context_length=context_length, trace_headers=headers, sees=sees)
+
+    async def _with_pictures(self, parsed: WorkerRequest, wire: Mapping[str, Any], looking: Looking) -> WorkerRequest:
+        """With room for the pictures in the prompt. Whose KV a prefill worker has made are not looked at here."""
+        assert self._sight is not None
+        answer = roles.handed_over(self._options.role, parsed, wire)
+        pictures = () if answer is None else handoff.pictures_of(answer)
+        if len(pictures) != len(looking):
+            if answer is not None:
+                raise InvalidRequest(
+                    f"prefill made room for {len(pictures)} images and the request has {len(looking)}; both workers "
+                    "must run this version of trtx"
+                )
+            pictures = await looking.pictures()
+        token_ids, media = expand(parsed.token_ids, self._sight.config.image_token_id, pictures)
+        return with_media(
+            parsed,
+            token_ids,
+            media,
+            context_length=self._loaded.engine.facts.context_length,
+            routing=wire.get("mm_routing_info"),
+        )
+
+    def _lacks_media(self, error: Exception) -> bool:
+        missing = self._loaded.api.missing_media
+        return missing is not None and bool(missing(error))
 
     def _submit(self, submission: Submission) -> OpenRequest:
         request, loaded = submission.request, self._loaded
+        pictures: dict[str, Any] = {}
+        if request.media:
+            pictures = {"media": request.media, "routing_token_ids": request.routing_token_ids}
         try:
             result = loaded.engine.generate_async(
                 request.token_ids,
@@ -154,6 +219,7 @@ class RequestHandler:
                 cache_salt=request.cache_salt,
                 trace_headers=request.trace_headers,
                 hints=request.hints,
+                **pictures,
             )
         except ValueError as error:  # how the LLM API refuses an argument
             raise InvalidRequest(str(error)) from error
@@ -169,3 +235,23 @@ class RequestHandler:
             stops=loaded.stop_strings(request) if request.stop_strings else None,
             tokenizer=loaded.tokenizer,
         )
+
+
+class _Unwanted(Exception):
+    """Whoever asked has gone before the engine was asked anything."""
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, _T], context: Context) -> _T:
+    """What ``work`` returns; ended, with _Unwanted raised, once nobody waits for the request any more."""
+    working = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(context.async_killed_or_stopped())
+    try:
+        await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise _Unwanted
+        return working.result()
+    finally:
+        stopped.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait((working,))

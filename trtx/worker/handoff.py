@@ -12,9 +12,13 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from trtx.engine.api import stated
-from trtx.worker.request import InvalidRequest
+import msgspec
 
+from trtx.engine.api import stated
+from trtx.worker.pictures import Picture
+from trtx.worker.request import InvalidRequest, WorkerRequest
+
+_Grid = tuple[int, int, int] | None
 # Fields of the LLM API's DisaggregatedParams that cross; absent and None are the same.
 _PLAIN_FIELDS = (
     "first_gen_tokens",
@@ -26,16 +30,23 @@ _PLAIN_FIELDS = (
 )
 _PROMPT_TOKENS = "prompt_tokens"
 _PROMPT_LOGPROBS = "prompt_logprobs"
+_MEDIA = "media"
 
 
-def add_to(chunk: dict[str, Any], result: Any, *, prompt_tokens: int) -> None:
+def add_to(chunk: dict[str, Any], result: Any, request: WorkerRequest) -> None:
     """Makes prefill's terminal chunk one that the frontend passes on to decode.
 
     "length" with params means: go on at decode. "stop" means that the first token ended the request: the frontend
     then answers with this chunk and skips decode.
     """
     if chunk.get("finish_reason") == "length":
-        chunk["disaggregated_params"] = to_json(result.outputs[0].disaggregated_params, prompt_tokens=prompt_tokens)
+        chunk["disaggregated_params"] = to_json(
+            result.outputs[0].disaggregated_params, prompt_tokens=request.received_tokens
+        )
+        if request.media:
+            chunk["disaggregated_params"][_MEDIA] = [
+                {"rows": span.length, "key": span.key.hex(), "grid": span.grid} for span in request.media
+            ]
         if engine_data := chunk.pop("engine_data", None):
             # The 1.4.2 frontend hands no engine_data of prefill on to the client, but the params to decode.
             chunk["disaggregated_params"][_PROMPT_LOGPROBS] = engine_data[_PROMPT_LOGPROBS]
@@ -44,6 +55,17 @@ def add_to(chunk: dict[str, Any], result: Any, *, prompt_tokens: int) -> None:
 def prompt_logprobs_of(wire: Mapping[str, Any]) -> Any:
     """What prefill computed of the prompt, in the form that clients get; None where nobody asked for it."""
     return wire.get(_PROMPT_LOGPROBS)
+
+
+def pictures_of(wire: Mapping[str, Any]) -> tuple[Picture, ...]:
+    """The prompt's, in order, as prefill made room for them. Raises InvalidRequest when they can't be read."""
+    try:
+        return tuple(
+            Picture(bytes.fromhex(one["key"]), msgspec.convert(one["rows"], int), msgspec.convert(one["grid"], _Grid))
+            for one in wire.get(_MEDIA) or ()
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"media in prefill's disaggregated_params can't be read ({error})") from error
 
 
 def to_json(params: Any, *, prompt_tokens: int) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def load(options: WorkerOptions) -> LoadedEngine:
     serves_tokens = options.role != "encode"
     start = api.start if serves_tokens else api.start_encoder
     if start is None:
-        raise UsageError(f"engine {options.engine} has no vision encoder; use --engine tensorrt-llm for encode")
+        raise UsageError(f"engine {options.engine} has no vision encoder; use --engine torch for encode")
     arguments = engine_arguments(options) if serves_tokens else options.llm_args
     loaded = start(options.model, arguments)
     seconds = time.monotonic() - started

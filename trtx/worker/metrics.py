@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from trtx.engine.api import HandoffTotals
+from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.transfers import TransferCounts
 
 TTFT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -99,6 +100,7 @@ class WorkerMetrics(Collector):
         # Attention-DP rank -> its latest iteration stats, TensorRT-LLM's keys. One rank, 0, without attention DP.
         self.iterations: dict[int, Mapping[str, Any]] = {}
         self.lost_kv_events: Callable[[], int] = lambda: 0
+        self.media: MediaMetrics | None = None  # None: of a worker for text alone
         # Asked at each scrape: a lease is released when no step runs, so no iteration would tell.
         self.handoff: Callable[[], HandoffTotals | None] = lambda: None
         self.transfers: TransferCounts | None = None  # None: it is neither prefill nor decode
@@ -121,6 +123,8 @@ class WorkerMetrics(Collector):
         yield GaugeMetricFamily("trtx_open_requests", "Requests between arrival and their end.", self.open_requests)
         yield from self._iteration_families()
         yield from self._handoff_families()
+        if self.media is not None:
+            yield from self.media.collect()
 
     def _iteration_families(self) -> Iterator[Any]:
         ranks = sorted(self.iterations.items())

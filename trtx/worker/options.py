@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
+from pydantic import ValidationError
+
+from trtx.config.media import MediaLimits
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Role
 from trtx.config.wording import a_kind
@@ -18,6 +21,12 @@ DRAIN_SECONDS = 30.0
 
 STALL_SECONDS = 300.0
 """How long a TensorRT-LLM engine with open requests may take no step; the frontend gives its streams up as late."""
+
+Encoders = Literal["local", "remote"]
+"""Who encodes the images of a worker's requests: itself, or the encode workers of its topology."""
+
+EMBEDDING_CACHE_BYTES = 512 << 20
+"""Of images, in each worker that takes any: on the device of its engine; of encode workers in their host's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,9 @@ class WorkerOptions:
     drain_seconds: float
     shutdown_seconds: float | None  # None: the engine's own bound
     stall_seconds: float
+    encoders: Encoders = "local"
+    media: MediaLimits = field(default_factory=MediaLimits)
+    embedding_cache_bytes: int = EMBEDDING_CACHE_BYTES
 
 
 def parse(argv: list[str]) -> WorkerOptions:
@@ -51,6 +63,9 @@ def parse(argv: list[str]) -> WorkerOptions:
     )
     parser.add_argument("--shutdown-seconds", type=float, help="wait for the engine to end (default: 20, or 60)")
     parser.add_argument("--stall-seconds", type=float, default=STALL_SECONDS, help="no step for so long is a death")
+    parser.add_argument("--encoders", choices=get_args(Encoders), default="local", help="who encodes images")
+    parser.add_argument("--embedding-cache-bytes", type=int, default=EMBEDDING_CACHE_BYTES, help="of images")
+    parser.add_argument("--media", default="{}", help="JSON: what is taken of clients' images, where not by default")
     args = parser.parse_args(argv)
     if not (args.model / "config.json").is_file():
         # Dynamo would take a directory that is not there for the name of a model to download.
@@ -66,7 +81,17 @@ def parse(argv: list[str]) -> WorkerOptions:
         drain_seconds=args.drain_seconds,
         shutdown_seconds=args.shutdown_seconds,
         stall_seconds=args.stall_seconds,
+        encoders=args.encoders,
+        media=_read_media(args.media),
+        embedding_cache_bytes=args.embedding_cache_bytes,
     )
+
+
+def _read_media(text: str) -> MediaLimits:
+    try:
+        return MediaLimits.model_validate_json(text)
+    except ValidationError as error:
+        raise UsageError(f"--media {text} can't be read: {error.errors()[0]['msg']}; expected JSON") from error
 
 
 def _read_engine_config(path: Path | None) -> dict[str, Any]:

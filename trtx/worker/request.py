@@ -7,13 +7,13 @@ clearly, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dynamo.common.backend.health_check import is_probe
 
-from trtx.engine.api import Hints
+from trtx.engine.api import Hints, MediaSpan
 from trtx.errors import TrtxError
 from trtx.worker import fields
 from trtx.worker.values import Unsuitable
@@ -26,9 +26,12 @@ class InvalidRequest(TrtxError):
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
     """What one request asks for. ``sampling`` holds keyword arguments of the LLM API's ``SamplingParams``; of them
-    ``max_tokens`` is always there, 1 at least and clamped to what is left of the context."""
+    ``max_tokens`` is always there, 1 at least and clamped to what is left of the context.
+
+    ``media`` says which of ``token_ids`` are pictures' placeholders: see :func:`with_media`."""
 
     token_ids: list[int]
+    received_tokens: int  # of the prompt, as the frontend sent it
     sampling: dict[str, Any]
     stop_strings: tuple[str, ...]
     includes_stop_string: bool  # in the text that the client gets
@@ -37,27 +40,29 @@ class WorkerRequest:
     cache_salt: str | None
     trace_headers: dict[str, str] | None
     hints: Hints
+    media: tuple[MediaSpan, ...] = ()
+    routing_token_ids: tuple[int, ...] | None = None  # by which a KV router knows this prompt; None: by its own
 
 
 def parse(
-    request: Mapping[str, Any], *, context_length: int, trace_headers: dict[str, str] | None = None
+    request: Mapping[str, Any],
+    *,
+    context_length: int,
+    trace_headers: dict[str, str] | None = None,
+    sees: bool = False,
 ) -> WorkerRequest:
     """Checks ``request`` and resolves its defaults; raises InvalidRequest.
 
     ``context_length`` counts prompt and output tokens together. The frontend refuses a prompt that is longer, but
     not ``max_tokens`` past the context, and sends None where the client gave none: both mean the rest of it.
+    ``sees``: this worker takes images; each has one placeholder in the prompt yet, see :func:`with_media`.
     """
-    for sentence in fields.refusals(request):
+    for sentence in fields.refusals(request, sees=sees):
         raise InvalidRequest(sentence)
     token_ids = list(request.get("token_ids") or ())
     if not token_ids:
         raise InvalidRequest("the prompt has no tokens; send at least one")
-    room = context_length - len(token_ids)
-    if room < 1:
-        raise InvalidRequest(
-            f"the prompt has {len(token_ids)} tokens and the context holds {context_length} together with the output; "
-            f"send at most {context_length - 1}"
-        )
+    room = _room(token_ids, context_length)
     stops = request.get("stop_conditions") or {}
     options = request.get("sampling_options") or {}
     outputs = request.get("output_options") or {}
@@ -80,6 +85,7 @@ def parse(
     routing = request.get("routing") or {}
     return WorkerRequest(
         token_ids=token_ids,
+        received_tokens=len(token_ids),
         sampling=sampling,
         stop_strings=_stop_strings(stops.get("stop")),
         includes_stop_string=bool(options.get("include_stop_str_in_output")),
@@ -93,6 +99,46 @@ def parse(
             conversation_id=(request.get("agent_context") or {}).get("session_id") or None,
         ),
     )
+
+
+def with_media(
+    request: WorkerRequest,
+    token_ids: list[int],
+    media: Sequence[MediaSpan],
+    *,
+    context_length: int,
+    routing: Mapping[str, Any] | None = None,
+) -> WorkerRequest:
+    """``request`` with the prompt that its pictures' embeddings make. Raises InvalidRequest where it is too long.
+
+    ``routing``: Dynamo's ``mm_routing_info``, whose frontend computes the places of pictures itself where it knows the
+    model's processor; used where it came to the same length.
+    """
+    room = _room(token_ids, context_length)
+    sampling = dict(request.sampling, max_tokens=min(request.sampling["max_tokens"], room))
+    if "min_tokens" in sampling:
+        sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
+    known = (routing or {}).get("routing_token_ids") or ()
+    length = (routing or {}).get("expanded_prompt_len")
+    is_known = length == len(token_ids) <= len(known)
+    return replace(
+        request,
+        token_ids=token_ids,
+        sampling=sampling,
+        media=tuple(media),
+        routing_token_ids=tuple(known[:length]) if is_known else None,
+    )
+
+
+def _room(token_ids: Sequence[int], context_length: int) -> int:
+    """Tokens that an answer may have."""
+    room = context_length - len(token_ids)
+    if room < 1:
+        raise InvalidRequest(
+            f"the prompt has {len(token_ids)} tokens and the context holds {context_length} together with the output; "
+            f"send at most {context_length - 1}"
+        )
+    return room
 
 
 def _refuse_lost_prompt_logprobs(request: Mapping[str, Any]) -> None:

@@ -40,13 +40,12 @@ def plan(
         shared = {} if global_id is None else {"disagg_request_id": global_id}
         params = api.DisaggregatedParams(request_type="context_only", **shared)
         return Submission(_one_token(request), params, hands_off=True)
-    result = wire.get("prefill_result") or {}
-    answer = result.get("disaggregated_params")
-    if answer is None or not handoff.made_for(answer, len(request.token_ids)):
+    answer = handed_over(role, request, wire)
+    if answer is None:
         # A request that moved here from a worker that died: its KV is gone, its prompt is not.
         return whole
     params = handoff.from_json(answer, api.DisaggregatedParams, api.Logprob)
-    cached = (result.get("prompt_tokens_details") or {}).get("cached_tokens")
+    cached = ((wire.get("prefill_result") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
     return Submission(
         _without_prompt_logprobs(request),
         params,
@@ -54,6 +53,28 @@ def plan(
         cached_at_prefill=cached,
         prompt_logprobs=handoff.prompt_logprobs_of(answer),
     )
+
+
+def handed_over(role: Role, request: WorkerRequest, wire: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a prefill worker made of this very prompt; None: nobody did."""
+    answer = (wire.get("prefill_result") or {}).get("disaggregated_params")
+    if role != "decode" or answer is None or not handoff.made_for(answer, request.received_tokens):
+        return None
+    found: Mapping[str, Any] = answer
+    return found
+
+
+def again(submission: Submission, seen: Any, api: EngineApi) -> Submission:
+    """``submission`` once more, of which the engine had to compute the prompt and lacked its pictures. ``seen``: what
+    it had generated before, the LLM API's ``CompletionOutput``; None: nothing."""
+    if seen is None or not seen.token_ids:
+        return submission
+    params = api.DisaggregatedParams(
+        request_type="generation_only",
+        first_gen_tokens=list(seen.token_ids),
+        first_gen_log_probs=list(seen.logprobs) if seen.logprobs else None,
+    )
+    return replace(submission, disaggregated_params=params)
 
 
 def _without_prompt_logprobs(request: WorkerRequest) -> WorkerRequest:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trtx.checkpoint import ModelConfig, read_end_ids, read_model_config
-from trtx.checkpoint.facts import read_checkpoint
+from trtx.checkpoint.facts import read_checkpoint, text_config
 from trtx.checkpoint.shapes import SHAPES
 from trtx.errors import UsageError
 from trtx.memory import Device, UnknownShapeError, plan_memory
@@ -161,6 +161,16 @@ def test_what_the_model_needs_is_demanded(tmp_path: Path, name: str) -> None:
     assert f"FILE has no {name}; expected" in refusal(tmp_path, config)
 
 
+@pytest.mark.parametrize("config", [QWEN2, QWEN3], ids=["qwen2", "qwen3"])
+def test_a_window_that_is_switched_on_and_not_stated_is_transformers_own(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    silent = {key: value for key, value in config.items() if key != "sliding_window"} | {"max_window_layers": 0}
+    said = refusal(tmp_path, silent | {"use_sliding_window": True})
+    assert "FILE has no sliding_window; expected null" in said and "(missing, it is 4096 to transformers)" in said
+    assert read(tmp_path, silent).num_layers == config["num_hidden_layers"]
+
+
 def test_heads_that_do_not_divide_the_hidden_size_are_refused_unless_their_size_is_stated(tmp_path: Path) -> None:
     odd = {"num_attention_heads": 3, "num_key_value_heads": 1}
     assert "num_attention_heads is 3; expected a divisor of hidden_size, 256" in refusal(tmp_path, LLAMA | odd)
@@ -285,7 +295,8 @@ def test_null_is_absent_and_what_computes_nothing_is_let_pass(tmp_path: Path, ba
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_of_this_package_is_read(tmp_path: Path, name: str) -> None:
-    assert read(tmp_path, dict(SHAPES[name].config)).num_layers == SHAPES[name].config["num_hidden_layers"]
+    config = SHAPES[name].config
+    assert read(tmp_path, dict(config)).num_layers == text_config(config)["num_hidden_layers"]
 
 
 # --- nothing but sentences ---

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from trtx.checkpoint import list_shapes, resolve_checkpoint
 from trtx.checkpoint.text import sentences
@@ -20,13 +21,24 @@ HEAD_DIMS = {
     "synthetic:tiny-trained": 64,
     "synthetic:tiny-qwen2": 64,
     "synthetic:tiny-llama": 32,
+    "synthetic:tiny-vl": 32,
+    "synthetic:tiny-vl-trained": 32,
+    "synthetic:tiny-qwen2.5-vl": 32,
+    "synthetic:tiny-qwen3-vl": 32,
     "synthetic:qwen3-0.6b": 128,
     "synthetic:qwen3-1.7b": 128,
     "synthetic:qwen3-8b": 128,
     "synthetic:llama-3.1-8b": 128,
     "synthetic:qwen2.5-7b": 128,
+    "synthetic:qwen2.5-vl-7b": 128,
 }
-STORED = ["synthetic:tiny", "synthetic:tiny-qwen2", "synthetic:tiny-llama", "synthetic:tiny-trained"]
+SEEING = ["synthetic:tiny-vl", "synthetic:tiny-vl-trained", "synthetic:tiny-qwen2.5-vl", "synthetic:tiny-qwen3-vl"]
+STORED = ["synthetic:tiny", "synthetic:tiny-qwen2", "synthetic:tiny-llama", "synthetic:tiny-trained", *SEEING]
+PLACEHOLDERS = {
+    "llava": "<image>",
+    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +51,21 @@ def test_every_shape_is_listed_and_tested() -> None:
     assert {name for name, _ in list_shapes()} == set(HEAD_DIMS)
 
 
+def model_class(config: Any) -> Any:
+    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+
+
 @pytest.mark.parametrize("name", HEAD_DIMS)
 def test_transformers_reads_the_config_as_we_do(name: str, cache: Path) -> None:
     checkpoint = resolve_checkpoint(name, cache_dir=cache)
     config = AutoConfig.from_pretrained(checkpoint.path)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    text = config.get_text_config()
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     assert head_dim == HEAD_DIMS[name]
     assert config.architectures == [checkpoint.architecture]
-    assert config.max_position_embeddings == checkpoint.context_length
+    assert text.max_position_embeddings == checkpoint.context_length
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = model_class(config).from_config(config)
     if not checkpoint.has_weights:
         count = sum(p.numel() for p in model.parameters())
         assert checkpoint.weight_bytes == count * getattr(torch, checkpoint.dtype).itemsize
@@ -58,18 +75,20 @@ def test_transformers_reads_the_config_as_we_do(name: str, cache: Path) -> None:
 def test_the_tokenizer_has_text_for_every_id_of_the_model(name: str, cache: Path) -> None:
     checkpoint = resolve_checkpoint(name, cache_dir=cache)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
-    vocab_size = AutoConfig.from_pretrained(checkpoint.path).vocab_size
+    config = AutoConfig.from_pretrained(checkpoint.path)
+    vocab_size = config.get_text_config().vocab_size
     assert len(tokenizer) == vocab_size
     pieces = tokenizer.batch_decode([[id_] for id_ in range(0, vocab_size, 97)])
     assert all(pieces)
-    eos = AutoConfig.from_pretrained(checkpoint.path).eos_token_id
+    eos = config.get_text_config().eos_token_id
     assert tokenizer.convert_ids_to_tokens(eos) == tokenizer.eos_token == "<|im_end|>"
 
 
 @pytest.mark.parametrize("name", STORED)
 def test_stored_weights_give_finite_logits(name: str, cache: Path) -> None:
     path = resolve_checkpoint(name, cache_dir=cache).path
-    model, report = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    own_class = model_class(AutoConfig.from_pretrained(path))
+    model, report = own_class.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     ids = AutoTokenizer.from_pretrained(path)("To be, or not to be: 42", return_tensors="pt").input_ids
@@ -110,6 +129,26 @@ def test_a_prompt_of_wanted_length_stays_near_it_as_text(name: str, cache: Path)
     for start in range(0, 2000, 100):
         prompt = tokenizer.decode(ids[start : start + 128])
         assert abs(len(tokenizer.encode(prompt, add_special_tokens=False)) - 128) <= 2
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_the_chat_template_has_one_placeholder_a_picture_where_it_stands(name: str, cache: Path) -> None:
+    path = resolve_checkpoint(name, cache_dir=cache).path
+    tokenizer, config = AutoTokenizer.from_pretrained(path), AutoConfig.from_pretrained(path)
+    picture, text = {"type": "image"}, {"type": "text", "text": "and"}
+    conversation = [
+        {"role": "user", "content": [picture, text, picture]},
+        {"role": "assistant", "content": "Well."},
+        {"role": "user", "content": [text, picture]},
+    ]
+    said = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+    mark = PLACEHOLDERS[config.model_type]
+    assert said == (
+        f"<|im_start|>user\n{mark}and{mark}<|im_end|>\n<|im_start|>assistant\nWell.<|im_end|>\n"
+        f"<|im_start|>user\nand{mark}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    ids = tokenizer.encode(said, add_special_tokens=False)
+    assert ids.count(config.image_token_id) == 3
 
 
 @pytest.mark.parametrize("name", STORED)

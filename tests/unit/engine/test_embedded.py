@@ -16,7 +16,11 @@ def test_whose_fault_an_error_is(kind: EngineKind) -> None:
     assert api.fault(RequestError("too long")) == "refused"
     assert api.fault(RequestFailed("the logits are not numbers")) == "failed"
     assert api.fault(ZeroDivisionError()) == "unexpected"
-    assert (api.aborts_transfers, api.dies_of_stalls, api.start_encoder) == (True, False, None)
+    assert (api.aborts_transfers, api.dies_of_stalls) == (True, False)
+    # An engine that takes embeddings makes them too.
+    assert (api.start_encoder is None, api.missing_media is None) == (
+        (False, False) if kind == "torch" else (True, True)
+    )
 
 
 def test_fields_that_hold_nothing_are_as_if_they_were_not_there() -> None:

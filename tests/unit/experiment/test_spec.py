@@ -53,6 +53,8 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("topology: {mode: disagg}", ["topology.mode", "modes"]),
         ("modes: [agg]\ntopology: {prefill: 2}", ["topology.prefill", "mode disagg"]),
         ("topology: {decode: 2}", ["topology.decode", "mode disagg", "agg"]),
+        ("topology: {engine_configs: {encode: e.yaml}}", ["engine_configs.encode", "encode workers", "encode: 1"]),
+        ("topology: {overrides: [encode.a=1]}", ["'encode.a=1'", "encode workers", "encode: 1"]),
         ("modes: [disagg]\ntopology: {workers: 2}", ["topology.workers", "mode agg"]),
         ("topology: {overrides: [prefill.a=1]}", ["'prefill.a=1'", "mode disagg"]),
         ("topology: {engine_configs: {decode: d.yaml}}", ["engine_configs.decode", "mode disagg"]),
@@ -141,6 +143,13 @@ def test_axes_make_topologies_under_labels_of_what_they_differ_by() -> None:
     )  # fmt: skip
     last = spec.topologies[-1].spec
     assert (last.prefill, last.decode, last.router_mode, last.overrides) == (2, 3, "kv", ("max_batch_size=16",))
+
+
+def test_encode_workers_are_an_axis_of_both_modes_and_none_of_them_stand_in_no_label() -> None:
+    spec = load_sweep(None, {"modes": ["agg", "disagg"], "axes": {"encode": [0, 1]}, "topology": {"decode": 3}})
+    assert spec.labels == ("agg-1w", "agg-1e1w", "disagg-1p3d", "disagg-1e1p3d")
+    assert [one.spec.encode for one in spec.topologies] == [0, 1, 0, 1]
+    assert load_sweep(None, {"modes": ["disagg"], "topology": {"encode": 2}}).labels == ("disagg",)
 
 
 @pytest.mark.parametrize(

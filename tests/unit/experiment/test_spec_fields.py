@@ -17,6 +17,7 @@ import yaml
 from cyclopts import CycloptsError
 from judged_runs import GOLDEN, provenance
 from processes import free_port
+from pydantic import BaseModel
 
 from trtx.bench import LoadSpec, Target
 from trtx.bench.aiperf import command
@@ -75,6 +76,8 @@ OTHER: dict[type, dict[str, Any]] = {
         "workers": 2,
         "prefill": 2,
         "decode": 2,
+        "encode": 2,
+        "media": {"max_images": 3},
         "tp": 2,
         "engine": "simulated",
         "gpus": [0],
@@ -128,7 +131,7 @@ OTHER: dict[type, dict[str, Any]] = {
     },
 }
 # Version of the lock -> a hash of the names of the fields that it has.
-LOCKED = {2: "4dafa06a774d", 3: "7aa6358c8193", 4: "219c4e44d760"}
+LOCKED = {2: "4dafa06a774d", 3: "7aa6358c8193", 4: "219c4e44d760", 5: "c586849e4d14"}
 TASK_OF = {  # field of an evaluation -> the task that it shapes
     "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",
 }  # fmt: skip
@@ -147,6 +150,8 @@ BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → th
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
     "mode": "topology.mode is not a field of a sweep; modes at the top is",
     "gpus": "--gpus 0: engine paced uses no GPU",
+    "media": "--max-images means nothing with --engine paced, whose workers take no images",
+    "encode": "--encode 2 means nothing with --engine paced, which computes nothing and sees no image",
 }
 _OWN = re.compile(r"trtx-[0-9a-f]{8}|\b[1-3]\d{4}\b")  # names and ports, drawn anew for each plan
 
@@ -227,7 +232,18 @@ def test_a_lock_from_before_a_field_is_read_as_what_its_run_did(key: tuple[str, 
     lock.write_text(yaml.safe_dump(written))
     part, name = key
     read = read_lock(tmp_path)
-    assert getattr(getattr(read, part) if part else read, name) == before
+    found = getattr(getattr(read, part) if part else read, name)
+    assert (found.model_dump(mode="json") if isinstance(found, BaseModel) else found) == before
+
+
+def test_the_arms_of_a_lock_from_before_encode_workers_had_none(tmp_path: Path) -> None:
+    write_lock(tmp_path, load_sweep(None, {"arms": {"a": {}, "b": {"workers": 2}}}), provenance(GOLDEN))
+    lock = tmp_path / LOCK.file
+    written = yaml.safe_load(lock.read_text()) | {"schema_version": 4}
+    for topology in (written["topology"], *written["arms"].values()):
+        del topology["encode"], topology["media"]
+    lock.write_text(yaml.safe_dump(written))
+    assert [one.spec.encode for one in read_lock(tmp_path).topologies] == [0, 0]
 
 
 def _in_place_of_numbers(value: Any, number: float) -> Any:

@@ -92,6 +92,30 @@ def test_the_same_arguments_give_the_same_plan_and_it_survives_json(asked: tuple
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"mode": "agg", "encode": 2}, {"encode": 2, "agg": 1}),
+        ({"mode": "disagg", "encode": 1}, {"encode": 1, "prefill": 1, "decode": 1}),
+        ({"mode": "agg"}, {"agg": 1}),
+    ],
+)
+def test_encode_workers_have_gpus_of_their_own_in_either_mode(spec: dict[str, Any], expected: dict[str, int]) -> None:
+    made = plan_of(machine(4), **spec)
+    assert made.expected_workers() == expected  # of which the topology waits for every one
+    used = [index for worker in made.workers for index in worker.gpu_indices]
+    assert len(used) == len(set(used)) == sum(expected.values())
+    encoders = [worker for worker in made.workers if worker.role == "encode"]
+    assert [worker.name for worker in encoders] == [f"encode-{index}" for index in range(expected.get("encode", 0))]
+    assert all(("--role", "encode") in zip(one.argv, one.argv[1:], strict=False) for one in encoders)
+
+
+@pytest.mark.parametrize("engine", ["paced", "simulated", "tensorrt-llm"])
+def test_an_engine_whose_workers_take_no_images_has_no_encode_workers(engine: str) -> None:
+    with pytest.raises(UsageError, match=f"--encode 1 means nothing with --engine {engine}, wh.*leave --encode out"):
+        plan_of(machine(2), engine=engine, encode=1)
+
+
 def test_children_see_their_gpus_by_uuid() -> None:
     made = plan_of(machine(2), mode="agg", workers=2)
     assert [worker.env["CUDA_VISIBLE_DEVICES"] for worker in made.workers] == ["GPU-0000", "GPU-0001"]
@@ -124,6 +148,7 @@ def test_gpus_are_indices_into_what_the_caller_sees() -> None:
         ({"mode": "agg", "gpus": (1, 1)}, ("twice",)),
         ({"mode": "disagg", "gpus": (1,)}, ("2 GPUs", "1 are named by --gpus", "--mode agg")),
         ({"mode": "agg", "tp": 2}, ("torch", "tp 2", "--engine tensorrt-llm")),
+        ({"mode": "disagg", "encode": 1}, ("1 encode + 1 prefill + 1 decode", "3 GPUs", "leave --encode out")),
     ],
 )
 def test_what_does_not_fit_is_refused_with_numbers_and_a_way_out(spec: dict[str, Any], words: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The torch engine is two processes, and so are its folders: they share messages, and import nothing of each other."""
+"""The torch engine is processes, and so are its folders: they share messages, and import nothing of each other."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ import trtx
 ROOT = Path(trtx.__file__).parent
 ENGINE = ROOT / "torch_engine"
 PACKAGE = "trtx.torch_engine"
-SHARED = {"messages", "channel", "sampling_plan", "llm_args", "kv_fault"}
+SHARED = {"messages", "encoder_messages", "channel", "sampling_plan", "llm_args", "kv_fault", "shared_tensor"}
+CHILD = {"parent", "device"}  # what the engine's process and the encoder's have in common
 # What each part of the package may import of it. Whoever wants more of the other process adds to the messages.
 TOWERS: dict[str, set[str]] = {
     "__init__": set(),
     **dict.fromkeys(SHARED, SHARED),
-    "llmapi": SHARED,  # the caller's process
+    "llmapi": {"embeddings", *SHARED},  # the caller's process
+    **dict.fromkeys(CHILD, SHARED),
+    "vision": CHILD | SHARED,  # the encoder's process
     "batch": SHARED,  # from here on the engine's
     "handoff": {"batch", "kv_fault"},
-    "runner": {"batch", *SHARED},
-    "core": {"runner", "handoff", "batch", *SHARED},
+    "embeddings": {"handoff", *SHARED},  # the caller's: of the handoff it takes NIXL's agent and the table of leases
+    "runner": {"batch", *CHILD, *SHARED},
+    "core": {"runner", "handoff", "batch", *CHILD, *SHARED},
 }
-ENGINES_PROCESS = {"core", "handoff"}  # a build uses the runner's reader of weights
+ENGINES_PROCESS = {"core", "handoff", "vision"}  # a build uses the runner's reader of weights
 
 
 def _parts(path: Path) -> set[str]:
@@ -40,28 +44,29 @@ def _parts(path: Path) -> set[str]:
     return found
 
 
-def test_the_two_processes_share_messages_alone() -> None:
+def test_the_processes_share_messages_alone() -> None:
     for path in ENGINE.rglob("*.py"):
         inside = path.relative_to(ENGINE)
         tower = inside.parts[0].removesuffix(".py")
         assert tower in TOWERS, (
-            f"torch_engine/{inside} is in neither process; put it into llmapi, core, runner or handoff"
+            f"torch_engine/{inside} is in no process; put it into llmapi, vision, core, runner or handoff"
         )
         across = _parts(path) - TOWERS[tower] - {tower}
         assert not across, (
             f"torch_engine/{inside} imports {sorted(across)}, which {tower} may not: llmapi runs in the caller's "
-            "process, core, runner and handoff in the engine's. Let a field of torch_engine/messages.py carry "
-            "what it needs; a type that both sides name belongs there"
+            "process, vision in the encoder's, core, runner and handoff in the engine's. Let a field of "
+            "torch_engine/messages.py or encoder_messages.py carry what it needs; a type that both sides name belongs "
+            "there"
         )
 
 
-def test_nobody_else_enters_the_engines_process() -> None:
+def test_nobody_else_enters_the_engines_processes() -> None:
     for path in ROOT.rglob("*.py"):
         if ENGINE not in path.parents:
             entered = _parts(path) & ENGINES_PROCESS
             assert not entered, (
-                f"{path.relative_to(ROOT)} imports torch_engine/{', '.join(entered)}, which runs in the engine's own "
-                "process; ask trtx.torch_engine.llmapi, which asks that process"
+                f"{path.relative_to(ROOT)} imports torch_engine/{', '.join(entered)}, which runs in a process of "
+                "its own; ask trtx.torch_engine.llmapi, which asks that process"
             )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
+from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
 
 from trtx.engine import load
 from trtx.engine.api import Fault
+from trtx.media import MediaError
+from trtx.worker.embedders import NoEncoder
 from trtx.worker.faults import as_dynamo_error, fault_of
 from trtx.worker.request import InvalidRequest
 
@@ -21,8 +23,23 @@ from trtx.worker.request import InvalidRequest
     ],
 )
 def test_the_client_sees_whose_fault_it_is(fault: Fault, kind: type[Exception], text: str) -> None:
-    translated = as_dynamo_error(ValueError("top_p is 7"), fault)
+    translated = as_dynamo_error(ValueError("top_p is 7"), fault, "agg")
     assert (type(translated), str(translated)) == (kind, text)
+
+
+@pytest.mark.parametrize("error", [MediaError(415, "no picture"), NoEncoder("try again")], ids=["picture", "encoder"])
+def test_a_picture_has_its_own_status_where_the_frontend_hands_it_on(error: MediaError | NoEncoder) -> None:
+    assert fault_of(error, load("torch")) == "refused"
+    translated = as_dynamo_error(error, "refused", "agg")
+    assert isinstance(translated, HttpError) and (translated.code, translated.message) == (error.status, str(error))
+    behind_prefill = as_dynamo_error(error, "refused", "prefill")
+    assert (type(behind_prefill), str(behind_prefill)) == (InvalidArgument, str(error))
+
+
+def test_a_422_is_a_400_with_its_sentence() -> None:
+    """Dynamo 1.4.2 makes a 400 of it anyway, with JSON in place of the sentence."""
+    translated = as_dynamo_error(MediaError(422, "cut short"), "refused", "agg")
+    assert (type(translated), str(translated)) == (InvalidArgument, "cut short")
 
 
 def test_what_the_worker_refuses_is_the_requests_own_fault_whatever_the_engine_makes_of_errors() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trtx.torch_engine.llmapi import DisaggregatedParams, Logprob
 from trtx.worker import handoff
-from trtx.worker.request import InvalidRequest
+from trtx.worker.request import InvalidRequest, parse
 
 
 def through_the_wire(params: DisaggregatedParams) -> DisaggregatedParams:
@@ -62,7 +62,7 @@ def test_prompt_logprobs_travel_with_what_decode_needs_and_not_beside_it() -> No
     told = [{"7": {"logprob": -0.5}}]
     chunk: dict[str, Any] = {"finish_reason": "length", "engine_data": {"prompt_logprobs": told}}
     result = SimpleNamespace(outputs=[SimpleNamespace(disaggregated_params=DisaggregatedParams(first_gen_tokens=[1]))])
-    handoff.add_to(chunk, result, prompt_tokens=3)
+    handoff.add_to(chunk, result, parse({"token_ids": [5, 6, 7]}, context_length=100))
     assert "engine_data" not in chunk
     wire = json.loads(json.dumps(chunk["disaggregated_params"]))
     assert handoff.prompt_logprobs_of(wire) == told

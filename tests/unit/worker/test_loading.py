@@ -92,7 +92,7 @@ def test_what_a_worker_needs_is_switched_on_where_the_config_is_silent(
 
 
 def test_an_engine_without_a_vision_encoder_is_named_with_one_that_has_it(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="engine paced has no vision encoder; use --engine tensorrt-llm"):
+    with pytest.raises(UsageError, match="engine paced has no vision encoder; use --engine torch"):
         load(options(tmp_path, role="encode"))
 
 

@@ -31,7 +31,7 @@ def findings_of(subjects: Mapping[Role, Subject], *, engine: str) -> Iterator[Fi
     """Every breach of every rule, pairs first. What binds TensorRT-LLM alone is a note on another ``engine``."""
     for rule in RULES:
         for roles in rule.sides:
-            if subjects.keys() >= {*roles}:
+            if subjects.keys() >= {*roles} and rule.only_engine in (None, engine):
                 for breach in rule.check(*(subjects[role] for role in roles)):
                     yield _finding(rule, roles, breach, engine)
 

@@ -125,5 +125,6 @@ PAIR_RULES = (
         evidence="aiconfigurator's launcher; TensorRT-LLM #2773",
         check=_encoder_shares_gpu,
         unmendable=(f"{_KV}.free_gpu_memory_fraction",),
+        only_engine="tensorrt-llm",  # trtx gives the encode workers of its own engine GPUs that nobody else has
     ),
 )

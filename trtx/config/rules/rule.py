@@ -146,7 +146,7 @@ class Breach:
 class RoleRule:
     """Holds for each role of ``roles`` by itself. ``unmendable``: the paths at which no option mends it, since a person
     has to choose. ``every_engine``: the embedded engine needs it as well; the others bind TensorRT-LLM alone and are
-    notes elsewhere."""
+    notes elsewhere. ``only_engine``: with another one it would not even be true."""
 
     id: str
     roles: tuple[Role, ...]
@@ -156,6 +156,7 @@ class RoleRule:
     check: Callable[[Subject], Iterable[Breach]]
     unmendable: tuple[str, ...] = ()
     every_engine: bool = False
+    only_engine: str | None = None
 
     @property
     def sides(self) -> tuple[tuple[Role, ...], ...]:
@@ -175,6 +176,7 @@ class PairRule:
     check: Callable[[Subject, Subject], Iterable[Breach]]
     unmendable: tuple[str, ...] = ()
     every_engine: bool = False
+    only_engine: str | None = None
 
     @property
     def sides(self) -> tuple[tuple[Role, ...], ...]:

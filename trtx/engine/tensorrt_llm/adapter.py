@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.facts import context_length_of, read_config
-from trtx.engine.api import Engine, EngineFacts, Hints, Result, Row, Transfer
+from trtx.engine.api import Engine, EngineFacts, Hints, MediaSpan, Result, Row, Transfer
 from trtx.engine.tensorrt_llm import versions
 from trtx.errors import LaunchError
 
@@ -38,7 +38,20 @@ class TensorRtEngine(Engine):
         if versions.health_call(llm) is None:
             logger.warning("this engine has no health call; its death shows in failing requests")
 
-    def generate_async(self, inputs: list[int], sampling_params: Any, *, hints: Hints, **asked: Any) -> Result:
+    def generate_async(
+        self,
+        inputs: list[int],
+        sampling_params: Any,
+        *,
+        hints: Hints,
+        media: Sequence[MediaSpan] = (),
+        routing_token_ids: Sequence[int] | None = None,  # without effect: its events name media by keys of their own
+        **asked: Any,
+    ) -> Result:
+        if media:
+            raise ValueError(
+                "the request has media as spans, which the engine tensorrt-llm does not take; send text alone"
+            )
         result: Result = self._llm.generate_async(inputs, sampling_params, **asked, **self._scheduling(hints))
         return result
 

@@ -23,6 +23,7 @@ NAME_BYTES = 32
 """A hit compares names, never tokens, and a client chooses its tokens: no two contents, and no two salts, that anybody
 could find may share a name. 256 bits cost what 64 do: both fill the hash's blocks of 128 bytes alike."""
 _ROOT = bytes(NAME_BYTES)
+_WITH_MEDIA = b"media"
 
 
 def root_name(cache_salt: str | None) -> bytes:
@@ -30,12 +31,18 @@ def root_name(cache_salt: str | None) -> bytes:
     return _ROOT if cache_salt is None else blake2b(cache_salt.encode(), digest_size=NAME_BYTES).digest()
 
 
-def block_name(parent: bytes, tokens: Sequence[int]) -> bytes:
+def block_name(parent: bytes, tokens: Sequence[int], media: bytes = b"") -> bytes:
     """Name of a full block: of its tokens (32-bit ids) and of everything before it, by the preceding block's name.
 
-    Equal in every process and on every machine of one byte order, so engines that share nothing agree on it.
+    ``media``: what its placeholders stand for (:func:`trtx.torch_engine.core.media.media_identity`). Equal in every
+    process and on every machine of one byte order, so engines that share nothing agree on it.
     """
-    return blake2b(parent + array("i", tokens).tobytes(), digest_size=NAME_BYTES).digest()
+    contents = parent + array("i", tokens).tobytes()
+    if not media:
+        return blake2b(contents, digest_size=NAME_BYTES).digest()
+    return blake2b(
+        contents + media, digest_size=NAME_BYTES, person=_WITH_MEDIA
+    ).digest()  # no text block's, of any size
 
 
 @dataclass(slots=True)
@@ -71,6 +78,7 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}  # name -> block, held or cached
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._untold: set[bytes] = set()  # names in _block_of that no event has told of
 
     @property
     def num_available(self) -> int:
@@ -132,17 +140,19 @@ class BlockPool:
             self._names[block_id] = None
             removed.append(name)
             self._free.append(block_id)
-        if self._events is not None:
-            self._events.removed(removed)
+        self._announce_removal(removed)
 
     def register(
         self,
         block_ids: Sequence[int],
         names: Sequence[bytes],
         parent: bytes | None,
-        block_tokens: Sequence[Sequence[int]],
+        block_tokens: Sequence[Sequence[int] | None],
     ) -> None:
-        """Makes held, full, consecutive blocks findable. One whose contents are already known stays unnamed."""
+        """Makes held, full, consecutive blocks findable. One whose contents are already known stays unnamed.
+
+        ``block_tokens``: as events tell of them. None: of that block they tell nothing, nor of any that follows it.
+        """
         if not self.enable_reuse:
             return
         run: list[tuple[bytes, Sequence[int]]] = []
@@ -154,12 +164,25 @@ class BlockPool:
                 continue
             self._block_of[name] = block_id
             self._names[block_id] = name
+            if tokens is None or (not run and run_parent in self._untold):
+                self._announce(run_parent, run)
+                run, run_parent = [], name
+                self._untold.add(name)
+                continue
             run.append((name, tokens))
         self._announce(run_parent, run)
 
     def _announce(self, parent: bytes | None, run: list[tuple[bytes, Sequence[int]]]) -> None:
         if run and self._events is not None:
             self._events.stored(parent, run)
+
+    def _announce_removal(self, names: list[bytes]) -> None:
+        if self._untold:
+            told = [name for name in names if name not in self._untold]
+            self._untold.difference_update(names)
+            names = told
+        if names and self._events is not None:
+            self._events.removed(names)
 
     def forget(self, block_ids: Iterable[int]) -> None:
         """Makes held blocks unfindable: nobody shall reuse what is in them. Their holders keep them."""
@@ -170,8 +193,7 @@ class BlockPool:
                 del self._block_of[name]
                 self._names[block_id] = None
                 removed.append(name)
-        if removed and self._events is not None:
-            self._events.removed(removed)
+        self._announce_removal(removed)
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Gives back one reference each. Later blocks of a sequence become evictable before the ones they follow."""
@@ -214,6 +236,9 @@ class BlockPool:
         _require(
             named == self._block_of,
             f"{len(named)} blocks carry a name, {len(self._block_of)} names lead to a block; expected the same pairs",
+        )
+        _require(
+            self._untold <= named.keys(), f"{len(self._untold - named.keys())} names that no event told of are nobody's"
         )
         if holders is not None:
             counted = Counter(block_id for holder in holders for block_id in holder)

@@ -15,6 +15,7 @@ from trtx.torch_engine.batch import LaunchedStep, ModelRunner
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
 from trtx.torch_engine.core.kv_events import KvEventLog
+from trtx.torch_engine.core.media import Shortage, media_problem
 from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
 from trtx.torch_engine.core.sequence import Sequence, State
 from trtx.torch_engine.core.stats import iteration_stats
@@ -74,7 +75,7 @@ class EngineCore:
         )
         pool = BlockPool(runner.num_blocks, size, enable_reuse=enable_block_reuse, events=self._events)
         self.scheduler = Scheduler(pool, limits)
-        self._runner = runner
+        self.runner = runner
         self._limits = limits
         self._handoffs = (
             Handoffs(transport, self.scheduler, timeout_s=kv_transfer_timeout_s, clock=clock)
@@ -102,6 +103,7 @@ class EngineCore:
         None if nothing did."""
         if self._handoffs is not None:
             self._handoffs.collect()
+            self._end_short(self._handoffs.take_short())
         done = self._iteration
         if self._under_way is not None and self.scheduler.must_preempt:
             self._commit(self._under_way)
@@ -120,10 +122,12 @@ class EngineCore:
         step = self.scheduler.schedule()
         for sequence in step.reads:
             self._begin_read(sequence)
-        self._is_stalled = not step.sequences and not step.reads
+        if step.short:
+            self._end_short(step.short)
+        self._is_stalled = not (step.sequences or step.reads or step.short)
         if not step.sequences:
             return None
-        return _UnderWay(step, self._runner.launch(step.launch()), began)
+        return _UnderWay(step, self.runner.launch(step.launch()), began)
 
     def _commit(self, under_way: _UnderWay) -> None:
         """Waits for a step, and takes its results in."""
@@ -173,6 +177,19 @@ class EngineCore:
         self.scheduler.pool.forget(sequence.block_ids)
         self._end(sequence, Update(sequence.sequence_id, [], error=problem, is_failure=True))
 
+    def _end_short(self, short: list[tuple[Sequence, Shortage]]) -> None:
+        """Ends sequences that lack embeddings of their media, whatever they hold by now."""
+        for sequence, shortage in short:
+            missing = list(shortage.missing)
+            update = Update(
+                sequence.sequence_id,
+                [],
+                error=shortage.text,
+                is_failure=shortage.is_failure,
+                media_needed=missing or None,
+            )
+            self._end(sequence, update)
+
     def _finish(self, sequence: Sequence, update: Update) -> None:
         del self._sequences[sequence.sequence_id]
         if not sequence.is_context_only:
@@ -192,6 +209,7 @@ class EngineCore:
             ctx_request_id=sequence.sequence_id,
             disagg_request_id=asked.disagg_request_id,
             opaque_state=opaque_state,
+            media=sequence.media or None,
         )
 
     def _report(self, *, has_computed: bool) -> StepReport | None:
@@ -212,7 +230,7 @@ class EngineCore:
     def _measure_memory(self) -> None:
         self._memory_at = time.monotonic()
         self._cpu_memory_bytes: int = self._process.memory_info().rss
-        self._device_memory_bytes = self._runner.device_memory_bytes()
+        self._device_memory_bytes = self.runner.device_memory_bytes()
 
     @property
     def wait_s(self) -> float | None:
@@ -241,7 +259,7 @@ class EngineCore:
             arrival=self._arrivals,
             arrived_s=time.perf_counter(),
             max_seq_len=self.max_seq_len,
-            vocab_size=self._runner.vocab_size,
+            vocab_size=self.runner.vocab_size,
         )
         self._arrivals += 1
         if (problem := self._problem(sequence)) is not None:
@@ -268,7 +286,11 @@ class EngineCore:
                 f"the prompt has {length} tokens; expected at most {self.max_seq_len - 1}, which with one generated "
                 f"token is the longest sequence here ({self.max_seq_len}, bound by the {self._bound_by}); shorten it"
             )
-        vocab_size = self._runner.vocab_size
+        needs_grids = self.runner.needs_grids
+        problem = media_problem(sequence.media, sequence.routing_token_ids, length, needs_grids=needs_grids)
+        if problem is not None:
+            return problem
+        vocab_size = self.runner.vocab_size
         for name, tokens in (("the prompt has", prompt), ("first_gen_tokens have", sequence.first_gen_tokens)):
             if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
                 outside = next(token for token in tokens if not 0 <= token < vocab_size)
@@ -334,10 +356,13 @@ class EngineCore:
         elif sequence.first_gen_update is not None:
             self._updates.append(sequence.first_gen_update)
             sequence.first_gen_update = None
+        assert self._handoffs is not None
+        self._end_short(self._handoffs.take_short())
 
     def _end(self, sequence: Sequence, update: Update) -> None:
         del self._sequences[sequence.sequence_id]
-        self.scheduler.finish(sequence)
+        if sequence.state is not State.FINISHED:
+            self.scheduler.finish(sequence)
         self._updates.append(update)
 
     def _refuse(self, sequence: Sequence, problem: str) -> None:
@@ -357,7 +382,7 @@ class EngineCore:
     def close(self) -> None:
         if self._handoffs is not None:
             self._handoffs.close()
-        self._runner.close()
+        self.runner.close()
 
 
 def _fit(logprobs: list[dict[int, Logprob]], tokens: list[int]) -> bool:

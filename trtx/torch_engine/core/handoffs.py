@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from trtx.torch_engine.core.media import Shortage
 from trtx.torch_engine.core.scheduler import Scheduler
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.handoff import KvTransport, LayoutMismatch, LeaseTable, PeerGone
@@ -41,6 +42,7 @@ class Handoffs:
         self._reads: dict[int, Sequence] = {}
         self._next_lease_id = 0
         self._begun_s = 0.0  # of the latest read
+        self._short: list[tuple[Sequence, Shortage]] = []
 
     @property
     def leased(self) -> list[tuple[int, ...]]:
@@ -109,8 +111,17 @@ class Handoffs:
     def _recompute(self, sequence: Sequence) -> None:
         self.refuse(sequence)
         sequence.has_read = True
-        self.stats.recomputed += 1
-        self._scheduler.end_read(sequence, sequence.num_reused * self._scheduler.pool.tokens_per_block)
+        num_computed = sequence.num_reused * self._scheduler.pool.tokens_per_block
+        self._scheduler.end_read(sequence, num_computed)
+        if sequence.media and (shortage := self._scheduler.media_shortage(sequence, num_computed)) is not None:
+            self._short.append((sequence, shortage))
+        else:
+            self.stats.recomputed += 1
+
+    def take_short(self) -> list[tuple[Sequence, Shortage]]:
+        """Sequences whose prompt would have to be computed here, and can't be: to be ended before the next step."""
+        short, self._short = self._short, []
+        return short
 
     # --- both ---
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from trtx.torch_engine.batch import Batch
 from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.media import MediaStore, Shortage
 from trtx.torch_engine.core.sequence import Sequence, State
 
 WATERMARK = 0.01
@@ -45,6 +46,7 @@ class Step:
     num_context_tokens: int = 0
     sequences: list[Sequence] = field(default_factory=list)  # decodes, then those of chunks
     ends: list[int] = field(default_factory=list)  # of each: how much of it is written once the step is done
+    short: list[tuple[Sequence, Shortage]] = field(default_factory=list)  # taken out of waiting: they can't be computed
 
     def launch(self) -> Batch:
         """Counts the step as under way. The runner's view, aligned with ``sequences``, valid until the next launch."""
@@ -59,6 +61,7 @@ class Scheduler:
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
         self.pool = pool
+        self.media = MediaStore()
         self.limits = limits
         # With more slots than budget, prompts could starve behind decodes.
         self.max_batch_size = min(limits.max_batch_size, limits.max_num_tokens)
@@ -74,6 +77,8 @@ class Scheduler:
         return len(self.running) + len(self.reading)
 
     def add(self, sequence: Sequence) -> None:
+        if sequence.media:
+            self.hold_media(sequence)
         insort(self.waiting, sequence, key=self._rank)
 
     def _rank(self, sequence: Sequence) -> tuple[float, int]:
@@ -97,7 +102,7 @@ class Scheduler:
             computed, known = sequence.num_computed, sequence.num_tokens
             if known >= sequence.most_tokens:
                 continue  # its last token is being sampled
-            if known - computed != 1 or computed == 0:
+            if known - computed != 1 or computed < sequence.chunked_until:
                 prompts.append(sequence)
             elif computed < len(sequence.block_ids) * tokens_per_block or self._grow(sequence):
                 decodes.append(sequence)
@@ -147,13 +152,20 @@ class Scheduler:
         self.add(sequence)
 
     def _admit(self, budget: int, step: Step) -> Sequence | None:
-        """Moves the first waiting sequence to RUNNING, or to READING with an entry in ``step.reads``."""
+        """Moves the first waiting sequence to RUNNING, to READING with an entry in ``step.reads``, or, where it can't
+        be computed, to FINISHED with an entry in ``step.short``. None: it waits, or none does."""
         if not self.waiting or not self._free_slots:
             return None
         sequence, pool = self.waiting[0], self.pool
         known, wants_read = sequence.num_tokens, sequence.wants_read
         reusable, matched = self._cached(sequence)
         num_computed = len(matched) * pool.tokens_per_block
+        if sequence.media and not wants_read and (shortage := self.media_shortage(sequence, num_computed)) is not None:
+            del self.waiting[0]
+            sequence.state = State.FINISHED
+            sequence.embeddings = []
+            step.short.append((sequence, shortage))
+            return sequence
         is_whole = not (wants_read or self.limits.enable_chunked_prefill)
         if is_whole and budget < known - num_computed <= self.limits.max_num_tokens:
             return None
@@ -196,7 +208,18 @@ class Scheduler:
         self.reading.remove(sequence)
         sequence.state = State.RUNNING
         sequence.num_computed = sequence.num_written = num_computed
+        sequence.skip_media(num_computed)
         self.running.append(sequence)
+
+    def hold_media(self, sequence: Sequence) -> None:
+        """Keeps for a sequence what there is of its embeddings."""
+        held = sequence.embeddings or [None] * len(sequence.media)
+        sequence.embeddings = self.media.hold(sequence.media, held)
+
+    def media_shortage(self, sequence: Sequence, num_computed: int) -> Shortage | None:
+        """Why a sequence with media can't be computed from there on; None: it can."""
+        self.hold_media(sequence)
+        return self.media.shortage(sequence.media, sequence.embeddings, num_computed)
 
     def register(self, sequence: Sequence) -> None:
         """Makes the blocks that ``num_written`` fills findable."""
@@ -210,7 +233,7 @@ class Scheduler:
                 sequence.block_ids[first:full],
                 names[first:full],
                 names[first - 1] if first else None,
-                [sequence.tokens(index * size, (index + 1) * size) for index in range(first, full)],
+                [sequence.event_tokens(index * size, (index + 1) * size) for index in range(first, full)],
             )
             sequence.num_registered = full
 
@@ -226,6 +249,7 @@ class Scheduler:
         elif sequence.state is State.RUNNING:
             self.running.remove(sequence)
         sequence.state = State.FINISHED
+        sequence.embeddings = []
         if sequence.num_steps:
             assert not keep_blocks
             self.leaving.append(sequence)
@@ -265,6 +289,13 @@ class Scheduler:
         for sequence in self.waiting:
             if sequence.block_ids or sequence.slot >= 0:
                 raise AssertionError(f"waiting sequence {sequence.sequence_id} holds {sequence.block_ids}")
+        for sequence in self.running:
+            if sequence.num_computed >= sequence.chunked_until:
+                unmet: object = "embeddings that no step needs more" if sequence.embeddings else None
+            else:
+                unmet = self.media.shortage(sequence.media, sequence.embeddings, sequence.num_computed)
+            if unmet is not None:
+                raise AssertionError(f"sequence {sequence.sequence_id} runs, and has {unmet}")
         for sequence in holding:
             room = len(sequence.block_ids) * self.pool.tokens_per_block
             if not sequence.num_written <= sequence.num_computed <= room:

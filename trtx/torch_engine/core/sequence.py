@@ -6,9 +6,10 @@ import random
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trtx.torch_engine.batch import FROM_SLOT, Sampled, ScheduledSequence
+from trtx.torch_engine.batch import FROM_SLOT, Embedding, Sampled, ScheduledSequence
 from trtx.torch_engine.core.block_pool import block_name, root_name
-from trtx.torch_engine.messages import Handoff, Logprob, Submit, Update
+from trtx.torch_engine.core.media import media_identity, rows_between
+from trtx.torch_engine.messages import Handoff, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
@@ -43,6 +44,11 @@ class Sequence:
     priority: float = 0.5
     cache_salt: str | None = None
     handoff: Handoff | None = None
+    media: list[MediaSpan] = field(default_factory=list)
+    routing_token_ids: list[int] | None = None
+    # Positions before it are computed in prompt chunks, never as a decode: the first one, and all before the end of the
+    # last media.
+    chunked_until: int = 1
 
     state: State = State.WAITING
     output_token_ids: list[int] = field(default_factory=list)
@@ -65,6 +71,7 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     banned_ids: tuple[int, ...] = ()  # what would end it, as far as the model has it: not before min_tokens
     min_tokens: int = 0
+    embeddings: list[Embedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them more
 
     @classmethod
     def from_submit(
@@ -90,6 +97,9 @@ class Sequence:
             priority=submit.priority,
             cache_salt=submit.cache_salt,
             handoff=handoff,
+            media=submit.media,
+            routing_token_ids=submit.routing_token_ids,
+            chunked_until=max(1, submit.media[-1].start + submit.media[-1].length) if submit.media else 1,
             num_tokens=len(prompt),
             stop_ids=stop_ids,
             banned_ids=tuple(sorted(token_id for token_id in ends if 0 <= token_id < vocab_size)),
@@ -112,7 +122,7 @@ class Sequence:
     @property
     def is_decode(self) -> bool:
         """One token is left to compute, and the next one follows from it."""
-        return self.num_tokens - self.num_computed == 1 and self.num_computed > 0
+        return self.num_tokens - self.num_computed == 1 and self.num_computed >= self.chunked_until
 
     @property
     def is_complete(self) -> bool:
@@ -161,9 +171,19 @@ class Sequence:
         parent = known[-1] if known else root_name(self.cache_salt)
         for index in range(len(known), count):
             start = index * tokens_per_block
-            parent = block_name(parent, self.tokens(start, start + tokens_per_block))
+            end = start + tokens_per_block
+            media = media_identity(self.media, start, end) if self.media else b""
+            parent = block_name(parent, self.tokens(start, end), media)
             known.append(parent)
         return known
+
+    def event_tokens(self, start: int, end: int) -> list[int] | None:
+        """Positions ``[start, end)`` as a router knows them. None: media lies there, for which nobody gave ids."""
+        if (routing := self.routing_token_ids) is not None:
+            return routing[start:end] + self.tokens(max(start, len(routing)), max(end, len(routing)))
+        if self.media and media_identity(self.media, start, end):
+            return None
+        return self.tokens(start, end)
 
     def hold(self, slot: int, block_ids: list[int], num_computed: int) -> None:
         """Admission: the sequence now owns a slot and blocks, the first ``num_computed`` tokens' KV among them."""
@@ -182,7 +202,14 @@ class Sequence:
             prompt_token_ids=self.prompt_token_ids,
             output_token_ids=self.output_token_ids,
             seed=self.seed,
+            media=self.media,
         )
+        self.skip_media(num_computed)
+
+    def skip_media(self, num_computed: int) -> None:
+        """Lets go of the embeddings once the KV of all media is there, or in a step under way."""
+        if num_computed >= self.chunked_until:
+            self.embeddings = []
 
     def launch(self, count: int) -> ScheduledSequence:
         """A step computes the next ``count`` tokens: the runner's view of that. Changed in place by the next launch."""
@@ -197,6 +224,9 @@ class Sequence:
             held.new_token_ids = [output[-1] if start < len(prompt) + len(output) else FROM_SLOT]
         else:
             held.new_token_ids = self.tokens(start, end)
+        if self.media:
+            held.embeddings = rows_between(self.media, self.embeddings, start, end)
+            self.skip_media(end)
         if self.min_tokens:
             held.banned_ids = () if self.num_tokens - len(prompt) >= self.min_tokens else self.banned_ids
         self.num_computed = end

@@ -7,17 +7,20 @@ its error, or with the engine's death.
 """
 
 from trtx.torch_engine.llm_args import CacheTransceiverConfig, CudaGraphConfig, KvCacheConfig, LlmArgs, SchedulerConfig
+from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture
+from trtx.torch_engine.llmapi.encoder import MultimodalEncoder
 from trtx.torch_engine.llmapi.llm import LLM
 from trtx.torch_engine.llmapi.offline import OfflineEngine
 from trtx.torch_engine.llmapi.results import (
     CompletionOutput,
     DisaggregatedParams,
+    MediaNeeded,
     RequestError,
     RequestFailed,
     RequestOutput,
 )
 from trtx.torch_engine.llmapi.sampling import SamplingParams
-from trtx.torch_engine.messages import Logprob
+from trtx.torch_engine.messages import Logprob, MediaSpan
 
 __all__ = [
     "LLM",
@@ -25,10 +28,15 @@ __all__ = [
     "CompletionOutput",
     "CudaGraphConfig",
     "DisaggregatedParams",
+    "Embedding",
     "KvCacheConfig",
     "LlmArgs",
     "Logprob",
+    "MediaNeeded",
+    "MediaSpan",
+    "MultimodalEncoder",
     "OfflineEngine",
+    "PreparedPicture",
     "RequestError",
     "RequestFailed",
     "RequestOutput",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trtx.text import StopStrings, TextStream, Tokenizer
@@ -19,6 +20,7 @@ class Choice:
     output: RequestOutput
     siblings: list[int]  # sequence ids of all choices of the request
     stop_strings: StopStrings | None = None
+    on_end: Callable[[], None] | None = None  # called once, when the engine has ended the sequence or will not begin it
     _held_tokens: list[int] = field(default_factory=list)
     _held_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
 

@@ -6,12 +6,15 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from trtx.checkpoint import read_end_ids
+from trtx.checkpoint.vision import read_vision_config
 from trtx.text import (
     TextStream,
     Tokenizer,
@@ -23,11 +26,13 @@ from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 from trtx.torch_engine.llmapi.choices import Choice, find_stops
 from trtx.torch_engine.llmapi.client import EngineClient
+from trtx.torch_engine.llmapi.media import EmbeddingUses, Media, read_media
 from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestOutput, typed
 from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
 from trtx.torch_engine.llmapi.values import is_text, shown
-from trtx.torch_engine.messages import HandoffStats, Submit
+from trtx.torch_engine.messages import Handoff, HandoffStats, MediaSpan, Submit
 from trtx.torch_engine.sampling_plan import SamplingPlan
+from trtx.torch_engine.shared_tensor import SharedTensor
 
 DEFAULT_PRIORITY = 0.5
 Prompt = str | list[int] | Mapping[str, Any]
@@ -66,7 +71,7 @@ class LLM:
             "tokenizer_revision": tokenizer_revision,
         }
         given = {name: value for name, value in given.items() if value is not None} | llm_args
-        path = _model_directory(model)
+        path = model_directory(model)
         self.args: LlmArgs
         self.unsupported_fields: dict[str, str]
         self.args, self.unsupported_fields = resolve_llm_args(str(path), given)
@@ -74,7 +79,9 @@ class LLM:
         self._tokenizer_source = tokenizer
         self._hf_tokenizer: Any = None if isinstance(tokenizer, (str, Path)) else tokenizer
         self._end_ids = read_end_ids(path)
+        self._vision = read_vision_config(path)
         self._client = EngineClient(self.args)
+        self._embeddings = EmbeddingUses(self._client)
         try:
             self._tokenizer = self._load_tokenizer()
             self._ready = self._client.ready.result()
@@ -140,8 +147,15 @@ class LLM:
         conversation_params: Any = None,
         cache_salt: str | None = None,
         priority: float = DEFAULT_PRIORITY,
+        *,
+        media: Sequence[MediaSpan] = (),
+        routing_token_ids: Sequence[int] | None = None,
     ) -> RequestOutput:
         """Starts a request and returns at once. From any thread; no event loop needs to run yet.
+
+        ``inputs`` may hold ``multi_modal_embeddings {"image": [tensor [rows, hidden], …]}``, whose placeholders in the
+        prompt are then expanded. ``media`` and ``routing_token_ids`` are not TensorRT-LLM's: spans of an expanded
+        prompt whose embeddings :meth:`put_embedding` has brought, and what KV events say in place of its ids.
 
         Hints that cannot change the answer (retention, scheduling, conversation, tracing) are accepted without
         effect. Raises RequestError for what changes it and is not supported, ValueError for bad values, RuntimeError
@@ -152,12 +166,15 @@ class LLM:
                 "the torch engine supports no lora_request and no prompt_adapter_request; leave them out"
             )
         sampling = checked_sampling(sampling_params)
-        text, prompt = self._prompt(inputs, sampling)
+        text, prompt, found = self._prompt(inputs, sampling)
         if disaggregated_params is not None and not isinstance(disaggregated_params, DisaggregatedParams):
             raise RequestError(
                 f"disaggregated_params is {shown(disaggregated_params)}; expected DisaggregatedParams or None"
             )
         handoff = disaggregated_params.handoff() if disaggregated_params is not None else None
+        spans = self._spans(media, found, handoff)
+        if spans and sampling.truncate_prompt_tokens is not None:
+            raise RequestError("truncate_prompt_tokens is set for a prompt with media; expected text alone to be cut")
         if handoff is not None and sampling.n > 1:
             raise RequestError(f"n is {sampling.n}; expected 1 for a {handoff.request_type} request")
         if disaggregated_params is not None and disaggregated_params.multimodal_embedding_handles:
@@ -181,12 +198,42 @@ class LLM:
             on_abort=lambda: self._client.abort(sequence_ids),
             text_streams=self._text_streams(sampling) if sampling.detokenize and stops[0] is None else None,
         )
+        routing = typed(list[int] | None, routing_token_ids, "routing_token_ids")
+        keys = list(found.embeddings)
+        on_end = partial(self._embeddings.release, keys) if keys else None
         for index, (sequence_id, plan) in enumerate(zip(sequence_ids, plans, strict=True)):
+            if keys:
+                self._embeddings.acquire(found.embeddings)
             self._client.submit(
-                Choice(index, output, sequence_ids, stops[index]),
-                Submit(sequence_id, prompt, plan, cache_salt, priority, handoff),
+                Choice(index, output, sequence_ids, stops[index], on_end),
+                Submit(sequence_id, prompt, plan, cache_salt, priority, handoff, spans, routing),
             )
         return output
+
+    def _spans(self, stated: Sequence[MediaSpan], found: Media, handoff: Handoff | None) -> list[MediaSpan]:
+        """From the one place of three that says something; where several do, they agree."""
+        handed = handoff.media if handoff is not None and handoff.request_type == "generation_only" else None
+        places: list[list[MediaSpan]] = [
+            typed(list[MediaSpan], one, "media") for one in (stated, found.spans, handed or ())
+        ]
+        spans = next((one for one in places if one), [])
+        if any(one and one != spans for one in places):
+            raise RequestError(
+                "the prompt's media are not those that prefill was given, or were stated twice; state them once"
+            )
+        if spans and self._vision is None:
+            raise RequestError("the request has media, and the model is a text model; send text alone")
+        return spans
+
+    def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
+        """Brings an embedding for prompts submitted after it, until it is dropped. Done once the file has been read,
+        which may go then: with ValueError for one that the model can't use, with RuntimeError where the engine could
+        not take it or died. Raises RequestError for arguments of other types."""
+        return self._client.put_embedding(typed(bytes, key, "key"), typed(SharedTensor, tensor, "tensor"))
+
+    def drop_embeddings(self, keys: Sequence[bytes]) -> None:
+        """What was submitted before keeps what it needs."""
+        self._client.drop_embeddings(typed(list[bytes], keys, "keys"))
 
     def _plan(self, sampling: SamplingParams, choice: int) -> SamplingPlan:
         plan = resolve_sampling(sampling, choice, self._end_ids)
@@ -194,14 +241,11 @@ class LLM:
             raise ValueError("SamplingParams.end_id is None; expected an id, as skip_tokenizer_init is set")
         return plan
 
-    def _prompt(self, inputs: Prompt, sampling: SamplingParams) -> tuple[str | None, list[int]]:
+    def _prompt(self, inputs: Prompt, sampling: SamplingParams) -> tuple[str | None, list[int], Media]:
         text: str | None = None
+        said: Mapping[str, Any] = {}
         if isinstance(inputs, Mapping):
-            extra = [k for k, v in inputs.items() if k not in ("prompt", "prompt_token_ids") and v is not None]
-            if extra:
-                raise RequestError(
-                    f"inputs have {', '.join(extra)}, not supported by the torch engine; send text alone"
-                )
+            said = inputs
             text, inputs = inputs.get("prompt"), inputs.get("prompt_token_ids") or inputs.get("prompt") or []
         if isinstance(inputs, str):
             text = inputs
@@ -216,7 +260,8 @@ class LLM:
             raise RequestError(f"inputs are {shown(inputs)}; expected text, a list of token ids, or a dict with either")
         if sampling.truncate_prompt_tokens is not None:
             token_ids = token_ids[-sampling.truncate_prompt_tokens :]
-        return text, token_ids
+        token_ids, media = read_media(said, token_ids, self._vision)
+        return text, token_ids, media
 
     def _text_streams(self, sampling: SamplingParams) -> list[TextStream] | None:
         if self._tokenizer is None:
@@ -320,7 +365,7 @@ def _one_each(name: str, given: _T | Sequence[_T] | None, count: int) -> list[_T
     return list(given)
 
 
-def _model_directory(model: str | Path) -> Path:
+def model_directory(model: str | Path) -> Path:
     """A local directory as it is; any other name through ``checkpoint``."""
     path = Path(model)
     if path.is_dir():

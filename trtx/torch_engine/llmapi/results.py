@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import msgspec
 
 from trtx.text import TextStream
 from trtx.torch_engine.llmapi.values import shown
-from trtx.torch_engine.messages import Handoff, Logprob, Update
+from trtx.torch_engine.messages import Handoff, Logprob, MediaSpan, Update
 
 
 class RequestError(RuntimeError):
@@ -23,6 +23,19 @@ class RequestError(RuntimeError):
 class RequestFailed(RequestError):
     """One request could not be answered, and there is nothing wrong with it: the model's numbers are none, or the
     engine met an error of its own in it. Every other one is unharmed."""
+
+
+class MediaNeeded(RequestFailed):
+    """The prompt has to be computed here, of which the engine has no embeddings: they never came, or were dropped.
+
+    Put those under ``keys`` and submit it again: as it was, or, where tokens of it have been seen, as a
+    ``generation_only`` request whose ``first_gen_tokens`` are all of them, and which has no ``opaque_state``: a peer's
+    KV has been read, or is not to be had.
+    """
+
+    def __init__(self, text: str, keys: Sequence[bytes]) -> None:
+        super().__init__(text)
+        self.keys = tuple(keys)
 
 
 def typed(kind: Any, value: Any, name: str) -> Any:
@@ -36,7 +49,8 @@ def typed(kind: Any, value: Any, name: str) -> Any:
 
 @dataclass(slots=True, kw_only=True)
 class DisaggregatedParams:
-    """TensorRT-LLM's: what travels from a prefill engine to a decode engine. The torch engine reads the first six."""
+    """TensorRT-LLM's: what travels from a prefill engine to a decode engine. The torch engine reads the first six, and
+    ``media``, which is its own: the spans of a prompt's media, so that decode needs no more of them."""
 
     request_type: Literal["context_only", "generation_only", "context_and_generation"] | None = None
     first_gen_tokens: list[int] | None = None
@@ -55,6 +69,7 @@ class DisaggregatedParams:
     multimodal_item_runs: Any = None
     mrope_position_ids_handle: dict[str, Any] | None = None
     mrope_position_deltas_handle: dict[str, Any] | None = None
+    media: list[MediaSpan] | None = None
 
     def __post_init__(self) -> None:
         known = (None, "context_only", "generation_only", "context_and_generation")

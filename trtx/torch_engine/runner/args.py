@@ -59,23 +59,6 @@ class RunnerArgs:
             )
 
 
-def resolve_device(name: str) -> torch.device:
-    """Raises UsageError when CUDA is asked for and is not there."""
-    if name == "auto":
-        name = "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"device {name!r} is not known; expected auto, cpu or cuda:<index>") from error
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UsageError(f"device {name!r} needs CUDA, which torch {torch.__version__} does not find; use cpu")
-        return torch.device("cuda", device.index or 0)
-    if device.type != "cpu":
-        raise UsageError(f"device {name!r} is not supported; expected auto, cpu or cuda:<index>")
-    return device
-
-
 def capability_of(device: torch.device) -> tuple[int, int] | None:
     """Compute capability; None for a CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

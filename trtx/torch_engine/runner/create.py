@@ -11,11 +11,13 @@ from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.batch import KvGeometry
-from trtx.torch_engine.runner.args import RunnerArgs, capability_of, resolve_device
+from trtx.torch_engine.device import resolve_device
+from trtx.torch_engine.runner.args import RunnerArgs, capability_of
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.kernels import Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
+from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.runner import TorchRunner
 from trtx.torch_engine.runner.sampler import Sampler
@@ -71,7 +73,9 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     cache = KvCache.of(pool, table, weights.kv_scales if cached == FP8_DTYPE else None)
     positions = table.shape[1] * args.tokens_per_block  # whole blocks: no position of a listed block lies outside
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
-    decoder = Decoder(weights, _kernels(config, cache, rotary))
+    mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
+    levels = config.vision.deepstack_levels if config.vision is not None else 0
+    decoder = Decoder(weights, _kernels(config, cache, rotary), mrope=mrope, deepstack_levels=levels)
     sampler = Sampler(args.max_batch_size, config.vocab_size, device)
     graphs = None
     if device.type == "cuda":

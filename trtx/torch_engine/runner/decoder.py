@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.torch_engine.runner.kernels import Kernels, PassInputs
+from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.weights import DecoderWeights
 
 
 class Decoder:
     """Weights and kernels of one device. Holds no request's state: that is the KV cache's, behind the kernels."""
 
-    def __init__(self, weights: DecoderWeights, kernels: Kernels) -> None:
+    def __init__(
+        self, weights: DecoderWeights, kernels: Kernels, *, mrope: Mrope | None = None, deepstack_levels: int = 0
+    ) -> None:
+        """``deepstack_levels``: how many vectors more a row of media has, for the first layers to add to their sums."""
         self._weights = weights
         self._kernels = kernels
+        self.mrope = mrope
+        self._deepstack_levels = deepstack_levels
 
     def hidden(self, inputs: PassInputs) -> Tensor:
         """Writes the KV of every token of the pass; returns ``[num_tokens, hidden]`` after the final norm."""
         kernels, weights = self._kernels, self._weights
         residual = F.embedding(inputs.token_ids, weights.embedding)
-        first = weights.layers[0]
+        if self.mrope is not None and inputs.rotary is None:
+            inputs = replace(inputs, rotary=self.mrope.of_decodes(inputs.positions, inputs.slots))
+        for begin, rows in inputs.media:
+            residual[begin : begin + rows.shape[0]] = rows[:, : residual.shape[1]]
+        first, hidden = weights.layers[0], residual.shape[1]
         normed = kernels.rms_norm(residual, first.input_norm, first.qkv.input_scale)
         for index, layer in enumerate(weights.layers):
             q = kernels.rope_and_write(layer.qkv(normed), index, layer, inputs)
             attended = layer.output(kernels.attend(q, index, inputs, layer.output.input_scale))
             normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, layer.gate_up.input_scale)
             mlp = layer.down(kernels.silu_and_mul(layer.gate_up(normed), layer.down.input_scale))
+            if index < self._deepstack_levels:
+                for begin, rows in inputs.media:
+                    mlp[begin : begin + rows.shape[0]] += rows[:, (index + 1) * hidden : (index + 2) * hidden]
             if index + 1 < len(weights.layers):
                 following = weights.layers[index + 1]
                 normed, residual = kernels.add_rms_norm(mlp, residual, following.input_norm, following.qkv.input_scale)
@@ -36,6 +51,11 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._weights.head.dtype
+
+    @property
+    def media_width(self) -> int:
+        """Columns of a row of media."""
+        return self._weights.embedding.shape[1] * (1 + self._deepstack_levels)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """``[n, hidden]`` to ``[n, vocab]``, in the model's dtype."""

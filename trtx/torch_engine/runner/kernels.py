@@ -33,6 +33,12 @@ class PassInputs:
     positions: Tensor  # [num_tokens] int32
     slots: Tensor  # [num_tokens] int32: row of the block table that each token's sequence has
     spans: Spans | None = None
+    # Of adjacent tokens from the first number on: rows [n, hidden] that the pass takes in place of their embeddings,
+    # with those that the first layers add behind them where the model has any: [n, hidden * (1 + levels)].
+    media: tuple[tuple[int, Tensor], ...] = ()
+    # [num_tokens, head_dim] float32, cosines and sines, of a model with several positions a token; else ``positions``
+    # say which rows of the kernels' own table.
+    rotary: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

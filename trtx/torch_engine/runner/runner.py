@@ -11,13 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trtx.torch_engine.batch import Batch, KvGeometry, Sampled, ScheduledSequence
+from trtx.torch_engine.batch import Batch, Embedding, KvGeometry, Sampled, ScheduledSequence
+from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.runner.decoder import Decoder
+from trtx.torch_engine.runner.embeddings import EmbeddingLoader
 from trtx.torch_engine.runner.graphs import DecodeGraphs
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans, int32
 from trtx.torch_engine.runner.logprobs import RankedLogprobs, prompt_problem
 from trtx.torch_engine.runner.sampler import SampledRows, Sampler
 from trtx.torch_engine.runner.slots import BlockTable
+from trtx.torch_engine.shared_tensor import SharedTensor
 
 _PROMPT_LOGPROB_ROWS = 256  # of the vocabulary in float32: 256 rows of 151,936 are 156 MB
 
@@ -76,7 +79,9 @@ class TorchRunner:
         self._device = pool.device
         self._graphs = graphs
         self._block_table = BlockTable(cache)
+        self._embeddings = EmbeddingLoader(self._device, decoder.media_width, decoder.dtype)
         self._sampler = sampler
+        self.needs_grids = decoder.mrope is not None
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> TorchStep:
@@ -84,6 +89,8 @@ class TorchRunner:
         sequences = batch.sequences
         self._block_table.update(sequences)
         self._sampler.update(sequences)
+        if self._decoder.mrope is not None:
+            self._decoder.mrope.update(sequences)
         num_decodes = 0
         while num_decodes < len(sequences) and _is_decode(sequences[num_decodes]):
             num_decodes += 1
@@ -141,8 +148,12 @@ class TorchRunner:
         positions: list[int] = []
         slots: list[int] = []
         ends: list[int] = []
+        media: list[tuple[int, Tensor]] = []
         for sequence in sequences:
             length = len(sequence.new_token_ids)
+            for part in sequence.embeddings:
+                rows = part.embedding.tensor[part.first : part.first + part.count]
+                media.append((len(tokens) + part.offset, rows))
             tokens += sequence.new_token_ids
             positions += range(sequence.start, sequence.start + length)
             slots += [sequence.slot] * length
@@ -153,7 +164,9 @@ class TorchRunner:
             contexts=int32([sequence.start for sequence in sequences], self._device),
             max_length=max(len(sequence.new_token_ids) for sequence in sequences),
         )
-        return PassInputs(*_upload(tokens, positions, slots, self._device), spans=spans), ends
+        rotary = None if self._decoder.mrope is None else self._decoder.mrope.of_chunks(sequences)
+        uploaded = _upload(tokens, positions, slots, self._device)
+        return PassInputs(*uploaded, spans=spans, media=tuple(media), rotary=rotary), ends
 
     def _prompt_logprobs(self, hidden: Tensor, sequence: ScheduledSequence, count: int) -> list[RankedLogprobs]:
         """Of the prompt tokens that follow this chunk's: ``hidden`` of position p says how likely token p + 1 was."""
@@ -169,9 +182,12 @@ class TorchRunner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def load_embedding(self, shared: SharedTensor) -> Embedding:
+        """See :meth:`trtx.torch_engine.batch.ModelRunner.load_embedding`."""
+        return self._embeddings.load(shared)
+
     def device_memory_bytes(self) -> int:
-        """What torch's allocator holds on the device, CUDA's own context not counted; 0 on a CPU."""
-        return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
+        return device_memory_bytes(self._device)
 
     def close(self) -> None:
         """Frees graphs, weights and pool. The runner must not be used after."""
@@ -182,7 +198,7 @@ class TorchRunner:
 
 
 def _is_decode(sequence: ScheduledSequence) -> bool:
-    return sequence.samples and sequence.start > 0 and len(sequence.new_token_ids) == 1
+    return sequence.samples and sequence.start > 0 and len(sequence.new_token_ids) == 1 and not sequence.embeddings
 
 
 def _upload(

@@ -13,6 +13,7 @@ from torch import Tensor
 from trtx.checkpoint.dense import EMBEDDING, HEAD
 from trtx.checkpoint.formats import Stored
 from trtx.checkpoint.model_config import ModelConfig
+from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import INDEX, weight_files
 from trtx.errors import UsageError
 
@@ -64,7 +65,10 @@ def _stored(
     described = config.quantization.source if config.quantization is not None else "its config.json"
     tied: list[Tensor] = []
     seen: set[str] = set()
-    for name, read in _read(files):
+    for stored_as, read in _read(files):
+        name = decoder_name(config.architecture, stored_as)
+        if name is None:  # the vision tower's, which its own process loads
+            continue
         seen.add(name)
         if config.tied_head and name in (EMBEDDING, HEAD):
             tied.append(read())
@@ -73,8 +77,8 @@ def _stored(
             if name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_head):
                 continue
             raise UsageError(
-                f"{model_dir} holds the tensor {name}, which {config.architecture} as {described} describes it has no "
-                f"place for; expected {_alternative(name)}"
+                f"{model_dir} holds the tensor {stored_as}, which {config.architecture} as {described} describes it "
+                f"has no place for; expected {_alternative(name)}"
             )
         value, wanted = read(), expected[name]
         if value.shape != wanted.shape and not (value.numel() == 1 and wanted.shape == ()):

@@ -42,7 +42,8 @@ class TorchKernels:
         v = v.view(-1, config.num_kv_heads, config.head_dim)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = self.rms_norm(q, weights.q_norm), self.rms_norm(k, weights.k_norm)
-        q, k = self._rotate(q, inputs.positions), self._rotate(k, inputs.positions)
+        angles = self._rotary[inputs.positions.long()] if inputs.rotary is None else inputs.rotary
+        q, k = self._rotate(q, angles), self._rotate(k, angles)
         real = inputs.slots != cache.padding_slot
         positions, slots = inputs.positions[real], inputs.slots[real]
         blocks = cache.block_table[slots.long(), (positions // cache.tokens_per_block).long()].long()
@@ -54,9 +55,10 @@ class TorchKernels:
                 cache.pool[blocks, layer, kind, offsets] = to_fp8(values, cache.scales[layer, kind])
         return q
 
-    def _rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
+    @staticmethod
+    def _rotate(heads: Tensor, angles: Tensor) -> Tensor:
         """``[n, heads, head_dim]``; pairs are (i, i + head_dim / 2), as Hugging Face checkpoints store them."""
-        cos, sin = self._rotary[positions.long()].unsqueeze(1).chunk(2, dim=-1)
+        cos, sin = angles.unsqueeze(1).chunk(2, dim=-1)
         first, second = heads.float().chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
 

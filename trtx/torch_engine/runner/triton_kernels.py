@@ -82,10 +82,12 @@ class TritonKernels:
         heads = 2 if rows < _MANY_ROWS else 16
         grid = (rows, triton.cdiv(config.num_heads + 2 * config.num_kv_heads, heads))
         rope_and_write_kernel[grid](
-            qkv, q, weights.q_norm, weights.k_norm, self._rotary, inputs.positions, inputs.slots,
+            qkv, q, weights.q_norm, weights.k_norm,
+            self._rotary if inputs.rotary is None else inputs.rotary, inputs.positions, inputs.slots,
             self._cache.block_table, self._layers[layer], self._kv_scales[layer],
             config.norm_eps, self._table_width, self._cache.padding_slot, *self._strides,
-            **self._shape, HAS_NORM=weights.q_norm is not None, BLOCK_HEADS=heads,
+            **self._shape, HAS_NORM=weights.q_norm is not None, ROTARY_BY_TOKEN=inputs.rotary is not None,
+            BLOCK_HEADS=heads,
             BLOCK=triton.next_power_of_2(config.head_dim // 2), num_warps=1 if rows < _MANY_ROWS else 4,
         )  # fmt: skip
         return q

@@ -49,12 +49,13 @@ def rope_and_write_kernel(
     qkv, q_out, q_norm, k_norm, rotary, positions, slots, block_table, pool_layer, kv_scales,
     eps, table_width, padding_slot, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
-    HAS_NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_NORM: tl.constexpr, ROTARY_BY_TOKEN: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """``BLOCK_HEADS`` heads of one token a program: q heads go to ``q_out``, k and v heads to the pool's own strides.
 
     ``pool_layer`` is ``pool[:, layer]``; a head of a token is ``HEAD_DIM`` adjacent elements.
-    ``kv_scales``: the layer's two float32 scales of a float8 pool, else None.
+    ``kv_scales``: the layer's two float32 scales of a float8 pool, else None. ``rotary`` has a row a position, or one
+    a token of the pass.
     """
     token = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = HEAD_DIM // 2
@@ -79,8 +80,9 @@ def rope_and_write_kernel(
         a = ((a * scale).to(first.dtype) * low).to(tl.float32)
         b = ((b * scale).to(first.dtype) * high).to(tl.float32)
     position = tl.load(positions + token).to(tl.int64)
-    cos = tl.load(rotary + position * HEAD_DIM + offsets, mask=in_half, other=0.0)
-    sin = tl.load(rotary + position * HEAD_DIM + half + offsets, mask=in_half, other=0.0)
+    angles = rotary + (token if ROTARY_BY_TOKEN else position) * HEAD_DIM + offsets
+    cos = tl.load(angles, mask=in_half, other=0.0)
+    sin = tl.load(angles + half, mask=in_half, other=0.0)
     first = tl.where(is_value, first, (a * cos - b * sin).to(first.dtype))
     second = tl.where(is_value, second, (b * cos + a * sin).to(second.dtype))
 

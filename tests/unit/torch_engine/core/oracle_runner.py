@@ -1,5 +1,7 @@
 """A runner whose KV cells hold (token, position), and whose next token is a hash of what it reads back.
 
+In place of a placeholder's token a cell holds the row that the sequence has for it.
+
 Wrong block tables, positions, stale blocks or a prefix hit on other contents all change the tokens. So does a block
 that is given away too early: its device is as late as one can be, and does a step when its results are asked for.
 """
@@ -18,13 +20,13 @@ from trtx.torch_engine.handoff import FailedRead, FinishedRead, LayoutMismatch, 
 VOCAB = 97
 
 
-def next_token(tokens: Sequence[int], salt: int = 0) -> int:
+def next_token(tokens: Sequence[Any], salt: int = 0) -> int:
     """What an undisturbed model says after ``tokens``."""
     cells = list(zip(tokens, range(len(tokens)), strict=True))
     return int.from_bytes(blake2b(repr((cells, salt)).encode(), digest_size=4).digest(), "little") % VOCAB
 
 
-def undisturbed(prompt: Sequence[int], count: int) -> list[int]:
+def undisturbed(prompt: Sequence[Any], count: int) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(next_token(tokens))
@@ -36,7 +38,7 @@ class Row:
     """What the device was told of one share of a step."""
 
     slot: int
-    tokens: list[int]
+    tokens: list[Any]
     start: int
     blocks: list[int]
     samples: bool
@@ -60,9 +62,10 @@ class OracleRunner:
         self.num_blocks = num_blocks
         self.max_position = max_position
         self.vocab_size = VOCAB
+        self.needs_grids = False
         self.pool: Any = None
         self.bad_token = bad_token
-        self.cells: list[list[tuple[int, int] | None]] = [[None] * tokens_per_block for _ in range(num_blocks)]
+        self.cells: list[list[tuple[Any, int] | None]] = [[None] * tokens_per_block for _ in range(num_blocks)]
         self.slots: dict[int, list[int]] = {}  # slot -> the block list it was told of
         self.last_tokens: dict[int, int] = {}  # of slots
         self.queue: deque[OracleStep] = deque()  # launched, results not asked for
@@ -77,7 +80,7 @@ class OracleRunner:
         used: set[int] = set()
         rows = []
         for s in batch.sequences:
-            is_decode = len(s.new_token_ids) == 1 and s.samples and s.start > 0
+            is_decode = len(s.new_token_ids) == 1 and s.samples and s.start > 0 and not s.embeddings
             assert s.new_token_ids, "a share computes at least one token"
             assert FROM_SLOT not in s.new_token_ids or (is_decode and not s.is_first)
             assert not (is_decode and seen_prompt), "decodes come before prompt chunks"
@@ -87,7 +90,11 @@ class OracleRunner:
             if s.is_first:
                 self.slots[s.slot] = s.block_ids
             assert self.slots[s.slot] is s.block_ids, "the block list stays the sequence's own while it holds the slot"
-            rows.append(Row(s.slot, list(s.new_token_ids), s.start, list(s.block_ids), s.samples))
+            tokens: list[Any] = list(s.new_token_ids)
+            for part in s.embeddings:
+                end = part.first + part.count
+                tokens[part.offset : part.offset + part.count] = part.embedding.tensor[part.first : end]
+            rows.append(Row(s.slot, tokens, s.start, list(s.block_ids), s.samples))
         self.steps.append((len(rows), sum(len(row.tokens) for row in rows)))
         self.largest_batch = max(self.largest_batch, len(rows))
         self.queue.append(OracleStep(self, rows))
@@ -114,6 +121,9 @@ class OracleRunner:
             self.last_tokens[row.slot] = 0 if is_bad else token
             results.append(Sampled(None, error="no number") if is_bad else Sampled(token))
         return results
+
+    def load_embedding(self, shared: Any) -> Any:
+        raise AssertionError("the core asks for none: the thread that reads its socket does")
 
     def device_memory_bytes(self) -> int:
         return 0

@@ -1,0 +1,134 @@
+"""Embeddings over NIXL between two processes that share no directory, CPU to CPU, with deaths at either end."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from embedding_peer import DTYPE, WIDTH, Exporter, embedding
+
+from trtx.torch_engine.embeddings import (
+    EmbeddingExports,
+    EmbeddingGone,
+    EmbeddingHandle,
+    EmbeddingMismatch,
+    EmbeddingReader,
+)
+from trtx.torch_engine.shared_tensor import open_shared, remove_shared, share
+
+ARENA = 16 << 20
+ROWS = 577  # of LLaVA 1.5 with its class token: the last block is part full
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[EmbeddingReader]:
+    started = EmbeddingReader(arena_bytes=ARENA)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def exporter(tmp_path: Path) -> Iterator[Callable[[float], Exporter]]:
+    started: list[Exporter] = []
+
+    def start(lease_s: float) -> Exporter:
+        started.append(Exporter(tmp_path / str(len(started)), arena_bytes=ARENA, lease_s=lease_s))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def read(reader: EmbeddingReader, handle: EmbeddingHandle) -> torch.Tensor:
+    taken = reader.read(handle, width=WIDTH, dtype=DTYPE)
+    rows = open_shared(taken)
+    remove_shared(taken)
+    return rows
+
+
+def until(holds: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_rows_arrive_bit_for_bit_and_their_lease_ends(
+    reader: EmbeddingReader, exporter: Callable[[float], Exporter]
+) -> None:
+    peer = exporter(60)
+    handles = [peer.offer(seed, rows) for seed, rows in ((1, ROWS), (2, 1), (3, 64))]
+    assert peer.ask("held") == [3, (ROWS + 1 + 64) * WIDTH * 2, 0]
+    for seed, handle in reversed(list(enumerate(handles, start=1))):
+        assert torch.equal(read(reader, handle), embedding(seed, handle.tensor_size[0]))
+    until(lambda: peer.ask("held") == [0, 0, 0])
+    with pytest.raises(EmbeddingMismatch, match="4096 columns of bfloat16; expected 4097"):
+        reader.read(peer.offer(4, 1), width=WIDTH + 1, dtype=DTYPE)
+
+
+def test_the_arena_is_bounded_at_both_ends(reader: EmbeddingReader, exporter: Callable[[float], Exporter]) -> None:
+    peer = exporter(60)
+    rows = ARENA // (WIDTH * 2)
+    whole = peer.offer(1, rows)
+    assert "arena for NIXL" in peer.ask("offer", 2, 1)
+    assert peer.ask("held")[0] == 1
+    assert torch.equal(read(reader, whole), embedding(1, rows))
+    until(lambda: peer.ask("held")[0] == 0)
+    peer.offer(2, 1)
+    small = EmbeddingReader(arena_bytes=1 << 20)
+    with pytest.raises(EmbeddingMismatch, match="expected at most 1048576"):
+        small.read(whole, width=WIDTH, dtype=DTYPE)
+    small.close()
+
+
+def test_a_killed_exporter_costs_its_own_embeddings_alone(
+    reader: EmbeddingReader, exporter: Callable[[float], Exporter]
+) -> None:
+    dead, alive = exporter(10), exporter(60)
+    read(reader, dead.offer(1, ROWS))  # so that the reader is connected
+    lost = dead.offer(2, ROWS)
+    dead.process.send_signal(signal.SIGKILL)
+    dead.process.wait()
+    with pytest.raises(EmbeddingGone, match="encode"):
+        read(reader, lost)
+    never = EmbeddingReader(arena_bytes=1 << 23)  # one that was not connected to it
+    with pytest.raises(EmbeddingGone, match="encode"):
+        read(never, lost)
+    never.close()
+    assert torch.equal(read(reader, alive.offer(3, ROWS)), embedding(3, ROWS))
+
+
+def test_a_frozen_exporter_is_given_up_at_the_deadline(
+    reader: EmbeddingReader, exporter: Callable[[float], Exporter]
+) -> None:
+    """UCX copies CPU memory of the same host without the other's help, so that a frozen one may be read all the same;
+    over a network it would not answer. Either way nobody waits past the deadline, and the reader goes on."""
+    frozen, alive = exporter(3), exporter(60)
+    handle = frozen.offer(1, ROWS)
+    frozen.process.send_signal(signal.SIGSTOP)
+    try:
+        rows = read(reader, handle)
+    except EmbeddingGone as error:
+        assert "deadline" in str(error) or "gone" in str(error)
+    else:
+        assert torch.equal(rows, embedding(1, ROWS))
+    assert time.time() < handle.deadline_s + 20
+    frozen.process.send_signal(signal.SIGCONT)
+    assert torch.equal(read(reader, alive.offer(2, ROWS)), embedding(2, ROWS))
+
+
+def test_a_reader_that_never_comes_costs_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    exports = EmbeddingExports(arena_bytes=1 << 20, lease_s=0.2)
+    exports.offer(b"", share(embedding(1, 8)), None)
+    until(lambda: (exports.leases, exports.leased_bytes, exports.expired) == (0, 0, 1))
+    whole = (1 << 20) // (WIDTH * 2)
+    assert exports.offer(b"", share(embedding(1, whole)), None).nixl is not None  # all blocks are free again
+    exports.close()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,344 @@
+"""Images through the real frontend and real workers: the same answers in every topology, cached or not."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+from topology_clients import trtx_serve, wait_until
+
+from trtx.topology import Plan
+
+MODEL = "synthetic:tiny-vl"
+ROWS = 25  # of each picture, in this model
+CONTEXT = 400
+HTTP = httpx.Client(timeout=120, trust_env=False)
+
+
+def picture(color: Any, size: tuple[int, int] = (40, 30)) -> dict[str, Any]:
+    """A message's part."""
+    file = io.BytesIO()
+    Image.new("RGB", size, color).save(file, "PNG")
+    return {"type": "image_url", "image_url": {"url": data_url(file.getvalue())}}
+
+
+def data_url(file: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+RED, BLUE, TALL = picture("red"), picture("blue"), picture("green", (20, 90))
+# Each as messages, with how many pictures are in it.
+QUESTIONS: dict[str, tuple[list[dict[str, Any]], int]] = {
+    "none": ([{"role": "user", "content": [text("what is it")]}], 0),
+    "red": ([{"role": "user", "content": [text("what is it"), RED]}], 1),
+    "blue": ([{"role": "user", "content": [text("what is it"), BLUE]}], 1),
+    "tall": ([{"role": "user", "content": [TALL, text("what is it")]}], 1),
+    "red, blue": ([{"role": "user", "content": [text("these"), RED, BLUE]}], 2),
+    "blue, red": ([{"role": "user", "content": [text("these"), BLUE, RED]}], 2),
+    "one twice": ([{"role": "user", "content": [RED, text("and"), RED]}], 2),
+    "two messages": (
+        [
+            {"role": "user", "content": [text("one"), RED]},
+            {"role": "assistant", "content": "red"},
+            {"role": "user", "content": [BLUE, text("and this")]},
+        ],
+        2,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    plan: Plan
+
+    def post(self, messages: list[dict[str, Any]], **more: Any) -> httpx.Response:
+        body = {"model": self.plan.model, "messages": messages, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+        return HTTP.post(f"{self.plan.url}/v1/chat/completions", json=body | more)
+
+    def ask(self, messages: list[dict[str, Any]], **more: Any) -> str:
+        answer = self.post(messages, **more)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    def refused(self, *parts: dict[str, Any]) -> tuple[int, str]:
+        answer = self.post([{"role": "user", "content": list(parts)}])
+        return answer.status_code, answer.json()["message"]
+
+    def metric(self, worker: str, family: str, **labels: str) -> float:
+        """Summed over what ``labels`` leave open."""
+        port = next(one.system_port for one in self.plan.workers if one.name == worker)
+        families = text_string_to_metric_families(HTTP.get(f"http://127.0.0.1:{port}/metrics").text)
+        samples = [sample for one in families for sample in one.samples if sample.name in (family, f"{family}_total")]
+        return sum(one.value for one in samples if labels.items() <= one.labels.items())
+
+    def tensors(self) -> list[Path]:
+        """Files of pictures and embeddings that nobody has removed."""
+        return [*self.plan.scratch_dir.glob("*.tensor"), *self.plan.scratch_dir.glob("*.partial")]
+
+
+SERVED = ("--engine", "torch", "--model", MODEL, "--set", f"max_seq_len={CONTEXT}", "--decode-processes", "1")
+ALL_IN_ONE: tuple[str, ...] = ()
+E_P_D = ("--mode", "disagg", "--encode", "1")
+
+
+@pytest.fixture(scope="module")
+def topologies() -> Iterator[dict[tuple[str, ...], Served]]:
+    with ExitStack() as stack:
+        commands = {options: stack.enter_context(trtx_serve(*SERVED, *options)) for options in (ALL_IN_ONE, E_P_D)}
+        yield {options: Served(command.wait_ready(150)) for options, command in commands.items()}
+
+
+@pytest.fixture(scope="module")
+def agg(topologies: dict[tuple[str, ...], Served]) -> Served:
+    return topologies[ALL_IN_ONE]
+
+
+@pytest.fixture(scope="module")
+def disagg(topologies: dict[tuple[str, ...], Served]) -> Served:
+    return topologies[E_P_D]
+
+
+def test_an_answer_is_the_same_with_and_without_encode_workers_streamed_or_not_cached_or_not(
+    agg: Served, disagg: Served
+) -> None:
+    answers = {}
+    for name, (messages, _) in QUESTIONS.items():
+        answers[name] = agg.ask(messages)
+        assert disagg.ask(messages) == answers[name], name
+        assert agg.ask(messages) == disagg.ask(messages) == answers[name], f"{name}, cached"
+    assert len({*answers.values()}) == len(answers), "another picture, or another order, is another answer"
+    messages, _ = QUESTIONS["two messages"]
+    for served in (agg, disagg):
+        lines = served.post(messages, stream=True).text.splitlines()
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        told = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
+        assert told == answers["two messages"]
+
+
+def test_a_response_takes_images_as_chat_does(agg: Served) -> None:
+    parts = [
+        {"type": "input_text", "text": "what is it"},
+        {"type": "input_image", "image_url": RED["image_url"]["url"]},
+    ]
+    body = {"model": agg.plan.model, "input": [{"role": "user", "content": parts}], "max_output_tokens": 4}
+    answer = HTTP.post(f"{agg.plan.url}/v1/responses", json=body | {"temperature": 0})
+    assert answer.status_code == 200, answer.text
+    told = "".join(part["text"] for one in answer.json()["output"] for part in one["content"])
+    assert told and agg.ask(QUESTIONS["red"][0]).startswith(told)
+
+
+def test_prompt_tokens_count_the_rows_of_pictures(agg: Served, disagg: Served) -> None:
+    for served in (agg, disagg):
+        counts = {
+            name: served.post(messages).json()["usage"]["prompt_tokens"] for name, (messages, _) in QUESTIONS.items()
+        }
+        assert counts["red"] == counts["none"] + ROWS  # one placeholder is a token itself, and has become 25
+        assert counts["red"] == counts["blue"] and counts["red, blue"] == counts["blue, red"]
+
+
+def test_each_picture_is_encoded_once_and_decode_looks_at_none(agg: Served, disagg: Served) -> None:
+    new = [picture((10, 20, shade)) for shade in range(4)]
+    for served, encoder, looker in ((agg, "agg-0", "agg-0"), (disagg, "encode-0", "prefill-0")):
+        encoded = served.metric(encoder, "trtx_media_pictures", stage="encode")
+        hits = served.metric(looker, "trtx_embedding_cache_lookups", outcome="hit")
+        for count in (2, 4, 3):  # the second a partial hit, the third one of all
+            served.ask([{"role": "user", "content": [text(f"{count}"), *new[:count]]}])
+        assert served.metric(encoder, "trtx_media_pictures", stage="encode") == encoded + 4
+        assert served.metric(looker, "trtx_embedding_cache_lookups", outcome="hit") == hits + 2 + 3
+        assert served.metric(looker, "trtx_embedding_cache_pinned_bytes") == 0
+    assert disagg.metric("prefill-0", "trtx_media_pictures", stage="encode") == 0
+    assert disagg.metric("decode-0", "trtx_embedding_cache_lookups") == 0
+    held = disagg.metric("encode-0", "trtx_embedding_cache_pictures")
+    assert len(disagg.tensors()) == held, "what an encoder keeps, and nothing else"
+    assert agg.tensors() == []
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "says"),
+    [
+        (text("an <image> in words"), 400, "the prompt has 1 image placeholders and the request 0 images"),
+        ({"type": "image_url", "image_url": {"url": data_url(b"no picture")}}, 415, "is no picture of a kind"),
+        ({"type": "image_url", "image_url": {"url": data_url(b"\x89PNG\r\n\x1a\n")}}, 400, "broken or cut short"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, 403, "--allowed-media-path"),
+        ({"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}, 403, "--allow-http-media"),
+        ({"type": "image_url", "image_url": {"url": "https://127.0.0.1/a.png"}}, 403, "127.0.0.1"),
+        ({"type": "image_url", "image_url": None, "uuid": "a"}, 400, "comes with a uuid alone"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, 400, "brings video_url"),
+    ],
+    ids=["placeholder", "no picture", "truncated", "file", "http", "private", "uuid", "video"],
+)  # fmt: skip
+def test_what_is_no_picture_is_refused_with_its_status_and_one_sentence(
+    agg: Served, disagg: Served, part: dict[str, Any], status: int, says: str
+) -> None:
+    """Behind a prefill worker Dynamo 1.4.2 knows 400 alone."""
+    for served in (agg, disagg):
+        code, said = served.refused(text("what is it"), part)
+        assert (code, says in said) == (400 if served is disagg else status, True), said
+        assert len(said) < 300 and "\n" not in said
+    assert disagg.ask(QUESTIONS["red"][0]) == agg.ask(QUESTIONS["red"][0]), "nobody else is harmed"
+
+
+def test_too_many_images_are_refused(agg: Served) -> None:
+    code, said = agg.refused(*[RED] * 17)
+    assert (code, said) == (400, "the request brings 17 images, expected at most 16")
+
+
+def test_images_that_expand_past_the_context_are_refused(agg: Served) -> None:
+    code, said = agg.refused(*[RED] * 16)
+    assert code == 400 and f"and the context holds {CONTEXT} together with the output" in said
+
+
+def test_an_image_of_40_megabytes_is_a_413_and_one_of_30_is_served(disagg: Served) -> None:
+    """Dynamo's own limits let it reach a worker, whose connection and place in the routing it then costs."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(file, "PNG")
+    small = file.getvalue()
+    # A PNG whose end has come is read no further.
+    try:
+        code = disagg.post(messages_with(small + bytes(40 << 20))).status_code
+    except httpx.WriteError:  # the frontend has answered, and reads no more of it
+        code = 413
+    assert code == 413
+    assert disagg.post(messages_with(small + bytes(30 << 20))).status_code == 200
+    assert disagg.ask(QUESTIONS["none"][0])
+
+
+def messages_with(file: bytes) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(file)}}]}]
+
+
+def test_mixed_requests_get_the_answers_of_their_own_pictures(agg: Served, disagg: Served) -> None:
+    asked = [
+        [{"role": "user", "content": [text("mixed"), picture((shade * 20, 255 - shade, 7))]}] for shade in range(12)
+    ]
+    expected = [agg.ask(messages) for messages in asked]
+    with ThreadPoolExecutor(8) as pool:
+        for served in (agg, disagg):
+            assert [*pool.map(served.ask, [*asked, *asked])] == expected * 2
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("options", [("--encode", "2"), ("--mode", "disagg")], ids=" ".join)
+def test_the_other_topologies_answer_the_same(agg: Served, options: tuple[str, ...]) -> None:
+    with trtx_serve("--engine", "torch", "--model", MODEL, *options) as command:
+        served = Served(command.wait_ready(150))
+        for name, (messages, _) in QUESTIONS.items():
+            assert served.ask(messages) == served.ask(messages) == agg.ask(messages), name
+
+
+@pytest.mark.proof
+def test_an_encode_worker_that_is_killed_costs_no_answer(agg: Served) -> None:
+    asked = [[{"role": "user", "content": [text("what"), picture((shade, 90, 200))]}] for shade in range(0, 240, 8)]
+    expected = [agg.ask(messages) for messages in asked]
+    with trtx_serve("--engine", "torch", "--model", MODEL, "--encode", "1") as command:
+        served = Served(command.wait_ready(150))
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(served.ask, messages) for messages in asked]
+            answers[3].result()
+            os.kill(command.pid_of("encode-0"), signal.SIGKILL)
+            assert [answer.result() for answer in answers] == expected
+        assert served.metric("agg-0", "trtx_encoder_fallbacks") > 0
+        wait_until(lambda: "encode-0 is registered after" in command.text().partition("starts again")[2], 120, "again")
+        encoded = served.metric("encode-0", "trtx_media_pictures", stage="encode")
+        new = [{"role": "user", "content": [text("what"), picture((1, 2, 3))]}]
+        assert served.ask(new) == agg.ask(new)
+        assert served.metric("encode-0", "trtx_media_pictures", stage="encode") == encoded + 1
+
+
+@pytest.mark.proof
+def test_a_decode_worker_that_has_to_compute_a_prompt_looks_at_its_pictures_itself(agg: Served) -> None:
+    """Its pool is too small for all of them: some are preempted, and their prompts computed anew."""
+    asked = [[{"role": "user", "content": [text("what is it"), picture((shade * 30, 9, 80))]}] for shade in range(6)]
+    expected = [agg.ask(messages, max_tokens=90) for messages in asked]
+    with trtx_serve(
+        "--engine", "torch", "--model", MODEL, *E_P_D, "--set", "decode.kv_cache_config.max_tokens=384"
+    ) as command:  # fmt: skip
+        served = Served(command.wait_ready(150))
+        with ThreadPoolExecutor(6) as pool:
+            for _ in range(3):
+                assert [*pool.map(lambda one: served.ask(one, max_tokens=90), asked)] == expected
+        assert served.metric("decode-0", "trtx_embedding_cache_lookups", outcome="miss") > 0
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("shape", ["tiny-qwen2.5-vl", "tiny-qwen3-vl"])
+def test_models_with_three_positions_answer_the_same_with_and_without_encode_workers(shape: str) -> None:
+    with ExitStack() as stack:
+        one, other = (
+            Served(stack.enter_context(trtx_serve("--model", f"synthetic:{shape}", *options)).wait_ready(150))
+            for options in (ALL_IN_ONE, E_P_D)
+        )
+        answers = {}
+        for name, (messages, _) in QUESTIONS.items():
+            answers[name] = one.ask(messages)
+            assert other.ask(messages) == one.ask(messages) == other.ask(messages) == answers[name], name
+        assert len({*answers.values()}) == len(answers)
+
+
+@pytest.mark.proof
+def test_the_kv_router_sends_an_image_back_to_the_worker_that_has_it() -> None:
+    """By the ids that Dynamo's frontend routes by: it knows Qwen's processor."""
+    shades = [picture((shade, 255 - shade, 40), (336, 224)) for shade in range(0, 240, 20)]
+    with trtx_serve(
+        "--model", "synthetic:tiny-qwen2.5-vl", "--workers", "2", "--router-mode", "kv",
+        "--set", "kv_cache_config.tokens_per_block=16",
+    ) as command:  # fmt: skip
+        served = Served(command.wait_ready(150))
+
+        def cached(part: dict[str, Any], words: str) -> int:
+            answer = served.post([{"role": "user", "content": [part, text(words)]}], max_tokens=1)
+            return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        rows = 12 * 8
+        for part in shades:
+            cached(part, "first")
+        wait_until(lambda: all(cached(part, "heard of") >= rows - 16 for part in shades), 60, "the router knows all")
+        hits = [cached(part, f"words of round {number}") >= rows - 16 for number in range(3) for part in shades]
+        assert all(hits), f"{sum(hits)} of {len(hits)}"
+
+
+@pytest.mark.proof
+def test_many_requests_with_cancellations_leave_nothing_and_mix_nothing_up(agg: Served) -> None:
+    pictures = [picture((shade * 5, (shade * 91) % 256, 255 - shade * 5)) for shade in range(50)]
+    asked = [[{"role": "user", "content": [text("which"), part]}] for part in pictures]
+    expected = [agg.ask(messages) for messages in asked]
+    with trtx_serve("--engine", "torch", "--model", MODEL, *E_P_D) as command:
+        served = Served(command.wait_ready(150))
+
+        def one(number: int) -> bool:
+            """One of five goes away while it is answered."""
+            messages, answer = asked[number * 7 % 50], expected[number * 7 % 50]
+            if number % 5:
+                return served.ask(messages) == answer
+            body = {"model": served.plan.model, "messages": messages, "max_tokens": 200, "stream": True}
+            with HTTP.stream("POST", f"{served.plan.url}/v1/chat/completions", json=body) as stream:
+                next(stream.iter_bytes())
+            return True
+
+        with ThreadPoolExecutor(32) as pool:
+            assert all(pool.map(one, range(1000)))
+        wait_until(
+            lambda: all(served.metric(one.name, "trtx_open_requests") == 0 for one in served.plan.workers), 30, "ended"
+        )
+        assert served.metric("encode-0", "trtx_media_pictures", stage="encode") == 50
+        assert served.metric("prefill-0", "trtx_embedding_cache_lookups", outcome="miss") == 50
+        assert served.metric("prefill-0", "trtx_embedding_cache_pinned_bytes") == 0
+        wait_until(lambda: served.metric("prefill-0", "trtx_leases") == 0, 90, "no lease is left")
+        assert len(served.tensors()) == 50, "one of each picture, which the encode worker keeps"

@@ -1,0 +1,41 @@
+"""docs/multimodal.md says each limit with its default, and each status that a medium's fault may have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+from trtx.media import MediaLimits, media_fields
+from trtx.media.errors import Status
+
+ROOT = Path(__file__).parents[3]
+DOCUMENT = (ROOT / "docs" / "multimodal.md").read_text(encoding="utf-8")
+
+
+def section(heading: str) -> str:
+    return DOCUMENT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def test_every_limit_stands_there_with_its_default() -> None:
+    told = dict(re.findall(r"^\| `--([a-z-]+)` \| (\S+) \|", section("Limits"), re.MULTILINE))
+    shown = {None: "none", False: "off"}
+    expected = {
+        name.replace("_", "-"): shown.get(field.default, str(field.default))
+        for name, field in MediaLimits.model_fields.items()
+    }
+    assert told == expected
+
+
+def test_every_limit_has_a_help_text_of_its_own() -> None:
+    helps = [record.help for record in media_fields().values()]
+    assert list(media_fields()) == list(MediaLimits.model_fields)
+    assert all(text.endswith(".") for text in helps) and len(set(helps)) == len(helps)
+
+
+def test_every_status_stands_there_and_is_raised_somewhere() -> None:
+    told = [int(status) for status in re.findall(r"^\| (\d{3}) \|", section("What bad input gets"), re.MULTILINE)]
+    assert told == sorted(get_args(Status))
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "trtx" / "media").rglob("*.py"))
+    raised = {int(status) for status in re.findall(r"(?:MediaError|Refused)\(\s*(\d{3})", sources)}
+    assert raised == set(told)

@@ -1,0 +1,102 @@
+"""The tensors of a vision tower and its projector, from a wrapper's config: what random weights are drawn for, and what
+a plan counts. Names as transformers writes them (5.23). The tower itself is transformers' module, which checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+Tensors = dict[str, tuple[int, ...]]
+
+
+def _linear(name: str, rows: int, columns: int, *, bias: bool = True) -> Tensors:
+    return {f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if bias else {})
+
+
+def _layer_norm(name: str, width: int) -> Tensors:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def _llava(config: Mapping[str, Any]) -> Tensors:
+    """CLIP's tower, whole, and the two linear modules of LLaVA's projector."""
+    tower, text = config["vision_config"], config["text_config"]
+    width, inner, patch = tower["hidden_size"], tower["intermediate_size"], tower["patch_size"]
+    at = "vision_tower.embeddings"
+    found: Tensors = {
+        f"{at}.class_embedding": (width,),
+        f"{at}.patch_embedding.weight": (width, 3, patch, patch),
+        f"{at}.position_embedding.weight": ((tower["image_size"] // patch) ** 2 + 1, width),
+    }
+    found |= _layer_norm("vision_tower.pre_layrnorm", width)  # CLIP's own spelling
+    for layer in range(tower["num_hidden_layers"]):
+        at = f"vision_tower.encoder.layers.{layer}"
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            found |= _linear(f"{at}.self_attn.{name}", width, width)
+        found |= _linear(f"{at}.mlp.fc1", inner, width) | _linear(f"{at}.mlp.fc2", width, inner)
+        found |= _layer_norm(f"{at}.layer_norm1", width) | _layer_norm(f"{at}.layer_norm2", width)
+    found |= _layer_norm("vision_tower.post_layernorm", width)
+    chosen, hidden = config.get("vision_feature_layer", -2), text["hidden_size"]
+    has_bias = config.get("multimodal_projector_bias", True)
+    columns = width * (len(chosen) if isinstance(chosen, list) else 1)
+    found |= _linear("multi_modal_projector.linear_1", hidden, columns, bias=has_bias)
+    return found | _linear("multi_modal_projector.linear_2", hidden, hidden, bias=has_bias)
+
+
+def _qwen2_5_vl(config: Mapping[str, Any]) -> Tensors:
+    """Blocks of RMS norms and a gated MLP, and the merger."""
+    tower, at = config["vision_config"], "visual"
+    width, inner = tower["hidden_size"], tower["intermediate_size"]
+    found = _patches(at, tower)
+    for layer in range(tower["depth"]):
+        block = f"{at}.blocks.{layer}"
+        found |= {f"{block}.norm1.weight": (width,), f"{block}.norm2.weight": (width,)}
+        found |= _linear(f"{block}.attn.qkv", 3 * width, width) | _linear(f"{block}.attn.proj", width, width)
+        found |= _linear(f"{block}.mlp.gate_proj", inner, width) | _linear(f"{block}.mlp.up_proj", inner, width)
+        found |= _linear(f"{block}.mlp.down_proj", width, inner)
+    merged = width * tower["spatial_merge_size"] ** 2
+    found[f"{at}.merger.ln_q.weight"] = (width,)
+    found |= _linear(f"{at}.merger.mlp.0", merged, merged)
+    return found | _linear(f"{at}.merger.mlp.2", tower["out_hidden_size"], merged)
+
+
+def _qwen3_vl(config: Mapping[str, Any]) -> Tensors:
+    """Blocks of layer norms, learned positions, the merger, and one more for each level of the deepstack."""
+    tower, at = config["vision_config"], "model.visual"
+    width, inner = tower["hidden_size"], tower["intermediate_size"]
+    found = _patches(at, tower) | {f"{at}.patch_embed.proj.bias": (width,)}
+    found[f"{at}.pos_embed.weight"] = (tower["num_position_embeddings"], width)
+    for layer in range(tower["depth"]):
+        block = f"{at}.blocks.{layer}"
+        found |= _layer_norm(f"{block}.norm1", width) | _layer_norm(f"{block}.norm2", width)
+        found |= _linear(f"{block}.attn.qkv", 3 * width, width) | _linear(f"{block}.attn.proj", width, width)
+        found |= _linear(f"{block}.mlp.linear_fc1", inner, width) | _linear(f"{block}.mlp.linear_fc2", width, inner)
+    merged = width * tower["spatial_merge_size"] ** 2
+    levels = [f"deepstack_merger_list.{level}" for level in range(len(tower["deepstack_visual_indexes"]))]
+    for merger in ("merger", *levels):
+        found |= _layer_norm(f"{at}.{merger}.norm", width if merger == "merger" else merged)
+        found |= _linear(f"{at}.{merger}.linear_fc1", merged, merged)
+        found |= _linear(f"{at}.{merger}.linear_fc2", tower["out_hidden_size"], merged)
+    return found
+
+
+def _patches(at: str, tower: Mapping[str, Any]) -> Tensors:
+    patch = tower["patch_size"]
+    return {f"{at}.patch_embed.proj.weight": (tower["hidden_size"], 3, tower["temporal_patch_size"], patch, patch)}
+
+
+_TOWERS: MappingProxyType[str, Callable[[Mapping[str, Any]], Tensors]] = MappingProxyType(
+    {
+        "LlavaForConditionalGeneration": _llava,
+        "Qwen2_5_VLForConditionalGeneration": _qwen2_5_vl,
+        "Qwen3VLForConditionalGeneration": _qwen3_vl,
+    }
+)
+
+
+def tower_tensors(config: Mapping[str, Any]) -> Tensors:
+    """Shapes by stored name, of a whole ``config.json`` that :func:`trtx.checkpoint.vision.parse_vision` has taken;
+    none where its architecture nests no decoder."""
+    tensors = _TOWERS.get(str(config["architectures"][0]))
+    return tensors(config) if tensors is not None else {}

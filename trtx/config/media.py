@@ -1,0 +1,102 @@
+"""What clients may hand in besides text, and how much of it: one record each, which the options are made of.
+
+An option is the field's name with dashes; its type, default and bounds are the field's, its help and metavar the
+record's. Nothing else states them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaField:
+    """Stands in the ``Annotated`` of each field of :class:`MediaLimits`."""
+
+    help: str  # of its option: effect and unit; the default is added where the field has one
+    metavar: str | None = None  # None: a switch
+
+
+class MediaLimits(BaseModel):
+    """What a worker takes from clients. Frozen; every bound is one that a test of ``tests/unit/media`` runs into."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    allowed_media_path: Annotated[
+        Path | None,
+        MediaField(help="Directory whose files clients may name with file: URLs. Default: none.", metavar="DIR"),
+    ] = None
+    allow_http_media: Annotated[
+        bool, MediaField(help="Fetch media over plain http: too; https: is always allowed.")
+    ] = False
+    allow_private_media: Annotated[
+        bool,
+        MediaField(
+            help="Fetch media from loopback and private networks too; link-local and special ranges stay refused."
+        ),
+    ] = False
+    max_media_bytes: Annotated[
+        int, Field(ge=1, le=4 * _GIB), MediaField(help="Largest file of one medium, in bytes.", metavar="BYTES")
+    ] = 32 * _MIB
+    max_image_pixels: Annotated[
+        int,
+        Field(ge=1, le=1 << 30),
+        MediaField(help="Largest picture, in pixels; read from its header before anything is decoded.", metavar="N"),
+    ] = 50_000_000
+    max_images: Annotated[
+        int, Field(ge=0, le=4096), MediaField(help="Pictures in one request; 0 refuses all.", metavar="N")
+    ] = 16
+    media_timeout_s: Annotated[
+        float,
+        Field(gt=0, le=3600),
+        MediaField(help="Longest time to fetch one medium, redirects included, in seconds.", metavar="SECONDS"),
+    ] = 20.0
+    media_idle_s: Annotated[
+        float,
+        Field(gt=0, le=3600),
+        MediaField(help="Longest silence of a server that media are fetched from, in seconds.", metavar="SECONDS"),
+    ] = 5.0
+    media_memory_bytes: Annotated[
+        int,
+        Field(ge=1, le=1 << 40),
+        MediaField(
+            help="Files of all requests that a worker holds at a time, in bytes; more are refused with 429.",
+            metavar="BYTES",
+        ),
+    ] = _GIB
+    decode_processes: Annotated[
+        int, Field(ge=1, le=256), MediaField(help="Processes of a worker that decode pictures.", metavar="N")
+    ] = 2
+    decode_queue: Annotated[
+        int,
+        Field(ge=0, le=65536),
+        MediaField(help="Pictures that may wait for such a process; more are refused with 429.", metavar="N"),
+    ] = 128
+    decode_timeout_s: Annotated[
+        float,
+        Field(gt=0, le=3600),
+        MediaField(help="Longest time to decode and prepare one picture, in seconds.", metavar="SECONDS"),
+    ] = 20.0
+    decode_memory_bytes: Annotated[
+        int,
+        Field(ge=64 * _MIB, le=1 << 40),
+        MediaField(help="Memory that decoding may take in each such process, in bytes.", metavar="BYTES"),
+    ] = 1536 * _MIB  # for 50 million pixels: docs/multimodal.md
+
+
+@functools.cache
+def media_fields() -> Mapping[str, MediaField]:
+    """The records by field, in the order of help."""
+    return {
+        name: next(one for one in field.metadata if isinstance(one, MediaField))
+        for name, field in MediaLimits.model_fields.items()
+    }

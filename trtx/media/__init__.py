@@ -1,0 +1,32 @@
+"""What clients send besides text: fetched with care, decoded in processes of its own.
+
+It owns which addresses and files a client may name, the limits on bytes, pixels and time, the pool of decoding
+processes and the keys by content. It does not know requests, placeholders or encoders: ``trtx/worker`` does. Enter by
+``fetch``, ``PicturePool`` and ``content_key``; every fault of a medium is a ``MediaError`` with an HTTP status. Always
+holds: nothing of a file's content is parsed in the caller's process, or stands in a log or an error.
+"""
+
+from trtx.config.media import MediaField, MediaLimits, media_fields
+from trtx.media.blob import Blob
+from trtx.media.errors import MediaError
+from trtx.media.fetch import fetch
+from trtx.media.held import HeldMedia
+from trtx.media.keys import content_key, processor_options
+from trtx.media.messages import Grid
+from trtx.media.pool import GivenEmbedding, PicturePool, Prepared
+
+__all__ = [
+    "Blob",
+    "GivenEmbedding",
+    "Grid",
+    "HeldMedia",
+    "MediaError",
+    "MediaField",
+    "MediaLimits",
+    "PicturePool",
+    "Prepared",
+    "content_key",
+    "fetch",
+    "media_fields",
+    "processor_options",
+]

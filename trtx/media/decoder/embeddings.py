@@ -1,0 +1,67 @@
+"""Embeddings that a client made itself, as ``.safetensors``: no code is in such a file, and none is run.
+
+The file holds one tensor of ``[rows, hidden]``, or ``[1, rows, hidden]``, in F32, F16 or BF16 under any name, and for a
+model with grids ``grid_thw``: three I64, in patches before any are merged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, deserialize
+
+from trtx.media.errors import MediaError
+from trtx.media.messages import Grid
+
+GRID = "grid_thw"
+_HEADER_BYTES = 1 << 16
+_MAX_SIDE = 1 << 20
+
+
+def read(data: bytes | bytearray, label: str, hidden: int) -> tuple[np.ndarray, Grid | None]:
+    """``[rows, hidden]`` float32, which holds F16 and BF16 exactly. Raises MediaError 422, 415 for another format."""
+    if len(data) < 8 or not 2 <= int.from_bytes(data[:8], "little") <= min(_HEADER_BYTES, len(data) - 8):
+        raise MediaError(415, f"{label} is no .safetensors file, or one with a header above {_HEADER_BYTES} bytes")
+    try:
+        tensors: dict[str, Any] = dict(deserialize(bytes(data)))  # type: ignore[no-untyped-call]
+    except (SafetensorError, ValueError):
+        raise MediaError(422, f"{label} is a broken .safetensors file; write it with safetensors anew") from None
+    stated = tensors.pop(GRID, None)
+    grid = None if stated is None else _grid(stated, label)
+    if len(tensors) != 1:
+        raise MediaError(422, f"{label} holds {len(tensors)} tensors beside {GRID}; expected one embedding")
+    return _rows(next(iter(tensors.values())), label, hidden), grid
+
+
+def _grid(stated: Any, label: str) -> Grid:
+    values = np.frombuffer(stated["data"], np.int64).tolist() if stated["dtype"] == "I64" else []
+    if len(values) != 3 or not all(0 < value <= _MAX_SIDE for value in values):
+        raise MediaError(422, f"{label} has a {GRID} that is none; expected three positive I64")
+    time, height, width = values
+    return time, height, width
+
+
+def _rows(stated: Any, label: str, hidden: int) -> np.ndarray:
+    shape = list(stated["shape"])
+    if len(shape) == 3 and shape[0] == 1:
+        shape = shape[1:]
+    if len(shape) != 2 or shape[0] < 1 or shape[1] != hidden:
+        raise MediaError(
+            422, f"{label} holds a tensor of shape {_shown(stated['shape'])}; this model expects [rows, {hidden}]"
+        )
+    if stated["dtype"] == "F32":
+        rows = np.frombuffer(stated["data"], np.float32)
+    elif stated["dtype"] == "F16":
+        rows = np.frombuffer(stated["data"], np.float16).astype(np.float32)
+    elif stated["dtype"] == "BF16":
+        rows = (np.frombuffer(stated["data"], np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        raise MediaError(422, f"{label} holds {stated['dtype']}; expected F32, F16 or BF16")
+    if not np.isfinite(rows).all():
+        raise MediaError(422, f"{label} holds values that are not finite")
+    return rows.reshape(shape)
+
+
+def _shown(shape: list[int]) -> str:
+    return f"[{', '.join(map(str, shape[:4]))}{', ...' if len(shape) > 4 else ''}]"

@@ -1,0 +1,125 @@
+"""``python -m trtx.media.decoder.process <fd>``: one process of a pool, at one file at a time.
+
+It ends with its parent: by the socket's end of file, and in the middle of a file by the kernel's signal. SIGINT and
+SIGTERM are ignored: a terminal sends them to the whole group, and the parent decides when this ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trtx.errors import UsageError
+from trtx.media.decoder import embeddings, pictures
+from trtx.media.decoder.processor import ImageProcessor
+from trtx.media.errors import MediaError
+from trtx.media.messages import (
+    LENGTH,
+    Answer,
+    Down,
+    Failed,
+    Job,
+    Ready,
+    Refused,
+    Rgb,
+    Setup,
+    Taken,
+    Tensor,
+    Unusable,
+    frame,
+)
+from trtx.torch_engine.shared_tensor import SharedTensorError, share
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_OOM_SCORE = "500"  # where memory runs out, the kernel takes this before the worker or its engine
+_MESSAGE = msgspec.msgpack.Decoder(Down)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
+    parent = socket.socket(fileno=int(sys.argv[1]))
+    setup = _message(parent)
+    assert isinstance(setup, Setup), f"the first message is {type(setup).__name__}"
+    try:
+        processor = None if setup.model_dir is None else ImageProcessor(Path(setup.model_dir))
+    except UsageError as error:
+        parent.sendall(frame(Unusable(str(error))))
+        return
+    _limit_memory(setup.memory_bytes)
+    parent.sendall(frame(Ready()))
+    while True:
+        job = _message(parent)
+        assert isinstance(job, Job), f"a job is {type(job).__name__}"
+        data = _receive(parent, job.size)
+        parent.sendall(frame(Taken()))
+        try:
+            answer, pixels = _answer(job, data, setup, processor)
+        except MemoryError:
+            parent.sendall(frame(Refused(413, f"{job.label} needs more memory than decoding may take")))
+            return  # another process takes the place of this one, with its memory in order
+        parent.sendall(frame(answer))
+        parent.sendall(pixels)
+        del data, pixels
+
+
+def _answer(job: Job, data: bytearray, setup: Setup, processor: ImageProcessor | None) -> tuple[Answer, bytes]:
+    """With the bytes that follow it."""
+    directory = Path(setup.directory)
+    try:
+        if job.work == "embedding":
+            rows, grid = embeddings.read(data, job.label, job.hidden)
+            return Tensor(share(rows, directory), grid), b""
+        picture = pictures.decode(data, job.label, setup.max_pixels)
+        if job.work == "rgb":
+            return Rgb(picture.height, picture.width), picture.tobytes()
+        assert processor is not None, "a pool without a model was asked for pixels"
+        pixels, grid = processor.prepare(picture, job.label)
+        return Tensor(share(pixels, directory), grid), b""
+    except MediaError as error:
+        return Refused(error.status, str(error)), b""
+    except SharedTensorError as error:
+        return Failed(str(error)), b""
+
+
+def _limit_memory(more_bytes: int) -> None:
+    """What comes on top of what is mapped now. No core dumps: they would hold clients' pictures."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _message(parent: socket.socket) -> Down:
+    (size,) = LENGTH.unpack(_receive(parent, LENGTH.size))
+    message: Down = _MESSAGE.decode(_receive(parent, size))
+    return message
+
+
+def _receive(parent: socket.socket, size: int) -> bytearray:
+    """Ends this process where the parent is gone."""
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = 0
+        with suppress(OSError):
+            count = parent.recv_into(view)
+        if not count:
+            os._exit(0)
+        view = view[count:]
+    return data
+
+
+if __name__ == "__main__":
+    main()

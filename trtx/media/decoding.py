@@ -1,0 +1,132 @@
+"""A pool's end of one decoding process: starts it, hands it one file at a time, ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trtx.errors import LaunchError, UsageError
+from trtx.media.messages import LENGTH, Answer, Job, Ready, Rgb, Setup, Taken, Unusable, Up, frame
+
+_START_S = 120.0  # a second of CPU time, on a machine that is busy with loading a model
+_REAP_S = 5.0
+_MESSAGE = msgspec.msgpack.Decoder(Up)
+_QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class ProcessEnded(Exception):
+    """Nothing can be said to the process any more. ``had_taken``: it had the whole file."""
+
+    def __init__(self, text: str, *, had_taken: bool) -> None:
+        super().__init__(text)
+        self.had_taken = had_taken
+
+
+class DecodingProcess:
+    """Made by :meth:`start`. After any exception of ``ask`` it has to be killed."""
+
+    def __init__(self, process: subprocess.Popen[bytes], end: socket.socket) -> None:
+        self._process = process
+        self._socket = end
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, setup: Setup) -> DecodingProcess:
+        """Returns when it can take a file. Raises UsageError for a setup that no process could work with, LaunchError
+        where this one did not come up.
+
+        To be called in a thread that lives as long as the process may: the kernel ends it with that thread.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            ours.setblocking(False)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "trtx.media.decoder.process", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=_environment(),
+            )
+        except OSError as error:
+            ours.close()
+            raise LaunchError(f"no process that decodes pictures can be started: {error}") from error
+        finally:
+            theirs.close()
+        started = cls(process, ours)
+        try:
+            async with asyncio.timeout(_START_S):
+                await started._send(frame(setup))
+                said = await started._message()
+            if isinstance(said, Unusable):
+                raise UsageError(said.text)
+            assert isinstance(said, Ready), f"the first message is {type(said).__name__}"
+        except (TimeoutError, OSError) as error:
+            await started.kill()
+            code = process.returncode
+            raise LaunchError(
+                f"a process that decodes pictures did not start (exit code {code}); see the log"
+            ) from error
+        except BaseException:
+            await started.kill()
+            raise
+        return started
+
+    async def ask(self, job: Job, data: bytes) -> tuple[Answer, bytes | bytearray]:
+        """The answer and the bytes behind it. Raises ProcessEnded."""
+        had_taken = False
+        try:
+            await self._send(frame(job))
+            await self._send(data)
+            taken = await self._message()
+            assert isinstance(taken, Taken), f"a file is answered by {type(taken).__name__}"
+            had_taken = True
+            answer = await self._message()
+            assert not isinstance(answer, Ready | Unusable | Taken), f"an answer is {type(answer).__name__}"
+            size = answer.height * answer.width * 3 if isinstance(answer, Rgb) else 0
+            return answer, await self._receive(size)
+        except OSError as error:
+            raise ProcessEnded(f"{type(error).__name__}: {error}", had_taken=had_taken) from error
+
+    async def kill(self) -> None:
+        """Returns when it is gone."""
+        self._socket.close()
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):  # one that the kernel itself holds up
+            await asyncio.to_thread(self._process.wait, _REAP_S)
+
+    async def _send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._socket, data)
+
+    async def _message(self) -> Up:
+        (size,) = LENGTH.unpack(await self._receive(LENGTH.size))
+        message: Up = _MESSAGE.decode(await self._receive(size))
+        return message
+
+    async def _receive(self, size: int) -> bytearray:
+        loop = asyncio.get_running_loop()
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = await loop.sock_recv_into(self._socket, view)
+            if not count:
+                raise ConnectionResetError("end of file")
+            view = view[count:]
+        return data
+
+
+def _environment() -> dict[str, str]:
+    """The worker's, by which a launcher and its guardian know all processes of a topology."""
+    environment = {**os.environ, **_QUIET}
+    root = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
+    return environment

@@ -1,0 +1,35 @@
+"""From a URL that a client sent to bytes."""
+
+from __future__ import annotations
+
+from trtx.config.media import MediaLimits
+from trtx.media import files, http, inline
+from trtx.media.addresses import Resolver, look_up
+from trtx.media.blob import Blob, label_of
+from trtx.media.errors import MediaError
+from trtx.media.held import HeldMedia
+
+
+async def fetch(url: str, limits: MediaLimits, *, held: HeldMedia | None = None, resolve: Resolver = look_up) -> Blob:
+    """The bytes behind http:, https:, data: or file:, as far as ``limits`` let it. Raises MediaError.
+
+    While it is fetched, a file takes up to twice ``limits.max_media_bytes``; how many are at a time is the caller's.
+    From then on ``held`` counts it. ``resolve``: asked once for each connection, which is then made to what it
+    answered.
+    """
+    label = label_of(url)
+    if held is not None:
+        held.check()
+    scheme = url[:9].partition(":")[0].lower()
+    if scheme in ("http", "https"):
+        data = await http.get(url, label, limits, resolve)
+    elif scheme == "data":
+        data = await inline.decode(url, label, limits)
+    elif scheme == "file":
+        data = await files.read(url, label, limits)
+    else:
+        raise MediaError(400, f"{label} is no URL of a kind that is taken: expected https:, http:, data: or file:")
+    if not data:
+        raise MediaError(400, f"{label} holds no bytes")
+    blob = Blob(data, label)
+    return blob if held is None else held.hold(blob)

@@ -1,0 +1,160 @@
+"""One file over http or https, from an address that was checked and then connected to: there is no second lookup.
+
+Below httpx, on the connections that httpx itself uses: they take the one place where a name becomes a connection as a
+parameter. Host header, SNI and the certificate's name stay the URL's. No proxy of the environment is looked at, no
+cookie kept, no content encoding accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+from collections.abc import Iterable
+from typing import Any
+
+import certifi
+import httpcore
+import httpx
+
+from trtx.config.media import MediaLimits
+from trtx.media.addresses import Resolver, checked_addresses
+from trtx.media.errors import MediaError, too_large
+
+MAX_REDIRECTS = 3
+_MAX_URL_CHARACTERS = 8192
+_REDIRECTS = (301, 302, 303, 307, 308)
+_CONNECT_S = 5.0  # to one address, where the host has several
+
+
+class _CheckedAddresses(httpcore.AsyncNetworkBackend):
+    """Connects to checked addresses alone."""
+
+    def __init__(self, resolve: Resolver, allow_private: bool) -> None:
+        self._resolve = resolve
+        self._allow_private = allow_private
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        addresses = await checked_addresses(host, port, self._resolve, allow_private=self._allow_private)
+        for address in addresses[:-1]:
+            try:
+                return await self._network.connect_tcp(address, port, _CONNECT_S, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                continue
+        return await self._network.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
+
+
+async def get(url: str, label: str, limits: MediaLimits, resolve: Resolver) -> bytes:
+    """The body. Raises MediaError; however it ends, the connection is closed."""
+    try:
+        async with asyncio.timeout(limits.media_timeout_s):
+            backend = _CheckedAddresses(resolve, limits.allow_private_media)
+            async with httpcore.AsyncConnectionPool(
+                ssl_context=await asyncio.to_thread(_tls), max_connections=1, network_backend=backend
+            ) as connections:
+                return await _follow(connections, url, label, limits)
+    except TimeoutError:
+        raise MediaError(
+            408, f"{label} was not there after {limits.media_timeout_s:g} s; use a faster server"
+        ) from None
+    except httpcore.TimeoutException:
+        raise MediaError(408, f"the server of {label} said nothing for {limits.media_idle_s:g} s") from None
+    except httpcore.ConnectError as error:
+        if isinstance(error.__cause__, ssl.SSLError) or "CERTIFICATE" in str(error).upper():
+            raise MediaError(424, f"the server of {label} has no certificate that is trusted here") from None
+        raise MediaError(424, f"the server of {label} can't be connected to") from None
+    except httpcore.RemoteProtocolError:
+        raise MediaError(424, f"the server of {label} broke off, or speaks no proper HTTP/1.1") from None
+    except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol):
+        raise MediaError(424, f"the connection to the server of {label} broke") from None
+
+
+async def _follow(connections: httpcore.AsyncConnectionPool, url: str, label: str, limits: MediaLimits) -> bytes:
+    at = _parsed(url, label)
+    for _ in range(MAX_REDIRECTS + 1):
+        _check_scheme(at, label, limits)
+        idle = limits.media_idle_s
+        request = httpcore.Request(
+            "GET",
+            httpcore.URL(scheme=at.raw_scheme, host=at.raw_host, port=at.port, target=at.raw_path),
+            headers=[
+                (b"host", at.netloc),
+                (b"user-agent", b"trtx"),
+                (b"accept", b"*/*"),
+                (b"accept-encoding", b"identity"),
+                (b"connection", b"close"),
+            ],
+            extensions={"timeout": {"connect": idle, "read": idle, "write": idle, "pool": idle}},
+        )
+        response = await connections.handle_async_request(request)
+        try:
+            if response.status not in _REDIRECTS:
+                return await _body(response, label, limits)
+            at = _redirected(at, response, label)
+        finally:
+            await response.aclose()
+    raise MediaError(424, f"{label} was redirected more than {MAX_REDIRECTS} times; use the URL at the end")
+
+
+def _parsed(url: str, label: str) -> httpx.URL:
+    if len(url) > _MAX_URL_CHARACTERS:
+        raise MediaError(400, f"{label} has {len(url)} characters; expected at most {_MAX_URL_CHARACTERS}")
+    try:
+        return httpx.URL(url)
+    except httpx.InvalidURL:
+        raise MediaError(400, f"{label} is no valid URL") from None
+
+
+def _check_scheme(at: httpx.URL, label: str, limits: MediaLimits) -> None:
+    """Raises MediaError; the address itself is checked where it is connected to."""
+    if at.scheme not in ("http", "https") or not at.host:
+        raise MediaError(403, f"{label} leads to something other than http: or https:, which is not followed")
+    if at.scheme == "http" and not limits.allow_http_media:
+        raise MediaError(403, f"{label} is fetched over plain http:; use https:, or start with --allow-http-media")
+    if at.userinfo:
+        raise MediaError(400, f"{label} holds a user name or password; use a URL without")
+
+
+def _redirected(at: httpx.URL, response: httpcore.Response, label: str) -> httpx.URL:
+    place = next((value for name, value in response.headers if name.lower() == b"location"), None)
+    if place is None:
+        raise MediaError(424, f"the server of {label} redirects to nowhere")
+    try:
+        return at.join(_parsed(place.decode("ascii"), label))
+    except (UnicodeDecodeError, httpx.InvalidURL):
+        raise MediaError(424, f"the server of {label} redirects to what is no URL") from None
+
+
+async def _body(response: httpcore.Response, label: str, limits: MediaLimits) -> bytes:
+    if response.status != 200:
+        raise MediaError(424, f"the server of {label} answered {response.status}; expected 200")
+    headers = {name.lower(): value for name, value in response.headers}
+    if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
+        raise MediaError(415, f"the server of {label} compresses its answer, which was not asked for")
+    stated = headers.get(b"content-length", b"")
+    if stated.isdigit() and int(stated[:20]) > limits.max_media_bytes:
+        raise too_large(label, limits.max_media_bytes)
+    chunks, size = [], 0
+    async for chunk in response.aiter_stream():
+        size += len(chunk)
+        if size > limits.max_media_bytes:
+            raise too_large(label, limits.max_media_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """The system's certificates (an operator's own: SSL_CERT_FILE or SSL_CERT_DIR) and, as many images of containers
+    have none, those that httpx brings. Made once: it takes tens of milliseconds."""
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    return context

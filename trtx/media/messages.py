@@ -1,0 +1,90 @@
+"""Between a pool and one of its processes: a length, msgpack, and behind some messages as many bytes as they say.
+
+Down: ``Setup`` once, then one ``Job`` after the answer to the one before. Up: ``Ready`` or ``Unusable`` once; ``Taken``
+for each job as soon as it is there, then its answer.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+
+from trtx.media.errors import Status
+from trtx.torch_engine.shared_tensor import SharedTensor
+
+LENGTH = struct.Struct("<I")
+Grid = tuple[int, int, int]  # time, height, width, in patches before any are merged
+Work = Literal["pixels", "rgb", "embedding"]
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True):
+    """What a process is for."""
+
+    model_dir: str | None  # None: no "pixels"
+    directory: str  # of shared tensors
+    max_pixels: int
+    memory_bytes: int  # beyond what it has when it is ready
+
+
+class Job(msgspec.Struct, frozen=True, tag=True):
+    """``size`` bytes of a file follow."""
+
+    work: Work
+    label: str
+    size: int
+    hidden: int = 0  # columns that an embedding must have
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """It can take jobs."""
+
+
+class Unusable(msgspec.Struct, frozen=True, tag=True):
+    """It can't, and neither could another: one sentence."""
+
+    text: str
+
+
+class Taken(msgspec.Struct, frozen=True, tag=True):
+    """All bytes of a job have arrived: from here on what happens is this file's fault."""
+
+
+class Tensor(msgspec.Struct, frozen=True, tag=True):
+    """Of "pixels" and "embedding": float32."""
+
+    tensor: SharedTensor
+    grid: Grid | None
+
+
+class Rgb(msgspec.Struct, frozen=True, tag=True):
+    """``height * width * 3`` bytes follow."""
+
+    height: int
+    width: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A :class:`~trtx.media.errors.MediaError`."""
+
+    status: Status
+    text: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The fault is this machine's, not the file's: one sentence."""
+
+    text: str
+
+
+Down = Setup | Job
+Answer = Tensor | Rgb | Refused | Failed
+Up = Ready | Unusable | Taken | Answer
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def frame(message: Down | Up) -> bytes:
+    body = _ENCODER.encode(message)
+    return LENGTH.pack(len(body)) + body

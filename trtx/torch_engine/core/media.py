@@ -1,0 +1,151 @@
+"""Media in the engine's process: which embeddings are there, what a prompt may say of its spans, what names them.
+
+A sequence holds what its prompt needs from its arrival until that prompt is computed, and again from a preemption on.
+So a key that is dropped is gone for those that come later, and its memory is free once nobody computes with it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from trtx.torch_engine.batch import Embedding, EmbeddingRows
+from trtx.torch_engine.messages import MEDIA_KEY_BYTES, MediaSpan
+
+MAX_ROUTING_ID = 2**32 - 1
+"""A router's ids are unsigned 32-bit numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why the rest of a prompt can't be computed. ``missing``: keys of which nothing came, or that were dropped.
+    ``is_failure``: the request is not at fault."""
+
+    text: str
+    missing: tuple[bytes, ...] = ()
+    is_failure: bool = False
+
+
+class MediaStore:
+    """Key to embedding, as the caller's side says: it decides what is kept, and how much."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Embedding | Exception] = {}
+
+    def put(self, key: bytes, embedding: Embedding | Exception) -> None:
+        """``embedding``: what ends those that need it, a ValueError for one that the model can't use, anything else for
+        one that the engine could not take. What is there stays: equal keys are equal contents."""
+        if not isinstance(self._known.get(key), Embedding):
+            self._known[key] = embedding
+
+    def drop(self, keys: Iterable[bytes]) -> None:
+        """Unknown keys are none."""
+        for key in keys:
+            self._known.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def hold(self, spans: Sequence[MediaSpan], held: list[Embedding | None]) -> list[Embedding | None]:
+        """``held``, one a span, with what has come meanwhile."""
+        found: list[Embedding | None] = []
+        for span, one in zip(spans, held, strict=True):
+            known = self._known.get(span.key) if one is None else one
+            found.append(known if isinstance(known, Embedding) else None)
+        return found
+
+    def shortage(
+        self, spans: Sequence[MediaSpan], held: Sequence[Embedding | None], num_computed: int
+    ) -> Shortage | None:
+        """What keeps a prompt from being computed from ``num_computed`` on; None: nothing."""
+        missing: list[bytes] = []
+        for span, embedding in zip(spans, held, strict=True):
+            if span.start + span.length <= num_computed:
+                continue
+            if embedding is None:
+                known = self._known.get(span.key)
+                if isinstance(known, Exception):
+                    text = f"the embedding of the media at token {span.start} can't be used: {known}"
+                    return Shortage(text, is_failure=not isinstance(known, ValueError))
+                missing.append(span.key)
+            elif embedding.rows != span.length:
+                return Shortage(
+                    f"the embedding of the media at token {span.start} has {embedding.rows} rows; expected "
+                    f"{span.length}, as many as the prompt has placeholders for it"
+                )
+        if not missing:
+            return None
+        return Shortage(
+            f"embeddings of {len(missing)} of the prompt's {len(spans)} media are not in the engine, and their KV is "
+            "not either; put them, and submit the request again",
+            tuple(dict.fromkeys(missing)),
+            is_failure=True,
+        )
+
+
+def media_problem(
+    spans: Sequence[MediaSpan], routing_token_ids: Sequence[int] | None, length: int, *, needs_grids: bool
+) -> str | None:
+    """What is wrong with what a prompt of ``length`` tokens says of its media; None: nothing."""
+    if routing_token_ids is not None:
+        if len(routing_token_ids) != length:
+            return (
+                f"routing_token_ids are {len(routing_token_ids)}; expected {length}, one for each token of the prompt"
+            )
+        if length and not (min(routing_token_ids) >= 0 and max(routing_token_ids) <= MAX_ROUTING_ID):
+            return f"routing_token_ids hold a number that is no id; expected 0 to {MAX_ROUTING_ID}"
+    before = 0
+    for index, span in enumerate(spans):
+        if len(span.key) != MEDIA_KEY_BYTES:
+            return f"media {index} has a key of {len(span.key)} bytes; expected {MEDIA_KEY_BYTES}"
+        if span.length < 1 or span.start < before or span.start + span.length > length:
+            return (
+                f"media {index} is said to be tokens {span.start} to {span.start + span.length} of {length}; expected "
+                f"at least one token, from {before} on, as spans follow each other"
+            )
+        if span.grid is not None and (min(span.grid) < 1 or prod(span.grid) != span.length):
+            return (
+                f"media {index} has a grid of {' x '.join(map(str, span.grid))} and {span.length} tokens; expected as "
+                "many tokens as the grid has rows"
+            )
+        if needs_grids and span.grid is None:
+            return f"media {index} has no grid; expected (t, h, w) in rows, as this model's positions depend on it"
+        before = span.start + span.length
+    return None
+
+
+def _first_after(spans: Sequence[MediaSpan], position: int) -> int:
+    """Index of the first span that ends after ``position``."""
+    return bisect_right(spans, position, key=lambda span: span.start + span.length)
+
+
+def rows_between(
+    spans: Sequence[MediaSpan], embeddings: Sequence[Embedding | None], start: int, end: int
+) -> tuple[EmbeddingRows, ...]:
+    """What positions ``[start, end)`` take in place of their tokens' embeddings; offsets count from ``start``."""
+    found: list[EmbeddingRows] = []
+    for index in range(_first_after(spans, start), len(spans)):
+        span, embedding = spans[index], embeddings[index]
+        if span.start >= end:
+            break
+        assert embedding is not None, "see Scheduler._admit"
+        first, last = max(start, span.start), min(end, span.start + span.length)
+        found.append(EmbeddingRows(first - start, embedding, first - span.start, last - first))
+    return tuple(found)
+
+
+def media_identity(spans: Sequence[MediaSpan], start: int, end: int) -> bytes:
+    """What positions ``[start, end)`` are beside their tokens: where in them which rows of which media lie. b"": no
+    media is there."""
+    found = bytearray()
+    for index in range(_first_after(spans, start), len(spans)):
+        span = spans[index]
+        if span.start >= end:
+            break
+        first, last = max(start, span.start), min(end, span.start + span.length)
+        numbers = (first - start, first - span.start, last - first, *(span.grid or (0, 0, 0)))
+        found += array("i", numbers).tobytes() + span.key
+    return bytes(found)

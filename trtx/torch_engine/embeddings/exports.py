@@ -1,0 +1,189 @@
+"""Embeddings that wait for their readers."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtx.torch_engine.embeddings.arena import BLOCK_BYTES, Arena
+from trtx.torch_engine.embeddings.handle import EmbeddingHandle
+from trtx.torch_engine.encoder_messages import Grid
+from trtx.torch_engine.handoff.leases import LeaseTable
+from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, remove_shared
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 60.0
+"""That of KV: see ``kv_transfer_timeout_ms``."""
+MAX_BYTES = 1 << 30
+RELEASED = b"trtx-embedding:"
+_SWEEP_S = 0.25
+
+
+class NoRoom(Exception):
+    """As many bytes as may be are under lease: some will end soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    tensor: SharedTensor
+    blocks: tuple[int, ...]  # of the arena
+
+
+class EmbeddingExports:
+    """Keeps each until its reader has it, or ``lease_s`` after it was offered. From any thread.
+
+    ``arena_bytes``: of CPU memory for NIXL, beside the files; 0: readers have this process's scratch directory.
+    A lease of a reader that died ends at its deadline; those of an exporter that died are files of the scratch
+    directory, which goes with its topology.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = MAX_BYTES,
+        lease_s: float = LEASE_S,
+        arena_bytes: int = 0,
+        clock: Callable[[], float] = time.time,  # Unix seconds: deadlines travel
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._lease_s = lease_s
+        self._clock = clock
+        self._ids = itertools.count(1)
+        self._leases = LeaseTable()
+        self._kept: dict[int, _Kept] = {}
+        self._bytes = 0
+        self._num_expired = 0
+        self._lock = threading.Lock()
+        self._arena = Arena(arena_bytes) if arena_bytes else None
+        self._wake = threading.Event()
+        self._is_closed = False
+        self._sweeper = threading.Thread(target=self._keep_sweeping, name="embedding-leases", daemon=True)
+        self._sweeper.start()
+
+    @property
+    def leases(self) -> int:
+        return len(self._kept)
+
+    @property
+    def leased_bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def expired(self) -> int:
+        """Leases that nobody read in time, since the start."""
+        return self._num_expired
+
+    def offer(self, key: bytes, tensor: SharedTensor, grid: Grid | None) -> EmbeddingHandle:
+        """Takes over the tensor of an embedding, ``[rows, width]``, also where it raises NoRoom."""
+        try:
+            with self._lock:
+                return self._offer(key, tensor, grid)
+        except BaseException:
+            remove_shared(tensor)
+            raise
+
+    def _offer(self, key: bytes, tensor: SharedTensor, grid: Grid | None) -> EmbeddingHandle:
+        if self._is_closed or self._bytes + tensor.nbytes > self._max_bytes:
+            self._sweep()
+        if self._is_closed or self._bytes + tensor.nbytes > self._max_bytes:
+            raise NoRoom(
+                f"{self._bytes} bytes of embeddings wait for their readers; expected room for {tensor.nbytes} more of "
+                f"{self._max_bytes}: try again"
+            )
+        blocks = self._in_arena(tensor)
+        lease_id = next(self._ids)
+        deadline_s = self._clock() + self._lease_s
+        rows, width = tensor.shape
+        handle = EmbeddingHandle(
+            tensor_size=(rows, width),
+            dtype=tensor.dtype,  # type: ignore[arg-type]  # an encoder gives no other
+            key=key,
+            grid=grid,
+            deadline_s=deadline_s,
+            path=tensor.path,
+            nixl=self._arena.offer(blocks, lease_id) if self._arena is not None else None,
+        )
+        self._kept[lease_id] = _Kept(tensor, blocks)
+        self._bytes += tensor.nbytes
+        self._leases.grant(lease_id, blocks, deadline_s)
+        self._wake.set()
+        return handle
+
+    def _in_arena(self, tensor: SharedTensor) -> tuple[int, ...]:
+        if self._arena is None:
+            return ()
+        count = -(-tensor.nbytes // BLOCK_BYTES)
+        blocks = self._arena.blocks.take(count)
+        if blocks is None:
+            self._sweep()
+            blocks = self._arena.blocks.take(count)
+        if blocks is None:
+            raise NoRoom(
+                f"{self._arena.blocks.num_free * BLOCK_BYTES} bytes of the arena for NIXL are free; expected "
+                f"{tensor.nbytes}: try again"
+            )
+        try:
+            self._arena.write(blocks, tensor)
+        except SharedTensorError:
+            self._arena.blocks.give_back(blocks)
+            raise
+        return blocks
+
+    def sweep(self) -> None:
+        """Ends what was read, and what is past its deadline. Called by itself every quarter of a second."""
+        with self._lock:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        for message in self._arena.agent.notifications() if self._arena is not None else ():
+            if message.startswith(RELEASED):
+                self._end(int(message.removeprefix(RELEASED)))
+        for lease_id, kept in list(self._kept.items()):
+            if not Path(kept.tensor.path).exists():  # its reader took it
+                self._end(lease_id)
+        for lease in self._leases.expire(self._clock()):
+            self._num_expired += 1
+            self._free(lease.lease_id)
+
+    def _end(self, lease_id: int) -> None:
+        if self._leases.release(lease_id) is not None:
+            self._free(lease_id)
+
+    def _free(self, lease_id: int) -> None:
+        kept = self._kept.pop(lease_id)
+        self._bytes -= kept.tensor.nbytes
+        remove_shared(kept.tensor)
+        if self._arena is not None:
+            self._arena.blocks.give_back(kept.blocks)
+
+    def _keep_sweeping(self) -> None:
+        while not self._is_closed:
+            self._wake.wait()
+            time.sleep(_SWEEP_S)
+            with self._lock:
+                if self._is_closed:
+                    return
+                try:
+                    self._sweep()
+                except Exception:
+                    log.exception("embeddings under lease could not be looked at")
+                if not self._kept:
+                    self._wake.clear()
+
+    def close(self) -> None:
+        """Ends every lease. Idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for lease_id in list(self._kept):
+                self._end(lease_id)
+            if self._arena is not None:
+                self._arena.close()
+        self._wake.set()

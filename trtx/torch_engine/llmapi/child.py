@@ -1,0 +1,174 @@
+"""The parent's end of a process of the torch engine: starts it, reads what it says, notices its death, ends it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from trtx.torch_engine.channel import Channel
+
+logger = logging.getLogger(__name__)
+
+STDERR_LINES = 20
+"""Lines of a process's last words that a death notice carries."""
+EXIT_GRACE_S = 5.0
+
+Message = TypeVar("Message")
+
+
+class ChildProcess(Generic[Message]):
+    """One process, held by a socket; :meth:`start` starts it.
+
+    ``take`` gets each message and ``buried`` the death notice, once; both in threads of this object. Whatever was sent
+    before its death and is not answered then, never will be.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: str,
+        title: str,  # of messages: "engine"
+        first: msgspec.Struct,  # message
+        accepts: Any,  # the union of message types that it sends
+        take: Callable[[Message], None],
+        buried: Callable[[RuntimeError], None],
+    ) -> None:
+        self.pid = 0
+        self.fatal: str | None = None  # what it said of its end, or what was wrong with what it said
+        self.death: RuntimeError | None = None
+        self.is_stopping = False
+        self._module = module
+        self._title = title
+        self._first = first
+        self._accepts = accepts
+        self._take = take
+        self._buried = buried
+        self._last_lines: deque[str] = deque(maxlen=STDERR_LINES)
+        self._dead = threading.Event()
+        self._started = threading.Event()
+        self._start_error: OSError | None = None
+
+    def start(self) -> None:
+        """Raises OSError where no process can be started."""
+        # A thread of its own starts the child: the child asks the kernel to end it with the thread that started it,
+        # and a caller's thread may well be one of a pool that shrinks.
+        threading.Thread(target=self._live, name=f"{self._title}-process", daemon=True).start()
+        self._started.wait()
+        if self._start_error is not None:
+            raise self._start_error
+
+    def send(self, message: msgspec.Struct) -> None:
+        """From any thread. Raises OSError when the process is gone or is being ended."""
+        if self.death is not None or self.is_stopping:
+            raise OSError(f"the {self._title} is gone")
+        self._channel.send(message)
+
+    def death_notice(self) -> RuntimeError:
+        """Why the last :meth:`send` failed. Waits for the process's end, which is near then."""
+        self._dead.wait(EXIT_GRACE_S)
+        return self.death or RuntimeError(f"the {self._title} is shutting down")
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.death is None and self.fatal is None and not self.is_stopping
+
+    def shutdown(self, farewell: msgspec.Struct, timeout_s: float = EXIT_GRACE_S) -> None:
+        """Ends the process: asked, after ``timeout_s`` killed. Idempotent."""
+        self.is_stopping = True
+        with suppress(OSError):
+            self._channel.send(farewell)
+        if not self._dead.wait(timeout_s):
+            self._process.kill()
+            self._dead.wait(timeout_s)
+
+    # --- in the process thread ---
+
+    def _live(self) -> None:
+        try:
+            self._process, self._channel = self._begin()
+        except OSError as error:
+            self._start_error = error
+            return
+        finally:
+            self._started.set()
+        reader = threading.Thread(target=self._read, name=f"{self._title}-socket", daemon=True)
+        forwarder = threading.Thread(target=self._forward, name=f"{self._title}-stderr", daemon=True)
+        reader.start()
+        forwarder.start()
+        code = self._process.wait()
+        forwarder.join(1.0)
+        reader.join(EXIT_GRACE_S)
+        self._channel.close()
+        self._bury(code)
+
+    def _begin(self) -> tuple[subprocess.Popen[bytes], Channel[Message]]:
+        ours, theirs = socket.socketpair()
+        root = str(Path(__file__).resolve().parents[3])
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
+        process = subprocess.Popen(
+            [sys.executable, "-m", self._module, str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        theirs.close()
+        self.pid = process.pid
+        channel: Channel[Message] = Channel(ours, self._accepts)
+        with suppress(OSError):  # dead already: _live reads its end of file and its exit code
+            channel.send(self._first)
+        return process, channel
+
+    def _forward(self) -> None:
+        """Passes the process's own output on, and keeps its end."""
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._last_lines.append(line.decode(errors="replace").rstrip())
+                with suppress(OSError, ValueError):  # our own stderr is closed: nobody to tell
+                    sys.stderr.write(line.decode(errors="replace"))
+                    sys.stderr.flush()
+
+    def _bury(self, code: int) -> None:
+        if self.is_stopping:
+            self.death = RuntimeError(f"the {self._title} is shutting down")
+        else:
+            said = self.fatal or "; ".join(self._last_lines) or "nothing on stderr"
+            self.death = RuntimeError(
+                f"{self._title} process died: pid {self.pid}, exit code {code}, last words: {said}; "
+                f"the log above has the rest, start the {self._title} again"
+            )
+        self._dead.set()
+        self._buried(self.death)
+
+    # --- in the socket thread ---
+
+    def _read(self) -> None:
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._take(message)
+        except Exception as error:
+            # Whatever went wrong with one message, nobody reads the next: better dead than silent.
+            logger.exception("%s %d: a message could not be taken in", self._title, self.pid)
+            self.fatal = f"a message of the {self._title} could not be taken in: {type(error).__name__}: {error}"
+            self._process.kill()
+        # It closes its end only by ending; one that lingers holds a device that nobody can reach.
+        deadline = time.monotonic() + EXIT_GRACE_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if self._process.poll() is None:
+            self._process.kill()

@@ -1,0 +1,185 @@
+"""``MultimodalEncoder``: TensorRT-LLM's, in front of the encoder's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from trtx.torch_engine.encoder_messages import DEFAULT_MAX_NUM_TOKENS, Encoded, EncoderArgs, EncoderStats
+from trtx.torch_engine.llmapi.arguments import resolve_llm_args
+from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture, discard
+from trtx.torch_engine.llmapi.encoder_client import EncoderClient
+from trtx.torch_engine.llmapi.llm import model_directory
+from trtx.torch_engine.shared_tensor import remove_shared
+
+_TAKEN = ("dtype", "max_batch_size", "max_num_tokens")  # of LlmArgs: what an encoder makes anything of
+_IGNORED = "an encoder keeps no tokens and samples none"
+
+if TYPE_CHECKING:
+    from trtx.torch_engine.llmapi.encoder_requests import EncoderOutput, EncoderRequests
+
+
+class MultimodalEncoder:
+    """Loads the vision tower and projector of a model directory into a process of their own, and encodes pictures.
+
+    The constructor returns when it is ready. Raises ValueError for arguments that TensorRT-LLM would refuse or the
+    torch engine cannot honour, ``trtx.errors.UsageError`` for a checkpoint or device that does not fit, and
+    RuntimeError when the process dies while loading. Arguments that are accepted without effect are named in
+    ``unsupported_fields``.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        dtype: str = "auto",
+        **kwargs: Any,
+    ) -> None:
+        given = {
+            "trust_remote_code": trust_remote_code,
+            "tensor_parallel_size": tensor_parallel_size,
+            "dtype": dtype,
+        } | kwargs
+        path = model_directory(model)
+        resolved, self.unsupported_fields = resolve_llm_args(str(path), given)
+        taken = {name: getattr(resolved, name) for name in _TAKEN}
+        if kwargs.get("max_num_tokens") is None:
+            taken["max_num_tokens"] = DEFAULT_MAX_NUM_TOKENS
+        self.unsupported_fields |= {name: _IGNORED for name in kwargs if name not in _TAKEN}
+        self.args = EncoderArgs(model=str(path), **taken)
+        self._requests: EncoderRequests | None = None  # made when it is first needed: it has processes of its own
+        self._requests_lock = threading.Lock()
+        self._client = EncoderClient(self.args)
+        try:
+            self._ready = self._client.ready.result()
+        except BaseException:
+            self._client.shutdown()
+            raise
+
+    # --- TensorRT-LLM's requests ---
+
+    def generate(self, inputs: Any, use_tqdm: bool = True) -> EncoderOutput | list[EncoderOutput]:
+        """Blocks for one result, or for a list of them in the order of ``inputs``. ``use_tqdm`` has no effect."""
+        prompts = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        outputs = [self.generate_async(prompt) for prompt in prompts]
+        results = [output.result() for output in outputs]
+        return results if isinstance(inputs, (list, tuple)) else results[0]
+
+    def generate_async(self, inputs: Any) -> EncoderOutput:
+        """``inputs``: a dict with ``multi_modal_data {"image": [Pillow images, or uint8 arrays [height, width, 3]]}``.
+
+        Its end has a handle for each image (``trtx.torch_engine.embeddings``), for one reader, who has to come before
+        the lease ends. The first call starts the processes that prepare pictures. Raises RequestError for inputs that
+        are refused, UsageError for a checkpoint without a usable image processor.
+        """
+        with self._requests_lock:
+            if self._requests is None:
+                from trtx.torch_engine.llmapi.encoder_requests import EncoderRequests
+
+                self._requests = EncoderRequests(Path(self.args.model), self.encode)
+        return self._requests.submit(inputs)
+
+    # --- pictures that are prepared already ---
+
+    async def encode(self, items: Sequence[PreparedPicture]) -> list[Embedding]:
+        """One embedding for each, in their order; they share batches with whatever else waits.
+
+        Raises the error of the first that came to nothing, once all have ended: RequestError for pixels that are none
+        of this model's, RequestFailed where the encoder failed on them, RuntimeError when it died. What the others gave
+        is removed then, and so it is when the caller is cancelled.
+        """
+        ends = await self.encode_each(items)
+        for end in ends:
+            if isinstance(end, RuntimeError):
+                discard(one for one in ends if isinstance(one, Embedding))
+                raise end
+        return [end for end in ends if isinstance(end, Embedding)]
+
+    async def encode_each(self, items: Sequence[PreparedPicture]) -> list[Embedding | RuntimeError]:
+        """As :meth:`encode`, with each item's own end: its embedding or its error."""
+        asked: list[Future[Encoded]] = []
+        try:
+            ends: list[Future[Encoded] | RuntimeError] = []
+            for item in items:
+                try:
+                    ends.append(self._client.submit(item.pixels, item.grid))
+                except RuntimeError as error:
+                    ends.append(error)
+            asked = [end for end in ends if isinstance(end, Future)]
+            await asyncio.gather(*map(asyncio.wrap_future, asked), return_exceptions=True)
+        except BaseException:
+            for future in asked:
+                if not future.cancel():
+                    _remove_result(future)
+            raise
+        return [_embedding(item, end) for item, end in zip(items, ends, strict=True)]
+
+    # --- what the encoder says about itself ---
+
+    @property
+    def hidden(self) -> int:
+        """Columns of an embedding."""
+        return self._ready.width
+
+    @property
+    def dtype(self) -> str:
+        """Of an embedding."""
+        return self._ready.dtype
+
+    @property
+    def encoder_pid(self) -> int:
+        return self._client.pid
+
+    def stats(self) -> EncoderStats:
+        """Totals since the start, as the encoder last said."""
+        return self._client.stats
+
+    @property
+    def num_open(self) -> int:
+        """Pictures that wait or are being encoded."""
+        return self._client.num_open
+
+    def _check_health(self) -> bool:
+        """False once the encoder's process died, reported a fatal error, or was shut down."""
+        return self._client.is_healthy
+
+    # --- the end ---
+
+    def shutdown(self) -> None:
+        """Ends the encoder's process within 10 s at most; what is open ends with RuntimeError. Idempotent."""
+        self._client.shutdown()
+        with self._requests_lock:
+            if self._requests is not None:
+                self._requests.close()
+                self._requests = None
+
+    def __enter__(self) -> MultimodalEncoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def _embedding(item: PreparedPicture, end: Future[Encoded] | RuntimeError) -> Embedding | RuntimeError:
+    if isinstance(end, RuntimeError):
+        return end
+    error = end.exception()
+    if error is not None:
+        assert isinstance(error, RuntimeError), error
+        return error
+    encoded = end.result()
+    assert encoded.rows is not None
+    return Embedding(item.key, encoded.rows, encoded.grid)
+
+
+def _remove_result(ended: Future[Encoded]) -> None:
+    if not ended.cancelled() and ended.exception() is None and (rows := ended.result().rows) is not None:
+        remove_shared(rows)

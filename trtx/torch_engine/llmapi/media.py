@@ -1,0 +1,212 @@
+"""Media of a prompt, on the caller's side: what the keys of TensorRT-LLM's prompt dict become, and who keeps what."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from trtx.checkpoint.vision import VisionConfig
+from trtx.torch_engine.llmapi.client import EngineClient
+from trtx.torch_engine.llmapi.results import RequestError, RequestFailed, typed
+from trtx.torch_engine.llmapi.values import is_text, shown
+from trtx.torch_engine.messages import MEDIA_KEY_BYTES, MediaSpan
+from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, remove_shared, share
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    import torch
+
+EMBEDDINGS, DATA, OPTIONS, UUIDS = (
+    "multi_modal_embeddings",
+    "multi_modal_data",
+    "mm_processor_kwargs",
+    "multi_modal_uuids",
+)
+_IMAGE, _GRIDS = "image", "image_grid_thw"
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """Of one prompt. ``embeddings``: by key, those that the engine is to be given for as long as the request runs."""
+
+    spans: list[MediaSpan] = field(default_factory=list)
+    embeddings: dict[bytes, torch.Tensor] = field(default_factory=dict)
+
+
+def read_media(inputs: Mapping[str, Any], token_ids: list[int], vision: VisionConfig | None) -> tuple[list[int], Media]:
+    """The prompt with a placeholder for each row, and what its dict says of media. ``vision``: None for a text model.
+
+    A placeholder an image is expanded by its rows; one a row is taken as it is. Raises RequestError for what can't be
+    honoured, in a sentence.
+    """
+    given = {key: value for key, value in inputs.items() if value is not None and not _is_empty(value)}
+    for key in given.keys() - {"prompt", "prompt_token_ids", EMBEDDINGS, DATA, OPTIONS, UUIDS}:
+        raise RequestError(f"inputs have {key}, not supported by the torch engine; leave it out")
+    if not given.keys() & {EMBEDDINGS, DATA, OPTIONS, UUIDS}:
+        return token_ids, Media()
+    if vision is None:
+        asked = ", ".join(sorted(given.keys() - {"prompt", "prompt_token_ids"}))
+        raise RequestError(f"inputs have {asked}, and the model is a text model; send text alone")
+    if DATA in given:
+        raise RequestError(
+            f"inputs have {DATA}, which the torch engine's LLM does not encode itself; make embeddings with "
+            f"MultimodalEncoder, and pass them as {EMBEDDINGS}"
+        )
+    if OPTIONS in given:
+        raise RequestError(
+            f"inputs have {OPTIONS} beside {EMBEDDINGS}, which are made already; give it to MultimodalEncoder"
+        )
+    items = _items(given.get(EMBEDDINGS))
+    grids = _grids(given[EMBEDDINGS].get(_GRIDS), items, vision)
+    keys = _keys(items, grids, given.get(UUIDS))
+    token_ids, starts = _placed(token_ids, [int(item.shape[0]) for item in items], vision.image_token_id)
+    spans = [
+        MediaSpan(start, int(item.shape[0]), key, grid)
+        for start, item, key, grid in zip(starts, items, keys, grids, strict=True)
+    ]
+    return token_ids, Media(spans, dict(zip(keys, items, strict=True)))
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, (Mapping, list, tuple)) and not value
+
+
+def _items(given: Any) -> list[torch.Tensor]:
+    import torch
+
+    if not isinstance(given, Mapping) or given.get(_IMAGE) is None or given.keys() - {_IMAGE, _GRIDS}:
+        kinds = sorted(map(str, given)) if isinstance(given, Mapping) else shown(given)
+        raise RequestError(
+            f"{EMBEDDINGS} is {kinds}; expected a dict with {_IMAGE!r}, a list of tensors, and {_GRIDS!r} where the "
+            "model's positions need it: the torch engine computes no other kind"
+        )
+    items = given[_IMAGE]
+    wrong: Any = items
+    if isinstance(items, (list, tuple)) and items:
+        unfit = [one for one in items if not isinstance(one, torch.Tensor) or one.dim() != 2 or not one.shape[0]]
+        if not unfit:
+            return list(items)
+        wrong = unfit[0]
+    what = f"a tensor of shape {list(wrong.shape)}" if isinstance(wrong, torch.Tensor) else shown(wrong)
+    raise RequestError(f"{EMBEDDINGS}[{_IMAGE!r}] is or holds {what}; expected a list of tensors [rows, hidden]")
+
+
+def _grids(given: Any, items: Sequence[torch.Tensor], vision: VisionConfig) -> list[tuple[int, int, int] | None]:
+    """(t, h, w) of each in rows, from ``image_grid_thw``, which is in patches, as transformers' processors give it."""
+    if given is None:
+        if vision.tokens_per_image is None:
+            raise RequestError(
+                f"{EMBEDDINGS} lacks {_GRIDS}; expected t, h and w of each image in patches, as this model's positions "
+                "depend on them and rows don't tell"
+            )
+        return [None] * len(items)
+    stated = typed(list[tuple[int, int, int]], given.tolist() if hasattr(given, "tolist") else given, _GRIDS)
+    if len(stated) != len(items):
+        raise RequestError(f"{_GRIDS} are {len(stated)} and images {len(items)}; expected one each")
+    merge = vision.spatial_merge
+    grids: list[tuple[int, int, int] | None] = []
+    for (t, h, w), item in zip(stated, items, strict=True):
+        if min(t, h, w) < 1 or h % merge or w % merge or prod((t, h // merge, w // merge)) != item.shape[0]:
+            raise RequestError(
+                f"{_GRIDS} has {t} x {h} x {w} for an embedding of {item.shape[0]} rows; expected patches of which "
+                f"{merge} x {merge} are a row"
+            )
+        grids.append((t, h // merge, w // merge))
+    return grids
+
+
+def _keys(items: Sequence[torch.Tensor], grids: Sequence[tuple[int, int, int] | None], uuids: Any) -> list[bytes]:
+    """Of contents, grids and uuids: equal ones are one to the engine, which shares their KV."""
+    import torch
+
+    names: list[str | None] = [None] * len(items)
+    if uuids is not None:
+        stated = typed(dict[str, list[str | None]], uuids, UUIDS)
+        names = stated.get(_IMAGE, [])
+        if stated.keys() - {_IMAGE} or len(names) != len(items) or not all(is_text(name or "") for name in names):
+            raise RequestError(f"{UUIDS} is {shown(uuids)}; expected {_IMAGE!r} with one text or None an image")
+    keys = []
+    for item, grid, name in zip(items, grids, names, strict=True):
+        said = repr((str(item.dtype), tuple(item.shape), grid, name)).encode()
+        digest = blake2b(said, digest_size=MEDIA_KEY_BYTES, person=b"embedding")
+        digest.update(item.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        keys.append(digest.digest())
+    return keys
+
+
+def _placed(token_ids: list[int], rows: Sequence[int], placeholder: int) -> tuple[list[int], list[int]]:
+    """(prompt with a placeholder a row, where each image begins in it)"""
+    places = [at for at, token_id in enumerate(token_ids) if token_id == placeholder]
+    starts: list[int] = []
+    if len(places) == len(rows):
+        expanded: list[int] = []
+        before = 0
+        for place, count in zip(places, rows, strict=True):
+            expanded += token_ids[before:place]
+            starts.append(len(expanded))
+            expanded += [placeholder] * count
+            before = place + 1
+        return expanded + token_ids[before:], starts
+    if len(places) != sum(rows):
+        raise RequestError(
+            f"the prompt has {len(places)} placeholders of an image (token {placeholder}) and {len(rows)} images of "
+            f"{sum(rows)} rows; expected a placeholder an image, or one a row"
+        )
+    taken = 0
+    for index, count in enumerate(rows):
+        mine = places[taken : taken + count]
+        if mine[-1] - mine[0] + 1 != count:
+            raise RequestError(
+                f"the {count} placeholders of image {index} do not follow each other, from token {mine[0]} to "
+                f"{mine[-1]}; expected one run an image"
+            )
+        starts.append(mine[0])
+        taken += count
+    return list(token_ids), starts
+
+
+class EmbeddingUses:
+    """Gives the engine each embedding once, for as long as a request that was given it is open. Any thread."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._uses: Counter[bytes] = Counter()
+        self._lock = threading.Lock()
+
+    def acquire(self, embeddings: Mapping[bytes, torch.Tensor]) -> None:
+        """Raises RequestFailed, and keeps none, where one can't be written out."""
+        with self._lock:
+            for index, (key, tensor) in enumerate(embeddings.items()):
+                if not self._uses[key]:
+                    try:
+                        shared = share(tensor)
+                    except SharedTensorError as error:
+                        self._release(list(embeddings)[:index])
+                        raise RequestFailed(f"an embedding can't be given to the engine: {error}") from error
+                    self._client.put_embedding(key, shared).add_done_callback(partial(_remove, shared))
+                self._uses[key] += 1
+
+    def release(self, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            self._release(keys)
+
+    def _release(self, keys: Sequence[bytes]) -> None:
+        self._uses.subtract(keys)
+        if unused := [key for key in keys if not self._uses[key]]:
+            for key in unused:
+                del self._uses[key]
+            self._client.drop_embeddings(unused)
+
+
+def _remove(shared: SharedTensor, answer: Future[None]) -> None:
+    with suppress(Exception):
+        answer.exception()  # the sequences that need it are told, each for itself
+    remove_shared(shared)

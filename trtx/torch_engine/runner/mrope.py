@@ -1,0 +1,112 @@
+"""Three positions a token (time, height, width), of models that turn a head's pairs by them: text has all three alike.
+
+A token's place in its sequence, by which KV lies in blocks and attention is causal, stays one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trtx.checkpoint.rope import RopeConfig
+from trtx.torch_engine.batch import ScheduledSequence
+from trtx.torch_engine.messages import MediaSpan
+from trtx.torch_engine.runner.kernels import int32
+
+
+def positions_between(spans: Sequence[MediaSpan], length: int, start: int, end: int) -> npt.NDArray[np.int32]:
+    """``[3, end - start]`` of the tokens ``[start, end)`` of a sequence whose prompt has ``length``.
+
+    As transformers' ``get_rope_index`` (5.23) for images: one begins where the text before it ends, counts rows and
+    columns of its grid from there, and the text after it goes on behind the longer side. What is generated goes on
+    behind the largest position of the prompt.
+    """
+    index = np.arange(start, end)
+    found = np.broadcast_to(index, (3, end - start)).copy()
+    shift = largest = after = 0
+    for span in spans:
+        assert span.grid is not None, "see media_problem"
+        time, height, width = span.grid
+        begin, after = span.start + shift, span.start + span.length
+        if span.start < end and after > start:
+            inside = (index >= span.start) & (index < after)
+            row = index[inside] - span.start
+            of_grid = row // (height * width), row // width % height, row % width
+            found[:, inside] = np.stack(of_grid) + begin
+        shift += max(height, width) - span.length
+        largest = max(largest, begin + max(time, height, width))
+        found[:, index >= after] = index[index >= after] + shift
+    generated = index >= length
+    if generated.any():
+        found[:, generated] = index[generated] + _delta(largest, after, shift, length)
+    return found.astype(np.int32)
+
+
+def position_delta(spans: Sequence[MediaSpan], length: int) -> int:
+    """What is added to the place of a generated token to get its position: never above 0."""
+    shift = largest = after = 0
+    for span in spans:
+        assert span.grid is not None, "see media_problem"
+        largest = max(largest, span.start + shift + max(span.grid))
+        shift += max(span.grid[1:]) - span.length
+        after = span.start + span.length
+    return _delta(largest, after, shift, length)
+
+
+def _delta(largest: int, after: int, shift: int, length: int) -> int:
+    """``largest``: one behind the largest position of media, which end at ``after``; text there is shifted."""
+    return max(largest, length + shift if after < length else 0) - length
+
+
+class Mrope:
+    """Angles by three positions, and what is added to the places of each slot's generated tokens."""
+
+    def __init__(self, rope: RopeConfig, rotary: Tensor, max_batch_size: int) -> None:
+        """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`; one row of slots more is the padding's."""
+        self._rotary = rotary
+        self._deltas = torch.zeros(max_batch_size + 1, dtype=torch.int32, device=rotary.device)
+        axes = axis_of_pairs(rope, rotary.shape[1] // 2)
+        self._axes = torch.tensor([*axes, *axes], device=rotary.device).unsqueeze(0).unsqueeze(0)  # cosines, then sines
+
+    def update(self, sequences: list[ScheduledSequence]) -> None:
+        """Enqueues one small copy for those that take a slot. To be called before the pass."""
+        new = [sequence for sequence in sequences if sequence.is_first]
+        if new:
+            slots = [sequence.slot for sequence in new]
+            deltas = [position_delta(sequence.media, len(sequence.prompt_token_ids)) for sequence in new]
+            both = int32(slots + deltas, self._deltas.device)
+            self._deltas[both[: len(new)].long()] = both[len(new) :]
+
+    def of_decodes(self, positions: Tensor, slots: Tensor) -> Tensor:
+        """Rows ``[n, head_dim]`` of a decode pass: cosines, then sines. Of fixed shapes, for a graph."""
+        return self._rotary[(positions + self._deltas[slots.long()]).long()]
+
+    def of_chunks(self, sequences: list[ScheduledSequence]) -> Tensor:
+        """The same for the tokens of all chunks, one behind the other."""
+        parts = [
+            positions_between(
+                sequence.media, len(sequence.prompt_token_ids), sequence.start,
+                sequence.start + len(sequence.new_token_ids),
+            )
+            for sequence in sequences
+        ]  # fmt: skip
+        positions = np.concatenate(parts, axis=1)
+        by_axis = int32(positions.reshape(-1).tolist(), self._rotary.device).view(3, -1)
+        rows = self._rotary[by_axis.long()]  # [3, tokens, head_dim]
+        return rows.gather(0, self._axes.expand(1, rows.shape[1], -1))[0]
+
+
+def axis_of_pairs(rope: RopeConfig, pairs: int) -> list[int]:
+    """Which position turns each of a head's pairs: 0 time, 1 height, 2 width."""
+    assert rope.mrope_section is not None
+    if not rope.mrope_interleaved:
+        return [axis for axis, count in enumerate(rope.mrope_section) for _ in range(count)]
+    found = [0] * pairs
+    for axis in (1, 2):
+        for pair in range(axis, 3 * rope.mrope_section[axis], 3):
+            found[pair] = axis
+    return found

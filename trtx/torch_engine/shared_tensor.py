@@ -1,0 +1,203 @@
+"""Tensors between the processes of one topology: each in a file of its scratch directory, ``$TMPDIR`` of them all.
+
+A file is there whole or not at all, is never written again, and is mapped where it is opened: an open tensor outlives
+its file. Whoever shares a tensor removes it, once those who were told of it have opened it or will not, or hands that
+over with it; what a process that was killed left behind goes with the directory, which the launcher and its guardian
+remove. Nothing is pickled: a file has a header, which names dtype and shape, and the bytes of the tensor in C order.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import secrets
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1}
+"""What can be shared, by torch's name, and the bytes of an element."""
+
+_MAGIC = b"trtx tensor 1\n"
+_HEADER_BYTES = 256  # keeps the data on a cache line, and in the alignment of every dtype
+_MAX_DIMENSIONS = 8
+_SUFFIX = ".tensor"
+
+
+class SharedTensorError(Exception):
+    """The file is no tensor, shorter than its tensor, or holds one of another dtype or shape; or can't be written."""
+
+
+class SharedTensorGone(SharedTensorError):
+    """There is no such file: whoever shared the tensor has removed it, or died with its topology."""
+
+
+class SharedTensor(msgspec.Struct, frozen=True, array_like=True):
+    """Where a tensor lies, and what is expected there. ``dtype``: a key of :data:`DTYPE_BYTES`."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the data. Raises SharedTensorError for a dtype or shape that nothing shared has."""
+        return _nbytes(self.dtype, self.shape)
+
+
+def share(value: np.ndarray[Any, Any] | torch.Tensor, directory: Path | None = None) -> SharedTensor:
+    """Writes a numpy array or a torch tensor (on any device; it is copied) to a new file that only this user can read.
+
+    ``directory``: the scratch directory; None is this process's. Raises SharedTensorError, and leaves no file, for
+    another dtype and where the directory is gone or full.
+    """
+    name = str(value.dtype).removeprefix("torch.")
+    shape = tuple(int(size) for size in value.shape)
+    size = _nbytes(name, shape)
+    said = msgspec.msgpack.encode((name, shape))
+    header = (_MAGIC + bytes([len(said)]) + said).ljust(_HEADER_BYTES, b"\0")
+    assert len(header) == _HEADER_BYTES, "eight sizes of 64 bits fit"
+    folder = Path(tempfile.gettempdir()) if directory is None else directory
+    path = folder / f"{secrets.token_hex(16)}{_SUFFIX}"
+    unfinished = path.with_suffix(".partial")
+    try:
+        try:
+            end = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(end, "wb", buffering=0) as file:
+                for part in (memoryview(header), _bytes_of(value)):
+                    while part:  # a write stops short at a signal, and above 2 GiB
+                        part = part[file.write(part) :]
+            unfinished.rename(path)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
+    except OSError as error:
+        raise SharedTensorError(
+            f"can't write a tensor of {size} bytes into {folder} ({error.strerror}); expected room there; "
+            "set TMPDIR to a directory with more of it"
+        ) from error
+    return SharedTensor(str(path), name, shape)
+
+
+def open_shared(shared: SharedTensor) -> torch.Tensor:
+    """The tensor, on the CPU, mapped: no byte is read before it is used, and no write to it reaches the file.
+
+    Raises SharedTensorGone when there is no such file, SharedTensorError when it does not hold what ``shared`` says.
+    """
+    import torch
+
+    mapped = _map(shared)
+    dtype = getattr(torch, shared.dtype)
+    if mapped is None:
+        return torch.empty(shared.shape, dtype=dtype)
+    flat = torch.frombuffer(mapped, dtype=dtype, offset=_HEADER_BYTES)  # keeps the mapping as long as it lives
+    return flat.view(shared.shape)
+
+
+def read_shared(shared: SharedTensor) -> bytes:
+    """A copy of the elements, in C order: for who has no other use for torch. Raises as :func:`open_shared` does."""
+    mapped = _map(shared)
+    return b"" if mapped is None else mapped[_HEADER_BYTES:]
+
+
+def take_over(shared: SharedTensor) -> SharedTensor:
+    """The same tensor under a name that whoever else was told of it does not know: one of several takes it, for the
+    others it is gone. Needs no torch. Raises as :func:`open_shared`, and for a file outside this process's scratch
+    directory: the name came in a message."""
+    path = Path(shared.path)
+    if path.parent != Path(tempfile.gettempdir()) or path.suffix != _SUFFIX:
+        raise SharedTensorError(f"{path} is no shared tensor of {tempfile.gettempdir()}, the scratch directory")
+    _map(shared)
+    own = path.with_name(f"{secrets.token_hex(16)}{_SUFFIX}")
+    try:
+        path.rename(own)
+    except OSError as error:
+        raise SharedTensorGone(f"the shared tensor {path} is gone; another reader took it, or it expired") from error
+    return SharedTensor(str(own), shared.dtype, shared.shape)
+
+
+def _map(shared: SharedTensor) -> mmap.mmap | None:
+    """The file, checked; None for a tensor without elements."""
+    size = shared.nbytes
+    try:
+        # A name that came in a message may be a pipe, which would block, or a link to somewhere else.
+        end = os.open(shared.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise SharedTensorGone(
+            f"the shared tensor {shared.path} is gone; expected it to be kept until it was opened; send it again"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise SharedTensorError(f"can't open the shared tensor {shared.path}: {error}") from error
+    try:
+        status = os.fstat(end)
+        if not stat.S_ISREG(status.st_mode):
+            raise SharedTensorError(f"{shared.path} is no regular file; expected a shared tensor")
+        _check_header(os.pread(end, _HEADER_BYTES, 0), shared)
+        if status.st_size != _HEADER_BYTES + size:
+            raise SharedTensorError(
+                f"the shared tensor {shared.path} has {status.st_size - _HEADER_BYTES} bytes of data; expected {size}, "
+                f"{shared.dtype} of shape {list(shared.shape)}"
+            )
+        if size == 0:
+            return None
+        # A private copy on write: torch takes no read-only memory without a warning.
+        return mmap.mmap(end, 0, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(end)
+
+
+def remove_shared(shared: SharedTensor) -> None:
+    """By whoever shared it; what is open stays so. Nothing happens where the file is gone already."""
+    with suppress(OSError):
+        Path(shared.path).unlink()
+
+
+def _check_header(header: bytes, shared: SharedTensor) -> None:
+    found = None
+    if len(header) == _HEADER_BYTES and header.startswith(_MAGIC):
+        first = len(_MAGIC) + 1
+        with suppress(msgspec.DecodeError):
+            found = _HEADER.decode(header[first : first + header[len(_MAGIC)]])
+    if found is None:
+        raise SharedTensorError(f"{shared.path} has no header of a shared tensor; expected one that trtx wrote")
+    if found != (shared.dtype, shared.shape):
+        raise SharedTensorError(
+            f"the shared tensor {shared.path} is {found[0]} of shape {list(found[1])}; expected {shared.dtype} of "
+            f"shape {list(shared.shape)}"
+        )
+
+
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    if dtype not in DTYPE_BYTES:
+        raise SharedTensorError(f"a tensor of {dtype} can't be shared; expected one of {', '.join(DTYPE_BYTES)}")
+    if len(shape) > _MAX_DIMENSIONS or any(not 0 <= size < 2**63 for size in shape):
+        raise SharedTensorError(
+            f"a tensor of shape {list(shape)} can't be shared; expected at most {_MAX_DIMENSIONS} sizes, none negative"
+        )
+    return math.prod(shape) * DTYPE_BYTES[dtype]
+
+
+def _bytes_of(value: np.ndarray[Any, Any] | torch.Tensor) -> memoryview:
+    """The elements in C order. A tensor on a device, or one that is not contiguous, is copied first."""
+    import numpy as np
+
+    if not isinstance(value, np.ndarray):
+        import torch
+
+        value = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+
+
+# The first use of these types happens here, in the one thread that imports: see llm_args.
+_HEADER = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
+msgspec.msgpack.Decoder(SharedTensor)

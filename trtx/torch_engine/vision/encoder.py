@@ -1,0 +1,133 @@
+"""Which waiting items become one batch, and what becomes of each of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trtx.torch_engine.device import device_memory_bytes
+from trtx.torch_engine.encoder_messages import Encode, Encoded, EncoderArgs, EncoderStats
+from trtx.torch_engine.shared_tensor import SharedTensorError, open_shared, share
+from trtx.torch_engine.vision.towers import Pixels, Tower, Unsuitable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    item_id: int
+    pixels: Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    text: str
+    is_failure: bool
+
+
+class Encoder:
+    """First come, first served, in batches of at most ``max_batch_size`` items and ``max_num_tokens`` rows."""
+
+    def __init__(self, tower: Tower, args: EncoderArgs) -> None:
+        self._tower = tower
+        self._args = args
+        self._waiting: deque[_Waiting] = deque()
+        self._batches = self._items = self._rows = 0
+        self._seconds = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting
+
+    def submit(self, message: Encode) -> Encoded | None:
+        """Its end, where it has come already."""
+        try:
+            pixels = self._check(message)
+        except (Unsuitable, SharedTensorError) as error:
+            return Encoded(message.item_id, error=str(error), is_failure=isinstance(error, SharedTensorError))
+        self._waiting.append(_Waiting(message.item_id, pixels))
+        return None
+
+    def _check(self, message: Encode) -> Pixels:
+        if message.pixels.dtype != "float32":
+            raise Unsuitable(f"pixels are {message.pixels.dtype}; expected float32, as an image processor gives them")
+        pixels = self._tower.check(open_shared(message.pixels), message.grid)
+        if not pixels.values.isfinite().all():
+            raise Unsuitable("pixels hold values that are no numbers (NaN or infinity)")
+        if pixels.rows > self._args.max_num_tokens:
+            raise Unsuitable(
+                f"the picture makes {pixels.rows} tokens; expected at most {self._args.max_num_tokens}, this encoder's "
+                "max_num_tokens: send a smaller one"
+            )
+        return pixels
+
+    def cancel(self, item_ids: Iterable[int]) -> list[Encoded]:
+        """Of items that had not begun."""
+        given_up = set(item_ids)
+        dropped = [one for one in self._waiting if one.item_id in given_up]
+        self._waiting = deque(one for one in self._waiting if one.item_id not in given_up)
+        return [Encoded(one.item_id, error="cancelled") for one in dropped]
+
+    @torch.inference_mode()
+    def step(self) -> list[Encoded]:
+        """One batch of what waits; at least one item does."""
+        began = time.perf_counter()
+        batch = self._next_batch()
+        results = self._encode([one.pixels for one in batch])
+        answers = [self._answer(one, found) for one, found in zip(batch, results, strict=True)]
+        self._batches += 1
+        self._items += len(batch)
+        self._rows += sum(one.pixels.rows for one in batch)
+        self._seconds += time.perf_counter() - began
+        return answers
+
+    def stats(self) -> EncoderStats:
+        memory = device_memory_bytes(self._tower.device)
+        return EncoderStats(self._batches, self._items, self._rows, self._seconds, memory)
+
+    def _next_batch(self) -> list[_Waiting]:
+        batch = [self._waiting.popleft()]
+        rows = batch[0].pixels.rows
+        while self._waiting and len(batch) < self._args.max_batch_size:
+            rows += self._waiting[0].pixels.rows
+            if rows > self._args.max_num_tokens:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
+
+    def _encode(self, batch: Sequence[Pixels]) -> list[Tensor | _Problem]:
+        """A batch in which anything goes wrong is done again one by one, so that only what is to blame fails."""
+        try:
+            found = [rows.cpu() for rows in self._tower.encode(batch)]
+            for pixels, rows in zip(batch, found, strict=True):
+                assert rows.shape == (pixels.rows, self._tower.width), f"{list(rows.shape)} for {pixels.rows} rows"
+        except torch.AcceleratorError:
+            raise  # the device is in an unknown state, and so is all that is on it
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+            if len(batch) > 1:
+                log.warning("a batch of %d pictures failed (%s); each is encoded alone", len(batch), error)
+                return [self._encode([one])[0] for one in batch]
+            log.exception("a picture can't be encoded")
+            return [_Problem(f"the encoder failed on this picture: {type(error).__name__}: {str(error)[:300]}", True)]
+        if all(rows.isfinite().all() for rows in found):
+            return list(found)
+        if len(batch) > 1:
+            return [self._encode([one])[0] for one in batch]
+        return [_Problem("the encoder computed values that are no numbers (NaN or infinity) for this picture", True)]
+
+    def _answer(self, one: _Waiting, found: Tensor | _Problem) -> Encoded:
+        if isinstance(found, _Problem):
+            return Encoded(one.item_id, error=found.text, is_failure=found.is_failure)
+        try:
+            rows = share(found)
+        except SharedTensorError as error:
+            return Encoded(one.item_id, error=str(error), is_failure=True)
+        return Encoded(one.item_id, rows, self._tower.merged(one.pixels.grid))

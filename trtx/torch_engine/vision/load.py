@@ -1,0 +1,161 @@
+"""From a model directory to a tower that is ready to encode."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from trtx.checkpoint.model_config import ModelConfig, read_model_config
+from trtx.checkpoint.vision import decoder_name
+from trtx.checkpoint.weight_index import INDEX, read_header, weight_files
+from trtx.errors import UsageError
+from trtx.memory.torch_engine import compute_dtype
+from trtx.torch_engine.device import resolve_device
+from trtx.torch_engine.encoder_messages import EncoderArgs
+from trtx.torch_engine.vision.towers import (
+    LlavaTower,
+    LlavaWithoutDecoder,
+    Qwen3WithoutDecoder,
+    Qwen25WithoutDecoder,
+    QwenTower,
+    Tower,
+)
+
+log = logging.getLogger(__name__)
+
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+# Beginnings of stored names and what the module calls them, the first match holds: checkpoints were written by several
+# releases of transformers (5.23 reads all of these too, conversion_mapping.py).
+_NAMES = (("model.", ""), ("vision_tower.vision_model.", "vision_tower."))
+
+
+_MODELS: dict[str, type[PreTrainedModel]] = {
+    "LlavaForConditionalGeneration": LlavaWithoutDecoder,
+    "Qwen2_5_VLForConditionalGeneration": Qwen25WithoutDecoder,
+    "Qwen3VLForConditionalGeneration": Qwen3WithoutDecoder,
+}
+
+
+@torch.inference_mode()
+def load_tower(args: EncoderArgs) -> Tower:
+    """Reads the tower's and the projector's weights alone, or draws them where the checkpoint stores none.
+
+    In the decoder's dtype, on its device. Raises UsageError for a checkpoint, device or dtype that cannot work.
+    """
+    model_dir = Path(args.model)
+    config = read_model_config(model_dir)
+    if config.vision is None:
+        raise UsageError(
+            f"{model_dir} is a {config.architecture}, which sees no pictures; expected a model with a vision tower"
+        )
+    device = resolve_device("auto")
+    dtype = getattr(torch, compute_dtype(args.dtype, config.dtype, is_gpu=device.type == "cuda"))
+    try:
+        theirs = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+        with no_init_weights():
+            model = _MODELS[config.vision.architecture]._from_config(theirs, dtype=dtype)
+    except Exception as error:  # of any class, about any field: transformers checks its configs in many places
+        raise UsageError(
+            f"{model_dir}/config.json describes no vision tower that transformers builds ({type(error).__name__}: "
+            f"{str(error)[:300]}); use another checkpoint"
+        ) from error
+    try:
+        _fill(model, model_dir, config)
+        model.to(device)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise UsageError(
+            f"the vision tower of {model_dir.name} does not fit on {device}, which has {free >> 20} of {total >> 20} "
+            "MiB free; free the GPU, or give the encoder another"
+        ) from error
+    model.eval()
+    rows = config.vision.tokens_per_image
+    return QwenTower(model) if rows is None else LlavaTower(model, rows)
+
+
+def _fill(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:
+    """Every parameter gets its value. Raises UsageError for a missing, misshapen, unexpected or unreadable tensor."""
+    files = weight_files(model_dir)
+    if absent := [file for file in files if not file.is_file()]:
+        raise UsageError(
+            f"{model_dir / INDEX} names {absent[0].name}, which is not there; download the checkpoint whole"
+        )
+    if not files:
+        _draw(model, model_dir, config)
+        return
+    wanted = dict(model.named_parameters()) | dict(_persistent_buffers(model))
+    missing = set(wanted)
+    for stored_as, read in _stored(files, config.architecture):
+        name = _own_name(stored_as)
+        if name not in wanted:
+            if name.endswith("position_ids"):  # a buffer that old releases stored, and new ones compute
+                continue
+            raise UsageError(
+                f"{model_dir} holds the tensor {stored_as}, which the vision tower of {config.architecture} as its "
+                "config.json describes it has no place for; expected the config.json of these weights"
+            )
+        value, own = read(), wanted[name]
+        if value.shape != own.shape or value.dtype not in _FLOATS:
+            raise UsageError(
+                f"{model_dir}: tensor {stored_as} is {value.dtype} of shape {list(value.shape)}; its config.json says "
+                f"a float of shape {list(own.shape)}"
+            )
+        own.data.copy_(value)
+        missing.discard(name)
+    if missing:
+        raise UsageError(
+            f"{model_dir} lacks {len(missing)} tensors of the vision tower of {config.architecture}, first "
+            f"{min(missing)}; download the checkpoint whole"
+        )
+
+
+def _persistent_buffers(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    stored = model.state_dict()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in stored)
+
+
+def _own_name(stored_as: str) -> str:
+    name = stored_as
+    for begin, instead in _NAMES:
+        if name.startswith(begin):
+            name = instead + name.removeprefix(begin)
+    return name
+
+
+def _stored(files: list[Path], architecture: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """The tower's tensors. Files without one are not opened beyond their headers."""
+    for path in files:
+        names = [name for name in read_header(path) if decoder_name(architecture, name) is None]
+        if not names:
+            continue
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in names:
+                    yield name, lambda file=file, name=name: file.get_tensor(name)  # type: ignore[misc]
+        except (SafetensorError, OSError) as error:
+            raise UsageError(f"{path} cannot be read as safetensors ({error}); download it again") from error
+
+
+def _draw(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:
+    """The same seed gives the same weights on every device: they are drawn on the CPU, in float32."""
+    if config.synthetic_seed is None:
+        raise UsageError(
+            f"model directory {model_dir} has no safetensors weights; expected model.safetensors or "
+            "model.safetensors.index.json: download the checkpoint whole, or use synthetic:<shape>"
+        )
+    generator = torch.Generator("cpu").manual_seed(config.synthetic_seed)
+    tensors: dict[str, Any] = dict(model.named_parameters()) | dict(_persistent_buffers(model))
+    for name in sorted(tensors):
+        own = tensors[name]
+        if own.dim() == 1 and name.endswith(".weight"):  # of a norm
+            own.data.fill_(1.0)
+        else:
+            own.data.copy_(torch.empty(own.shape).normal_(0.0, config.synthetic_std, generator=generator))

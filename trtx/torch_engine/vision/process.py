@@ -1,0 +1,86 @@
+"""The encoder's own process: ``python -m trtx.torch_engine.vision.process <fd>``, started by ``EncoderClient``.
+
+It loads the tower and encodes in its main thread. A second thread reads the socket: its end of file means that the
+parent is gone, and ends this process at once, even in the middle of a batch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import traceback
+from queue import Empty, SimpleQueue
+
+from trtx.errors import UsageError
+from trtx.torch_engine.channel import Channel
+from trtx.torch_engine.device import device_memory_bytes
+from trtx.torch_engine.encoder_messages import (
+    Cancel,
+    Encode,
+    Fatal,
+    Progress,
+    Ready,
+    Shutdown,
+    Start,
+    ToEncoder,
+)
+from trtx.torch_engine.parent import die_with_parent, read_parent
+from trtx.torch_engine.vision.encoder import Encoder
+
+
+def main() -> None:
+    die_with_parent()
+    channel: Channel[ToEncoder] = Channel(socket.socket(fileno=int(sys.argv[1])), ToEncoder)
+    inbox: SimpleQueue[ToEncoder] = SimpleQueue()
+    threading.Thread(target=read_parent, args=(channel, inbox.put), name="encoder-socket", daemon=True).start()
+    try:
+        start = inbox.get()
+        assert isinstance(start, Start), f"the first message is {type(start).__name__}"
+        _loop(_build(start, channel), channel, inbox)
+    except UsageError as error:
+        channel.send(Fatal(str(error), is_usage=True))
+        os._exit(1)
+    except BaseException as error:
+        traceback.print_exc()
+        channel.send(Fatal(f"{type(error).__name__}: {error}"))
+        sys.stderr.flush()
+        os._exit(1)  # no destructor may hang on a device in an unknown state
+    os._exit(0)
+
+
+def _build(start: Start, channel: Channel[ToEncoder]) -> Encoder:
+    channel.send(Progress(f"loading the vision tower of {start.args.model}"))
+    from trtx.torch_engine.vision.load import load_tower
+
+    tower = load_tower(start.args)
+    dtype = str(tower.dtype).removeprefix("torch.")
+    channel.send(Ready(tower.width, dtype, device_memory_bytes(tower.device)))
+    return Encoder(tower, start.args)
+
+
+def _loop(encoder: Encoder, channel: Channel[ToEncoder], inbox: SimpleQueue[ToEncoder]) -> None:
+    """Encodes while items wait, sleeps on the inbox while none do. Returns on ``Shutdown``."""
+    while True:
+        try:
+            while True:
+                message = inbox.get() if encoder.is_idle else inbox.get_nowait()
+                if isinstance(message, Encode):
+                    ended = encoder.submit(message)
+                    if ended is not None:
+                        channel.send(ended)
+                elif isinstance(message, Cancel):
+                    for dropped in encoder.cancel(message.item_ids):
+                        channel.send(dropped)
+                elif isinstance(message, Shutdown):
+                    return
+        except Empty:
+            pass
+        for answer in encoder.step():
+            channel.send(answer)
+        channel.send(encoder.stats())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""transformers' own models without their decoders: pixels in, the rows that stand for placeholders out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, PreTrainedModel
+from transformers.models.llava.modeling_llava import LlavaModel, LlavaMultiModalProjector, LlavaPreTrainedModel
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VisionTransformerPretrainedModel,
+    Qwen2_5_VLModel,
+    Qwen2_5_VLPreTrainedModel,
+)
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VLPreTrainedModel
+
+from trtx.torch_engine.encoder_messages import Grid
+
+_RGB = 3
+
+
+class Unsuitable(Exception):
+    """These pixels are none of this model's; the text is for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """Of one item, checked by :meth:`Tower.check`."""
+
+    values: Tensor  # float32, on the CPU
+    grid: Grid | None  # in patches
+    rows: int  # that it will have
+
+
+class Tower(ABC):
+    """A loaded vision tower with its projector. ``width``: columns of a row; ``dtype``: of rows and weights."""
+
+    def __init__(self, model: PreTrainedModel, width: int) -> None:
+        self._model = model
+        self.width = width
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+
+    @abstractmethod
+    def check(self, values: Tensor, grid: Grid | None) -> Pixels:
+        """Raises Unsuitable for pixels that this model's image processor would not give."""
+
+    @abstractmethod
+    def merged(self, grid: Grid | None) -> Grid | None:
+        """Of a grid in patches: that of its rows."""
+
+    @abstractmethod
+    def encode(self, batch: Sequence[Pixels]) -> list[Tensor]:
+        """``[rows, width]`` for each, on the device."""
+
+
+class LlavaWithoutDecoder(LlavaModel):  # type: ignore[misc]
+    """transformers' LlavaModel with all that :meth:`get_image_features` asks of it, and no language model."""
+
+    def __init__(self, config: Any) -> None:
+        LlavaPreTrainedModel.__init__(self, config)
+        self.vision_tower = AutoModel.from_config(config.vision_config)
+        self.multi_modal_projector = LlavaMultiModalProjector(config)
+        self.post_init()
+
+
+class LlavaTower(Tower):
+    """CLIP and LLaVA's projector: pictures of one size, a fixed number of rows."""
+
+    def __init__(self, model: PreTrainedModel, rows: int) -> None:
+        config = model.config
+        super().__init__(model, config.text_config.hidden_size)
+        side = config.vision_config.image_size
+        self.shape = (_RGB, side, side)
+        self._rows = rows
+
+    def check(self, values: Tensor, grid: Grid | None) -> Pixels:
+        if values.shape != (1, *self.shape) or grid is not None:
+            expected = " x ".join(map(str, (1, *self.shape)))
+            has = " x ".join(map(str, values.shape))
+            raise Unsuitable(
+                f"pixels of shape {has}{'' if grid is None else ' with a grid'}; expected {expected} and no grid, as "
+                "the model's image processor gives for one picture"
+            )
+        return Pixels(values, None, self._rows)
+
+    def merged(self, grid: Grid | None) -> None:
+        return None
+
+    def encode(self, batch: Sequence[Pixels]) -> list[Tensor]:
+        values = torch.cat([one.values for one in batch]).to(self.device, self.dtype)
+        # transformers' own forward gives each picture the two parameters of its config.
+        return list(self._model.get_image_features(values).pooler_output)
+
+
+class Qwen25WithoutDecoder(Qwen2_5_VLModel):  # type: ignore[misc]
+    """As :class:`LlavaWithoutDecoder`, of Qwen2.5-VL."""
+
+    def __init__(self, config: Any) -> None:
+        Qwen2_5_VLPreTrainedModel.__init__(self, config)
+        self.visual = Qwen2_5_VisionTransformerPretrainedModel._from_config(config.vision_config)
+        self.post_init()
+
+
+class Qwen3WithoutDecoder(Qwen3VLModel):  # type: ignore[misc]
+    """As :class:`LlavaWithoutDecoder`, of Qwen3-VL."""
+
+    def __init__(self, config: Any) -> None:
+        Qwen3VLPreTrainedModel.__init__(self, config)
+        self.visual = AutoModel.from_config(config.vision_config)
+        self.post_init()
+
+
+class QwenTower(Tower):
+    """Qwen2.5-VL's and Qwen3-VL's: pictures of any size, as patches and their grid.
+
+    With deepstack a row has all its vectors beside one another, its own first, then those for the decoder's first
+    layers in their order.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        tower = model.config.vision_config
+        levels = len(getattr(tower, "deepstack_visual_indexes", ()))
+        super().__init__(model, tower.out_hidden_size * (1 + levels))
+        self.columns = _RGB * tower.temporal_patch_size * tower.patch_size**2
+        self._merge = int(tower.spatial_merge_size)
+
+    def check(self, values: Tensor, grid: Grid | None) -> Pixels:
+        if grid is None or min(grid) < 1 or grid[1] % self._merge or grid[2] % self._merge:
+            raise Unsuitable(
+                f"pixels have the grid {grid}; expected time, height and width in patches, the last two multiples of "
+                f"{self._merge}"
+            )
+        if values.shape != (prod(grid), self.columns):
+            has = " x ".join(map(str, values.shape))
+            raise Unsuitable(
+                f"pixels have the shape {has} and a grid of {' x '.join(map(str, grid))}; expected {prod(grid)} x "
+                f"{self.columns}, a row for each patch, as the model's image processor gives"
+            )
+        return Pixels(values, grid, prod(grid) // self._merge**2)
+
+    def merged(self, grid: Grid | None) -> Grid:
+        assert grid is not None, "see check"
+        time, height, width = grid
+        return time, height // self._merge, width // self._merge
+
+    def encode(self, batch: Sequence[Pixels]) -> list[Tensor]:
+        values = torch.cat([one.values for one in batch]).to(self.device, self.dtype)
+        grids = torch.tensor([one.grid for one in batch], device=self.device)  # [items, 3]
+        found = self._model.get_image_features(values, grids)
+        levels = getattr(found, "deepstack_features", None) or ()  # of each, rows by item
+        return [torch.cat(vectors, dim=1) for vectors in zip(found.pooler_output, *levels, strict=True)]

@@ -1,0 +1,223 @@
+"""From a picture's bytes to its embedding: by an encoder of this worker, or by encode workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from trtx.engine import Engine
+from trtx.engine.api import (
+    EmbeddingHandle,
+    EmbeddingMismatch,
+    EmbeddingReader,
+    SharedTensor,
+    Start,
+    TowerOutput,
+    parse_handle,
+    remove_shared,
+    share,
+)
+from trtx.media import Blob, MediaError, MediaLimits, PicturePool
+from trtx.worker.media_metrics import MediaMetrics
+
+logger = logging.getLogger(__name__)
+
+ENCODE_SECONDS = 30.0
+"""How long one encode worker may take with one picture, waiting for others included, before another is asked."""
+
+
+class NoEncoder(Exception):
+    """Nobody could encode the picture: no fault of its own, and worth another try. ``status``: of HTTP."""
+
+    status = 429
+
+
+class Embedder(Protocol):
+    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+        """Raises MediaError for a picture that is none, NoEncoder, or what an encoder failed with."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class LocalEmbedder:
+    """Decoding processes and a vision encoder, both started, of this worker."""
+
+    def __init__(self, pool: PicturePool, encoder: Engine, metrics: MediaMetrics) -> None:
+        self._pool, self._encoder, self._metrics = pool, encoder, metrics
+
+    @classmethod
+    async def begin(
+        cls, model: Path, config: Mapping[str, Any], start: Start, limits: MediaLimits, metrics: MediaMetrics
+    ) -> LocalEmbedder:
+        """With an encoder of its own; takes seconds. Raises UsageError for a checkpoint whose pictures can't be
+        prepared or encoded."""
+        pool = PicturePool(model, limits)
+        await pool.start()
+        try:
+            return cls(pool, await asyncio.to_thread(start, model, config), metrics)
+        except BaseException:
+            await pool.close()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        """False once its encoder died."""
+        return self._encoder.is_alive()
+
+    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+        with self._metrics.timed("prepare"):
+            prepared = await self._pool.prepare(blob)
+        try:
+            with self._metrics.timed("encode"):
+                return await self._encoder.encode_pixels(prepared.pixels, prepared.grid)
+        except ValueError as error:
+            raise MediaError(422, f"{blob.label} can't be encoded: {error}") from error
+        finally:
+            remove_shared(prepared.pixels)
+
+    async def close(self) -> None:
+        await self._pool.close()
+        await asyncio.to_thread(self._encoder.shutdown)
+
+
+class StartedEmbedder:
+    """A :class:`LocalEmbedder` that is begun when it is first needed, and anew when its encoder has died."""
+
+    def __init__(self, begin: Callable[[], Awaitable[LocalEmbedder]]) -> None:
+        self._begin = begin
+        self._beginning = asyncio.Lock()
+        self._begun: LocalEmbedder | None = None
+
+    async def start(self) -> LocalEmbedder:
+        """Idempotent. Raises as :meth:`LocalEmbedder.begin` does."""
+        async with self._beginning:
+            if self._begun is not None and not self._begun.is_alive:
+                logger.error("the vision encoder of this worker died; another one is started")
+                await self._end()
+            if self._begun is None:
+                self._begun = await self._begin()
+            return self._begun
+
+    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+        return await (await self.start()).embed(blob, key)
+
+    async def close(self) -> None:
+        async with self._beginning:
+            await self._end()
+
+    async def _end(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            await begun.close()
+
+
+class EncodeWorkers(Protocol):
+    """The encode workers of a topology, as Dynamo's request plane knows them."""
+
+    def ids(self) -> Sequence[int]:
+        """Of those that are registered now."""
+        ...
+
+    def ask(self, worker_id: int, question: Mapping[str, Any]) -> Awaitable[Mapping[str, Any]]:
+        """Its ``encoder_result``. Raises anything where it did not answer."""
+        ...
+
+
+class RemoteEmbedder:
+    """Asks the encode worker that has the least to do, another one where it does not answer, then ``fallback``.
+
+    The picture travels in a file of the topology's own directory, and so does its embedding back: nothing of either
+    passes the event loop.
+    """
+
+    def __init__(
+        self,
+        workers: EncodeWorkers,
+        metrics: MediaMetrics,
+        *,
+        fallback: Embedder | None,
+        seconds: float = ENCODE_SECONDS,
+        share_bytes: Callable[[Any], SharedTensor] = share,
+    ) -> None:
+        self._workers, self._metrics, self._fallback = workers, metrics, fallback
+        self._seconds = seconds
+        self._share = share_bytes
+        self._open: Counter[int] = Counter()  # questions that each worker has not answered
+        self._reader = EmbeddingReader()
+
+    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+        picture = await asyncio.to_thread(self._share, np.frombuffer(blob.data, np.uint8))
+        try:
+            asked: set[int] = set()
+            while found := [one for one in self._workers.ids() if one not in asked]:
+                self._metrics.retries += bool(asked)
+                worker = min(found, key=lambda one: self._open[one])
+                asked.add(worker)
+                try:
+                    with self._metrics.timed("remote"):
+                        return await self._ask(worker, question(picture, key, blob.label))
+                except (MediaError, asyncio.CancelledError):
+                    raise
+                except Exception as error:
+                    logger.warning("encode worker %x did not encode %s: %r", worker, blob.label, error)
+        finally:
+            remove_shared(picture)
+        if self._fallback is None:
+            raise NoEncoder("no encode worker answered; try again once one is back")
+        self._metrics.fallbacks += 1
+        return await self._fallback.embed(blob, key)
+
+    async def _ask(self, worker: int, asked: Mapping[str, Any]) -> TowerOutput:
+        self._open[worker] += 1
+        try:
+            async with asyncio.timeout(self._seconds):
+                handle = read_answer(await self._workers.ask(worker, asked), bytes.fromhex(asked["key"]))
+                return TowerOutput(self._reader.read(handle), handle.grid)
+        finally:
+            self._open[worker] -= 1
+
+    async def close(self) -> None:
+        if self._fallback is not None:
+            await self._fallback.close()
+
+
+# --- what the two ends say to each other, as JSON ---
+
+
+def question(picture: SharedTensor, key: bytes, label: str) -> dict[str, Any]:
+    """``picture``: uint8, the bytes of its file."""
+    return {"picture": msgspec.to_builtins(picture), "key": key.hex(), "label": label}
+
+
+def read_question(asked: Any) -> tuple[SharedTensor, bytes, str]:
+    """Raises ValueError for what is no question."""
+    if not isinstance(asked, Mapping):
+        raise ValueError("expected picture, key and label")
+    try:
+        picture = msgspec.convert(asked.get("picture"), SharedTensor)
+        return picture, bytes.fromhex(str(asked.get("key"))), str(asked.get("label"))
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ValueError(f"expected picture, key and label: {error}") from error
+
+
+def refusal(error: MediaError) -> dict[str, Any]:
+    """A fault of the picture's own: another encode worker would find it too."""
+    return {"error": str(error), "status": error.status}
+
+
+def read_answer(answered: Mapping[str, Any], key: bytes) -> EmbeddingHandle:
+    """Raises MediaError for a picture that was refused, EmbeddingMismatch for what is no answer about ``key``."""
+    if "error" in answered:
+        raise MediaError(answered["status"], answered["error"])
+    handle = parse_handle(answered)
+    if handle.key != key:
+        raise EmbeddingMismatch("an encode worker answered with another picture's embedding")
+    return handle

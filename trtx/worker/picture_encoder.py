@@ -1,0 +1,95 @@
+"""The encode role for engines that take embeddings: other workers' pictures in, files with their embeddings out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from dynamo.common.backend.multimodal import encoder_terminal_chunk
+
+from trtx.engine.api import (
+    EmbeddingExports,
+    EmbeddingHandle,
+    SharedTensor,
+    SharedTensorError,
+    TowerOutput,
+    read_shared,
+    remove_shared,
+)
+from trtx.media import Blob, MediaError
+from trtx.worker.chunks import Chunk
+from trtx.worker.embedders import Embedder, read_question, refusal
+from trtx.worker.embedding_cache import EmbeddingCache, TooLarge, Wanted
+from trtx.worker.encode_endpoint import ASKED
+from trtx.worker.request import InvalidRequest
+
+
+class PictureEncoder:
+    """Answers the questions of ``embedders``. What it makes is kept in ``cache``, whose files are its own: whoever
+    asks gets a second name of one, under a lease of ``exports``: who has gone by the time of the answer costs no more.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        cache: EmbeddingCache[TowerOutput],
+        reserved_bytes: int,
+        exports: EmbeddingExports,
+    ) -> None:
+        self._embedder, self._cache, self._reserved_bytes, self._exports = embedder, cache, reserved_bytes, exports
+
+    async def encode(self, wire: Mapping[str, Any], *, is_wanted: Callable[[], bool] = lambda: True) -> Chunk:
+        """The terminal chunk, with the answer in ``encoder_result``. Raises InvalidRequest for what is no question of
+        a worker: Dynamo's own requests have no place here. ``is_wanted``: False once whoever asked has gone, and would
+        remove no file."""
+        asked = (wire.get("extra_args") or {}).get(ASKED)
+        try:
+            picture, key, label = read_question(asked)
+        except ValueError as error:
+            raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
+        try:
+            handle = await self._encode(picture, key, label)
+            if not is_wanted() and handle.path is not None:
+                Path(handle.path).unlink(missing_ok=True)  # and so its lease ends
+            answered = handle.to_dict()
+        except MediaError as error:
+            answered = refusal(error)
+        chunk: Chunk = dict(encoder_terminal_chunk(answered))
+        return chunk
+
+    async def _encode(self, picture: SharedTensor, key: bytes, label: str) -> EmbeddingHandle:
+        async def make() -> tuple[TowerOutput, int]:
+            blob = Blob(await asyncio.to_thread(read_shared, picture), label)
+            made = await self._embedder.embed(blob, key)
+            return made, made.rows.nbytes
+
+        try:
+            lease = await self._cache.lease([Wanted(key, self._reserved_bytes, make)])
+        except TooLarge as error:
+            raise MediaError(413, f"{label} makes a larger embedding than this worker holds: {error}") from error
+        try:
+            held = (await lease.embeddings())[key]
+            return self._exports.offer(key, lend(held.rows), held.grid)
+        finally:
+            lease.release()
+
+
+def discard(key: bytes, held: TowerOutput) -> None:
+    """What the cache does with an embedding that leaves it."""
+    remove_shared(held.rows)
+
+
+def lend(rows: SharedTensor) -> SharedTensor:
+    """Another name of the same file, for one reader, who removes it. Raises SharedTensorError where there is none."""
+    path = Path(rows.path)
+    name = path.with_name(f"{secrets.token_hex(16)}{path.suffix}")
+    try:
+        os.link(path, name)
+    except OSError as error:
+        raise SharedTensorError(f"the embedding {path} can't be lent ({error.strerror})") from error
+    return msgspec.structs.replace(rows, path=str(name))

@@ -1,0 +1,120 @@
+"""What a worker needs to take images, or to encode them for others: put together around its engine."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+from trtx import engine
+from trtx.checkpoint.vision import VisionConfig, read_vision_config
+from trtx.engine import Engine
+from trtx.engine.api import EmbeddingExports
+from trtx.errors import UsageError
+from trtx.media import PicturePool, processor_options
+from trtx.worker.embedders import Embedder, LocalEmbedder, RemoteEmbedder, StartedEmbedder
+from trtx.worker.embedding_cache import EmbeddingCache
+from trtx.worker.encode_endpoint import EncodeEndpoint
+from trtx.worker.encoding import ImageEncoder
+from trtx.worker.media_metrics import MediaMetrics
+from trtx.worker.options import WorkerOptions
+from trtx.worker.picture_encoder import PictureEncoder, discard
+from trtx.worker.pictures import Picture
+from trtx.worker.sight import Sight
+
+_ROWS_OF_A_PICTURE = 16384  # at most, where they depend on its size: what an encoder takes of one
+_BYTES_OF_A_NUMBER = 4  # at most
+
+
+class Seeing:
+    """One worker's, from before its engine is loaded until after it has ended.
+
+    ``sight``: of a worker whose requests bring images; ``encoder``: of an encode worker; neither: text alone.
+    ``metrics``: None where there is neither.
+    """
+
+    def __init__(self, options: WorkerOptions) -> None:
+        """Raises UsageError for a checkpoint whose pictures are not read."""
+        self.sight: Sight | None = None
+        self.encoder: ImageEncoder | PictureEncoder | None = None
+        self.metrics: MediaMetrics | None = None
+        self._options = options
+        self._api = engine.load(options.engine)
+        takes_images = self._api.missing_media is not None
+        self._config: VisionConfig | None = read_vision_config(options.model) if takes_images else None
+        self._local: StartedEmbedder | None = None
+        self._exit = AsyncExitStack()
+
+    async def before_engine(self) -> None:
+        """Starts this worker's own encoder where its requests will need it: on a GPU it takes its memory first, since
+        the engine's KV pool takes what it finds. Raises UsageError."""
+        if self._config is None or self._options.role == "encode":
+            return
+        self.metrics = metrics = MediaMetrics()
+        options, start = self._options, self._api.start_encoder
+        assert start is not None, "an engine that takes embeddings makes them too"
+        dtype = options.llm_args.get("dtype")
+        config = {} if dtype is None else {"dtype": dtype}
+        self._local = StartedEmbedder(lambda: LocalEmbedder.begin(options.model, config, start, options.media, metrics))
+        self._exit.push_async_callback(self._local.close)
+        # Decode has KV of pictures that others looked at; encode workers do it for whoever has some.
+        if options.encoders == "local" and options.role != "decode":
+            await self._local.start()
+
+    async def with_engine(self, loaded: Engine) -> None:
+        """Sets ``sight`` or ``encoder``. Raises UsageError."""
+        options = self._options
+        if options.role == "encode":
+            await self._encode_with(loaded)
+        elif self._config is not None:
+            assert self._local is not None and self.metrics is not None, "before_engine was called"
+            embedder: Embedder = self._local
+            if options.encoders == "remote":
+                workers = await EncodeEndpoint.open(options.served_model_name)
+                self._exit.callback(workers.close)
+                embedder = RemoteEmbedder(workers, self.metrics, fallback=self._local)
+            cache: EmbeddingCache[Picture] = EmbeddingCache(
+                options.embedding_cache_bytes, lambda key, _: loaded.drop_embeddings([key])
+            )
+            self._exit.push_async_callback(cache.close)
+            self.metrics.cache = cache
+            self.sight = Sight(
+                self._config,
+                loaded,
+                embedder,
+                cache=cache,
+                limits=options.media,
+                metrics=self.metrics,
+                identity=(str(options.model), processor_options(options.model)),
+                reserved_bytes=self._reserved_bytes(self._config, loaded),
+            )
+
+    async def _encode_with(self, loaded: Engine) -> None:
+        options = self._options
+        if self._api.missing_media is None:
+            self.encoder = ImageEncoder(loaded)
+            return
+        if self._config is None:
+            raise UsageError(f"{options.model} is a text model, expected one that sees: it has nothing to encode")
+        self.metrics = MediaMetrics()
+        pool = PicturePool(options.model, options.media)
+        await pool.start()
+        self._exit.push_async_callback(pool.close)
+        cache: EmbeddingCache[Any] = EmbeddingCache(options.embedding_cache_bytes, discard)
+        self._exit.push_async_callback(cache.close)
+        self.metrics.cache = cache
+        embedder = LocalEmbedder(pool, loaded, self.metrics)
+        exports = EmbeddingExports()
+        self._exit.callback(exports.close)
+        self.encoder = PictureEncoder(embedder, cache, self._reserved_bytes(self._config, loaded), exports)
+
+    def _reserved_bytes(self, config: VisionConfig, loaded: Engine) -> int:
+        """For one picture's embedding: all that it may have, but no more than lets a request bring as many pictures as
+        it may. How large it is, where that depends on the picture, is known once it is there."""
+        rows = config.tokens_per_image or min(_ROWS_OF_A_PICTURE, loaded.facts.context_length)
+        largest = rows * config.hidden_size * (1 + config.deepstack_levels) * _BYTES_OF_A_NUMBER
+        return min(largest, self._options.embedding_cache_bytes // max(1, self._options.media.max_images))
+
+    async def close(self) -> None:
+        """Ends what was started here, and no engine. Idempotent."""
+        self.sight = self.encoder = None
+        await self._exit.aclose()
