@@ -78,8 +78,9 @@ def score_table(scores: Sequence[PictureScore]) -> str:
 
 _TRAINING = """# synthetic:tiny-vl-trained
 
-Trained from scratch by `{command}`: {steps:,} steps, {pictures:,} pictures, {seconds:.0f} s, {cpu_seconds:.0f} s of
-CPU, torch {torch}. Same seed, same pictures in the same order.
+Trained from scratch by `{command}`:
+{steps:,} steps, {pictures:,} pictures, {seconds:.0f} s, {cpu_seconds:.0f} s of CPU, torch {torch}. Same
+seed, same pictures in the same order.
 
 """
 
