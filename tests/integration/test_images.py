@@ -348,7 +348,7 @@ def test_many_requests_with_cancellations_leave_nothing_and_mix_nothing_up(agg: 
 
 @pytest.mark.proof
 def test_a_trained_model_says_what_is_in_pictures_that_it_never_saw() -> None:
-    """Backgrounds, which it has mastered, and which of several pictures is meant: a swapped picture is a wrong answer."""
+    """Backgrounds, and which of several pictures is meant: a swapped picture is a wrong answer."""
     with trtx_serve("--engine", "torch", "--model", "synthetic:tiny-vl-trained", *E_P_D) as command:
         served = Served(command.wait_ready(150))
 
