@@ -20,6 +20,8 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from topology_clients import trtx_serve, wait_until
 
+from trtx.checkpoint.picture_tasks import PictureSample, held_out
+from trtx.checkpoint.pictures import draw
 from trtx.topology import Plan
 
 MODEL = "synthetic:tiny-vl"
@@ -342,3 +344,24 @@ def test_many_requests_with_cancellations_leave_nothing_and_mix_nothing_up(agg: 
         assert served.metric("prefill-0", "trtx_embedding_cache_pinned_bytes") == 0
         wait_until(lambda: served.metric("prefill-0", "trtx_leases") == 0, 90, "no lease is left")
         assert len(served.tensors()) == 50, "one of each picture, which the encode worker keeps"
+
+
+@pytest.mark.proof
+def test_a_trained_model_says_what_is_in_pictures_that_it_never_saw() -> None:
+    """Backgrounds, and which of several pictures is meant: a swapped picture is a wrong answer."""
+    with trtx_serve("--engine", "torch", "--model", "synthetic:tiny-vl-trained", *E_P_D) as command:
+        served = Served(command.wait_ready(150))
+
+        def is_right(sample: PictureSample) -> bool:
+            parts = []
+            for scene in sample.scenes:
+                file = io.BytesIO()
+                draw(scene).save(file, "PNG")
+                parts.append({"type": "image_url", "image_url": {"url": data_url(file.getvalue())}})
+            asked = [{"role": "user", "content": [*parts, text(sample.question.text)]}]
+            return served.ask(asked, ignore_eos=False).strip() == sample.question.answer
+
+        with ThreadPoolExecutor(8) as pool:
+            for task in ("background", "which-colour"):
+                right = sum(pool.map(is_right, held_out(task, 60, 7)))
+                assert right > 57, f"{task}: {right} of 60"

@@ -106,6 +106,9 @@ def test_of_a_partial_hit_only_the_missing_is_made() -> None:
         encoder.finish(b"b")
         assert await both.embeddings() == {b"a": text_of(b"a"), b"b": text_of(b"b")}
         assert encoder.asked == [b"a", b"b"]
+        for _ in range(2):
+            both.release()
+        assert cache.pinned_bytes == 4, "the first lease's, which nobody released"
         cache.check()
 
     run(scenario)
