@@ -188,6 +188,7 @@ def _evidence(
         concurrency=spec.held_concurrency(load),
         input_length=_input_length(spec, load),
         output_length=_output_length(spec, load),
+        has_images=spec.image_batch_size > 0,
         prompts=spec.sharing,
         restarted=restarted,
         requests_by_worker=requests,

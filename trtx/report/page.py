@@ -11,12 +11,20 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from trtx.bench.checks import Level
-from trtx.bench.figures import all_figures
 from trtx.bench.judgement import Verdict
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
 from trtx.report.beside import beside, throughput_title
 from trtx.report.charts import charts, shows_tails
-from trtx.report.columns import MISSING, UNSURE, intervals_text, needed, number, page_columns, requests_text
+from trtx.report.columns import (
+    MISSING,
+    UNSURE,
+    intervals_text,
+    needed,
+    number,
+    page_columns,
+    requests_text,
+    shown_figures,
+)
 from trtx.report.comparison import arms_shown, difference_text, score_text
 from trtx.report.forest import forest, forest_height_px
 from trtx.report.series import marks
@@ -42,7 +50,7 @@ def page(view: RunView) -> str:
         view=view,
         needed=needed(column for _, columns in headings for column in columns),
         failed=error_request_count,
-        figures=[figure for figure in all_figures() if figure.heading],
+        figures=[figure for figure in shown_figures(view) if figure.heading],
         parts=[(part, name, page_columns(view, part)) for part, name in _PARTS.items()],
         charts=[(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
         marks=marks(view),

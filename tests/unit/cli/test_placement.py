@@ -49,6 +49,7 @@ CALLS = {
         "no delay": ["bench", "--session-turns-mean", "3"],
         "prefix": ["bench", "--prefix-prompt-length", "1"],
         "no prefix": ["bench"],
+        "no images": ["bench"],
         "dry run": ["bench", "--dry-run"],
         "": ["bench", "--slo", "request_latency:p50:le:900", "--baseline", "main", "--max-regression", "5%"],
     },
