@@ -27,6 +27,7 @@ from trtx.report.columns import (
 )
 from trtx.report.comparison import arms_shown, difference_text, score_text
 from trtx.report.forest import forest, forest_height_px
+from trtx.report.pictures import HEADINGS, MEANING, picture_rows
 from trtx.report.series import marks
 from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons
 from trtx.report.verdict import against_baseline, compared_with, lines
@@ -52,6 +53,9 @@ def page(view: RunView) -> str:
         failed=error_request_count,
         figures=[figure for figure in shown_figures(view) if figure.heading],
         parts=[(part, name, page_columns(view, part)) for part, name in _PARTS.items()],
+        pictures=picture_rows(view),
+        picture_headings=HEADINGS,
+        picture_meaning=MEANING,
         charts=[(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
         marks=marks(view),
         pill=_pill(view),
