@@ -20,10 +20,13 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from topology_clients import trtx_serve, wait_until
 
+from trtx.checkpoint.picture_tasks import PictureSample, held_out
+from trtx.checkpoint.pictures import draw
 from trtx.topology import Plan
 
 MODEL = "synthetic:tiny-vl"
 ROWS = 25  # of each picture, in this model
+CONTEXT = 400
 HTTP = httpx.Client(timeout=120, trust_env=False)
 
 
@@ -92,6 +95,7 @@ class Served:
         return [*self.plan.scratch_dir.glob("*.tensor"), *self.plan.scratch_dir.glob("*.partial")]
 
 
+SERVED = ("--engine", "torch", "--model", MODEL, "--set", f"max_seq_len={CONTEXT}", "--decode-processes", "1")
 ALL_IN_ONE: tuple[str, ...] = ()
 E_P_D = ("--mode", "disagg", "--encode", "1")
 
@@ -99,10 +103,7 @@ E_P_D = ("--mode", "disagg", "--encode", "1")
 @pytest.fixture(scope="module")
 def topologies() -> Iterator[dict[tuple[str, ...], Served]]:
     with ExitStack() as stack:
-        commands = {
-            options: stack.enter_context(trtx_serve("--engine", "torch", "--model", MODEL, *options))
-            for options in (ALL_IN_ONE, E_P_D)
-        }
+        commands = {options: stack.enter_context(trtx_serve(*SERVED, *options)) for options in (ALL_IN_ONE, E_P_D)}
         yield {options: Served(command.wait_ready(150)) for options, command in commands.items()}
 
 
@@ -131,6 +132,18 @@ def test_an_answer_is_the_same_with_and_without_encode_workers_streamed_or_not_c
         chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
         told = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
         assert told == answers["two messages"]
+
+
+def test_a_response_takes_images_as_chat_does(agg: Served) -> None:
+    parts = [
+        {"type": "input_text", "text": "what is it"},
+        {"type": "input_image", "image_url": RED["image_url"]["url"]},
+    ]
+    body = {"model": agg.plan.model, "input": [{"role": "user", "content": parts}], "max_output_tokens": 4}
+    answer = HTTP.post(f"{agg.plan.url}/v1/responses", json=body | {"temperature": 0})
+    assert answer.status_code == 200, answer.text
+    told = "".join(part["text"] for one in answer.json()["output"] for part in one["content"])
+    assert told and agg.ask(QUESTIONS["red"][0]).startswith(told)
 
 
 def test_prompt_tokens_count_the_rows_of_pictures(agg: Served, disagg: Served) -> None:
@@ -164,7 +177,7 @@ def test_each_picture_is_encoded_once_and_decode_looks_at_none(agg: Served, disa
     [
         (text("an <image> in words"), 400, "the prompt has 1 image placeholders and the request 0 images"),
         ({"type": "image_url", "image_url": {"url": data_url(b"no picture")}}, 415, "is no picture of a kind"),
-        ({"type": "image_url", "image_url": {"url": data_url(b"\x89PNG\r\n\x1a\n")}}, 422, "data:image/png URL"),
+        ({"type": "image_url", "image_url": {"url": data_url(b"\x89PNG\r\n\x1a\n")}}, 400, "broken or cut short"),
         ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, 403, "--allowed-media-path"),
         ({"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}, 403, "--allow-http-media"),
         ({"type": "image_url", "image_url": {"url": "https://127.0.0.1/a.png"}}, 403, "127.0.0.1"),
@@ -189,12 +202,9 @@ def test_too_many_images_are_refused(agg: Served) -> None:
     assert (code, said) == (400, "the request brings 17 images, expected at most 16")
 
 
-def test_images_that_expand_past_the_context_are_refused(tmp_path: Path) -> None:
-    with trtx_serve("--engine", "torch", "--model", MODEL, "--set", "max_seq_len=100") as command:
-        served = Served(command.wait_ready(120))
-        assert served.ask(QUESTIONS["red, blue"][0])
-        code, said = served.refused(*[RED] * 4)
-        assert code == 400 and "the context holds 100 together with the output" in said
+def test_images_that_expand_past_the_context_are_refused(agg: Served) -> None:
+    code, said = agg.refused(*[RED] * 16)
+    assert code == 400 and f"and the context holds {CONTEXT} together with the output" in said
 
 
 def test_an_image_of_40_megabytes_is_a_413_and_one_of_30_is_served(disagg: Served) -> None:
@@ -267,3 +277,91 @@ def test_a_decode_worker_that_has_to_compute_a_prompt_looks_at_its_pictures_itse
             for _ in range(3):
                 assert [*pool.map(lambda one: served.ask(one, max_tokens=90), asked)] == expected
         assert served.metric("decode-0", "trtx_embedding_cache_lookups", outcome="miss") > 0
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("shape", ["tiny-qwen2.5-vl", "tiny-qwen3-vl"])
+def test_models_with_three_positions_answer_the_same_with_and_without_encode_workers(shape: str) -> None:
+    with ExitStack() as stack:
+        one, other = (
+            Served(stack.enter_context(trtx_serve("--model", f"synthetic:{shape}", *options)).wait_ready(150))
+            for options in (ALL_IN_ONE, E_P_D)
+        )
+        answers = {}
+        for name, (messages, _) in QUESTIONS.items():
+            answers[name] = one.ask(messages)
+            assert other.ask(messages) == one.ask(messages) == other.ask(messages) == answers[name], name
+        assert len({*answers.values()}) == len(answers)
+
+
+@pytest.mark.proof
+def test_the_kv_router_sends_an_image_back_to_the_worker_that_has_it() -> None:
+    """By the ids that Dynamo's frontend routes by: it knows Qwen's processor."""
+    shades = [picture((shade, 255 - shade, 40), (336, 224)) for shade in range(0, 240, 20)]
+    with trtx_serve(
+        "--model", "synthetic:tiny-qwen2.5-vl", "--workers", "2", "--router-mode", "kv",
+        "--set", "kv_cache_config.tokens_per_block=16",
+    ) as command:  # fmt: skip
+        served = Served(command.wait_ready(150))
+
+        def cached(part: dict[str, Any], words: str) -> int:
+            answer = served.post([{"role": "user", "content": [part, text(words)]}], max_tokens=1)
+            return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        rows = 12 * 8
+        for part in shades:
+            cached(part, "first")
+        wait_until(lambda: all(cached(part, "heard of") >= rows - 16 for part in shades), 60, "the router knows all")
+        hits = [cached(part, f"words of round {number}") >= rows - 16 for number in range(3) for part in shades]
+        assert all(hits), f"{sum(hits)} of {len(hits)}"
+
+
+@pytest.mark.proof
+def test_many_requests_with_cancellations_leave_nothing_and_mix_nothing_up(agg: Served) -> None:
+    pictures = [picture((shade * 5, (shade * 91) % 256, 255 - shade * 5)) for shade in range(50)]
+    asked = [[{"role": "user", "content": [text("which"), part]}] for part in pictures]
+    expected = [agg.ask(messages) for messages in asked]
+    with trtx_serve("--engine", "torch", "--model", MODEL, *E_P_D) as command:
+        served = Served(command.wait_ready(150))
+
+        def one(number: int) -> bool:
+            """One of five goes away while it is answered."""
+            messages, answer = asked[number * 7 % 50], expected[number * 7 % 50]
+            if number % 5:
+                return served.ask(messages) == answer
+            body = {"model": served.plan.model, "messages": messages, "max_tokens": 200, "stream": True}
+            with HTTP.stream("POST", f"{served.plan.url}/v1/chat/completions", json=body) as stream:
+                next(stream.iter_bytes())
+            return True
+
+        with ThreadPoolExecutor(32) as pool:
+            assert all(pool.map(one, range(1000)))
+        wait_until(
+            lambda: all(served.metric(one.name, "trtx_open_requests") == 0 for one in served.plan.workers), 30, "ended"
+        )
+        assert served.metric("encode-0", "trtx_media_pictures", stage="encode") == 50
+        assert served.metric("prefill-0", "trtx_embedding_cache_lookups", outcome="miss") == 50
+        assert served.metric("prefill-0", "trtx_embedding_cache_pinned_bytes") == 0
+        wait_until(lambda: served.metric("prefill-0", "trtx_leases") == 0, 90, "no lease is left")
+        assert len(served.tensors()) == 50, "one of each picture, which the encode worker keeps"
+
+
+@pytest.mark.proof
+def test_a_trained_model_says_what_is_in_pictures_that_it_never_saw() -> None:
+    """Backgrounds, which it has mastered, and which of several pictures is meant: a swapped picture is a wrong answer."""
+    with trtx_serve("--engine", "torch", "--model", "synthetic:tiny-vl-trained", *E_P_D) as command:
+        served = Served(command.wait_ready(150))
+
+        def is_right(sample: PictureSample) -> bool:
+            parts = []
+            for scene in sample.scenes:
+                file = io.BytesIO()
+                draw(scene).save(file, "PNG")
+                parts.append({"type": "image_url", "image_url": {"url": data_url(file.getvalue())}})
+            asked = [{"role": "user", "content": [*parts, text(sample.question.text)]}]
+            return served.ask(asked, ignore_eos=False).strip() == sample.question.answer
+
+        with ThreadPoolExecutor(8) as pool:
+            for task in ("background", "which-colour"):
+                right = sum(pool.map(is_right, held_out(task, 60, 7)))
+                assert right > 57, f"{task}: {right} of 60"

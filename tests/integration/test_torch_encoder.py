@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -12,16 +14,21 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
-from random_models import HIDDEN, ROWS, SIDE, picture, save_llava
-from transformers import LlavaForConditionalGeneration
+from PIL import Image
+from random_models import HIDDEN, ROWS, SIDE, picture, save_llava, write_processor
+from transformers import AutoImageProcessor, LlavaForConditionalGeneration
 
 from trtx.errors import UsageError
-from trtx.torch_engine.llmapi import MultimodalEncoder, RequestError, RequestFailed
-from trtx.torch_engine.llmapi.encoder import Embedding, PreparedPicture
+from trtx.torch_engine.embeddings import EmbeddingReader
+from trtx.torch_engine.embeddings.handle import parse_handle
+from trtx.torch_engine.llmapi import Embedding, MultimodalEncoder, PreparedPicture, RequestError, RequestFailed
+from trtx.torch_engine.llmapi.picture_inputs import pictures_of
 from trtx.torch_engine.shared_tensor import SharedTensor, open_shared, remove_shared, share
 
 
@@ -41,6 +48,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("llava")
     save_llava(directory)
+    write_processor(directory)
     return directory
 
 
@@ -176,6 +184,70 @@ def test_callers_in_several_threads(encoder: MultimodalEncoder, oracle: LlavaFor
             torch.testing.assert_close(rows, whole_rows(oracle, seed), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("nothing_left")
+def test_pictures_of_the_llm_api_end_as_handles(encoder: MultimodalEncoder, model_dir: Path) -> None:
+    """Against transformers' own processor and model, called on the same pictures."""
+    theirs = AutoImageProcessor.from_pretrained(model_dir, backend="pil")
+    model = LlavaForConditionalGeneration.from_pretrained(model_dir).eval()
+    noise = np.random.default_rng(1).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    pictures: list[Any] = [noise, Image.fromarray(noise[::-1].copy()), Image.new("L", (64, 20), 77)]
+    inputs = {"prompt": "what is it", "prompt_token_ids": [5, 5, 5], "multi_modal_data": {"image": pictures}}
+    output, again = encoder.generate([inputs, inputs], use_tqdm=False)
+    assert output.finished and output.prompt_token_ids == [5, 5, 5] and output.prompt == "what is it"
+    params = output.disaggregated_params
+    handles = [parse_handle(json.loads(json.dumps(one))) for one in params.multimodal_embedding_handles]
+    assert [one["tensor_size"] for one in params.multimodal_embedding_handles] == [(ROWS, HIDDEN)] * 3
+    assert len({handle.key for handle in handles}) == 3
+    assert again.disaggregated_params.multimodal_hashes == params.multimodal_hashes
+    assert [struct.pack(">8i", *one) for one in params.multimodal_hashes] == [handle.key for handle in handles]
+    reader = EmbeddingReader()
+    for one, handle in zip(pictures, handles, strict=True):
+        rgb = one.convert("RGB") if isinstance(one, Image.Image) else one
+        pixels = theirs(images=[rgb], return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            expected = model.get_image_features(pixels).pooler_output[0]
+        taken_over = reader.read(handle, width=encoder.hidden, dtype=encoder.dtype)
+        torch.testing.assert_close(open_shared(taken_over), expected, rtol=1e-5, atol=1e-5)
+        remove_shared(taken_over)
+    for unread in again.disaggregated_params.multimodal_embedding_handles:
+        remove_shared(reader.read(parse_handle(unread), width=encoder.hidden, dtype=encoder.dtype))
+    asyncio.run(_awaited(encoder, inputs, reader))
+    for image, said in (
+        ("a.png", "expected a Pillow image"),
+        (noise.astype(np.float32), "expected uint8"),
+        (noise[..., :2], "expected uint8"),
+        (Image.new("F", (0, 4)), "expected one that PNG can hold"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            encoder.generate({"multi_modal_data": {"image": [image]}})
+
+
+async def _awaited(encoder: MultimodalEncoder, inputs: Any, reader: EmbeddingReader) -> None:
+    asked = encoder.generate_async(inputs | {"multi_modal_data": {"image": Image.new("RGB", (9, 9))}})
+    output = await asked
+    (handle,) = output.disaggregated_params.multimodal_embedding_handles
+    remove_shared(reader.read(parse_handle(handle), width=encoder.hidden, dtype=encoder.dtype))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ("what is it", "expected a dict with multi_modal_data"),
+        ({"prompt": "what"}, "expected a dict with image"),
+        ({"multi_modal_data": {"image": []}}, "has no image"),
+        ({"multi_modal_data": {"image": [1], "video": [2]}}, "has video"),
+        (
+            {"multi_modal_data": {"image": [1]}, "mm_processor_kwargs": {"max_pixels": 3}},
+            "the checkpoint's own options",
+        ),
+        ({"multi_modal_data": {"image": [1]}, "multi_modal_uuids": {"image": ["a"]}}, "multi_modal_uuids"),
+    ],
+)
+def test_inputs_of_another_form_are_refused(inputs: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        pictures_of(inputs)
+
+
 async def test_a_killed_encoder_fails_what_is_open_and_says_so(model_dir: Path, scratch: Path) -> None:
     with MultimodalEncoder(model_dir) as encoder:
         assert encoder._check_health()
@@ -194,10 +266,13 @@ async def test_a_killed_encoder_fails_what_is_open_and_says_so(model_dir: Path, 
     assert not list(scratch.glob("*.tensor"))
 
 
-async def test_what_is_open_at_shutdown_ends(model_dir: Path) -> None:
-    encoder = MultimodalEncoder(model_dir)
-    os.kill(encoder.encoder_pid, signal.SIGSTOP)
+async def test_limits_are_kept_and_what_is_open_at_shutdown_ends(model_dir: Path) -> None:
+    encoder = MultimodalEncoder(model_dir, max_num_tokens=ROWS - 1, kv_cache_config={"max_tokens": 64})
+    assert encoder.unsupported_fields == {"kv_cache_config": "an encoder keeps no tokens and samples none"}
     items = prepared(1)
+    with pytest.raises(RequestError, match="makes 16 tokens; expected at most 15"):
+        await encoder.encode(items)
+    os.kill(encoder.encoder_pid, signal.SIGSTOP)
     asked = asyncio.ensure_future(encoder.encode(items))
     await _until(lambda: encoder.num_open == 1)
     encoder._client.shutdown(timeout_s=0.1)
@@ -230,15 +305,6 @@ def test_what_cannot_be_loaded_is_said(model_dir: Path) -> None:
         MultimodalEncoder(model_dir, max_batch_sise=4)
     with pytest.raises(ValueError, match="tensor_parallel_size"):
         MultimodalEncoder(model_dir, tensor_parallel_size=2)
-
-
-def test_a_picture_larger_than_a_batch_is_refused(model_dir: Path) -> None:
-    with MultimodalEncoder(model_dir, max_num_tokens=ROWS - 1, kv_cache_config={"max_tokens": 64}) as encoder:
-        assert encoder.unsupported_fields == {"kv_cache_config": "an encoder keeps no tokens and samples none"}
-        items = prepared(1)
-        with pytest.raises(RequestError, match="makes 16 tokens; expected at most 15"):
-            asyncio.run(encoder.encode(items))
-        forget(items)
 
 
 async def _until(holds: object) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +18,10 @@ import torch
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.vision import VisionConfig, read_vision_config
 from trtx.engine import embedded
+from trtx.torch_engine.channel import Channel
+from trtx.torch_engine.llm_args import KvCacheConfig, LlmArgs
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, MediaNeeded, MediaSpan, RequestError, SamplingParams
+from trtx.torch_engine.messages import EmbeddingTaken, FromEngine, PutEmbedding, Ready, Start
 from trtx.torch_engine.shared_tensor import SharedTensor, share
 
 MODEL = "synthetic:tiny-vl"
@@ -97,7 +104,12 @@ def test_spans_and_embeddings_that_were_put_are_the_same_request(
     image = [vision.image_token_id] * rows
     ids = [*TEXT, *image, *TEXT, *image, *TEXT]
     spans = [MediaSpan(3, rows, keys[0]), MediaSpan(6 + rows, rows, keys[1])]
-    assert ask(llm, ids, media=spans) == wanted
+    llm.get_kv_cache_events(0)
+    routing = [1_000_000 + at for at in range(len(ids))]
+    assert ask(llm, ids, media=spans, cache_salt="told", routing_token_ids=routing) == wanted
+    events = [event["data"] for event in llm.get_kv_cache_events(5) if event["data"]["type"] == "stored"]
+    told = [token["token_id"] for data in events for block in data["blocks"] for token in block["tokens"]]
+    assert told[: len(ids)] == routing[: len(told)] and len(told) >= len(ids) // 8 * 8
     llm.drop_embeddings(keys)
     with pytest.raises(MediaNeeded, match="embeddings of 2 of the prompt's 2 media") as error:
         ask(llm, ids, media=spans, cache_salt="not in the cache")
@@ -244,3 +256,35 @@ def test_grids_are_those_of_the_patches_and_decide_the_positions() -> None:
         ):
             with pytest.raises(RequestError, match=says):
                 llm.generate_async(inputs(**grids), params)
+
+
+def test_an_engine_that_nobody_reads_takes_everything_that_is_sent() -> None:
+    """The parent may be writing to it with a lock held that its reader waits for: both would wait for ever."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "trtx.torch_engine.core.process", str(theirs.fileno())]
+    process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
+    theirs.close()
+    channel: Channel[FromEngine] = Channel(ours, FromEngine)
+    try:
+        model = str(resolve_checkpoint(MODEL).path)
+        cache = KvCacheConfig(max_tokens=256)
+        channel.send(Start(LlmArgs(model=model, max_batch_size=2, max_seq_len=64, kv_cache_config=cache)))
+        while not isinstance(channel.receive(), Ready):
+            pass
+        misshapen = SharedTensor("/nowhere", "float32", (1,))
+        count = 8000
+
+        def send() -> None:
+            for number in range(count):
+                channel.send(PutEmbedding(number.to_bytes(32, "little"), misshapen))
+
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
+        sender.join(60)
+        assert not sender.is_alive(), "it waits for its reports to be read before it reads on"
+        for number in range(count):
+            answer = channel.receive()
+            assert isinstance(answer, EmbeddingTaken) and answer.key == number.to_bytes(32, "little") and answer.error
+    finally:
+        channel.close()
+        process.wait(30)

@@ -12,13 +12,17 @@ from trtx.checkpoint.pictures import COLOURS, SHAPES, Scene
 NAMES = ("nothing", *SHAPES, *map(str, range(10)))
 SURFACES = ("padding", *COLOURS)
 CENTRES = ("none", "one")
-SIZES = (len(NAMES), len(SURFACES), len(CENTRES))
-"""Of the three classifications of a row."""
 
 
-def row_targets(scene: Scene, side: int) -> list[tuple[int, int, int]]:
+def target_sizes(side: int) -> tuple[int, ...]:
+    """Of the classifications of a row."""
+    return len(NAMES), len(SURFACES), len(CENTRES), side, side
+
+
+def row_targets(scene: Scene, side: int) -> list[tuple[int, int, int, int, int]]:
     """Of ``side * side`` patches, row by row: the figure that covers it, the colour there, whether a figure's centre is
-    in it. A picture is padded to a square around its middle, as its image processor does."""
+    in it, how far to the right and down it is. A picture is padded to a square around its middle, as its image
+    processor does."""
     longest = max(scene.width, scene.height)
     before = ((longest - scene.width) / 2, (longest - scene.height) / 2)
     figures = [
@@ -39,7 +43,7 @@ def row_targets(scene: Scene, side: int) -> list[tuple[int, int, int]]:
                 name, surface = figure.name, figure.colour
             if int(at_x * side) == index % side and int(at_y * side) == index // side:
                 name, surface, centre = figure.name, figure.colour, 1
-        found.append((NAMES.index(name), SURFACES.index(surface), centre))
+        found.append((NAMES.index(name), SURFACES.index(surface), centre, index % side, index // side))
     return found
 
 

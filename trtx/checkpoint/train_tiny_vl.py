@@ -30,27 +30,27 @@ from transformers import (  # noqa: TID253
 
 from trtx.checkpoint.picture_tasks import Question, conversation, corpus, turn
 from trtx.checkpoint.pictures import Kind, Scene, draw, draw_scene
-from trtx.checkpoint.row_targets import SIZES, row_targets
+from trtx.checkpoint.row_targets import row_targets, target_sizes
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.synthetic import config_json, trained_directory, write_model_files, write_processor_files
 from trtx.checkpoint.text import sentences
 from trtx.checkpoint.tokenizer import make_tokenizer
 from trtx.checkpoint.train_tiny import Spent, rate, resume, suspend
-from trtx.checkpoint.vl_scores import score_pictures, score_table, write_scores, write_training
+from trtx.checkpoint.vl_scores import PER_TASK, score_pictures, score_table, write_scores, write_training
 
 log = logging.getLogger("train_tiny_vl")
 
 SHAPE = SHAPES["tiny-vl-trained"]
-TOWER_STEPS, PICTURES = 1000, 64
-STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 1000, 32, 5, 2
+TOWER_STEPS, PICTURES = 1100, 64
+STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 500, 32, 5, 2
 AFTER_SHARE = 0.25  # of the conversations: the pictures stand after the first question
 PROMPT_WEIGHT = 0.02
 GROUND_WEIGHT = 0.1  # of a row that no figure covers, which most are
-TOWER_KINDS: dict[Kind, float] = {"one": 2.0, "two": 2.0, "count": 1.0, "digit": 4.0}
+TOWER_KINDS: dict[Kind, float] = {"one": 3.0, "two": 3.0, "count": 1.0, "digit": 3.0}
 MUON_RATE, ADAM_RATE = 0.015, 3e-3
 EMBEDDING_STD, PLACE_STD = 0.04, 0.2
 EDGE_GAIN, MEAN_GAIN = 0.2, 0.06
-STATE_EVERY, EVALUATE_EVERY = 50, 250
+STATE_EVERY, EVALUATE_EVERY = 50, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,11 @@ def cosines(count: int, side: int) -> torch.Tensor:
     return filters
 
 
-def train(out: Path, state: Path, tower_steps: int, steps: int, seed: int, threads: int) -> None:
-    """Trains, or goes on from ``state``, a file that a run that was cut has left."""
+def train(out: Path, state: Path, *, tower_steps: int, steps: int, seed: int, threads: int, scored: int) -> None:
+    """Trains, or goes on from ``state``, a file that a run that was cut has left.
+
+    ``scored``: how many held-out questions of each task the report is of.
+    """
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
@@ -158,7 +161,8 @@ def train(out: Path, state: Path, tower_steps: int, steps: int, seed: int, threa
 
     model = LlavaForConditionalGeneration(LlavaConfig.from_pretrained(out, attn_implementation="sdpa")).float()
     initialize(model)
-    rows_head = torch.nn.Linear(model.config.text_config.hidden_size, sum(SIZES))
+    side = isqrt(model.config.image_seq_length)
+    rows_head = torch.nn.Linear(model.config.text_config.hidden_size, sum(target_sizes(side)))
     trained = torch.nn.ModuleDict({"model": model, "rows_head": rows_head})
     parameters = list(trained.named_parameters())
     is_matrix = {name: p.ndim == 2 and not any(w in name for w in ("embed", "rows_head")) for name, p in parameters}
@@ -204,7 +208,7 @@ def train(out: Path, state: Path, tower_steps: int, steps: int, seed: int, threa
     save(model, out)
     arguments = f"--tower-steps {tower_steps} --steps {steps} --seed {seed} --threads {threads}"
     write_training(out, f"python -m trtx.checkpoint.train_tiny_vl {arguments}", tower_steps + steps, spent)
-    write_scores(out)
+    write_scores(out, scored)
 
 
 def tower_step(
@@ -215,9 +219,9 @@ def tower_step(
     scenes = [draw_scene(rng, "train", kind) for kind in kinds]
     found = model.model.get_image_features(pixel_values=torch.stack([pixels(scene) for scene in scenes])).pooler_output
     side = isqrt(len(found[0]))
-    targets = torch.tensor([row_targets(scene, side) for scene in scenes]).flatten(0, 1)  # [rows, 3]
+    targets = torch.tensor([row_targets(scene, side) for scene in scenes]).flatten(0, 1)  # [rows, 5]
     weights = torch.where(targets[:, 0] > 0, 1.0, GROUND_WEIGHT)
-    parts = rows_head(torch.cat(found)).split(SIZES, dim=-1)
+    parts = rows_head(torch.cat(found)).split(target_sizes(side), dim=-1)
     losses = [F.cross_entropy(part, targets[:, at], reduction="none") for at, part in enumerate(parts)]
     loss = (torch.stack(losses).sum(0) * weights).sum() / weights.sum()
     loss.backward()  # type: ignore[no-untyped-call]
@@ -272,9 +276,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scored", type=int, default=PER_TASK, help="held-out questions a task")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    train(arguments.out, arguments.state, arguments.tower_steps, arguments.steps, arguments.seed, arguments.threads)
+    train(
+        arguments.out,
+        arguments.state,
+        tower_steps=arguments.tower_steps,
+        steps=arguments.steps,
+        seed=arguments.seed,
+        threads=arguments.threads,
+        scored=arguments.scored,
+    )
 
 
 if __name__ == "__main__":

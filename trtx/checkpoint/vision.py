@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trtx.checkpoint.documents import Fields, config_fields
 from trtx.checkpoint.known_fields import PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
+from trtx.checkpoint.processor import check_processor
 from trtx.errors import UsageError
 
 TEXT, VISION = "text_config", "vision_config"
@@ -93,12 +94,17 @@ _OF_EVERY_WRAPPER = (TEXT, VISION, "tie_word_embeddings", "vocab_size", "quantiz
 def read_vision_config(model_dir: Path) -> VisionConfig | None:
     """From ``model_dir/config.json``. None: a text model, or one whose pictures trtx does not know.
 
-    Raises UsageError, naming file, field and value, for what is missing, and for what trtx does not compute.
+    Raises UsageError, naming file, field and value, for what is missing, for what trtx does not compute, and for a
+    ``preprocessor_config.json`` whose pictures are not the tower's.
     """
     config = config_fields(model_dir)
     listed = config.values.get("architectures")
     named = listed[0] if isinstance(listed, list) and listed else None
-    return parse_vision(config, named) if isinstance(named, str) and named in WRAPPERS else None
+    if not isinstance(named, str) or named not in WRAPPERS:
+        return None
+    found = parse_vision(config, named)
+    check_processor(model_dir, _nested(config, VISION, "the vision tower's fields"))
+    return found
 
 
 def parse_vision(config: Fields, architecture: str) -> VisionConfig:

@@ -78,8 +78,9 @@ def score_table(scores: Sequence[PictureScore]) -> str:
 
 _TRAINING = """# synthetic:tiny-vl-trained
 
-Trained from scratch by `{command}`: {steps:,} steps, {pictures:,} pictures, {seconds:.0f} s, {cpu_seconds:.0f} s of
-CPU, torch {torch}. Same seed, same pictures in the same order.
+Trained from scratch by `{command}`:
+{steps:,} steps, {pictures:,} pictures, {seconds:.0f} s, {cpu_seconds:.0f} s of CPU, torch {torch}. Same
+seed, same pictures in the same order.
 
 """
 
@@ -113,8 +114,8 @@ def write_training(out: Path, command: str, steps: int, spent: Any) -> None:
     (out / "TRAINING.md").write_text(text, encoding="utf-8")
 
 
-def write_scores(out: Path) -> None:
-    """The second part, measured on the weights in ``out``."""
+def write_scores(out: Path, count: int = PER_TASK) -> None:
+    """The second part, measured on the weights in ``out``: ``count`` questions a task."""
     import torch
     from transformers import AutoImageProcessor, AutoTokenizer, LlavaForConditionalGeneration
 
@@ -122,7 +123,7 @@ def write_scores(out: Path) -> None:
     tokenizer, processor = AutoTokenizer.from_pretrained(out), AutoImageProcessor.from_pretrained(out)
     scores = _SCORES.format(
         heading=_SCORE,
-        table=score_table(score_pictures(model, tokenizer, processor, PER_TASK)),
+        table=score_table(score_pictures(model, tokenizer, processor, count)),
         parameters=sum(p.numel() for p in model.parameters()),
     )
     report = out / "TRAINING.md"

@@ -11,11 +11,22 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
+from trtx.torch_engine.embeddings import (
+    EmbeddingExports,
+    EmbeddingHandle,
+    EmbeddingMismatch,
+    EmbeddingReader,
+    parse_handle,
+)
 from trtx.torch_engine.messages import MediaSpan
 from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, read_shared, remove_shared, share
 
 __all__ = [
     "ENGINE_KINDS",
+    "EmbeddingExports",
+    "EmbeddingHandle",
+    "EmbeddingMismatch",
+    "EmbeddingReader",
     "Engine",
     "EngineApi",
     "EngineFacts",
@@ -30,6 +41,7 @@ __all__ = [
     "SharedTensorError",
     "Start",
     "TowerOutput",
+    "parse_handle",
     "read_shared",
     "remove_shared",
     "share",

@@ -58,7 +58,7 @@ async def get(url: str, label: str, limits: MediaLimits, resolve: Resolver) -> b
         async with asyncio.timeout(limits.media_timeout_s):
             backend = _CheckedAddresses(resolve, limits.allow_private_media)
             async with httpcore.AsyncConnectionPool(
-                ssl_context=_tls(), max_connections=1, network_backend=backend
+                ssl_context=await asyncio.to_thread(_tls), max_connections=1, network_backend=backend
             ) as connections:
                 return await _follow(connections, url, label, limits)
     except TimeoutError:

@@ -72,8 +72,14 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The fault is this machine's, not the file's: one sentence."""
+
+    text: str
+
+
 Down = Setup | Job
-Answer = Tensor | Rgb | Refused
+Answer = Tensor | Rgb | Refused | Failed
 Up = Ready | Unusable | Taken | Answer
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -19,8 +19,8 @@ from trtx.errors import LaunchError, UsageError
 from trtx.media.blob import Blob
 from trtx.media.decoding import DecodingProcess, ProcessEnded
 from trtx.media.errors import MediaError
-from trtx.media.messages import Answer, Grid, Job, Refused, Rgb, Setup, Tensor
-from trtx.torch_engine.shared_tensor import SharedTensor, remove_shared
+from trtx.media.messages import Answer, Failed, Grid, Job, Refused, Rgb, Setup, Tensor
+from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, remove_shared
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,11 +101,16 @@ class PicturePool:
         """Returns when every process can take a file. Raises UsageError for a checkpoint without a usable processor,
         LaunchError where no process can be started; none is left then."""
         slots = range(self._limits.decode_processes)
-        started = await asyncio.gather(*(self._start_process(slot) for slot in slots), return_exceptions=True)
-        errors = [one for one in started if isinstance(one, BaseException)]
-        if errors:
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for slot in slots:
+                    starting.create_task(self._start_process(slot))
+        except BaseExceptionGroup as errors:
             await self.close()
-            raise errors[0]
+            raise errors.exceptions[0] from None
+        except BaseException:
+            await self.close()
+            raise
         self._keepers = [asyncio.create_task(self._keep(slot), name=f"media-decoder-{slot}") for slot in slots]
 
     async def close(self) -> None:
@@ -121,7 +126,7 @@ class PicturePool:
             _fail(self._queue.get_nowait(), _stopping())
 
     async def prepare(self, blob: Blob) -> Prepared:
-        """A picture as the model's image processor makes it. Raises MediaError."""
+        """A picture as the model's image processor makes it. Raises MediaError; SharedTensorError for a full disk."""
         assert self._has_model, "a pool that prepares has a model"
         answer, _ = await self._ask(Job("pixels", blob.label, len(blob.data)), blob.data)
         assert isinstance(answer, Tensor)
@@ -157,6 +162,8 @@ class PicturePool:
         answer, more = await waiting.answer
         if isinstance(answer, Refused):
             raise MediaError(answer.status, answer.text)
+        if isinstance(answer, Failed):
+            raise SharedTensorError(answer.text)
         return answer, more
 
     async def _keep(self, slot: int) -> None:

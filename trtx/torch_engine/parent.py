@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import traceback
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from trtx.torch_engine.channel import Channel
 
@@ -28,11 +28,11 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def read_parent(channel: Channel[Message], inbox: SimpleQueue[Any]) -> None:
-    """For a thread: what the parent says, into ``inbox``. Its end of file ends this process at once."""
+def read_parent(channel: Channel[Message], take: Callable[[Message], None]) -> None:
+    """For a thread: ``take`` gets what the parent says. Its end of file ends this process at once."""
     try:
         while (message := channel.receive()) is not None:
-            inbox.put(message)
+            take(message)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

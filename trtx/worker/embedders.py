@@ -13,7 +13,17 @@ import msgspec
 import numpy as np
 
 from trtx.engine import Engine
-from trtx.engine.api import SharedTensor, Start, TowerOutput, remove_shared, share
+from trtx.engine.api import (
+    EmbeddingHandle,
+    EmbeddingMismatch,
+    EmbeddingReader,
+    SharedTensor,
+    Start,
+    TowerOutput,
+    parse_handle,
+    remove_shared,
+    share,
+)
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool
 from trtx.worker.media_metrics import MediaMetrics
 
@@ -141,6 +151,7 @@ class RemoteEmbedder:
         self._seconds = seconds
         self._share = share_bytes
         self._open: Counter[int] = Counter()  # questions that each worker has not answered
+        self._reader = EmbeddingReader()
 
     async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
         picture = await asyncio.to_thread(self._share, np.frombuffer(blob.data, np.uint8))
@@ -168,7 +179,8 @@ class RemoteEmbedder:
         self._open[worker] += 1
         try:
             async with asyncio.timeout(self._seconds):
-                return read_answer(await self._workers.ask(worker, asked))
+                handle = read_answer(await self._workers.ask(worker, asked), bytes.fromhex(asked["key"]))
+                return TowerOutput(self._reader.read(handle), handle.grid)
         finally:
             self._open[worker] -= 1
 
@@ -196,22 +208,16 @@ def read_question(asked: Any) -> tuple[SharedTensor, bytes, str]:
         raise ValueError(f"expected picture, key and label: {error}") from error
 
 
-def answer(output: TowerOutput) -> dict[str, Any]:
-    return {"rows": msgspec.to_builtins(output.rows), "grid": output.grid}
-
-
 def refusal(error: MediaError) -> dict[str, Any]:
     """A fault of the picture's own: another encode worker would find it too."""
     return {"error": str(error), "status": error.status}
 
 
-def read_answer(answered: Mapping[str, Any]) -> TowerOutput:
-    """Raises MediaError for a picture that was refused, ValueError for what is no answer."""
+def read_answer(answered: Mapping[str, Any], key: bytes) -> EmbeddingHandle:
+    """Raises MediaError for a picture that was refused, EmbeddingMismatch for what is no answer about ``key``."""
     if "error" in answered:
         raise MediaError(answered["status"], answered["error"])
-    try:
-        grid = answered.get("grid")
-        rows = msgspec.convert(answered["rows"], SharedTensor)
-        return TowerOutput(rows, None if grid is None else msgspec.convert(grid, tuple[int, int, int]))
-    except (KeyError, msgspec.ValidationError) as error:
-        raise ValueError(f"an encode worker's answer can't be read ({error})") from error
+    handle = parse_handle(answered)
+    if handle.key != key:
+        raise EmbeddingMismatch("an encode worker answered with another picture's embedding")
+    return handle

@@ -7,7 +7,7 @@ that sees the same GPU. Who sends the request decides what becomes of the answer
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dynamo.common.backend.multimodal import encoder_terminal_chunk
@@ -36,8 +36,9 @@ class ImageEncoder:
         self._engine = engine
         self._loader = ImageLoader()
 
-    async def encode(self, wire: Mapping[str, Any]) -> Chunk:
+    async def encode(self, wire: Mapping[str, Any], *, is_wanted: Callable[[], bool] = lambda: True) -> Chunk:
         """The terminal chunk: ``encoder_result`` holds the handles, and the token ids that the encoder was given.
+        ``is_wanted`` makes no difference: the handles' memory is the engine's own business.
 
         ``wire`` is Dynamo's request with ``multi_modal_data: {"image_url": [{"Url": "data:… or http…"}]}``. Raises
         InvalidRequest for one without images, or with one that can't be loaded.

@@ -2,8 +2,9 @@
 
 ``InvalidArgument`` is a 400 whose text reaches the client. ``EngineShutdown`` takes this worker out of routing and
 moves its requests to another one, which runs into the same fault if the request itself is at fault: it is for a dead
-engine only. What says its own status, from 400 to 499, is answered with it and its sentence, but by a prefill worker:
-there the 1.4.2 frontend makes a 400 of it whose text is JSON around the sentence. Anything else is a 500.
+engine only. What says its own status, from 400 to 499, is answered with it and its sentence, but for 422, and behind a
+prefill worker: of both the 1.4.2 frontend makes a 400 whose text is JSON around the sentence, so both are plain ones.
+Anything else is a 500.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def fault_of(error: Exception, api: EngineApi) -> Fault:
 
 def as_dynamo_error(error: Exception, fault: Fault, role: Role) -> Exception:
     translated: Exception
-    if isinstance(error, _WITH_A_STATUS) and role != "prefill":
+    if isinstance(error, _WITH_A_STATUS) and error.status != 422 and role != "prefill":
         translated = HttpError(error.status, str(error))
     elif fault == "fatal":
         translated = EngineShutdown(f"the engine died: {error}")

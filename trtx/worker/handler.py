@@ -77,7 +77,7 @@ class RequestHandler:
         metrics.open_requests += 1
         try:
             if self._encoder is not None:
-                yield await self._encode(self._encoder, request)
+                yield await self._encode(self._encoder, request, context)
                 outcome = "stop"
                 return
             looking = self._sight.looking(request) if self._sight is not None and not is_probe(request) else None
@@ -121,6 +121,8 @@ class RequestHandler:
                     submission = roles.again(submission, opened.result.outputs[0], loaded.api)
                     opened = self._submit(submission)
                     self._open.add(context.id(), opened)
+                    if context.is_stopped():
+                        opened.abort()
                 else:
                     break
             if writer.finish_reason is None:
@@ -152,11 +154,13 @@ class RequestHandler:
             if looking is not None:
                 looking.close()
 
-    async def _encode(self, encoder: ImageEncoder | PictureEncoder, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _encode(
+        self, encoder: ImageEncoder | PictureEncoder, request: Mapping[str, Any], context: Context
+    ) -> dict[str, Any]:
         if is_probe(request):  # one prompt without images: there is nothing to encode, and health is asked as always
             alive = self._loaded.engine.is_alive()
             return {"token_ids": [], "index": 0, "finish_reason": "stop" if alive else "cancelled"}
-        return await encoder.encode(request)
+        return await encoder.encode(request, is_wanted=lambda: not context.is_stopped())
 
     def _parse(self, wire: Mapping[str, Any], context: Context) -> WorkerRequest:
         context_length, headers = self._loaded.engine.facts.context_length, context.trace_headers()

@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from dynamo.common.backend.multimodal import encoder_terminal_chunk
 
-from trtx.engine.api import SharedTensor, SharedTensorError, TowerOutput, read_shared, remove_shared
+from trtx.engine.api import (
+    EmbeddingExports,
+    EmbeddingHandle,
+    SharedTensor,
+    SharedTensorError,
+    TowerOutput,
+    read_shared,
+    remove_shared,
+)
 from trtx.media import Blob, MediaError
 from trtx.worker.chunks import Chunk
-from trtx.worker.embedders import Embedder, answer, read_question, refusal
+from trtx.worker.embedders import Embedder, read_question, refusal
 from trtx.worker.embedding_cache import EmbeddingCache, TooLarge, Wanted
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.request import InvalidRequest
@@ -23,27 +31,38 @@ from trtx.worker.request import InvalidRequest
 
 class PictureEncoder:
     """Answers the questions of ``embedders``. What it makes is kept in ``cache``, whose files are its own: whoever
-    asks gets a second name of one."""
+    asks gets a second name of one, under a lease of ``exports``: who has gone by the time of the answer costs no more.
+    """
 
-    def __init__(self, embedder: Embedder, cache: EmbeddingCache[TowerOutput], reserved_bytes: int) -> None:
-        self._embedder, self._cache, self._reserved_bytes = embedder, cache, reserved_bytes
+    def __init__(
+        self,
+        embedder: Embedder,
+        cache: EmbeddingCache[TowerOutput],
+        reserved_bytes: int,
+        exports: EmbeddingExports,
+    ) -> None:
+        self._embedder, self._cache, self._reserved_bytes, self._exports = embedder, cache, reserved_bytes, exports
 
-    async def encode(self, wire: Mapping[str, Any]) -> Chunk:
+    async def encode(self, wire: Mapping[str, Any], *, is_wanted: Callable[[], bool] = lambda: True) -> Chunk:
         """The terminal chunk, with the answer in ``encoder_result``. Raises InvalidRequest for what is no question of
-        a worker: Dynamo's own requests have no place here."""
+        a worker: Dynamo's own requests have no place here. ``is_wanted``: False once whoever asked has gone, and would
+        remove no file."""
         asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
             picture, key, label = read_question(asked)
         except ValueError as error:
             raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
         try:
-            answered = answer(await self._encode(picture, key, label))
+            handle = await self._encode(picture, key, label)
+            if not is_wanted() and handle.path is not None:
+                Path(handle.path).unlink(missing_ok=True)  # and so its lease ends
+            answered = handle.to_dict()
         except MediaError as error:
             answered = refusal(error)
         chunk: Chunk = dict(encoder_terminal_chunk(answered))
         return chunk
 
-    async def _encode(self, picture: SharedTensor, key: bytes, label: str) -> TowerOutput:
+    async def _encode(self, picture: SharedTensor, key: bytes, label: str) -> EmbeddingHandle:
         async def make() -> tuple[TowerOutput, int]:
             blob = Blob(await asyncio.to_thread(read_shared, picture), label)
             made = await self._embedder.embed(blob, key)
@@ -55,7 +74,7 @@ class PictureEncoder:
             raise MediaError(413, f"{label} makes a larger embedding than this worker holds: {error}") from error
         try:
             held = (await lease.embeddings())[key]
-            return TowerOutput(lend(held.rows), held.grid)
+            return self._exports.offer(key, lend(held.rows), held.grid)
         finally:
             lease.release()
 

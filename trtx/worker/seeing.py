@@ -8,6 +8,7 @@ from typing import Any
 from trtx import engine
 from trtx.checkpoint.vision import VisionConfig, read_vision_config
 from trtx.engine import Engine
+from trtx.engine.api import EmbeddingExports
 from trtx.errors import UsageError
 from trtx.media import PicturePool, processor_options
 from trtx.worker.embedders import Embedder, LocalEmbedder, RemoteEmbedder, StartedEmbedder
@@ -102,7 +103,9 @@ class Seeing:
         self._exit.push_async_callback(cache.close)
         self.metrics.cache = cache
         embedder = LocalEmbedder(pool, loaded, self.metrics)
-        self.encoder = PictureEncoder(embedder, cache, self._reserved_bytes(self._config, loaded))
+        exports = EmbeddingExports()
+        self._exit.callback(exports.close)
+        self.encoder = PictureEncoder(embedder, cache, self._reserved_bytes(self._config, loaded), exports)
 
     def _reserved_bytes(self, config: VisionConfig, loaded: Engine) -> int:
         """For one picture's embedding: all that it may have, but no more than lets a request bring as many pictures as

@@ -10,7 +10,6 @@ import pytest
 
 from trtx.checkpoint import ModelConfig, read_end_ids, read_model_config
 from trtx.checkpoint.facts import read_checkpoint, text_config
-from trtx.checkpoint.model_config import read_decoder
 from trtx.checkpoint.shapes import SHAPES
 from trtx.errors import UsageError
 from trtx.memory import Device, UnknownShapeError, plan_memory
@@ -297,8 +296,7 @@ def test_null_is_absent_and_what_computes_nothing_is_let_pass(tmp_path: Path, ba
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_of_this_package_is_read(tmp_path: Path, name: str) -> None:
     config = SHAPES[name].config
-    (tmp_path / "config.json").write_text(json.dumps(dict(config)))
-    assert read_decoder(tmp_path).num_layers == text_config(config)["num_hidden_layers"]
+    assert read(tmp_path, dict(config)).num_layers == text_config(config)["num_hidden_layers"]
 
 
 # --- nothing but sentences ---

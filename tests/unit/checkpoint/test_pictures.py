@@ -132,7 +132,17 @@ def test_a_turn_is_what_the_chat_template_renders() -> None:
 def test_rows_are_told_what_covers_them() -> None:
     # Wide: the picture fills the middle half of the square, its circle the left half of that.
     scene = Scene("one", 100, 50, "white", (Figure("circle", "red", 0.25, 0.5, 0.4),), 0)
-    rows = [(NAMES[name], SURFACES[surface], CENTRES[centre]) for name, surface, centre in row_targets(scene, 5)]
+    targets = row_targets(scene, 5)
+    assert [(right, down) for *_, right, down in targets[:7]] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+        (3, 0),
+        (4, 0),
+        (0, 1),
+        (1, 1),
+    ]
+    rows = [(NAMES[name], SURFACES[surface], CENTRES[centre]) for name, surface, centre, *_ in targets]
     assert rows[0] == rows[4] == rows[20] == ("nothing", "padding", "none")
     assert rows[2 * 5 + 1] == ("circle", "red", "one")
     assert rows[2 * 5 + 4] == ("nothing", "white", "none")

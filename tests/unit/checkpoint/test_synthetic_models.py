@@ -142,10 +142,11 @@ def test_the_chat_template_has_one_placeholder_a_picture_where_it_stands(name: s
         {"role": "user", "content": [text, picture]},
     ]
     said = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
-    mark = PLACEHOLDERS[config.model_type]
+    numbers = ("1", "2", "3") if name == "synthetic:tiny-vl-trained" else ("", "", "")
+    first, second, third = (number + PLACEHOLDERS[config.model_type] for number in numbers)
     assert said == (
-        f"<|im_start|>user\n{mark}and{mark}<|im_end|>\n<|im_start|>assistant\nWell.<|im_end|>\n"
-        f"<|im_start|>user\nand{mark}<|im_end|>\n<|im_start|>assistant\n"
+        f"<|im_start|>user\n{first}and{second}<|im_end|>\n<|im_start|>assistant\nWell.<|im_end|>\n"
+        f"<|im_start|>user\nand{third}<|im_end|>\n<|im_start|>assistant\n"
     )
     ids = tokenizer.encode(said, add_special_tokens=False)
     assert ids.count(config.image_token_id) == 3

@@ -132,6 +132,39 @@ def test_what_is_wrong_in_a_qwen3_is_named_with_its_path(tmp_path: Path, changes
     assert says in refusal(tmp_path, changed(QWEN3, changes))
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("tiny-vl", {}, None),
+        ("tiny-vl", {"do_center_crop": True, "crop_size": 60}, None),
+        (
+            "tiny-vl",
+            {"size": {"height": 84, "width": 60}},
+            "size is {'height': 84, 'width': 60}; expected {\"height\": 60",
+        ),
+        ("tiny-vl", {"size": {"shortest_edge": 60}}, "size is {'shortest_edge': 60}; expected"),
+        ("tiny-vl", {"size": 60}, "size is 60; expected"),
+        ("tiny-vl", {"do_center_crop": True, "crop_size": 84}, "crop_size is 84; expected"),
+        ("tiny-vl", {"do_center_crop": None, "crop_size": None}, "crop_size is None; expected"),
+        ("tiny-qwen2.5-vl", {}, None),
+        ("tiny-qwen2.5-vl", {"merge_size": 1}, "merge_size is 1; expected 2, spatial_merge_size of the tower"),
+        ("tiny-qwen3-vl", {}, None),
+        ("tiny-qwen3-vl", {"patch_size": None}, "patch_size is None; expected 16, patch_size of the tower"),
+    ],
+)
+def test_an_image_processor_that_makes_other_sizes_than_the_tower_takes_is_refused(
+    tmp_path: Path, name: str, changes: dict[str, Any], says: str | None
+) -> None:
+    write(tmp_path, dict(SHAPES[name].config))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(dict(SHAPES[name].processor or {}) | changes))
+    if says is None:
+        assert read_vision_config(tmp_path) is not None
+        return
+    with pytest.raises(UsageError) as refused:
+        read_vision_config(tmp_path)
+    assert f"preprocessor_config.json: {says}" in str(refused.value)
+
+
 def test_a_text_model_has_no_vision(tmp_path: Path) -> None:
     assert read_vision_config(write(tmp_path, dict(SHAPES["tiny"].config))) is None
     assert read_model_config(tmp_path).vision is None

@@ -220,6 +220,17 @@ async def test_closing_ends_all_processes_and_answers_everybody() -> None:
     assert (await refusal(pool.rgb(PICTURE))).status == 429
 
 
+async def test_a_start_that_is_given_up_leaves_no_process() -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    pool = PicturePool(None, PATIENT.model_copy(update={"decode_processes": 2}))
+    starting = asyncio.create_task(pool.start())
+    await until(lambda: len({child.pid for child in psutil.Process().children()} - before) == 2)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await until(lambda: {child.pid for child in psutil.Process().children() if not gone(child.pid)} <= before)
+
+
 _PARENT = textwrap.dedent("""
     import asyncio, sys
     from trtx.media import Blob, MediaLimits, PicturePool

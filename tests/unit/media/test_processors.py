@@ -14,7 +14,7 @@ from PIL import Image
 
 from trtx.errors import UsageError
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool, Prepared, content_key, processor_options
-from trtx.torch_engine.shared_tensor import open_shared, remove_shared
+from trtx.torch_engine.shared_tensor import SharedTensorError, open_shared, remove_shared
 
 ONE = MediaLimits(decode_processes=1, decode_timeout_s=300)
 _MEAN, _STD = [0.48, 0.45, 0.4], [0.26, 0.27, 0.28]
@@ -193,6 +193,16 @@ async def test_files_that_hold_no_embedding_are_refused(tmp_path: Path) -> None:
             assert len(str(refused.value)) < 200
         assert pool.pids == pids
     assert not list(tmp_path.iterdir())
+
+
+async def test_a_directory_that_is_gone_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "tensors").mkdir()
+    async with PicturePool(None, ONE, directory=tmp_path / "tensors") as pool:
+        pids = pool.pids
+        (tmp_path / "tensors").rmdir()
+        with pytest.raises(SharedTensorError, match="can't write a tensor"):
+            await pool.embedding(Blob(_WHOLE, "it"), hidden=8)
+        assert pool.pids == pids
 
 
 def test_keys_differ_in_each_of_their_parts_and_in_nothing_else() -> None:

@@ -16,7 +16,7 @@ CHILD = {"parent", "device"}  # what the engine's process and the encoder's have
 TOWERS: dict[str, set[str]] = {
     "__init__": set(),
     **dict.fromkeys(SHARED, SHARED),
-    "llmapi": SHARED,  # the caller's process
+    "llmapi": {"embeddings", *SHARED},  # the caller's process
     **dict.fromkeys(CHILD, SHARED),
     "vision": CHILD | SHARED,  # the encoder's process
     "batch": SHARED,  # from here on the engine's

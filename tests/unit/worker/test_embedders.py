@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 
 from trtx.engine.api import SharedTensor, TowerOutput, read_shared, remove_shared, share
 from trtx.media import Blob, MediaError
-from trtx.worker.embedders import Embedder, NoEncoder, RemoteEmbedder
+from trtx.torch_engine.embeddings import EmbeddingExports, EmbeddingMismatch
+from trtx.worker.embedders import Embedder, NoEncoder, RemoteEmbedder, question, read_answer
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.media_metrics import MediaMetrics
@@ -37,6 +39,12 @@ class Tower:
     async def close(self) -> None: ...
 
 
+@pytest.fixture(autouse=True)
+def one_scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all processes of a topology."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 class Workers:
     """Encode workers by id, each of which answers or does what a broken one does."""
 
@@ -58,8 +66,8 @@ class Workers:
         return answered
 
 
-def encode_worker(tower: Tower) -> PictureEncoder:
-    return PictureEncoder(tower, EmbeddingCache(1 << 20, discard), reserved_bytes=1 << 10)
+def encode_worker(tower: Tower, exports: EmbeddingExports | None = None) -> PictureEncoder:
+    return PictureEncoder(tower, EmbeddingCache(1 << 20, discard), 1 << 10, exports or EmbeddingExports())
 
 
 def remote(workers: Workers, directory: Path, *, fallback: Embedder | None = None, seconds: float = 60) -> Any:
@@ -94,6 +102,27 @@ def test_an_embedding_comes_from_an_encode_worker_which_keeps_one_of_its_own(tmp
             assert rows_of(made) == [[0, 1, 2, 3], [4, 5, 6, 7]]
             assert files(tmp_path) == 1, "the encode worker's"
         assert tower.seen == [PICTURE.data], "the second one was cached"
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_nobody_reads_goes_at_its_deadline_and_one_for_another_picture_is_none(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        now = 1000.0
+        exports = EmbeddingExports(lease_s=5, clock=lambda: now)
+        worker = encode_worker(Tower(tmp_path), exports)
+        asked = question(picture := share(np.frombuffer(PICTURE.data, np.uint8)), KEY, "a picture")
+        answered = (await worker.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
+        remove_shared(picture)
+        assert read_answer(answered, KEY).tensor_size == (2, 4)
+        with pytest.raises(EmbeddingMismatch, match="another picture's"):
+            read_answer(answered, b"x" * 32)
+        exports.sweep()
+        assert (files(tmp_path), exports.leases) == (2, 1), "the cache's own, and a second name of it"
+        now += 6
+        exports.sweep()
+        assert (files(tmp_path), exports.leases, exports.expired) == (1, 0, 1)
+        exports.close()
 
     asyncio.run(scenario())
 
@@ -181,6 +210,17 @@ def test_a_cancelled_question_leaves_no_file(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert files(tmp_path) == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_nobody_waits_for_any_more_leaves_no_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        encoder = encode_worker(Tower(tmp_path))
+        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY, PICTURE.label)
+        for is_wanted, count in ((False, 2), (True, 3)):  # the picture, what the worker keeps, what it lends
+            await encoder.encode({"extra_args": {ASKED: asked}}, is_wanted=lambda: is_wanted)  # noqa: B023
+            assert files(tmp_path) == count
 
     asyncio.run(scenario())
 

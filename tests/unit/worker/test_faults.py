@@ -36,6 +36,12 @@ def test_a_picture_has_its_own_status_where_the_frontend_hands_it_on(error: Medi
     assert (type(behind_prefill), str(behind_prefill)) == (InvalidArgument, str(error))
 
 
+def test_a_422_is_a_400_with_its_sentence() -> None:
+    """Dynamo 1.4.2 makes a 400 of it anyway, with JSON in place of the sentence."""
+    translated = as_dynamo_error(MediaError(422, "cut short"), "refused", "agg")
+    assert (type(translated), str(translated)) == (InvalidArgument, "cut short")
+
+
 def test_what_the_worker_refuses_is_the_requests_own_fault_whatever_the_engine_makes_of_errors() -> None:
     assert fault_of(InvalidRequest("best_of"), load("paced")) == "refused"
     assert fault_of(ZeroDivisionError(), load("paced")) == "unexpected"

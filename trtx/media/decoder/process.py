@@ -21,8 +21,22 @@ from trtx.errors import UsageError
 from trtx.media.decoder import embeddings, pictures
 from trtx.media.decoder.processor import ImageProcessor
 from trtx.media.errors import MediaError
-from trtx.media.messages import LENGTH, Answer, Down, Job, Ready, Refused, Rgb, Setup, Taken, Tensor, Unusable, frame
-from trtx.torch_engine.shared_tensor import share
+from trtx.media.messages import (
+    LENGTH,
+    Answer,
+    Down,
+    Failed,
+    Job,
+    Ready,
+    Refused,
+    Rgb,
+    Setup,
+    Taken,
+    Tensor,
+    Unusable,
+    frame,
+)
+from trtx.torch_engine.shared_tensor import SharedTensorError, share
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _OOM_SCORE = "500"  # where memory runs out, the kernel takes this before the worker or its engine
@@ -75,6 +89,8 @@ def _answer(job: Job, data: bytearray, setup: Setup, processor: ImageProcessor |
         return Tensor(share(pixels, directory), grid), b""
     except MediaError as error:
         return Refused(error.status, str(error)), b""
+    except SharedTensorError as error:
+        return Failed(str(error)), b""
 
 
 def _limit_memory(more_bytes: int) -> None:

@@ -2,21 +2,19 @@
 
 It owns runner, pool and transport, and runs the step loop in its main thread. A second thread reads the socket: its
 end of file means that the parent is gone, and ends this process at once, even in the middle of a step. A third one
-sends the loop's reports. SIGINT and SIGTERM are ignored: a terminal sends them to the whole group, and the parent
-decides when the engine ends.
+sends the loop's reports.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import signal
 import socket
 import sys
 import threading
 import traceback
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,11 +40,10 @@ from trtx.torch_engine.messages import (
     Submit,
     ToEngine,
 )
+from trtx.torch_engine.parent import die_with_parent, read_parent
 
 if TYPE_CHECKING:
     from trtx.torch_engine.runner import RunnerArgs
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class Loaded(NamedTuple):
@@ -55,19 +52,25 @@ class Loaded(NamedTuple):
     key: bytes
     embedding: Embedding | Exception
 
+    @property
+    def answer(self) -> EmbeddingTaken:
+        if not isinstance(self.embedding, Exception):
+            return EmbeddingTaken(self.key)
+        is_failure = not isinstance(self.embedding, ValueError)
+        return EmbeddingTaken(self.key, str(self.embedding), is_failure)
+
 
 Inbox = SimpleQueue[ToEngine | Loaded | Exception]
 """What came, in order. An exception: of the thread that sends reports."""
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _die_with_parent()
+    die_with_parent()
     channel: Channel[ToEngine] = Channel(socket.socket(fileno=int(sys.argv[1])), ToEngine)
     inbox: Inbox = SimpleQueue()
     built: Future[ModelRunner] = Future()
-    threading.Thread(target=_read, args=(channel, inbox, built), name="engine-socket", daemon=True).start()
+    take = partial(_take, inbox=inbox, built=built)
+    threading.Thread(target=read_parent, args=(channel, take), name="engine-socket", daemon=True).start()
     try:
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
@@ -94,37 +97,24 @@ def main() -> None:
     os._exit(0)
 
 
-def _die_with_parent() -> None:
-    """The kernel ends this process with the thread that started it; the socket's end of file is the other net."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _take(message: ToEngine, *, inbox: Inbox, built: Future[ModelRunner]) -> None:
+    """Embeddings are copied here: the step loop waits for no file, and they are there before what is submitted next.
+
+    Nothing is sent from here: a parent that writes while nobody reads what it wrote before could wait for ever.
+    """
+    inbox.put(_load(message, built.result()) if isinstance(message, PutEmbedding) else message)
 
 
-def _read(channel: Channel[ToEngine], inbox: Inbox, built: Future[ModelRunner]) -> None:
-    """Embeddings are copied here: the step loop waits for no file, and they are there before what is submitted next."""
-    try:
-        while (message := channel.receive()) is not None:
-            inbox.put(_load(message, channel, built.result()) if isinstance(message, PutEmbedding) else message)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
-
-
-def _load(message: PutEmbedding, channel: Channel[ToEngine], runner: ModelRunner) -> Loaded:
+def _load(message: PutEmbedding, runner: ModelRunner) -> Loaded:
     """Whatever is wrong with an embedding ends those sequences that need it, and nothing else."""
-    found: Embedding | Exception
     try:
-        found = runner.load_embedding(message.tensor)
+        return Loaded(message.key, runner.load_embedding(message.tensor))
     except ValueError as error:
-        found = error
+        return Loaded(message.key, error)
     except Exception as error:
         traceback.print_exc()
-        found = RuntimeError(f"{type(error).__name__}: {str(error)[:500]}; the engine's log has the rest")
-    problem = str(found) if isinstance(found, Exception) else None
-    channel.send(EmbeddingTaken(message.key, problem, is_failure=isinstance(found, RuntimeError)))
-    return Loaded(message.key, found)
+        problem = RuntimeError(f"{type(error).__name__}: {str(error)[:500]}; the engine's log has the rest")
+        return Loaded(message.key, problem)
 
 
 def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
@@ -209,7 +199,8 @@ def _loop(core: EngineCore, reports: ReportSender, inbox: Inbox) -> None:
                 elif isinstance(message, Abort):
                     core.abort(message.sequence_ids)
                 elif isinstance(message, Loaded):
-                    core.scheduler.media.put(*message)
+                    core.scheduler.media.put(message.key, message.embedding)
+                    reports.put(message.answer)
                 elif isinstance(message, DropEmbeddings):
                     core.scheduler.media.drop(message.keys)
                 elif isinstance(message, Shutdown):

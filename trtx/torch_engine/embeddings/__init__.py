@@ -8,7 +8,7 @@ whatever becomes of either side; and that rows, width, dtype and grid of what ar
 """
 
 from trtx.torch_engine.embeddings.exports import EmbeddingExports, NoRoom
-from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingHandle, EmbeddingMismatch
+from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingHandle, EmbeddingMismatch, parse_handle
 from trtx.torch_engine.embeddings.reader import EmbeddingReader
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "EmbeddingMismatch",
     "EmbeddingReader",
     "NoRoom",
+    "parse_handle",
 ]

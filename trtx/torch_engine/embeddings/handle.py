@@ -55,16 +55,19 @@ class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
-    def check(self, *, width: int, dtype: str) -> None:
-        """Raises EmbeddingMismatch unless rows of ``width`` columns in ``dtype`` can be what it leads to."""
+    def check(self, *, width: int | None = None, dtype: str | None = None) -> None:
+        """Raises EmbeddingMismatch unless rows of ``width`` columns in ``dtype`` can be what it leads to. None: not
+        known here, and looked at by whoever computes with them."""
         rows, columns = self.tensor_size
-        if (columns, self.dtype) != (width, dtype):
+        if columns != (width or columns) or self.dtype != (dtype or self.dtype):
             raise EmbeddingMismatch(
-                f"an embedding has {columns} columns of {self.dtype}; expected {width} of {dtype}: give encoder and "
-                "decoder the same model and dtype"
+                f"an embedding has {columns} columns of {self.dtype}; expected {width or columns} of "
+                f"{dtype or self.dtype}: give encoder and decoder the same model and dtype"
             )
-        if rows < 1 or (self.grid is not None and (min(self.grid) < 1 or prod(self.grid) != rows)):
-            raise EmbeddingMismatch(f"an embedding has {rows} rows and the grid {self.grid}; expected one row a patch")
+        if rows < 1 or columns < 1 or (self.grid is not None and (min(self.grid) < 1 or prod(self.grid) != rows)):
+            raise EmbeddingMismatch(
+                f"an embedding has {rows} rows of {columns} and the grid {self.grid}; expected one row a patch"
+            )
 
 
 def parse_handle(given: Mapping[str, Any]) -> EmbeddingHandle:

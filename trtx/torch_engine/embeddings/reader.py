@@ -24,7 +24,8 @@ _POLL_S = 0.0005
 
 
 class EmbeddingReader:
-    """From any thread; ``read`` blocks, so none with an event loop. NIXL is started by the first read that needs it."""
+    """From any thread; ``read`` blocks, so none with an event loop, unless exporters have no arena: a file is renamed,
+    no byte of it is read. NIXL is started by the first read that needs it."""
 
     def __init__(self, *, arena_bytes: int = ARENA_BYTES, clock: Callable[[], float] = time.time) -> None:
         self._arena_bytes = arena_bytes
@@ -33,11 +34,11 @@ class EmbeddingReader:
         self._arena: Arena | None = None
         self._peers: OrderedDict[tuple[str, bytes], Any] = OrderedDict()  # by name and metadata; oldest first
 
-    def read(self, handle: EmbeddingHandle, *, width: int, dtype: str) -> SharedTensor:
+    def read(self, handle: EmbeddingHandle, *, width: int | None = None, dtype: str | None = None) -> SharedTensor:
         """Its rows, in a file that is now the caller's to remove; the lease has ended.
 
         Raises EmbeddingMismatch, before anything is read, where the handle is not of rows of ``width`` columns in
-        ``dtype``; EmbeddingGone where it can't be had, or not before the deadline.
+        ``dtype``, as far as either is known here; EmbeddingGone where it can't be had, or not before the deadline.
         """
         handle.check(width=width, dtype=dtype)
         if self._clock() >= handle.deadline_s:

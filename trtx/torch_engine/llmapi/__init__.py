@@ -7,7 +7,8 @@ its error, or with the engine's death.
 """
 
 from trtx.torch_engine.llm_args import CacheTransceiverConfig, CudaGraphConfig, KvCacheConfig, LlmArgs, SchedulerConfig
-from trtx.torch_engine.llmapi.encoder import Embedding, MultimodalEncoder, PreparedPicture
+from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture
+from trtx.torch_engine.llmapi.encoder import MultimodalEncoder
 from trtx.torch_engine.llmapi.llm import LLM
 from trtx.torch_engine.llmapi.offline import OfflineEngine
 from trtx.torch_engine.llmapi.results import (

@@ -29,10 +29,10 @@ Message = TypeVar("Message")
 
 
 class ChildProcess(Generic[Message]):
-    """One process, held by a socket.
+    """One process, held by a socket; :meth:`start` starts it.
 
-    ``take`` gets each message and ``buried`` the death notice, once; both in threads of this object, and ``take`` not
-    after ``buried``. Raises OSError where no process can be started.
+    ``take`` gets each message and ``buried`` the death notice, once; both in threads of this object. Whatever was sent
+    before its death and is not answered then, never will be.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ChildProcess(Generic[Message]):
         *,
         module: str,
         title: str,  # of messages: "engine"
-        start: msgspec.Struct,
+        first: msgspec.Struct,  # message
         accepts: Any,  # the union of message types that it sends
         take: Callable[[Message], None],
         buried: Callable[[RuntimeError], None],
@@ -51,17 +51,20 @@ class ChildProcess(Generic[Message]):
         self.is_stopping = False
         self._module = module
         self._title = title
-        self._start_message = start
+        self._first = first
         self._accepts = accepts
         self._take = take
         self._buried = buried
         self._last_lines: deque[str] = deque(maxlen=STDERR_LINES)
         self._dead = threading.Event()
-        # A thread of its own starts the child: the child asks the kernel to end it with the thread that started it,
-        # and a caller's thread may well be one of a pool that shrinks.
         self._started = threading.Event()
         self._start_error: OSError | None = None
-        threading.Thread(target=self._live, name=f"{title}-process", daemon=True).start()
+
+    def start(self) -> None:
+        """Raises OSError where no process can be started."""
+        # A thread of its own starts the child: the child asks the kernel to end it with the thread that started it,
+        # and a caller's thread may well be one of a pool that shrinks.
+        threading.Thread(target=self._live, name=f"{self._title}-process", daemon=True).start()
         self._started.wait()
         if self._start_error is not None:
             raise self._start_error
@@ -94,7 +97,7 @@ class ChildProcess(Generic[Message]):
 
     def _live(self) -> None:
         try:
-            self._process, self._channel = self._start()
+            self._process, self._channel = self._begin()
         except OSError as error:
             self._start_error = error
             return
@@ -110,7 +113,7 @@ class ChildProcess(Generic[Message]):
         self._channel.close()
         self._bury(code)
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], Channel[Message]]:
+    def _begin(self) -> tuple[subprocess.Popen[bytes], Channel[Message]]:
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parents[3])
         environment = dict(os.environ)
@@ -127,7 +130,7 @@ class ChildProcess(Generic[Message]):
         self.pid = process.pid
         channel: Channel[Message] = Channel(ours, self._accepts)
         with suppress(OSError):  # dead already: _live reads its end of file and its exit code
-            channel.send(self._start_message)
+            channel.send(self._first)
         return process, channel
 
     def _forward(self) -> None:

@@ -1,26 +1,20 @@
-"""The parent's end of the engine's process: starts it, reads what it says, notices its death, ends it."""
+"""Open requests of one engine process, and their ends."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-import os
-import socket
 import struct
-import subprocess
-import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 
 from trtx.errors import UsageError
-from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.llm_args import LlmArgs
+from trtx.torch_engine.llmapi.child import EXIT_GRACE_S, ChildProcess
 from trtx.torch_engine.llmapi.choices import Choice
 from trtx.torch_engine.llmapi.feeds import Feed
 from trtx.torch_engine.llmapi.results import MediaNeeded, RequestError, RequestFailed, RequestOutput
@@ -44,10 +38,6 @@ from trtx.torch_engine.shared_tensor import SharedTensor
 
 logger = logging.getLogger(__name__)
 
-STDERR_LINES = 20
-"""Lines of the engine's last words that a death notice carries."""
-_EXIT_GRACE_S = 5.0
-
 
 class EngineClient:
     """One engine process. Every open request ends: with its result, with its error, or with the process's death."""
@@ -58,107 +48,31 @@ class EngineClient:
         self.handoff_stats = HandoffStats()
         self.stats = Feed(args.max_stats_len)
         self.kv_events = Feed(max(1, args.kv_cache_config.event_buffer_max_size))
-        self.pid = 0
-        self._args = args
         self._ids = itertools.count(1)
         self._choices: dict[int, Choice] = {}  # sequence id -> where its tokens go
         self._puts: deque[Future[None]] = deque()  # sent and not answered, in the order in which both happen
         self._put_lock = threading.Lock()
-        self._last_lines: deque[str] = deque(maxlen=STDERR_LINES)
-        self._fatal: str | None = None
-        self._death: RuntimeError | None = None
-        self._is_stopping = False
-        self._dead = threading.Event()
-        # A thread of its own starts the child: the child asks the kernel to end it with the thread that started it,
-        # and a caller's thread may well be one of a pool that shrinks.
-        self._started = threading.Event()
-        self._start_error: OSError | None = None
-        threading.Thread(target=self._live, name="engine-process", daemon=True).start()
-        self._started.wait()
-        if self._start_error is not None:
-            raise self._start_error
-
-    # --- life and death, in the engine-process thread ---
-
-    def _live(self) -> None:
-        try:
-            self._process, self._channel = self._start()
-        except OSError as error:
-            self._start_error = error
-            return
-        finally:
-            self._started.set()
-        reader = threading.Thread(target=self._read, name="engine-socket", daemon=True)
-        forwarder = threading.Thread(target=self._forward, name="engine-stderr", daemon=True)
-        reader.start()
-        forwarder.start()
-        code = self._process.wait()
-        forwarder.join(1.0)
-        reader.join(_EXIT_GRACE_S)
-        self._channel.close()
-        self._bury(code)
-
-    def _start(self) -> tuple[subprocess.Popen[bytes], Channel[FromEngine]]:
-        ours, theirs = socket.socketpair()
-        root = str(Path(__file__).resolve().parents[3])
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "trtx.torch_engine.core.process", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
+        self._child: ChildProcess[FromEngine] = ChildProcess(
+            module="trtx.torch_engine.core.process",
+            title="engine",
+            first=Start(args),
+            accepts=FromEngine,
+            take=self._take,
+            buried=self._bury,
         )
-        theirs.close()
-        self.pid = process.pid
-        channel: Channel[FromEngine] = Channel(ours, FromEngine)
-        with suppress(OSError):  # dead already: _live reads its end of file and its exit code
-            channel.send(Start(self._args))
-        return process, channel
+        self._child.start()
 
-    def _forward(self) -> None:
-        """Passes the engine's own output on, and keeps its end."""
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self._last_lines.append(line.decode(errors="replace").rstrip())
-                with suppress(OSError, ValueError):  # our own stderr is closed: nobody to tell
-                    sys.stderr.write(line.decode(errors="replace"))
-                    sys.stderr.flush()
-
-    def _bury(self, code: int) -> None:
-        if self._is_stopping:
-            self._death = RuntimeError("the engine is shutting down")
-        else:
-            said = self._fatal or "; ".join(list(self._last_lines)[-STDERR_LINES:]) or "nothing on stderr"
-            self._death = RuntimeError(
-                f"engine process died: pid {self.pid}, exit code {code}, last words: {said}; "
-                "the log above has the rest, start the engine again"
-            )
-        if not self.ready.done():
-            self.ready.set_exception(self._death)
-        self._dead.set()
-        with self._put_lock:
-            self._fail_puts_of_the_dead()
-        while self._choices:
-            with suppress(KeyError):  # another thread ended it meanwhile
-                _, choice = self._choices.popitem()
-                _wake([(choice.output.fail(self._death), choice.output)])
+    @property
+    def pid(self) -> int:
+        return self._child.pid
 
     @property
     def is_healthy(self) -> bool:
-        return self._death is None and self._fatal is None and not self._is_stopping
+        return self._child.is_healthy
 
-    def shutdown(self, timeout_s: float = _EXIT_GRACE_S) -> None:
+    def shutdown(self, timeout_s: float = EXIT_GRACE_S) -> None:
         """Ends the process: asked, after ``timeout_s`` killed. Open requests end with RuntimeError. Idempotent."""
-        self._is_stopping = True
-        with suppress(OSError):
-            self._channel.send(Shutdown())
-        if not self._dead.wait(timeout_s):
-            self._process.kill()
-            self._dead.wait(timeout_s)
+        self._child.shutdown(Shutdown(), timeout_s)
 
     # --- to the engine, any thread ---
 
@@ -169,13 +83,10 @@ class EngineClient:
         """Raises RuntimeError when the engine is gone, RequestError for what no message can hold."""
         self._choices[message.sequence_id] = choice
         try:
-            if self._death is not None or self._is_stopping:
-                raise OSError
-            self._channel.send(message)
+            self._child.send(message)
         except OSError:
             self._forget(message.sequence_id)
-            self._dead.wait(_EXIT_GRACE_S)
-            raise self._death or RuntimeError("the engine is shutting down") from None
+            raise self._child.death_notice() from None
         except (OverflowError, ValueError, TypeError, struct.error) as error:
             self._forget(message.sequence_id)
             raise RequestError(f"the request can't be sent to the engine: {error}") from error
@@ -197,7 +108,7 @@ class EngineClient:
         with self._put_lock:
             self._puts.append(answer)
             try:
-                self._channel.send(PutEmbedding(key, tensor))
+                self._child.send(PutEmbedding(key, tensor))
             except OSError:
                 pass  # dead: see _bury
             except (OverflowError, ValueError, TypeError, struct.error) as error:
@@ -208,36 +119,31 @@ class EngineClient:
 
     def _fail_puts_of_the_dead(self) -> None:
         """Under ``_put_lock``."""
-        while self._death is not None and self._puts:
-            _settle(self._puts.popleft(), self._death)
+        death = self._child.death
+        while death is not None and self._puts:
+            _settle(self._puts.popleft(), death)
 
     def drop_embeddings(self, keys: Iterable[bytes]) -> None:
         with suppress(OSError):  # dead: there are none
-            self._channel.send(DropEmbeddings(list(keys)))
+            self._child.send(DropEmbeddings(list(keys)))
 
     def abort(self, sequence_ids: Iterable[int]) -> None:
         still_open = [sequence_id for sequence_id in sequence_ids if sequence_id in self._choices]
         if still_open:
             with suppress(OSError):  # dead: its requests end with the notice of its death
-                self._channel.send(Abort(still_open))
+                self._child.send(Abort(still_open))
 
-    # --- from the engine, in the engine-socket thread ---
+    # --- from the engine, in the threads of the child ---
 
-    def _read(self) -> None:
-        try:
-            while (message := self._channel.receive()) is not None:
-                self._take(message)
-        except Exception as error:
-            # Whatever went wrong with one message, nobody reads the next: better dead than silent.
-            logger.exception("engine %d: a message could not be taken in", self.pid)
-            self._fatal = f"a message of the engine could not be taken in: {type(error).__name__}: {error}"
-            self._process.kill()
-        # The engine closes its end only by ending; one that lingers holds a device that nobody can reach.
-        deadline = time.monotonic() + _EXIT_GRACE_S
-        while self._process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if self._process.poll() is None:
-            self._process.kill()
+    def _bury(self, death: RuntimeError) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(death)
+        with self._put_lock:
+            self._fail_puts_of_the_dead()
+        while self._choices:
+            with suppress(KeyError):  # another thread ended it meanwhile
+                _, choice = self._choices.popitem()
+                _wake([(choice.output.fail(death), choice.output)])
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, StepReport):
@@ -251,7 +157,7 @@ class EngineClient:
             kind = RuntimeError if message.is_failure else ValueError
             _settle(self._puts.popleft(), None if message.error is None else kind(message.error))
         elif isinstance(message, Fatal):
-            self._fatal = message.text
+            self._child.fatal = message.text
             if message.is_usage and not self.ready.done():
                 self.ready.set_exception(UsageError(message.text))
 
@@ -272,7 +178,7 @@ class EngineClient:
                 wakes.append((self._deliver(choice, update, overrun), choice.output))
         if overrun:
             with suppress(OSError):
-                self._channel.send(Abort(overrun))
+                self._child.send(Abort(overrun))
         _wake(wakes)
 
     def _deliver(self, choice: Choice, update: Update, overrun: list[int]) -> asyncio.AbstractEventLoop | None:

@@ -3,60 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trtx.torch_engine.encoder_messages import DEFAULT_MAX_NUM_TOKENS, Encoded, EncoderArgs, EncoderStats, Grid
+from trtx.torch_engine.encoder_messages import DEFAULT_MAX_NUM_TOKENS, Encoded, EncoderArgs, EncoderStats
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
+from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture, discard
 from trtx.torch_engine.llmapi.encoder_client import EncoderClient
 from trtx.torch_engine.llmapi.llm import model_directory
-from trtx.torch_engine.shared_tensor import SharedTensor, remove_shared
+from trtx.torch_engine.shared_tensor import remove_shared
 
 _TAKEN = ("dtype", "max_batch_size", "max_num_tokens")  # of LlmArgs: what an encoder makes anything of
 _IGNORED = "an encoder keeps no tokens and samples none"
 
-
-@dataclass(frozen=True, slots=True)
-class PreparedPicture:
-    """One picture as the checkpoint's own image processor gave it. Who made the tensor removes it, after the answer.
-
-    ``pixels``: float32, ``[1, 3, height, width]`` of CLIP's processor, ``[patches, values]`` of Qwen's.
-    ``grid``: time, height and width in patches, before any are merged; None for a processor that gives none.
-    """
-
-    key: bytes
-    pixels: SharedTensor
-    grid: Grid | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """Of one picture: a row of ``tensor`` in place of each of its placeholders. Whoever has it removes the tensor.
-
-    ``tensor``: ``[rows, hidden]`` in ``dtype``, the decoder's. ``grid``: of the rows, time, height and width in merged
-    patches; None of a model whose pictures all have the same.
-    """
-
-    key: bytes
-    tensor: SharedTensor
-    grid: Grid | None
-
-    @property
-    def rows(self) -> int:
-        return self.tensor.shape[0]
-
-    @property
-    def hidden(self) -> int:
-        """Columns; of a model with deepstack all its levels beside one another."""
-        return self.tensor.shape[1]
-
-    @property
-    def dtype(self) -> str:
-        return self.tensor.dtype
+if TYPE_CHECKING:
+    from trtx.torch_engine.llmapi.encoder_requests import EncoderOutput, EncoderRequests
 
 
 class MultimodalEncoder:
@@ -88,12 +53,37 @@ class MultimodalEncoder:
             taken["max_num_tokens"] = DEFAULT_MAX_NUM_TOKENS
         self.unsupported_fields |= {name: _IGNORED for name in kwargs if name not in _TAKEN}
         self.args = EncoderArgs(model=str(path), **taken)
+        self._requests: EncoderRequests | None = None  # made when it is first needed: it has processes of its own
+        self._requests_lock = threading.Lock()
         self._client = EncoderClient(self.args)
         try:
             self._ready = self._client.ready.result()
         except BaseException:
             self._client.shutdown()
             raise
+
+    # --- TensorRT-LLM's requests ---
+
+    def generate(self, inputs: Any, use_tqdm: bool = True) -> EncoderOutput | list[EncoderOutput]:
+        """Blocks for one result, or for a list of them in the order of ``inputs``. ``use_tqdm`` has no effect."""
+        prompts = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        outputs = [self.generate_async(prompt) for prompt in prompts]
+        results = [output.result() for output in outputs]
+        return results if isinstance(inputs, (list, tuple)) else results[0]
+
+    def generate_async(self, inputs: Any) -> EncoderOutput:
+        """``inputs``: a dict with ``multi_modal_data {"image": [Pillow images, or uint8 arrays [height, width, 3]]}``.
+
+        Its end has a handle for each image (``trtx.torch_engine.embeddings``), for one reader, who has to come before
+        the lease ends. The first call starts the processes that prepare pictures. Raises RequestError for inputs that
+        are refused, UsageError for a checkpoint without a usable image processor.
+        """
+        with self._requests_lock:
+            if self._requests is None:
+                from trtx.torch_engine.llmapi.encoder_requests import EncoderRequests
+
+                self._requests = EncoderRequests(Path(self.args.model), self.encode)
+        return self._requests.submit(inputs)
 
     # --- pictures that are prepared already ---
 
@@ -164,6 +154,10 @@ class MultimodalEncoder:
     def shutdown(self) -> None:
         """Ends the encoder's process within 10 s at most; what is open ends with RuntimeError. Idempotent."""
         self._client.shutdown()
+        with self._requests_lock:
+            if self._requests is not None:
+                self._requests.close()
+                self._requests = None
 
     def __enter__(self) -> MultimodalEncoder:
         return self
@@ -172,12 +166,6 @@ class MultimodalEncoder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
-
-
-def discard(embeddings: Any) -> None:
-    """Removes the tensors of embeddings that nobody will use."""
-    for one in embeddings:
-        remove_shared(one.tensor)
 
 
 def _embedding(item: PreparedPicture, end: Future[Encoded] | RuntimeError) -> Embedding | RuntimeError:

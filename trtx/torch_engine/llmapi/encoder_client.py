@@ -45,11 +45,12 @@ class EncoderClient:
         self._child: ChildProcess[FromEncoder] = ChildProcess(
             module="trtx.torch_engine.vision.process",
             title="encoder",
-            start=Start(args),
+            first=Start(args),
             accepts=FromEncoder,
             take=self._take,
             buried=self._bury,
         )
+        self._child.start()
 
     @property
     def pid(self) -> int:

@@ -34,7 +34,7 @@ def main() -> None:
     die_with_parent()
     channel: Channel[ToEncoder] = Channel(socket.socket(fileno=int(sys.argv[1])), ToEncoder)
     inbox: SimpleQueue[ToEncoder] = SimpleQueue()
-    threading.Thread(target=read_parent, args=(channel, inbox), name="encoder-socket", daemon=True).start()
+    threading.Thread(target=read_parent, args=(channel, inbox.put), name="encoder-socket", daemon=True).start()
     try:
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"

@@ -76,12 +76,12 @@ class LlavaTower(Tower):
         config = model.config
         super().__init__(model, config.text_config.hidden_size)
         side = config.vision_config.image_size
-        self._shape = (_RGB, side, side)
+        self.shape = (_RGB, side, side)
         self._rows = rows
 
     def check(self, values: Tensor, grid: Grid | None) -> Pixels:
-        if values.shape != (1, *self._shape) or grid is not None:
-            expected = " x ".join(map(str, (1, *self._shape)))
+        if values.shape != (1, *self.shape) or grid is not None:
+            expected = " x ".join(map(str, (1, *self.shape)))
             has = " x ".join(map(str, values.shape))
             raise Unsuitable(
                 f"pixels of shape {has}{'' if grid is None else ' with a grid'}; expected {expected} and no grid, as "
@@ -127,7 +127,7 @@ class QwenTower(Tower):
         tower = model.config.vision_config
         levels = len(getattr(tower, "deepstack_visual_indexes", ()))
         super().__init__(model, tower.out_hidden_size * (1 + levels))
-        self._columns = _RGB * tower.temporal_patch_size * tower.patch_size**2
+        self.columns = _RGB * tower.temporal_patch_size * tower.patch_size**2
         self._merge = int(tower.spatial_merge_size)
 
     def check(self, values: Tensor, grid: Grid | None) -> Pixels:
@@ -136,11 +136,11 @@ class QwenTower(Tower):
                 f"pixels have the grid {grid}; expected time, height and width in patches, the last two multiples of "
                 f"{self._merge}"
             )
-        if values.shape != (prod(grid), self._columns):
+        if values.shape != (prod(grid), self.columns):
             has = " x ".join(map(str, values.shape))
             raise Unsuitable(
                 f"pixels have the shape {has} and a grid of {' x '.join(map(str, grid))}; expected {prod(grid)} x "
-                f"{self._columns}, a row for each patch, as the model's image processor gives"
+                f"{self.columns}, a row for each patch, as the model's image processor gives"
             )
         return Pixels(values, grid, prod(grid) // self._merge**2)
 

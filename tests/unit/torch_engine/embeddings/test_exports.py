@@ -122,8 +122,8 @@ def test_bytes_are_bounded_and_what_was_refused_is_removed(scratch: Path) -> Non
     [
         ({"tensor_size": [6, WIDTH + 1]}, "9 columns of float32; expected 8 of float32"),
         ({"dtype": "bfloat16"}, "8 columns of bfloat16"),
-        ({"grid": [1, 2, 2]}, "6 rows and the grid"),
-        ({"grid": [1, -2, -3]}, "6 rows and the grid"),
+        ({"grid": [1, 2, 2]}, "6 rows of 8 and the grid"),
+        ({"grid": [1, -2, -3]}, "6 rows of 8 and the grid"),
         ({"tensor_size": [0, WIDTH]}, "0 rows"),
         ({"version": 2}, "format version 2"),
         ({"dtype": "int8"}, "can't be read"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ def save_llava(directory: Path, **changed: Any) -> LlavaForConditionalGeneration
             parameter.add_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(directory)
     return model
+
+
+def write_processor(directory: Path) -> None:
+    """LLaVA 1.5's, for pictures of this size."""
+    size = {"height": SIDE, "width": SIDE}
+    options = {"image_processor_type": "LlavaImageProcessor", "do_pad": True, "do_center_crop": False}
+    options |= {"size": size, "crop_size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (directory / "preprocessor_config.json").write_text(json.dumps(options))
 
 
 def picture(seed: int) -> torch.Tensor:

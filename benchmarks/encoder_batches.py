@@ -1,0 +1,71 @@
+"""What a batch does to pictures: milliseconds an image, and how far rows move with the size of the batch.
+
+Pixels are drawn, one size for all; each batch is timed after one of the same size, the median is shown.
+"largest difference" is over all rows of all pictures, between a batch and the same pictures one by one, beside the
+largest value among those rows: transformers' kernels round otherwise when a product has another size.
+
+    python benchmarks/encoder_batches.py --model synthetic:tiny-vl [--dtype bfloat16] [--batches 1,2,8] [--grid 1,24,24]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint.vision import read_vision_config
+from trtx.torch_engine.encoder_messages import EncoderArgs, Grid
+from trtx.torch_engine.vision.load import load_tower
+from trtx.torch_engine.vision.towers import LlavaTower, Pixels, QwenTower, Tower
+
+ROUNDS = 5
+
+
+def pixels(tower: Tower, seed: int, grid: Grid) -> Pixels:
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(tower, LlavaTower):
+        return tower.check(torch.randn(1, *tower.shape, generator=generator), None)
+    assert isinstance(tower, QwenTower)
+    return tower.check(torch.randn(grid[0] * grid[1] * grid[2], tower.columns, generator=generator), grid)
+
+
+def encoded(tower: Tower, batch: list[Pixels]) -> tuple[float, list[torch.Tensor]]:
+    """Seconds, copies to and from the device included, and the rows."""
+    began = time.perf_counter()
+    rows = [one.cpu() for one in tower.encode(batch)]
+    return time.perf_counter() - began, rows
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="synthetic:tiny-vl")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batches", default="1,2,4,8,16")
+    parser.add_argument("--grid", default="1,24,24", help="time, height, width in patches, of models with grids")
+    asked = parser.parse_args()
+    directory = resolve_checkpoint(asked.model).path
+    tower = load_tower(EncoderArgs(model=str(directory), dtype=asked.dtype))
+    time_, height, width = (int(one) for one in asked.grid.split(","))
+    sizes = [int(one) for one in asked.batches.split(",")]
+    items = [pixels(tower, seed, (time_, height, width)) for seed in range(max(sizes))]
+    alone = [encoded(tower, [one])[1][0] for one in items]
+    config = read_vision_config(directory)
+    kind = config.architecture if config is not None else "no tower"
+    print(f"{asked.model}: {kind}, {items[0].rows} rows of {tower.width}, {tower.dtype}, {tower.device}")
+    print("batch  ms an image  images/s  largest difference  of values up to")
+    for size in sizes:
+        encoded(tower, items[:size])
+        runs = [encoded(tower, items[:size]) for _ in range(ROUNDS)]
+        seconds = statistics.median(run[0] for run in runs)
+        pairs = list(zip(runs[-1][1], alone[:size], strict=True))
+        largest = max(float((one.float() - other.float()).abs().max()) for one, other in pairs)
+        values = max(float(other.float().abs().max()) for _, other in pairs)
+        print(f"{size:5}  {1e3 * seconds / size:11.2f}  {size / seconds:8.1f}  {largest:18.3g}  {values:15.3g}")
+
+
+if __name__ == "__main__":
+    main()
