@@ -25,6 +25,7 @@ from trtx.experiment.gate_spec import GateSpec
 
 REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml")]
 # verb -> use -> a command line that is in this use
+SESSIONS = ("--session-turns-mean", "3", "--session-turn-delay-mean", "9")
 CALLS = {
     "serve": {
         "agg": ["serve", "--mode", "agg"],
@@ -39,17 +40,7 @@ CALLS = {
         "attach": ["bench", "--url", "http://127.0.0.1:9"],
         "serve": ["bench"],
         "closed loop": ["bench"],
-        "open loop": [
-            "bench",
-            "--request-rate",
-            "5",
-            "--session-turns-mean",
-            "3",
-            "--session-turn-delay-mean",
-            "9",
-            "--image-batch-size",
-            "1",
-        ],
+        "open loop": ["bench", "--request-rate", "5", "--image-batch-size", "1", *SESSIONS],
         "schedule": ["bench", "--input-file", "a.yaml", "--fixed-schedule"],
         "dataset": ["bench", "--public-dataset", "aimo"],
         "file": ["bench", "--input-file", "a.yaml"],
