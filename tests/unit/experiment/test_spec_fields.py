@@ -306,7 +306,9 @@ def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Pa
     lengths = {} if field in DATASETS else {"isl": 64, "osl": 16}
     load = {"request_rate": [1.0]} if field in OF_A_RATE else {"concurrency": [1]}
     load = {} if field == "fixed_schedule" else load  # which says when requests are sent itself
-    base: dict[str, Any] = {"topology": {"engine": "paced"}, "load": load | lengths | OF_OTHERS.get(field, {})}
+    sees = {"engine": "torch", "model": "synthetic:tiny-vl"}
+    served = sees if field in field_records(Images) else {"engine": "paced"}
+    base: dict[str, Any] = {"topology": served, "load": load | lengths | OF_OTHERS.get(field, {})}
     changed = base | {"load": base["load"] | {field: OTHER[LoadSpec][field]}}
     assert _asked(changed, tmp_path) != _asked(base, tmp_path), (
         f"load.{field} is taken and does nothing: hand it to aiperf in trtx/bench/aiperf.py, or refuse it in "
