@@ -7,7 +7,7 @@ others PyYAML alone), and reads ``cells/*/trial-*/profile_export.jsonl``. What i
 run says: ``cell.json``, ``summary.json``, ``summary.csv``, the table of ``summary.md`` and ``verdict.json``, numbers to
 12 digits, ends of intervals to 9, and texts as they stand there. A figure that it does not know is a mismatch too, and
 so is a trial that lies there and is in no cell. Exit code 1 where there is any. What a *baseline* measured it has to
-take from ``baseline.json``, and the levels of validity it does not judge.
+take from ``baseline.json``; the levels of validity, and what workers told of pictures, it does not judge.
 """
 
 from __future__ import annotations

@@ -16,7 +16,12 @@ SAMPLES_NEEDED = {50: 11, 90: 64, 95: 130, 99: 662}  # by percentile; docs/figur
 HELD_SHARE = Fraction(3, 4)  # of a closed loop's slots, on average; docs/validity.md
 LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
 LENGTHS = ("input_sequence_length", "output_sequence_length")
-RATES = ("benchmark_duration", "request_throughput", "output_token_throughput")  # a mean over trials
+RATES = (
+    "benchmark_duration",
+    "request_throughput",
+    "output_token_throughput",
+    "images_per_second",
+)  # a mean over trials
 
 Span = tuple[int, int]  # ns since 1970, its end not included
 Figures = dict[str, Any]  # in the form of cell.json
@@ -44,7 +49,7 @@ def read_requests(records: Path) -> list[Request]:
         about, metrics = record["metadata"], record.get("metrics") or {}
         if about["benchmark_phase"] != "profiling":
             continue
-        values = {name: metrics[name]["value"] for name in (*LATENCIES, *LENGTHS) if name in metrics}
+        values = {name: metrics[name]["value"] for name in (*LATENCIES, *LENGTHS, "num_images") if name in metrics}
         if values.get("inter_token_latency") == 0:  # the answer came in one piece: there is none
             del values["inter_token_latency"]
         failed = record.get("error") is not None or bool(about.get("was_cancelled"))
@@ -112,23 +117,31 @@ def goodput(trial: Sequence[Request], bounds: dict[str, Callable[[float], bool]]
     return good / duration if duration else None
 
 
-def _rates(trial: Sequence[Request], span: Span | None) -> tuple[float | None, float | None, float | None]:
-    """Seconds, requests/s, output tokens/s: of a whole trial, or of what came in a span of it."""
+def _rates(trial: Sequence[Request], span: Span | None) -> tuple[float | None, ...]:
+    """Seconds, requests/s, output tokens/s, images/s: of a whole trial, or of what came in a span of it."""
     served = [request for request in trial if not request.failed]
     if span is None:
         if not trial:
-            return None, None, None
+            return None, None, None, None
         span = min(request.start for request in trial), max(request.end for request in trial)
-        requests, tokens = Fraction(len(served)), [Fraction(r.values.get("output_sequence_length", 0)) for r in served]
+        shares = [Fraction(1)] * len(served)
+        tokens = [Fraction(r.values.get("output_sequence_length", 0)) for r in served]
     else:
         served = [request for request in served if request.start < span[1] and request.end >= span[0]]
-        requests = sum((_share(request.start, request.end, span) for request in served), Fraction(0))
+        shares = [_share(request.start, request.end, span) for request in served]
         tokens = [_tokens(request, span) for request in served]
     seconds = Fraction(span[1] - span[0], 1_000_000_000)
     if not served or not seconds:
-        return float(seconds), None, None
+        return float(seconds), None, None, None
     counted = all("output_sequence_length" in request.values for request in served)
-    return float(seconds), float(requests / seconds), float(sum(tokens) / seconds) if counted else None
+    seen = all("num_images" in request.values for request in served)
+    images = [share * Fraction(r.values.get("num_images", 0)) for share, r in zip(shares, served, strict=True)]
+    return (
+        float(seconds),
+        float(sum(shares) / seconds),
+        float(sum(tokens) / seconds) if counted else None,
+        float(sum(images) / seconds) if seen else None,
+    )
 
 
 def _share(start: int, end: int, span: Span) -> Fraction:

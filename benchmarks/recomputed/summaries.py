@@ -12,13 +12,15 @@ from recomputed.cells import DIGITS, INTERVAL_DIGITS, OTHER, PER_DEVICE, Cell, C
 from recomputed.figures import LATENCIES, RATES, SAMPLES_NEEDED
 
 WITH_INTERVAL = ("output_token_throughput", "output_token_throughput_per_user", PER_DEVICE, "request_throughput")
+IMAGES = "images_per_second"  # it has columns, and with them intervals, where requests have images
 PARTS = {"figures": "", "steady": "steady_"}
 
 
 def check_summaries(comparison: Comparison, lock: dict[str, Any], cells: dict[str, Cell]) -> None:
     names = [f"{label}-{load['label']}" for label in lock["topologies"] for load in lock["load"]["cells"]]
     device = "gpu" if any(cell.says["device"] == "gpu" for cell in cells.values()) else "worker"
-    expected = {name: _row(cells.get(name), device) for name in names}
+    shown = (*WITH_INTERVAL, IMAGES) if lock["load"].get("image_batch_size") else WITH_INTERVAL
+    expected = {name: _row(cells.get(name), device, shown) for name in names}
     run = comparison.run
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     rows = {f"{row['topology']}-{row['load']}": row for row in summary["rows"]}
@@ -46,7 +48,7 @@ def _check_row(comparison: Comparison, file: str, name: str, says: Any, found: d
         comparison.tree(file, name, theirs, mine, digits)
 
 
-def _row(cell: Cell | None, device: str) -> dict[str, Any]:
+def _row(cell: Cell | None, device: str, with_interval: Sequence[str]) -> dict[str, Any]:
     """A row of the summaries."""
     asked = ("topology", "concurrency", "request_rate", "isl", "osl", "warmup_request_count", "load")
     row: dict[str, Any] = dict.fromkeys((*asked, "validity", "validity_reasons", "not_checked", "problem"), OTHER)
@@ -65,7 +67,7 @@ def _row(cell: Cell | None, device: str) -> dict[str, Any]:
         for name, statistic, plain in shown:
             key = prefix + plain.replace("_per_device", f"_per_{device}")
             row[key] = _latency(cell, part, name, statistic) if statistic else cell and cell.number(part, name, None)
-            if statistic or name in WITH_INTERVAL:
+            if statistic or name in with_interval:
                 ends = cell.interval(part, name, statistic) if cell else None
                 row[f"{key}_low"], row[f"{key}_high"] = ends or (None, None)
         for name in LATENCIES:
@@ -88,6 +90,7 @@ def _check_markdown(
     lines = [line for line in text.split("\n\n", 3)[2].splitlines() if line.startswith("|")]
     header, _, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
     plain = {
+        "images/s": IMAGES,
         "tokens/s": "output_token_throughput",
         "tokens/s/user": "output_token_throughput_per_user",
         f"tokens/s/{'GPU' if device == 'gpu' else device}": PER_DEVICE,

@@ -97,7 +97,7 @@ def command(
         argv += ["--isl", str(load.isl - spec.shared_length)]
     if load.osl is not None:
         argv += ["--osl", str(load.osl)]
-    argv += aiperf_words(spec)
+    argv += [*aiperf_words(spec), *spec.image_words]
     if spec.prefix_prompt_length:  # aiperf has no prefix without their number
         argv += ["--num-prefix-prompts", str(spec.num_prefix_prompts)]
     if spec.input_file is not None:  # without either, what the first record has decides

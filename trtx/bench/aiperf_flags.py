@@ -28,7 +28,9 @@ _OWNED: Mapping[str, str | None] = {
     "arrival_smoothness": "burstiness", "request_count": "request_count",
     "warmup_request_count": "warmup_request_count", "conversation_num_dataset_entries": "request_count",
     "prompt_input_tokens_mean": "isl", "prompt_output_tokens_mean": "osl",
-    "prompt_prefix_pool_size": "num_prefix_prompts",
+    "prompt_prefix_pool_size": "num_prefix_prompts", "image_batch_size": "image_batch_size",
+    "image_width_mean": "image_width_mean", "image_height_mean": "image_height_mean", "image_format": "image_format",
+    "image_source": "image_source", "image_source_sampling": None,
     # Other lengths, another end of a trial, other times of sending, several trials in one call.
     "prompt_sequence_distribution": "isl", "isl_osl_pairs": "isl", "prompt_random_range_ratio": "isl_stddev",
     "prompt_batch_size": None, "system_prompt": "shared_system_prompt_length",

@@ -13,7 +13,8 @@ from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.figures import FIRST_SCHEMA, Figure, Figures, PerDevice, all_figures, latest_schema
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import error_request_count, most_common_errors, uncounted_request_count
-from trtx.bench.readings import GpuReading, gpus_over, read_readings, requests_over, summed
+from trtx.bench.pictures import PictureCounts, over_trials
+from trtx.bench.readings import GpuReading, gpus_over, pictures_over, read_readings, requests_over, summed
 from trtx.bench.records import RECORDS_FILE, RequestRecord, TrialRecords, read_trial
 from trtx.bench.validity import Validity, judge
 from trtx.bench.windows import Phases, Span, phases_of
@@ -61,6 +62,7 @@ class Cell:
     figures: Figures | None  # over all trials that gave any
     steady: Figures | None  # over their steady parts; None where one of them has none
     validity: Validity | None  # None where there are no figures
+    pictures: dict[str, PictureCounts] | None = None  # by role, over all trials; None: no worker told of any
 
     @property
     def name(self) -> str:
@@ -145,6 +147,7 @@ def measure_cell(
         figures=Figures.over([trial.measured for trial in usable]) if usable else None,
         steady=Figures.over([trial.measured for trial in usable], spans) if has_steady else None,
         validity=judge(evidence) if usable else None,
+        pictures=_pictures([directory / trial.directory for trial in measured if trial.figures], usable),
     )
 
 
@@ -188,6 +191,7 @@ def _evidence(
         concurrency=spec.held_concurrency(load),
         input_length=_input_length(spec, load),
         output_length=_output_length(spec, load),
+        has_images=spec.image_batch_size > 0,
         prompts=spec.sharing,
         restarted=restarted,
         requests_by_worker=requests,
@@ -197,6 +201,19 @@ def _evidence(
     )
 
 
+def _pictures(trials: Sequence[Path], usable: Sequence[TrialRecords]) -> dict[str, PictureCounts] | None:
+    return over_trials(
+        [
+            pictures_over(read_readings(directory) or (), _measured_part(records))
+            for directory, records in zip(trials, usable, strict=True)
+        ]
+    )
+
+
+def _measured_part(records: TrialRecords) -> Span:
+    return Span(min(one.start_ns for one in records.measured), max(one.end_ns for one in records.measured))
+
+
 def _read_of_server(
     trials: Sequence[Path], usable: Sequence[TrialRecords]
 ) -> tuple[tuple[GpuReading, ...] | None, dict[str, dict[str, int]] | None]:
@@ -204,7 +221,7 @@ def _read_of_server(
     gpus, counts = [], []
     for directory, records in zip(trials, usable, strict=True):
         readings = read_readings(directory) or ()
-        measured = Span(min(one.start_ns for one in records.measured), max(one.end_ns for one in records.measured))
+        measured = _measured_part(records)
         gpus.append(gpus_over(readings, measured))
         answered = sum(record.succeeded for record in records.measured)
         counts.append(requests_over(readings, measured, answered))

@@ -36,6 +36,7 @@ class Evidence:
     concurrency: int | None  # requests kept in flight; None: they came at a rate, by a schedule or after pauses
     input_length: AskedLength | None = None  # None: the load asks for none, as a dataset does
     output_length: AskedLength | None = None  # None: answers end by themselves
+    has_images: bool = False  # usage counts what they expand to with the text's tokens
     percentiles: tuple[int, ...] = (50,)  # that something is concluded from
     prompts: Literal["unique", "shared"] | None = None  # whether the load repeats prompts or their beginnings
     restarted: tuple[str, ...] | None = None  # processes that were started again while it was measured

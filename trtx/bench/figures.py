@@ -37,6 +37,7 @@ class Heading(Enum):
 
     TOKEN_THROUGHPUT = "tokens/s"
     REQUEST_THROUGHPUT = "requests/s"
+    IMAGE_THROUGHPUT = "images/s"
     TTFT = "TTFT, ms"
     ITL = "ITL, ms"
     E2E = "E2E, ms"
@@ -93,6 +94,7 @@ class Figure(ABC, Generic[T]):
     label: str = ""  # under the heading, where the column is no percentile; no other figure there has it
     table: Mapping[int | None, str] = field(default_factory=dict)  # columns for a terminal, their headers there
     markdown: Sequence[int | None] = ()  # columns of summary.md
+    of_images: bool = False  # it has columns in runs alone whose requests have images
 
     def __post_init__(self) -> None:
         filled = {part for text in self._texts for _, part, *_ in Formatter().parse(text) if part is not None}

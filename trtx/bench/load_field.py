@@ -20,7 +20,7 @@ class LoadField:
     """Stands in the ``Annotated`` of each field of a load. A field without ``help`` has no option of its own name."""
 
     help: str = ""  # of its option; the default is added where the field has one
-    panel: Literal["Load", "Prompts"] = "Load"  # of the help
+    panel: Literal["Load", "Prompts", "Images"] = "Load"  # of the help
     metavar: str | None = None
     ignored: tuple[str, ...] = ()  # uses of trtx bench that would ignore the option; --resume ignores all of them
     flag: str = ""  # aiperf's, which gets a value other than the default (aiperf's too) as it stands

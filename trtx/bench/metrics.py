@@ -104,6 +104,35 @@ def _output_token_throughput_within(records: Records, span: Span) -> float | Non
     return sum(output_tokens_in(record, span) for record in served) / span.duration_s
 
 
+def _images_per_second_within(records: Records, span: Span) -> float | None:
+    served = [record for record in records if record.succeeded and is_in_flight_within(record, span)]
+    counts = [record.image_count for record in served]
+    if not served or None in counts:
+        return None
+    shares = (requests_in(record, span) * (record.image_count or 0) for record in served)
+    return sum(shares) / span.duration_s
+
+
+@figure(
+    Number[float | None],
+    title="images/s",
+    unit="images/s",
+    meaning="images of requests that succeeded / duration, where each has some; mean over trials",
+    better="higher",
+    heading=Heading.IMAGE_THROUGHPUT,
+    label="all",
+    markdown=[None],
+    of_images=True,
+    mean_over_trials=True,
+    since=5,
+    within=_images_per_second_within,
+)
+def images_per_second(records: Records) -> float | None:
+    counts = [record.image_count for record in records if record.succeeded]
+    known = [count for count in counts if count is not None]
+    return _rate(sum(known), records) if len(known) == len(counts) else None
+
+
 @figure(
     Number[float | None],
     title="tokens/s",
@@ -192,7 +221,7 @@ def request_latency(records: Records) -> list[float]:
     Number[float | None],
     title="ISL",
     unit="tokens",
-    meaning="input length, mean, as the server counted it",
+    meaning="input length, mean, as the server counted it: text, and what images expand to",
     heading=Heading.LENGTHS,
     label="ISL",
 )

@@ -10,8 +10,9 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from trtx.bench.images import Images
 from trtx.bench.load_field import LoadField, field_records
 from trtx.config.wording import shown
 
@@ -28,10 +29,8 @@ _NAMED = Field(default=None, min_length=1)
 _SPARE_ERRORS = 3
 
 
-class Prompts(BaseModel):
+class Prompts(Images):
     """The prompts of every request of a sweep, as flags or YAML give them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt_corpus: Annotated[
         Corpus | None,
@@ -214,7 +213,8 @@ class Prompts(BaseModel):
         """Whether the load repeats prompts or their beginnings; None: it is for a dataset to say."""
         if self.dataset is not None:
             return None
-        return "shared" if self.has_sessions or self.shared_length else "unique"
+        # A chat template may put images before the text: then those that come again are a beginning that prompts share.
+        return "shared" if self.has_sessions or self.shared_length or self.repeats_images else "unique"
 
     @property
     def said(self) -> str:
@@ -231,6 +231,8 @@ class Prompts(BaseModel):
             parts.append(f"{self.num_prefix_prompts} prefixes of {self.prefix_prompt_length} tokens")
         if self.shared_system_prompt_length:
             parts.append(f"a system prompt of {self.shared_system_prompt_length} tokens")
+        if self.images_said:
+            parts.append(self.images_said)
         return ", ".join(parts)
 
     def conversation_count(self, requests: int, open_at_once: int) -> int:

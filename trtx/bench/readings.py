@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trtx.bench.documents import Document, plain
 from trtx.bench.files import write_text
+from trtx.bench.pictures import PictureCounts, grown
 from trtx.bench.windows import Span
 
 READINGS = Document("readings.json", version=1, oldest=1, since="")
@@ -54,6 +55,8 @@ class ServerReading:
     at_ns: int  # since 1970
     gpus: tuple[GpuReading, ...] | None  # those that it uses; None: they can't be read
     ended_requests: dict[str, dict[str, int]] | None  # so far, by role and worker; None: not every worker says
+    # So far, by role and worker, of those that take pictures; None: none does, or one of them does not say.
+    pictures: dict[str, dict[str, PictureCounts]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,13 @@ def requests_over(readings: Sequence[ServerReading], measured: Span, answered: i
         return None  # it was started again, and counts from 0
     seen = max((sum(counts.values()) for counts in counted.values()), default=0)
     return counted if seen >= answered else None
+
+
+def pictures_over(readings: Sequence[ServerReading], measured: Span) -> dict[str, PictureCounts] | None:
+    """What became of the pictures of a measured part, by role: from the last reading before it to the last of all, as
+    :func:`requests_over`. None where workers did not say."""
+    around = _around(readings, measured)
+    return None if around is None else grown(around[0].pictures, readings[-1].pictures)
 
 
 def summed(counts: Sequence[WorkerCounts]) -> dict[str, dict[str, int]]:

@@ -51,9 +51,11 @@ def _output_length(evidence: Evidence) -> Found | NotObserved | None:
     suspect=f"the mean is more than {_INPUT_SHARE:.0%} and {_INPUT_TOKENS} tokens off",
     invalid=f"more than {_WRONG_SHARE:.0%} and {_INPUT_TOKENS} tokens off",
     why="TTFT follows the length; servers count a chat template's tokens differently, up to 16 of a system message; "
-    "drawn lengths as above",
+    "drawn lengths as above; what images expand to is the model's, so beside them nobody can tell",
 )
 def _input_length(evidence: Evidence) -> Found | NotObserved | None:
+    if evidence.has_images and evidence.input_length is not None:
+        return NotObserved("the load asks for a length of text, and usage counts its images' tokens with it")
     found = [record.input_sequence_length for record in evidence.answered]
     return _length("input", found, evidence.input_length, _INPUT_SHARE, _INPUT_TOKENS)
 

@@ -29,6 +29,7 @@ class RequestRecord:
     output_sequence_length: float | None  # tokens
     credit_issued_ns: int | None = None  # when it was due; aiperf has none where it replays a schedule
     cached_input_tokens: float | None = None  # of the input, found in the prefix cache; None: the usage does not say
+    image_count: float | None = None  # None: it has none, as far as aiperf counted
 
     @property
     def succeeded(self) -> bool:
@@ -84,4 +85,5 @@ def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, 
         output_sequence_length=value("output_sequence_length"),
         credit_issued_ns=metadata.get("credit_issued_ns"),
         cached_input_tokens=value("usage_prompt_cache_read_tokens"),
+        image_count=value("num_images"),
     )

@@ -15,7 +15,15 @@ import typer
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb, typed
 from trtx.cli.gate_options import GateOptions, gate_overlay
-from trtx.cli.load_options import AxisOptions, LoadOptions, PromptOptions, load_fields, load_uses, sweep_fields
+from trtx.cli.load_options import (
+    AxisOptions,
+    ImageOptions,
+    LoadOptions,
+    PromptOptions,
+    load_fields,
+    load_uses,
+    sweep_fields,
+)
 from trtx.cli.placement import refuse_ignored
 from trtx.cli.request_options import RequestOptions
 from trtx.errors import TrtxError, UsageError
@@ -48,6 +56,7 @@ def bench(
     ] = None,
     load: LoadOptions,
     prompts: PromptOptions,
+    images: ImageOptions,
     requests: RequestOptions,
     url: Annotated[
         str | None,

@@ -69,6 +69,7 @@ def _panel(panel: str) -> OptionGroup:
 # Help shows them in the order of the fields.
 LoadOptions = Annotated[Mapping[str, Any], _panel("Load")]
 PromptOptions = Annotated[Mapping[str, Any], _panel("Prompts")]
+ImageOptions = Annotated[Mapping[str, Any], _panel("Images")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,7 @@ _MAKES: Mapping[str, tuple[str | None, str | None]] = {
     "session_turns_mean": (None, "one turn"),
     "session_turn_delay_mean": (None, "no delay"),
     "prefix_prompt_length": ("prefix", "no prefix"),
+    "image_batch_size": (None, "no images"),
 }
 
 

@@ -56,6 +56,9 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "no prefix": Use(
             "without --prefix-prompt-length", "whose prefixes it counts", "add --prefix-prompt-length, or leave it out"
         ),
+        "no images": Use(
+            "without --image-batch-size", "whose images it shapes", "add --image-batch-size, or leave it out"
+        ),
         "dry run": Use("beside --dry-run", "which measures nothing"),
     },
     "bench ab": {

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from trtx.bench import ForeignProcess, GpuReading, ServerReading, Target
+from trtx.bench.pictures import PictureCounts
 from trtx.doctor import GpuProcess, GpuState, open_gpus
 from trtx.engine import worker_facts
 from trtx.topology import Plan, is_loopback
@@ -24,6 +25,8 @@ from trtx.topology import Plan, is_loopback
 Read = Callable[[], ServerReading]
 
 _TIMEOUT_S = 1.0  # a worker that doesn't answer within a reading's time does not say
+_LOOKUPS = re.compile(rb'^trtx_embedding_cache_lookups_total\{[^}]*outcome="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
+_STAGES = re.compile(rb'^trtx_media_(seconds|pictures)_total\{[^}]*stage="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 _ENDED = re.compile(rb"^trtx_requests_total\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
 # The inode of the first PID namespace of a kernel: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
 _HOST_PIDS = 0xEFFFFFFC
@@ -63,7 +66,7 @@ def open_topology(plan: Plan) -> Iterator[Read]:
                 else tuple(
                     gpu_reading(name, state, plan.namespace, sees_all) for name, state in zip(gpus, states, strict=True)
                 ),
-                ended_requests(client, workers),
+                *_told(client, workers),
             )
 
         yield read
@@ -77,7 +80,7 @@ def open_attached(target: Target) -> Iterator[Read | None]:
         if not workers:
             yield None
             return
-        yield lambda: ServerReading(time.time_ns(), None, ended_requests(client, workers))
+        yield lambda: ServerReading(time.time_ns(), None, *_told(client, workers))
 
 
 def gpu_reading(name: str, state: GpuState, topology: str, sees_all: bool) -> GpuReading:
@@ -121,19 +124,39 @@ def sees_host_pids(root: Path = Path("/")) -> bool:
         return False
 
 
-def ended_requests(client: httpx.Client, workers: Sequence[Metered]) -> dict[str, dict[str, int]] | None:
-    """Requests that ended in each worker since it began, by role and name; None where one of them does not say."""
-    found: dict[str, dict[str, int]] = {}
+def _told(
+    client: httpx.Client, workers: Sequence[Metered]
+) -> tuple[dict[str, dict[str, int]] | None, dict[str, dict[str, PictureCounts]] | None]:
+    """Requests that ended in each worker since it began, and what it counts of pictures, by role and name.
+
+    Each None where one of them does not say; of pictures, where one that takes some does not.
+    """
+    ended: dict[str, dict[str, int]] = {}
+    pictures: dict[str, dict[str, PictureCounts]] = {}
     for worker in workers:
         try:
             body = client.get(f"http://127.0.0.1:{worker.port}/metrics").raise_for_status().content
         except httpx.HTTPError:
-            return None
-        counts = _ENDED.findall(body)  # one for each outcome
-        if not counts:
-            return None
-        found.setdefault(worker.role, {})[worker.name] = round(sum(map(float, counts)))
-    return found or None
+            return None, None
+        if not (counts := _ENDED.findall(body)):  # one for each outcome
+            return None, None
+        ended.setdefault(worker.role, {})[worker.name] = round(sum(map(float, counts)))
+        if (found := picture_counts(body)) is not None:
+            pictures.setdefault(worker.role, {})[worker.name] = found
+    return ended or None, pictures or None
+
+
+def picture_counts(metrics: bytes) -> PictureCounts | None:
+    """What a worker's metrics say of pictures; None of one that takes none."""
+    lookups = {outcome.decode(): round(float(count)) for outcome, count in _LOOKUPS.findall(metrics)}
+    stages: dict[bytes, dict[str, float]] = {b"seconds": {}, b"pictures": {}}
+    for kind, stage, value in _STAGES.findall(metrics):
+        stages[kind][stage.decode()] = float(value)
+    if not lookups and not stages[b"pictures"]:
+        return None
+    return PictureCounts(
+        lookups, {name: round(count) for name, count in stages[b"pictures"].items()}, stages[b"seconds"]
+    )
 
 
 def _gpus_of(plan: Plan) -> Mapping[str, str]:

@@ -100,12 +100,31 @@ class ExperimentSpec(BaseModel):
                 f"port {self.topology.port} can't serve {' and '.join(one.label for one in self.topologies)} of one "
                 "run; leave the port out, and each topology takes a free one"
             )
+        for one in self.topologies if self.load.image_batch_size else ():
+            self._refuse_images_beyond(one)
         if self.cell_count > self.max_cells:
             raise ValueError(
                 f"{len(self.labels)} topologies at {self.load.load_count} loads make {self.cell_count} cells, and "
                 f"max_cells is {self.max_cells}; take values out of an axis, or allow more with max_cells"
             )
         return self
+
+    def _refuse_images_beyond(self, topology: NamedTopology) -> None:
+        """Raises ValueError for more, or larger, images than the workers of a topology take."""
+        load, media = self.load, topology.spec.media
+        count = load.image_batch_size * load.session_turns_mean  # a turn's prompt has all turns before it
+        if count > media.max_images:
+            raise ValueError(
+                f"load.image_batch_size makes requests of {count} images, and media.max_images of {topology.label} is "
+                f"{media.max_images}; ask for fewer, or allow more"
+            )
+        pixels = load.image_width_mean * load.image_height_mean
+        if pixels > media.max_image_pixels:
+            raise ValueError(
+                f"load.image_width_mean and image_height_mean make images of {pixels} pixels, and "
+                f"media.max_image_pixels of {topology.label} is {media.max_image_pixels}; ask for smaller ones, or "
+                "allow more"
+            )
 
     @property
     def topologies(self) -> tuple[NamedTopology, ...]:

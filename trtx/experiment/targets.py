@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trtx.bench import LoadSpec, Target
 from trtx.checkpoint import list_shapes, resolve_checkpoint
+from trtx.checkpoint.vision import read_vision_config
 from trtx.errors import UsageError
 from trtx.experiment.deployment import api_key
 from trtx.experiment.spec import ATTACHED, Attach
@@ -48,14 +49,17 @@ def common_context_length(plans: Mapping[str, Plan]) -> int | None:
 
 
 def check_fits(plan: Plan, load: LoadSpec) -> None:
-    """Raises UsageError where requests of this load are longer than the model or a worker of ``plan`` takes."""
+    """Raises UsageError where requests of this load are longer than the model or a worker of ``plan`` takes, or have
+    images, and it takes none."""
     if load.dataset is not None:
-        return  # how long its requests are, nobody said
+        return  # how long its requests are, and what is in them, nobody said
+    image_tokens = _image_tokens(plan, load)
     isl, osl = max(((isl or 0, osl or 0) for isl, osl in load.pairs), key=sum)
     turns = load.session_turns_mean
-    asked = turns * (isl + osl)  # a turn's prompt has all turns and answers before it
+    asked = turns * (isl + osl + image_tokens)  # a turn's prompt has all turns and answers before it
+    shown = f", and {load.image_batch_size} image(s) of {image_tokens} in all" if image_tokens else ""
     each = f", {turns} turns of them" if load.has_sessions else ""
-    what = f"isl {isl} and osl {osl}{each} make {asked} tokens"
+    what = f"isl {isl} and osl {osl}{shown}{each} make {asked} tokens"
     context = resolve_checkpoint(str(plan.model_path)).context_length
     if context is not None and asked > context:
         raise UsageError(f"{what}, and the context of {plan.model} is {context}; ask for less")
@@ -66,6 +70,25 @@ def check_fits(plan: Plan, load: LoadSpec) -> None:
                 f"{what}, and {role} workers of {plan.model} take max_seq_len {longest}; "
                 f"ask for less, or --set max_seq_len={asked}"
             )
+
+
+def _image_tokens(plan: Plan, load: LoadSpec) -> int:
+    """What the images of a request expand to; 0 where that follows from their grid. Raises UsageError for images where
+    none are taken."""
+    if not load.image_batch_size:
+        return 0
+    if plan.engine != "torch":
+        raise UsageError(
+            f"load.image_batch_size {load.image_batch_size} means nothing with engine {plan.engine}, whose workers "
+            "take no images; leave it out, or use --engine torch"
+        )
+    vision = read_vision_config(plan.model_path)
+    if vision is None:
+        raise UsageError(
+            f"load.image_batch_size {load.image_batch_size} gives images to {plan.model}, a text model; leave it out, "
+            "or serve one that takes images"
+        )
+    return load.image_batch_size * (vision.tokens_per_image or 0)
 
 
 def _tokenizer(attach: Attach, model: str) -> Path:

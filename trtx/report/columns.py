@@ -92,22 +92,34 @@ def margin_text(value: float) -> str:
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.{max(0, digits)}f}"
 
 
+def shown_figures(view: RunView) -> list[Figure[Any]]:
+    """Those that have columns. Of images none where no request was asked to have any, and none was seen to."""
+    return [
+        figure
+        for figure in all_figures()
+        if not figure.of_images or view.has_images or any(row.value(figure) is not None for row in view.rows)
+    ]
+
+
 def page_columns(view: RunView, part: Part = "whole") -> tuple[tuple[str, tuple[Column, ...]], ...]:
     """By heading."""
-    shown = [(figure, column) for figure in all_figures() for column in figure.columns]
-    return tuple(
-        (heading.value, tuple(Column(figure, q, view.device, part) for figure, q in shown if figure.heading is heading))
+    shown = [(figure, column) for figure in shown_figures(view) for column in figure.columns]
+    columns = {
+        heading: tuple(Column(figure, q, view.device, part) for figure, q in shown if figure.heading is heading)
         for heading in Heading
-    )
+    }
+    return tuple((heading.value, found) for heading, found in columns.items() if found)
 
 
 def table_columns(view: RunView) -> tuple[Column, ...]:
     """Of the table for a terminal."""
-    return tuple(Column(figure, column, view.device) for figure in all_figures() for column in figure.table)
+    return tuple(Column(figure, column, view.device) for figure in shown_figures(view) for column in figure.table)
 
 
 def markdown_columns(view: RunView, part: Part = "whole") -> tuple[Column, ...]:
-    return tuple(Column(figure, column, view.device, part) for figure in all_figures() for column in figure.markdown)
+    return tuple(
+        Column(figure, column, view.device, part) for figure in shown_figures(view) for column in figure.markdown
+    )
 
 
 def interval_columns(view: RunView, part: Part) -> tuple[Column, ...]:

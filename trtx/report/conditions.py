@@ -146,23 +146,32 @@ def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
     said = []
     for isl, osl in dict.fromkeys((one.isl, one.osl) for one in load.cells):
         of_pair = [cell for cell in cells if (cell.load.isl, cell.load.osl) == (isl, osl)]
-        before = _length(isl, load.isl_stddev, [cell.value(input_sequence_lengths) for cell in of_pair])
+        before = _length(
+            isl,
+            load.isl_stddev,
+            [cell.value(input_sequence_lengths) for cell in of_pair],
+            images=load.image_batch_size > 0,
+        )
         after = _length(osl, load.osl_stddev, [cell.value(output_sequence_lengths) for cell in of_pair])
         most = "" if load.ignore_eos or osl is None else "at most "
         said.append(f"{before} / {most}{after} tokens{' a turn' if load.session_turns_mean > 1 else ''}")
     return "; ".join(said)
 
 
-def _length(asked: int | None, stddev: float, counted: list[Range | None]) -> str:
-    """A number asked, "exact" only where every answer of every cell was counted and is so long."""
+def _length(asked: int | None, stddev: float, counted: list[Range | None], *, images: bool = False) -> str:
+    """A number asked, "exact" only where every answer of every cell was counted and is so long.
+
+    With ``images`` it was asked of the text alone, and what was counted has their tokens too.
+    """
     asked_text = "what the dataset" if asked is None else f"{asked} ± {stddev:g}" if stddev else str(asked)
+    asked_text += " of text" if images else ""
     known = [found for found in counted if found is not None]
     if not known or len(known) < len(counted):
         return f"{asked_text} asked"
     over_all = Range(min(found.min for found in known), max(found.max for found in known))
-    if asked is not None and over_all == Range(asked, asked):
+    if asked is not None and over_all == Range(asked, asked) and not images:
         return f"{asked} exact"
-    return f"{asked_text} asked ({counted_tokens(over_all)} counted)"
+    return f"{asked_text} asked ({counted_tokens(over_all)} counted{', of images too' if images else ''})"
 
 
 def _scoring(asked: AskedScoring, scores: Scores) -> str:

@@ -11,14 +11,23 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from trtx.bench.checks import Level
-from trtx.bench.figures import all_figures
 from trtx.bench.judgement import Verdict
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
 from trtx.report.beside import beside, throughput_title
 from trtx.report.charts import charts, shows_tails
-from trtx.report.columns import MISSING, UNSURE, intervals_text, needed, number, page_columns, requests_text
+from trtx.report.columns import (
+    MISSING,
+    UNSURE,
+    intervals_text,
+    needed,
+    number,
+    page_columns,
+    requests_text,
+    shown_figures,
+)
 from trtx.report.comparison import arms_shown, difference_text, score_text
 from trtx.report.forest import forest, forest_height_px
+from trtx.report.pictures import HEADINGS, MEANING, picture_rows
 from trtx.report.series import marks
 from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons
 from trtx.report.verdict import against_baseline, compared_with, lines
@@ -42,8 +51,11 @@ def page(view: RunView) -> str:
         view=view,
         needed=needed(column for _, columns in headings for column in columns),
         failed=error_request_count,
-        figures=[figure for figure in all_figures() if figure.heading],
+        figures=[figure for figure in shown_figures(view) if figure.heading],
         parts=[(part, name, page_columns(view, part)) for part, name in _PARTS.items()],
+        pictures=picture_rows(view),
+        picture_headings=HEADINGS,
+        picture_meaning=MEANING,
         charts=[(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
         marks=marks(view),
         pill=_pill(view),

@@ -13,6 +13,7 @@ from trtx.report.beside import scores_markdown
 from trtx.report.columns import MISSING, UNSURE, interval_columns, intervals_text, markdown_columns, requests_text
 from trtx.report.comparison import arms_markdown, comparison_json
 from trtx.report.forms import SUMMARY
+from trtx.report.pictures import pictures_markdown
 from trtx.report.validity import (
     doubtful,
     level_text,
@@ -79,6 +80,7 @@ def summary_markdown(view: RunView) -> str:
         f"{intervals_text(view)}",
         "",
         *_markdown_table(view),
+        *pictures_markdown(view),
         *_markdown_validity(view),
         *scores_markdown(view),
     ]

@@ -193,6 +193,7 @@ class RunView:
     verdict: RunVerdict | None = None  # None: it ended early, and was not judged
     arms: ComparedArms | None = None  # of an A/B run
     scores: Scores | None = None  # None: nothing was to be scored
+    has_images: bool = False  # requests were asked to have some
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -295,6 +296,7 @@ def read_run(run_dir: Path) -> RunView:
         verdict=VERDICT.find(run_dir, RunVerdict),
         arms=COMPARISON.find(run_dir, ComparedArms),
         scores=scores,
+        has_images=asked is not None and asked.load.image_batch_size > 0,
     )
 
 
@@ -318,6 +320,7 @@ def _rows(asked: AskedRun | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:
     if asked is not None:
         keys |= {(topology, load) for topology in asked.topologies for load in asked.load.cells}
         is_fixed = not asked.load.isl_stddev and asked.load.session_turns_mean == 1
+        is_fixed = is_fixed and not asked.load.image_batch_size  # whose tokens nobody asked for
     return tuple(Row(*key, measured.get(key), is_fixed) for key in sorted(keys, key=lambda key: in_order(*key)))
 
 

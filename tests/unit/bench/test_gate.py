@@ -258,7 +258,8 @@ def test_the_metrics_that_can_be_compared_are_all_but_counts_and_lengths() -> No
             except UsageError:
                 continue
     assert can == {
-        "request_throughput", "output_token_throughput", "output_token_throughput_per_user",
+        "request_throughput", "images_per_second", "output_token_throughput",
+        "output_token_throughput_per_user",
         "output_token_throughput_per_device", "time_to_first_token", "inter_token_latency", "request_latency",
     }  # fmt: skip
 

@@ -8,6 +8,7 @@ from trtx.bench.figures import Figures, Range
 from trtx.bench.metrics import (
     benchmark_duration,
     error_request_count,
+    images_per_second,
     input_sequence_length,
     input_sequence_lengths,
     inter_token_latency,
@@ -24,6 +25,7 @@ from trtx.bench.metrics import (
     uncounted_request_count,
 )
 from trtx.bench.records import RequestRecord
+from trtx.bench.windows import Span
 
 MS = 1_000_000
 
@@ -43,6 +45,15 @@ def test_two_requests_of_a_hundred_tokens_in_half_a_second_are_400_tokens_a_seco
     assert benchmark_duration(records) == 0.5
     assert output_token_throughput(records) == 400
     assert request_throughput(records) == 4
+
+
+def test_images_are_those_of_requests_that_succeeded_and_unknown_where_one_has_none_counted() -> None:
+    two = [dataclasses.replace(ok(0, 500), image_count=2), dataclasses.replace(ok(0, 500), image_count=2)]
+    assert images_per_second([*two, failed(500, 1000)]) == 4
+    assert images_per_second([*two, ok(0, 500)]) is None
+    assert images_per_second([failed(0, 500)]) is None
+    half = Figures.over([two], [Span(0, 250 * MS)])
+    assert half[images_per_second] == 8  # half of each request's two, in a quarter of a second
 
 
 def test_a_failed_request_counts_in_the_time_and_the_error_rate_but_gives_no_tokens() -> None:

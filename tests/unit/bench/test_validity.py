@@ -187,6 +187,8 @@ def test_what_nobody_observed_is_not_passed_in_silence() -> None:
         ("output length", _with(lambda r: {"output_sequence_length": None}, every=50), "not every answer has a usage"),
         ("late client", replace(_with(lambda r: {"credit_issued_ns": None}), concurrency=None),
          "when its request was due"),
+        ("input length", replace(_with(lambda r: {"input_sequence_length": 641}), has_images=True),
+         "usage counts its images' tokens with it"),
         ("prefix hits", _with(lambda r: {"cached_input_tokens": None}, every=50), "not every answer's usage"),
         ("prefix hits", replace(GOOD, prompts="shared"), "prompts share beginnings"),
         ("warm-up", replace(GOOD, trials=(TrialRecords((), GOOD.trials[0].measured),)), "no warm-up request was"),

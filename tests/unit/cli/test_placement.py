@@ -25,6 +25,7 @@ from trtx.experiment.gate_spec import GateSpec
 
 REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml")]
 # verb -> use -> a command line that is in this use
+SESSIONS = ("--session-turns-mean", "3", "--session-turn-delay-mean", "9")
 CALLS = {
     "serve": {
         "agg": ["serve", "--mode", "agg"],
@@ -39,7 +40,7 @@ CALLS = {
         "attach": ["bench", "--url", "http://127.0.0.1:9"],
         "serve": ["bench"],
         "closed loop": ["bench"],
-        "open loop": ["bench", "--request-rate", "5", "--session-turns-mean", "3", "--session-turn-delay-mean", "9"],
+        "open loop": ["bench", "--request-rate", "5", "--image-batch-size", "1", *SESSIONS],
         "schedule": ["bench", "--input-file", "a.yaml", "--fixed-schedule"],
         "dataset": ["bench", "--public-dataset", "aimo"],
         "file": ["bench", "--input-file", "a.yaml"],
@@ -49,6 +50,7 @@ CALLS = {
         "no delay": ["bench", "--session-turns-mean", "3"],
         "prefix": ["bench", "--prefix-prompt-length", "1"],
         "no prefix": ["bench"],
+        "no images": ["bench"],
         "dry run": ["bench", "--dry-run"],
         "": ["bench", "--slo", "request_latency:p50:le:900", "--baseline", "main", "--max-regression", "5%"],
     },
@@ -119,7 +121,8 @@ VALUES = {
     "--sweep": "sweep.yaml", "--url": "http://127.0.0.1:8", "--tokenizer": "here", "--resume": "other-run",
     "--quant": "int8_sq", "--kv-dtype": "fp8", "--calib": "text.jsonl", "--backend": "tensorrt", "--role": "decode",
     "--gpu": "H100", "--trtllm-version": "1.2.1", "--arrival": "constant", "--axis": "overrides.max_batch_size=1,2",
-    "--max-cells": "99", "SWEEP_FILE": "sweep.yaml", "--prompt-corpus": "coding", "--input-file": "sweep.yaml",
+    "--max-cells": "99", "SWEEP_FILE": "sweep.yaml", "--prompt-corpus": "coding", "--image-format": "jpeg",
+    "--image-source": "assets", "--input-file": "sweep.yaml",
     "--public-dataset": "sharegpt", "--custom-dataset-type": "single_turn", "--extra-inputs": "seed:1",
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":

@@ -106,3 +106,23 @@ def test_as_a_person_types_it(
     assert trtx([*bench, "--save-baseline", "main"]) == 2
     assert "main.json is promoted, and saving would replace it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["baselines"]
+
+
+@pytest.mark.parametrize(
+    ("topology", "load", "words"),
+    [
+        ({"engine": "torch", "model": "synthetic:tiny"}, {}, "gives images to tiny, a text model"),
+        ({"engine": "paced"}, {}, "means nothing with engine paced, whose workers take no images"),
+        ({"engine": "torch", "model": "synthetic:tiny-vl"}, {"isl": 9000}, r"2 image\(s\) of \d+ in all make 90\d\d"),
+        ({"engine": "torch", "model": "synthetic:tiny-vl"}, {"image_batch_size": 17}, "media.max_images of agg is 16"),
+        ({"engine": "torch"}, {"image_width_mean": 9000, "image_height_mean": 9000}, "make images of 81000000 pixels"),
+        ({"engine": "torch"}, {"image_batch_size": 0, "image_width_mean": 9}, "image_batch_size is 0"),
+        ({"engine": "torch"}, {"public_dataset": "sharegpt"}, "has its own; leave it out"),
+    ],
+)
+def test_images_are_refused_where_nobody_would_see_them(
+    topology: dict[str, Any], load: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    asked_of = {"concurrency": [1], "image_batch_size": 2, "osl": 8} | load
+    with pytest.raises(UsageError, match=words):
+        plan_only(load_sweep(None, {"topology": topology, "load": asked_of}), parent=tmp_path)

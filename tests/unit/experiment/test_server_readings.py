@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from tests.unit.doctor.scripted_nvml import GIB, H100S, refuses, script_two_gpus
 from trtx.bench import ForeignProcess, Target
+from trtx.bench.pictures import grown, over_trials
 from trtx.doctor import GpuProcess
 from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
 from trtx.experiment import server_readings
@@ -245,3 +246,38 @@ def test_pids_are_the_machines_own_in_the_first_namespace_alone(tmp_path: Path) 
     (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "ns" / "pid").touch()
     assert not sees_host_pids(tmp_path)
+
+
+PICTURES = (
+    METRICS.replace("{stop}", "1")
+    + """trtx_embedding_cache_lookups_total{{dynamo_component="backend",outcome="hit"}} {hits}
+trtx_embedding_cache_lookups_total{{outcome="joined"}} 1.0
+trtx_embedding_cache_lookups_total{{outcome="miss"}} 2.0
+trtx_media_seconds_total{{stage="encode"}} 5.0e-01
+trtx_media_pictures_total{{stage="encode"}} 2.0
+trtx_media_seconds_total{{stage="remote"}} 0.0
+trtx_media_pictures_total{{stage="remote"}} 0.0
+"""
+)
+
+
+def test_what_workers_count_of_pictures_is_read_by_role_and_nothing_of_those_that_take_none(
+    servers: tuple[Served, Served],
+) -> None:
+    servers[0].answers["/metrics"] = PICTURES.format(hits="3.0").encode()
+    with open_topology(_both(servers)) as read:
+        first = read()
+        servers[0].answers["/metrics"] = PICTURES.format(hits="9.0").encode()
+        second = read()
+    assert first.pictures is not None and second.pictures is not None
+    assert second.ended_requests is not None and set(second.ended_requests) == {"prefill", "decode"}
+    assert list(first.pictures) == ["prefill"]
+    counts = first.pictures["prefill"]["prefill-0"]
+    assert (counts.asked, counts.hit_rate) == (6, pytest.approx(100 * 4 / 6))
+    assert (counts.ms("encode"), counts.ms("remote"), counts.ms("fetch")) == (250, None, None)
+    found = grown(first.pictures, second.pictures)
+    assert found is not None
+    assert (found["prefill"].asked, found["prefill"].hit_rate, found["prefill"].ms("encode")) == (6, 100, None)
+    assert grown(second.pictures, first.pictures) is None, "a worker that was started again counts anew"
+    assert over_trials([found, found]) == {"prefill": found["prefill"] + found["prefill"]}
+    assert over_trials([found, None]) is None and over_trials([]) is None

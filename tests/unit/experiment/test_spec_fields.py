@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from trtx.bench import LoadSpec, Target
 from trtx.bench.aiperf import command
 from trtx.bench.aiperf_flags import owned
+from trtx.bench.images import Images
 from trtx.bench.load_field import field_records
 from trtx.config import TopologySpec
 from trtx.errors import UsageError
@@ -68,6 +69,13 @@ OTHER: dict[type, dict[str, Any]] = {
         "prefix_prompt_length": 20,
         "num_prefix_prompts": 3,
         "shared_system_prompt_length": 20,
+        "image_batch_size": 2,
+        "image_width_mean": 64,
+        "image_width_stddev": 8,
+        "image_height_mean": 48,
+        "image_height_stddev": 6,
+        "image_format": "jpeg",
+        "image_source": "assets",
     },
     TopologySpec: {
         "model": "synthetic:tiny",
@@ -131,7 +139,7 @@ OTHER: dict[type, dict[str, Any]] = {
     },
 }
 # Version of the lock -> a hash of the names of the fields that it has.
-LOCKED = {2: "4dafa06a774d", 3: "7aa6358c8193", 4: "219c4e44d760", 5: "c586849e4d14"}
+LOCKED = {2: "4dafa06a774d", 3: "7aa6358c8193", 4: "219c4e44d760", 5: "c586849e4d14", 6: "2dc8f8e820a9"}
 TASK_OF = {  # field of an evaluation -> the task that it shapes
     "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",
 }  # fmt: skip
@@ -142,6 +150,7 @@ OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without wh
     "session_turn_delay_mean": {"session_turns_mean": 3},
     "session_turn_delay_stddev": {"session_turns_mean": 3, "session_turn_delay_mean": 50.0},
     "num_prefix_prompts": {"prefix_prompt_length": 20},
+    **{name: {"image_batch_size": 1} for name in field_records(Images) if name != "image_batch_size"},
     "fixed_schedule": {"input_file": __file__, "custom_dataset_type": "mooncake_trace"},
 }
 # Beside which no lengths are asked.
@@ -297,7 +306,9 @@ def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Pa
     lengths = {} if field in DATASETS else {"isl": 64, "osl": 16}
     load = {"request_rate": [1.0]} if field in OF_A_RATE else {"concurrency": [1]}
     load = {} if field == "fixed_schedule" else load  # which says when requests are sent itself
-    base: dict[str, Any] = {"topology": {"engine": "paced"}, "load": load | lengths | OF_OTHERS.get(field, {})}
+    sees = {"engine": "torch", "model": "synthetic:tiny-vl"}
+    served = sees if field in field_records(Images) else {"engine": "paced"}
+    base: dict[str, Any] = {"topology": served, "load": load | lengths | OF_OTHERS.get(field, {})}
     changed = base | {"load": base["load"] | {field: OTHER[LoadSpec][field]}}
     assert _asked(changed, tmp_path) != _asked(base, tmp_path), (
         f"load.{field} is taken and does nothing: hand it to aiperf in trtx/bench/aiperf.py, or refuse it in "

@@ -370,8 +370,13 @@ def test_lengths_and_prompts_of_a_dataset_and_of_sessions_are_told_as_they_are(g
         conditions = {condition.name: condition.value for condition in run.conditions}
         return conditions["ISL / OSL"], conditions["Prompts"]
 
+    images = {"image_batch_size": 2, "prompts": "2 images of noise"}
+    counted(golden_run, isl=(64, 64))
+    assert told(images, {})[0] == "64 of text asked (64 counted, of images too) / 16 exact tokens"
+    counted(golden_run, isl=(218, 218))
+    assert told(images, {})[0] == "64 of text asked (218 counted, of images too) / 16 exact tokens"
     counted(golden_run, isl=(30, 200))
-    sessions = {"session_turns_mean": 3, "prompts": "3 turns a session"}
+    sessions = {"image_batch_size": 0, "session_turns_mean": 3, "prompts": "3 turns a session"}
     assert told(sessions, {}) == ("64 asked (30 to 200 counted) / 16 exact tokens a turn", "3 turns a session")
     dataset = {"session_turns_mean": 1, "prompts": "of chats.jsonl", "ignore_eos": False}
     assert told(dataset, {"isl": None, "osl": None}) == (

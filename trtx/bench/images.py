@@ -1,0 +1,142 @@
+"""The images of a load's requests, which aiperf draws. Fields have the names of aiperf 0.13.0's flags."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trtx.bench.load_field import LoadField, field_records
+
+MAX_IMAGES = 1_000  # of a request
+MAX_IMAGE_SIDE = 16_384  # pixels; a noise image of that size is 800 MB before it is compressed
+ImageSource = Literal["noise", "assets"]
+ImageFormat = Literal["png", "jpeg", "random"]
+
+_SINCE = 6  # version of run.lock.yaml
+
+
+class Images(BaseModel):
+    """What every request shows beside its text, as flags or YAML give it. No image without a batch size."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image_batch_size: Annotated[
+        int,
+        LoadField(
+            help="Images of each request, or session's turn, beside its text.",
+            panel="Images",
+            ignored=("dataset",),
+            since=_SINCE,
+            before=0,
+        ),
+    ] = Field(default=0, ge=0, le=MAX_IMAGES)
+    image_width_mean: Annotated[
+        int,
+        LoadField(
+            help="Their width in pixels.",
+            panel="Images",
+            ignored=("dataset", "no images"),
+            since=_SINCE,
+            before=512,
+        ),
+    ] = Field(default=512, ge=1, le=MAX_IMAGE_SIDE)
+    image_width_stddev: Annotated[
+        int,
+        LoadField(
+            help="Draw it with this standard deviation.",
+            panel="Images",
+            ignored=("dataset", "no images"),
+            flag="--image-width-stddev",
+            since=_SINCE,
+            before=0,
+        ),
+    ] = Field(default=0, ge=0, le=MAX_IMAGE_SIDE)
+    image_height_mean: Annotated[
+        int,
+        LoadField(
+            help="Their height in pixels.",
+            panel="Images",
+            ignored=("dataset", "no images"),
+            since=_SINCE,
+            before=512,
+        ),
+    ] = Field(default=512, ge=1, le=MAX_IMAGE_SIDE)
+    image_height_stddev: Annotated[
+        int,
+        LoadField(
+            help="The same for the height.",
+            panel="Images",
+            ignored=("dataset", "no images"),
+            flag="--image-height-stddev",
+            since=_SINCE,
+            before=0,
+        ),
+    ] = Field(default=0, ge=0, le=MAX_IMAGE_SIDE)
+    image_format: Annotated[
+        ImageFormat,
+        LoadField(
+            help="File format: png, jpeg, or random for either.",
+            panel="Images",
+            metavar="FORMAT",
+            ignored=("dataset", "no images"),
+            since=_SINCE,
+            before="png",
+        ),
+    ] = "png"
+    image_source: Annotated[
+        ImageSource,
+        LoadField(
+            help="noise: no image comes twice. assets: four photos of aiperf's, again and again, each always the same "
+            "file where sizes are not drawn.",
+            panel="Images",
+            metavar="noise|assets",
+            ignored=("dataset", "no images"),
+            since=_SINCE,
+            before="noise",
+        ),
+    ] = "noise"
+
+    @model_validator(mode="after")
+    def _of_images(self) -> Images:
+        if self.image_batch_size:
+            return self
+        for name in field_records(Images):
+            if getattr(self, name) != Images.model_fields[name].default:
+                raise ValueError(f"{name} shapes images, and image_batch_size is 0; give each request some, or none")
+        return self
+
+    @property
+    def image_words(self) -> tuple[str, ...]:
+        """What aiperf is told of them beside what it is told of each field; nothing where there are none."""
+        if not self.image_batch_size:
+            return ()  # aiperf 0.13.0 sends one as soon as a size is named
+        return (
+            "--image-batch-size", str(self.image_batch_size),
+            "--image-width-mean", str(self.image_width_mean),
+            "--image-height-mean", str(self.image_height_mean),
+            "--image-format", self.image_format,
+            "--image-source", self.image_source,
+        )  # fmt: skip
+
+    @property
+    def repeats_images(self) -> bool:
+        """The same pictures come again and again."""
+        return bool(self.image_batch_size) and self.image_source != "noise"
+
+    @property
+    def images_said(self) -> str:
+        """In a few words, for a report; empty where there are none."""
+        if not self.image_batch_size:
+            return ""
+        width, height = (
+            f"{mean} ± {stddev}" if stddev else str(mean)
+            for mean, stddev in (
+                (self.image_width_mean, self.image_width_stddev),
+                (self.image_height_mean, self.image_height_stddev),
+            )
+        )
+        count = "1 image" if self.image_batch_size == 1 else f"{self.image_batch_size} images"
+        what = "of 4 photos" if self.repeats_images else "of noise"
+        kind = "PNG or JPEG" if self.image_format == "random" else self.image_format.upper()
+        return f"{count} {what} a turn, {width} × {height} pixels, {kind}"
