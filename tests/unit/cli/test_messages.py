@@ -15,8 +15,8 @@ from trtx.cli import app
 from trtx.cli.command import option_name
 
 ROOT = Path(trtx.__file__).parent
-# Programs with options of their own, which trtx starts itself, and the one that trains the shipped model.
-_OTHER_PROGRAMS = ("worker", "frontend", "launch/guardian.py", "checkpoint/train_tiny.py")
+# Programs with options of their own, which trtx starts itself, and those that train the shipped models.
+_OTHER_PROGRAMS = ("worker", "frontend", "launch/guardian.py", "checkpoint/train_tiny")
 # Options of other tools, in the commands that a fix spells out.
 _OTHERS = {"--help", "--version", "--ulimit", "--shm-size", "--ipc", "--pid", "--ntasks", "--router-temperature"}
 _OTHERS |= {"--repo-type"}

@@ -141,4 +141,6 @@ def test_nothing_else_reads_yaml() -> None:
             is_yaml = isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "yaml"
             if is_yaml and re.search("load|parse|compose|scan", node.attr):
                 readers.add(str(path.relative_to(Path(trtx.__file__).parent)))
-    assert readers == {"config/strict_yaml.py"}, "read YAML with trtx.config.strict_yaml.read_yaml"
+    # lm-eval's own files have tags that are Python's: only their keys are looked at, by node.
+    lm_eval = {"evals/session/local_files.py"}
+    assert readers - lm_eval == {"config/strict_yaml.py"}, "read YAML with trtx.config.strict_yaml.read_yaml"
