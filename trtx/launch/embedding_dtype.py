@@ -52,4 +52,6 @@ def with_embedding_dtype(
 
 
 def _origin(config: ResolvedEngineConfig) -> str:
-    return "--set" if "dtype" in config.overridden else config.source
+    if "dtype" in config.overridden:
+        return "--set"
+    return config.source if "dtype" in config.values else "default"

@@ -16,7 +16,7 @@ from trtx.topology import Plan
 
 
 def planned(run_dir: Path, *overrides: str, **more: Any) -> Plan:
-    spec = TopologySpec(model="synthetic:tiny-vl", engine="torch", port=0, gpus=None, overrides=overrides, **more)
+    spec = TopologySpec(model="synthetic:tiny-vl", engine="torch", port=0, overrides=overrides, **more)
     made = prepare(spec, run_dir=run_dir)
     HOLDER.release((made.port, *made.internal_ports))
     return made
@@ -55,6 +55,8 @@ def test_another_dtype_for_encode_is_refused_in_one_sentence(tmp_path: Path) -> 
         "encode makes embeddings in bfloat16 (--set) and agg takes them in float16 (--set) alone; leave encode.dtype "
         "out, or --set encode.dtype=float16"
     )
+    with pytest.raises(UsageError, match=r"agg takes them in float32 \(default\) alone"):
+        with_embedding_dtype(configs(encode="bfloat16", agg=None), "float32", is_gpu=False)
 
 
 def test_takers_of_two_dtypes_are_refused_with_encode_workers_alone(tmp_path: Path) -> None:
