@@ -246,6 +246,23 @@ def test_the_other_topologies_answer_the_same(agg: Served, options: tuple[str, .
 
 
 @pytest.mark.proof
+def test_encode_workers_follow_the_dtype_of_the_others_and_larger_inline_files_get_through() -> None:
+    bfloat16 = ("--engine", "torch", "--model", MODEL, "--set", "dtype=bfloat16", "--max-media-bytes", str(64 << 20))
+    with ExitStack() as stack:
+        one, other = (
+            Served(stack.enter_context(trtx_serve(*bfloat16, *options)).wait_ready(150))
+            for options in (ALL_IN_ONE, ("--encode", "1"))
+        )
+        for name, (messages, _) in QUESTIONS.items():
+            assert one.ask(messages) == other.ask(messages), name
+        assert other.metric("encode-0", "trtx_media_pictures", stage="encode") > 0
+        assert other.metric("agg-0", "trtx_encoder_fallbacks") == 0
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8), "red").save(file, "PNG")
+        assert other.post(messages_with(file.getvalue() + bytes(60 << 20))).status_code == 200
+
+
+@pytest.mark.proof
 def test_an_encode_worker_that_is_killed_costs_no_answer(agg: Served) -> None:
     asked = [[{"role": "user", "content": [text("what"), picture((shade, 90, 200))]}] for shade in range(0, 240, 8)]
     expected = [agg.ask(messages) for messages in asked]

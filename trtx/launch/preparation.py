@@ -25,6 +25,7 @@ from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
 from trtx.errors import UsageError
+from trtx.launch.embedding_dtype import with_embedding_dtype
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
@@ -70,6 +71,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> P
     findings = _check(spec, configs, engine, checkpoint, machine)
     if engine == "torch":
         check_warm_up(configs, checkpoint)
+        configs = with_embedding_dtype(configs, read_model_config(checkpoint.path).dtype, is_gpu=on_gpu)
     run_dir = run_dir.absolute()
     namespace = f"trtx-{secrets.token_hex(4)}"
     http = HOLDER.hold(spec.host, spec.port)

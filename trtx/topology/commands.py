@@ -42,19 +42,40 @@ OWNED_FRONTEND_FLAGS = {
 }
 """Flags of dynamo.frontend 1.4.2 that no ``--router-args`` may hold, and why. The last of a kind would win."""
 _MIGRATION_LIMIT = 3
-BODY_MIB = 45
+_MIB = 1 << 20
+LEAST_BODY_MIB = 45
 """Of one HTTP request: more is a 413. Dynamo 1.4.2's own default, said so that what follows from it holds."""
-MESSAGE_BYTES = 256 << 20
-"""Of one message between frontend and worker, which has an inline image twice, and decode's has prefill's answer too.
-One that is too large costs the worker its place in the routing (seen with Dynamo 1.4.2's own 32 MiB: every request is a
-503 for 3.6 s), so the limit on bodies comes first, by far."""
+MOST_BODY_MIB = 256
+"""However large a medium may be: the frontend holds each body whole, and its message's length is written in 32 bits."""
+_BODY_MARGIN_MIB = 2  # for the words beside an image
+_MESSAGE_FOR_BODY = 6  # an inline image is twice in a message, decode's has prefill's answer too, and room to spare
+LEAST_MESSAGE_BYTES = 256 * _MIB
 # A worker without traffic for this long is sent one token's work; what it answers to clients counts as well.
 _CANARY_WAIT_S = 5
 # Generous: an engine in the middle of a long prompt is busy, not dead, and Dynamo's default is 3.
 _CANARY_TIMEOUT_S = 30
 
 
-def shared_environment(namespace: str, scratch_dir: Path, broker_xsub: int, broker_xpub: int) -> dict[str, str]:
+def body_mib(media: MediaLimits) -> int:
+    """Of one HTTP request, in MiB: a file of ``max_media_bytes`` fits as a ``data:`` URL in base64, within bounds."""
+    base64_bytes = (media.max_media_bytes + 2) // 3 * 4
+    return min(MOST_BODY_MIB, max(LEAST_BODY_MIB, -(-base64_bytes // _MIB) + _BODY_MARGIN_MIB))
+
+
+def largest_inline_bytes(media: MediaLimits) -> int:
+    """The largest file of one medium that gets through as a ``data:`` URL, alone in its request."""
+    return min(media.max_media_bytes, (body_mib(media) - _BODY_MARGIN_MIB) * _MIB // 4 * 3)
+
+
+def message_bytes(media: MediaLimits) -> int:
+    """Of one message between frontend and worker. One that is too large costs the worker its place in the routing (seen
+    with Dynamo 1.4.2's own 32 MiB: every request is a 503 for 3.6 s), so the limit on bodies comes first, by far."""
+    return max(LEAST_MESSAGE_BYTES, _MESSAGE_FOR_BODY * body_mib(media) * _MIB)
+
+
+def shared_environment(
+    namespace: str, scratch_dir: Path, broker_xsub: int, broker_xpub: int, media: MediaLimits
+) -> dict[str, str]:
     """What every process of a topology gets, frontend and workers alike. Seen with Dynamo 1.4.2.
 
     ``DYN_TCP_RESPONSE_STREAM_HOST`` takes the name of an interface: an address there means that no model is ever added.
@@ -76,17 +97,17 @@ def shared_environment(namespace: str, scratch_dir: Path, broker_xsub: int, brok
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(scratch_dir),
-        "DYN_TCP_MAX_MESSAGE_SIZE": str(MESSAGE_BYTES),
+        "DYN_TCP_MAX_MESSAGE_SIZE": str(message_bytes(media)),
     }
 
 
-def frontend_environment() -> dict[str, str]:
+def frontend_environment(media: MediaLimits) -> dict[str, str]:
     """No admin routes, and no stream that waits for ever on a worker that went away."""
     return {
         "CUDA_VISIBLE_DEVICES": "",
         "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
         "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": str(_STREAM_TIMEOUT_S),
-        "DYN_HTTP_BODY_LIMIT_MB": str(BODY_MIB),
+        "DYN_HTTP_BODY_LIMIT_MB": str(body_mib(media)),
     }
 
 

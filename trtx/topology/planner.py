@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
+from trtx.config.media import MediaLimits
 from trtx.config.topology import MAX_WORKERS
 from trtx.config.wording import quoted
 from trtx.engine import needs_gpu
@@ -83,13 +84,13 @@ def plan(
     wants_gpu = engine == "tensorrt-llm" and (engine_version is None or needs_gpu(engine_version))
     gpus, threads = _place_all(spec, machine, engine, workers, reasons, wants_gpu=wants_gpu)
     logs, status = run_dir / "serve" / "logs", run_dir / "serve" / "status"
-    shared = commands.shared_environment(namespace, scratch_dir, ports.broker_xsub, ports.broker_xpub)
+    shared = commands.shared_environment(namespace, scratch_dir, ports.broker_xsub, ports.broker_xpub, spec.media)
     processes = [
         ProcessSpec(
             name="frontend",
             role="frontend",
             argv=commands.frontend_command(spec, namespace, ports.http, ports.broker_xsub, ports.broker_xpub),
-            env=shared | commands.frontend_environment(),
+            env=shared | commands.frontend_environment(spec.media),
             log_path=logs / "frontend.log",
         )
     ]
@@ -124,6 +125,7 @@ def plan(
             f"the KV router runs with {' '.join(commands.KV_ROUTER_FLAGS)} because with Dynamo's own one running "
             "request outweighs a cached prefix; --router-args overrides"
         )
+    reasons += _body_reasons(spec.media)
     if not is_loopback(spec.host):
         reasons.append(f"HTTP listens on {spec.host} because --host says so; everything else stays on loopback")
     return Plan(
@@ -196,6 +198,22 @@ def _with_tp(
                 reasons.append(f"{role}: {name} {spec.tp} because --tp says so, was {configured}")
             values[role][name] = spec.tp
     return values, reasons
+
+
+def _body_reasons(media: MediaLimits) -> list[str]:
+    body, inline = commands.body_mib(media), commands.largest_inline_bytes(media)
+    if inline < media.max_media_bytes:
+        return [
+            f"a medium in a data: URL has at most {inline} bytes, not the {media.max_media_bytes} of "
+            f"--max-media-bytes, because the frontend takes no body above {body} MiB; "
+            "fetched ones (https:, file:) have them"
+        ]
+    if body > commands.LEAST_BODY_MIB:
+        return [
+            f"the frontend takes bodies of {body} MiB because --max-media-bytes {media.max_media_bytes} is that much "
+            "in a data: URL"
+        ]
+    return []
 
 
 def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version: str | None) -> int:

@@ -116,6 +116,30 @@ def test_an_engine_whose_workers_take_no_images_has_no_encode_workers(engine: st
         plan_of(machine(2), engine=engine, encode=1)
 
 
+@pytest.mark.parametrize(
+    ("largest", "body_mib", "says"),
+    [
+        (1 << 20, 45, None),
+        (32 << 20, 45, None),
+        (100_000_000, 130, "bodies of 130 MiB because --max-media-bytes 100000000"),
+        (199753728, 256, "bodies of 256 MiB"),
+        (4 << 30, 256, "at most 199753728 bytes, not the 4294967296 of --max-media-bytes"),
+    ],
+)
+def test_a_body_holds_the_largest_medium_in_base64_and_a_message_holds_the_body(
+    largest: int, body_mib: int, says: str | None
+) -> None:
+    made = plan_of(machine(1), media={"max_media_bytes": largest})
+    frontend = next(process for process in made.processes if process.role == "frontend")
+    assert frontend.env["DYN_HTTP_BODY_LIMIT_MB"] == str(body_mib)
+    inline = min(largest, 199753728)
+    assert (inline + 2) // 3 * 4 + (1 << 20) <= body_mib << 20
+    for process in made.processes:
+        assert 5 * body_mib << 20 < int(process.env["DYN_TCP_MAX_MESSAGE_SIZE"]) < 1 << 32
+    told = [reason for reason in made.reasons if "--max-media-bytes" in reason]
+    assert len(told) == (says is not None) and all(str(says) in reason for reason in told)
+
+
 def test_children_see_their_gpus_by_uuid() -> None:
     made = plan_of(machine(2), mode="agg", workers=2)
     assert [worker.env["CUDA_VISIBLE_DEVICES"] for worker in made.workers] == ["GPU-0000", "GPU-0001"]

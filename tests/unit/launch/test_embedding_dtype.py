@@ -1,0 +1,89 @@
+"""Encode workers and those that take their embeddings compute in one dtype, or nothing is planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtx.config import ResolvedEngineConfig, Role, TopologySpec
+from trtx.errors import UsageError
+from trtx.launch.embedding_dtype import with_embedding_dtype
+from trtx.launch.ports import HOLDER
+from trtx.launch.preparation import prepare
+from trtx.topology import Plan
+
+
+def planned(run_dir: Path, *overrides: str, **more: Any) -> Plan:
+    spec = TopologySpec(model="synthetic:tiny-vl", engine="torch", port=0, overrides=overrides, **more)
+    made = prepare(spec, run_dir=run_dir)
+    HOLDER.release((made.port, *made.internal_ports))
+    return made
+
+
+def configs(**stated: str | None) -> dict[Role, ResolvedEngineConfig]:
+    """Of each role its dtype; None where the config says nothing."""
+    roles: tuple[Role, ...] = ("encode", "agg", "prefill", "decode")
+    return {
+        role: ResolvedEngineConfig(role, {"dtype": stated[role]} if stated[role] else {}, f"{role}.yaml", ())
+        for role in roles
+        if role in stated
+    }
+
+
+def test_encode_follows_what_set_says_to_the_others_and_tells_why(tmp_path: Path) -> None:
+    made = planned(tmp_path, "dtype=bfloat16", encode=1)
+    assert made.engine_configs["encode"]["dtype"] == "bfloat16"
+    why = "encode: dtype = 'bfloat16' because agg, which takes its embeddings, computes in it"
+    assert why in made.reasons
+    apart = planned(tmp_path, "dtype=float16", encode=1, mode="disagg")
+    assert apart.engine_configs["encode"]["dtype"] == "float16"
+    assert any("because prefill and decode, which take its embeddings" in reason for reason in apart.reasons)
+
+
+def test_a_dtype_in_a_config_file_is_followed_too(tmp_path: Path) -> None:
+    file = tmp_path / "agg.yaml"
+    file.write_text("dtype: bfloat16\n")
+    assert planned(tmp_path, encode=1, engine_configs={"agg": file}).engine_configs["encode"]["dtype"] == "bfloat16"
+
+
+def test_another_dtype_for_encode_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        planned(tmp_path, "dtype=float16", "encode.dtype=bfloat16", encode=1)
+    assert str(refused.value) == (
+        "encode makes embeddings in bfloat16 (--set) and agg takes them in float16 (--set) alone; leave encode.dtype "
+        "out, or --set encode.dtype=float16"
+    )
+    with pytest.raises(UsageError, match=r"agg takes them in float32 \(default\) alone"):
+        with_embedding_dtype(configs(encode="bfloat16", agg=None), "float32", is_gpu=False)
+
+
+def test_takers_of_two_dtypes_are_refused_with_encode_workers_alone(tmp_path: Path) -> None:
+    overrides = ("prefill.dtype=bfloat16", "decode.dtype=float16")
+    with pytest.raises(UsageError, match="prefill computes in bfloat16 and decode in float16, .* leave --encode out"):
+        planned(tmp_path, *overrides, encode=1, mode="disagg")
+    same = configs(prefill="bfloat16", decode="float16")
+    assert with_embedding_dtype(same, "float32", is_gpu=False) == same
+
+
+@pytest.mark.parametrize(
+    ("stated", "own", "is_gpu"),
+    [
+        ({"encode": "float32", "agg": None}, "bfloat16", False),  # auto is float32 on a CPU
+        ({"encode": "auto", "agg": "float32"}, "bfloat16", False),
+        ({"encode": "bfloat16", "agg": "auto"}, "bfloat16", True),  # and the checkpoint's own on a GPU
+        ({"encode": None, "prefill": "bfloat16", "decode": None}, "bfloat16", True),
+        ({"encode": None, "agg": None}, "bfloat16", True),
+    ],
+)
+def test_what_auto_becomes_is_compared_and_the_same_is_left_as_it_is(
+    stated: dict[str, str | None], own: str, is_gpu: bool
+) -> None:
+    given = configs(**stated)
+    assert with_embedding_dtype(given, own, is_gpu=is_gpu) == given
+
+
+def test_auto_that_becomes_another_dtype_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"encode makes embeddings in float32 \(encode.yaml\) and agg .* bfloat16"):
+        with_embedding_dtype(configs(encode="auto", agg="bfloat16"), "bfloat16", is_gpu=False)

@@ -1,0 +1,57 @@
+"""Encode workers make rows in the dtype of those that take them: followed where nothing is said, else refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from trtx.config import ResolvedEngineConfig, Role
+from trtx.errors import UsageError
+from trtx.memory.torch_engine import compute_dtype
+
+
+def with_embedding_dtype(
+    configs: Mapping[Role, ResolvedEngineConfig], own: str, *, is_gpu: bool
+) -> dict[Role, ResolvedEngineConfig]:
+    """The configs of one topology of the torch engine, all of which compute in one dtype if there are encode workers.
+
+    What role ``encode`` says nothing of follows the others, with a reason. ``own``: the checkpoint's dtype, for
+    ``auto``. Raises UsageError for two dtypes: an engine refuses rows of another one than its own, so each request
+    with an image would fail.
+    """
+    found = dict(configs)
+    if "encode" not in found:
+        return found
+    stated = {role: config.values.get("dtype") for role, config in found.items()}
+    resolved = {role: compute_dtype(dtype or "auto", own, is_gpu=is_gpu) for role, dtype in stated.items()}
+    takers = [role for role in found if role != "encode"]
+    taker = takers[0]
+    wanted = resolved[taker]
+    for role in takers[1:]:
+        if resolved[role] != wanted:
+            raise UsageError(
+                f"{taker} computes in {wanted} and {role} in {resolved[role]}, and both take embeddings of the same "
+                f"encode workers; set {taker}.dtype and {role}.dtype to the same with --set, or leave --encode out"
+            )
+    if resolved["encode"] == wanted:
+        return found
+    if stated["encode"] is not None:
+        raise UsageError(
+            f"encode makes embeddings in {resolved['encode']} ({_origin(found['encode'])}) and {taker} takes them in "
+            f"{wanted} ({_origin(found[taker])}) alone; leave encode.dtype out, or --set encode.dtype={wanted}"
+        )
+    encode = found["encode"]
+    who = (
+        f"{takers[0]}, which takes its embeddings, computes"
+        if len(takers) == 1
+        else (f"{' and '.join(takers)}, which take its embeddings, compute")
+    )
+    because = f"encode: dtype = {wanted!r} because {who} in it"
+    found["encode"] = replace(encode, values={**encode.values, "dtype": wanted}, reasons=(*encode.reasons, because))
+    return found
+
+
+def _origin(config: ResolvedEngineConfig) -> str:
+    if "dtype" in config.overridden:
+        return "--set"
+    return config.source if "dtype" in config.values else "default"
