@@ -197,6 +197,19 @@ def test_what_is_no_picture_is_refused_with_its_status_and_one_sentence(
     assert disagg.ask(QUESTIONS["red"][0]) == agg.ask(QUESTIONS["red"][0]), "nobody else is harmed"
 
 
+def test_an_encode_worker_counts_what_it_refuses_as_invalid(disagg: Served) -> None:
+    def outcomes() -> tuple[float, float]:
+        invalid, stop = (disagg.metric("encode-0", "trtx_requests", outcome=one) for one in ("invalid", "stop"))
+        return invalid, stop
+
+    invalid, stop = outcomes()
+    code, said = disagg.refused({"type": "image_url", "image_url": {"url": data_url(b"none that others sent")}})
+    assert (code, "data:image/png URL of" in said) == (400, True), said
+    assert outcomes() == (invalid + 1, stop)
+    disagg.ask([{"role": "user", "content": [picture((7, 77, 177))]}])
+    assert outcomes() == (invalid + 1, stop + 1)
+
+
 def test_too_many_images_are_refused(agg: Served) -> None:
     code, said = agg.refused(*[RED] * 17)
     assert (code, said) == (400, "the request brings 17 images, expected at most 16")

@@ -239,6 +239,8 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][-1] if first["loc"][0] == "media" else first["loc"][0])
+        if field == "media":  # two of its fields are at odds: the sentence says which one to change
+            field = first["msg"].removeprefix("Value error, ").partition(" ")[0]
         option = f"--{_OPTIONS.get(field, field).replace('_', '-')}"
         if first["type"] == "value_error":  # a sentence that begins with the field
             raise UsageError(first["msg"].removeprefix("Value error, ").replace(field, option, 1)) from error

@@ -10,9 +10,9 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -91,6 +91,15 @@ class MediaLimits(BaseModel):
         Field(ge=64 * _MIB, le=1 << 40),
         MediaField(help="Memory that decoding may take in each such process, in bytes.", metavar="BYTES"),
     ] = 1536 * _MIB  # for 50 million pixels: docs/multimodal.md
+
+    @model_validator(mode="after")
+    def _holds_one_file(self) -> Self:
+        if self.media_memory_bytes < self.max_media_bytes:
+            raise ValueError(
+                f"media_memory_bytes is {self.media_memory_bytes}, expected at least {self.max_media_bytes}, what one "
+                "file may have: raise it, or lower max-media-bytes"
+            )
+        return self
 
 
 @functools.cache

@@ -8,7 +8,7 @@ holds: nothing of a file's content is parsed in the caller's process, or stands 
 
 from trtx.config.media import MediaField, MediaLimits, media_fields
 from trtx.media.blob import Blob
-from trtx.media.errors import MediaError
+from trtx.media.errors import THIS_PICTURE, MediaError
 from trtx.media.fetch import fetch
 from trtx.media.held import HeldMedia
 from trtx.media.keys import content_key, processor_options
@@ -16,6 +16,7 @@ from trtx.media.messages import Grid
 from trtx.media.pool import GivenEmbedding, PicturePool, Prepared
 
 __all__ = [
+    "THIS_PICTURE",
     "Blob",
     "GivenEmbedding",
     "Grid",

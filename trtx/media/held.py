@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 from trtx.media.blob import Blob
-from trtx.media.errors import MediaError
+from trtx.media.errors import MediaError, too_large
 
 
 class HeldMedia:
@@ -28,7 +28,9 @@ class HeldMedia:
             )
 
     def hold(self, blob: Blob) -> Blob:
-        """Raises MediaError 429."""
+        """Raises MediaError: 429, and 413 for what could not be held alone."""
+        if len(blob.data) > self._limit_bytes:
+            raise too_large(blob.label, self._limit_bytes)
         self.check(len(blob.data))
         self._blobs.add(blob)
         return blob

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,7 +41,7 @@ class NoEncoder(Exception):
 
 class Embedder(Protocol):
     async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
-        """Raises MediaError for a picture that is none, NoEncoder, or what an encoder failed with."""
+        """Raises MediaError about ``blob.label``, NoEncoder, or what an encoder failed with."""
         ...
 
     async def close(self) -> None: ...
@@ -132,7 +132,7 @@ class EncodeWorkers(Protocol):
 
 
 class RemoteEmbedder:
-    """Asks the encode worker that has the least to do, another one where it does not answer, then ``fallback``.
+    """Asks the encode worker that :func:`preferred` says, the next one where it does not answer, then ``fallback``.
 
     The picture travels in a file of the topology's own directory, and so does its embedding back: nothing of either
     passes the event loop.
@@ -150,7 +150,6 @@ class RemoteEmbedder:
         self._workers, self._metrics, self._fallback = workers, metrics, fallback
         self._seconds = seconds
         self._share = share_bytes
-        self._open: Counter[int] = Counter()  # questions that each worker has not answered
         self._reader = EmbeddingReader()
 
     async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
@@ -159,15 +158,15 @@ class RemoteEmbedder:
             asked: set[int] = set()
             while found := [one for one in self._workers.ids() if one not in asked]:
                 self._metrics.retries += bool(asked)
-                worker = min(found, key=lambda one: self._open[one])
+                worker = preferred(found, key)
                 asked.add(worker)
                 try:
                     with self._metrics.timed("remote"):
-                        return await self._ask(worker, question(picture, key, blob.label))
-                except (MediaError, asyncio.CancelledError):
-                    raise
+                        return await self._ask(worker, question(picture, key))
+                except MediaError as error:
+                    raise error.about(blob.label) from error
                 except Exception as error:
-                    logger.warning("encode worker %x did not encode %s: %r", worker, blob.label, error)
+                    logger.warning("encode worker %x did not encode picture %s: %r", worker, key.hex(), error)
         finally:
             remove_shared(picture)
         if self._fallback is None:
@@ -176,46 +175,52 @@ class RemoteEmbedder:
         return await self._fallback.embed(blob, key)
 
     async def _ask(self, worker: int, asked: Mapping[str, Any]) -> TowerOutput:
-        self._open[worker] += 1
-        try:
-            async with asyncio.timeout(self._seconds):
-                handle = read_answer(await self._workers.ask(worker, asked), bytes.fromhex(asked["key"]))
-                return TowerOutput(self._reader.read(handle), handle.grid)
-        finally:
-            self._open[worker] -= 1
+        async with asyncio.timeout(self._seconds):
+            handle = read_answer(await self._workers.ask(worker, asked), bytes.fromhex(asked["key"]))
+            return TowerOutput(self._reader.read(handle), handle.grid)
 
     async def close(self) -> None:
         if self._fallback is not None:
             await self._fallback.close()
 
 
+def preferred(workers: Iterable[int], key: bytes) -> int:
+    """By rendezvous hashing: all who ask take the same worker for a picture, so that it is encoded once and found in
+    that worker's cache, and each worker gets as many pictures as another. Where one goes or comes, only its own move.
+    """
+    return max(workers, key=lambda one: (hashlib.blake2b(b"%d" % one, key=key, digest_size=8).digest(), one))
+
+
 # --- what the two ends say to each other, as JSON ---
 
 
-def question(picture: SharedTensor, key: bytes, label: str) -> dict[str, Any]:
-    """``picture``: uint8, the bytes of its file."""
-    return {"picture": msgspec.to_builtins(picture), "key": key.hex(), "label": label}
+def question(picture: SharedTensor, key: bytes) -> dict[str, Any]:
+    """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one."""
+    return {"picture": msgspec.to_builtins(picture), "key": key.hex()}
 
 
-def read_question(asked: Any) -> tuple[SharedTensor, bytes, str]:
+def read_question(asked: Any) -> tuple[SharedTensor, bytes]:
     """Raises ValueError for what is no question."""
     if not isinstance(asked, Mapping):
-        raise ValueError("expected picture, key and label")
+        raise ValueError("expected picture and key")
     try:
-        picture = msgspec.convert(asked.get("picture"), SharedTensor)
-        return picture, bytes.fromhex(str(asked.get("key"))), str(asked.get("label"))
+        return msgspec.convert(asked.get("picture"), SharedTensor), bytes.fromhex(str(asked.get("key")))
     except (msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"expected picture, key and label: {error}") from error
+        raise ValueError(f"expected picture and key: {error}") from error
 
 
 def refusal(error: MediaError) -> dict[str, Any]:
-    """A fault of the picture's own: another encode worker would find it too."""
+    """A fault of the picture's own: another encode worker would find it too. About THIS_PICTURE."""
     return {"error": str(error), "status": error.status}
 
 
+def is_refusal(answered: Mapping[str, Any]) -> bool:
+    return "error" in answered
+
+
 def read_answer(answered: Mapping[str, Any], key: bytes) -> EmbeddingHandle:
-    """Raises MediaError for a picture that was refused, EmbeddingMismatch for what is no answer about ``key``."""
-    if "error" in answered:
+    """Raises MediaError about THIS_PICTURE, EmbeddingMismatch for what is no answer about ``key``."""
+    if is_refusal(answered):
         raise MediaError(answered["status"], answered["error"])
     handle = parse_handle(answered)
     if handle.key != key:

@@ -21,6 +21,15 @@ class TooLarge(ValueError):
     """What one request wants at once is more than the cache may hold."""
 
 
+class NotMade(Exception):
+    """What one of those who asked for an embedding is told, an exception of its own. ``error`` is what ``make`` raised,
+    which all of them share and nobody else raises: an exception has one traceback."""
+
+    def __init__(self, key: bytes, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.key, self.error = key, error
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted(Generic[T]):
     """One picture's embedding. ``reserved_bytes`` are kept for it until it is made. ``make`` gives it and its bytes."""
@@ -57,10 +66,13 @@ class Lease(Generic[T]):
         self._is_held = True
 
     async def embeddings(self) -> Mapping[bytes, T]:
-        """Each of the lease's, once all are made. Raises what kept one from being made."""
+        """Each of the lease's, once all are made. Raises NotMade for one that could not be."""
         assert self._is_held, "it was released"
-        # Who waits may be cancelled, what is made is everybody's.
-        return {key: await asyncio.shield(entry.made) for key, entry in self._entries.items()}
+        for key, entry in self._entries.items():
+            await asyncio.wait([entry.made])  # who waits may be cancelled, what is made is everybody's
+            if error := entry.made.exception():
+                raise NotMade(key, error) from error
+        return {key: entry.made.result() for key, entry in self._entries.items()}
 
     def release(self) -> None:
         """Idempotent."""

@@ -15,6 +15,7 @@ from trtx.config.topology import Role
 from trtx.engine.api import EngineApi, Fault
 from trtx.media import MediaError
 from trtx.worker.embedders import NoEncoder
+from trtx.worker.embedding_cache import NotMade
 from trtx.worker.request import InvalidRequest
 
 _WITH_A_STATUS = (MediaError, NoEncoder)
@@ -22,10 +23,12 @@ _WITH_A_STATUS = (MediaError, NoEncoder)
 
 def fault_of(error: Exception, api: EngineApi) -> Fault:
     """What the worker itself refuses is the request's own fault; of all else the engine says whose it is."""
+    error = _behind(error)
     return "refused" if isinstance(error, (InvalidRequest, *_WITH_A_STATUS)) else api.fault(error)
 
 
 def as_dynamo_error(error: Exception, fault: Fault, role: Role) -> Exception:
+    error = _behind(error)
     translated: Exception
     if isinstance(error, _WITH_A_STATUS) and error.status != 422 and role != "prefill":
         translated = HttpError(error.status, str(error))
@@ -36,3 +39,8 @@ def as_dynamo_error(error: Exception, fault: Fault, role: Role) -> Exception:
     else:
         translated = Unknown(str(error) if fault == "failed" else f"{type(error).__name__}: {error}")
     return translated
+
+
+def _behind(error: Exception) -> Exception:
+    """What kept an embedding from being made, for several requests perhaps."""
+    return error.error if isinstance(error, NotMade) and isinstance(error.error, Exception) else error

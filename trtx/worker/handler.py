@@ -15,6 +15,7 @@ from dynamo.llm.exceptions import Disconnected, EngineShutdown
 
 from trtx.worker import handoff, roles
 from trtx.worker.chunks import ChunkWriter
+from trtx.worker.embedders import is_refusal
 from trtx.worker.encoding import ImageEncoder
 from trtx.worker.faults import as_dynamo_error, fault_of
 from trtx.worker.leaving import Leaving
@@ -77,8 +78,9 @@ class RequestHandler:
         metrics.open_requests += 1
         try:
             if self._encoder is not None:
-                yield await self._encode(self._encoder, request, context)
-                outcome = "stop"
+                answer = await self._encode(self._encoder, request, context)
+                yield answer
+                outcome = "invalid" if is_refusal(answer.get("encoder_result") or {}) else "stop"
                 return
             looking = self._sight.looking(request) if self._sight is not None and not is_probe(request) else None
             parsed = self._parse(request, context)

@@ -21,10 +21,10 @@ from trtx.engine.api import (
     read_shared,
     remove_shared,
 )
-from trtx.media import Blob, MediaError
+from trtx.media import THIS_PICTURE, Blob, MediaError
 from trtx.worker.chunks import Chunk
 from trtx.worker.embedders import Embedder, read_question, refusal
-from trtx.worker.embedding_cache import EmbeddingCache, TooLarge, Wanted
+from trtx.worker.embedding_cache import EmbeddingCache, NotMade, TooLarge, Wanted
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.request import InvalidRequest
 
@@ -49,29 +49,33 @@ class PictureEncoder:
         remove no file."""
         asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
-            picture, key, label = read_question(asked)
+            picture, key = read_question(asked)
         except ValueError as error:
             raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
         try:
-            handle = await self._encode(picture, key, label)
+            handle = await self._encode(picture, key)
             if not is_wanted() and handle.path is not None:
                 Path(handle.path).unlink(missing_ok=True)  # and so its lease ends
             answered = handle.to_dict()
         except MediaError as error:
             answered = refusal(error)
+        except NotMade as failed:
+            if not isinstance(failed.error, MediaError):
+                raise
+            answered = refusal(failed.error)
         chunk: Chunk = dict(encoder_terminal_chunk(answered))
         return chunk
 
-    async def _encode(self, picture: SharedTensor, key: bytes, label: str) -> EmbeddingHandle:
+    async def _encode(self, picture: SharedTensor, key: bytes) -> EmbeddingHandle:
         async def make() -> tuple[TowerOutput, int]:
-            blob = Blob(await asyncio.to_thread(read_shared, picture), label)
+            blob = Blob(await asyncio.to_thread(read_shared, picture), THIS_PICTURE)
             made = await self._embedder.embed(blob, key)
             return made, made.rows.nbytes
 
         try:
             lease = await self._cache.lease([Wanted(key, self._reserved_bytes, make)])
         except TooLarge as error:
-            raise MediaError(413, f"{label} makes a larger embedding than this worker holds: {error}") from error
+            raise MediaError(413, f"{THIS_PICTURE} makes a larger embedding than this worker holds: {error}") from error
         try:
             held = (await lease.embeddings())[key]
             return self._exports.offer(key, lend(held.rows), held.grid)

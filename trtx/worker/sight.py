@@ -10,9 +10,9 @@ from typing import Any
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
 from trtx.engine.api import TowerOutput, remove_shared
-from trtx.media import Blob, HeldMedia, MediaLimits, content_key, fetch
+from trtx.media import THIS_PICTURE, Blob, HeldMedia, MediaError, MediaLimits, content_key, fetch
 from trtx.worker.embedders import Embedder
-from trtx.worker.embedding_cache import EmbeddingCache, Lease, TooLarge, Wanted
+from trtx.worker.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Picture, check_placeholders, picture_urls
 from trtx.worker.request import InvalidRequest
@@ -85,12 +85,12 @@ class Sight:
         return Looking(self, urls) if urls else None
 
     async def look(self, urls: Sequence[str]) -> Seen:
-        """Raises MediaError, InvalidRequest, or what no encoder could do. Nothing stays pinned where it is cancelled.
+        """Raises MediaError, InvalidRequest, or NotMade of what no encoder could do. Nothing stays pinned then, or
+        where it is cancelled.
 
         Whether there is room in the context is known afterwards.
         """
-        with self._metrics.timed("fetch"):
-            fetched = await self._fetch_all(urls)
+        fetched = await self._fetch_all(urls)
         wanted = [Wanted(key, self._reserved_bytes, self._maker(key, blob)) for key, blob in fetched]
         try:
             lease = await self._cache.lease(wanted)
@@ -98,6 +98,12 @@ class Sight:
             raise InvalidRequest(f"the request's images make {error}; send fewer") from error
         try:
             found = await lease.embeddings()
+        except NotMade as failed:
+            lease.release()
+            if isinstance(failed.error, MediaError):
+                label = next(blob.label for key, blob in fetched if key == failed.key)
+                raise failed.error.about(label) from failed
+            raise
         except BaseException:
             lease.release()
             raise
@@ -113,14 +119,16 @@ class Sight:
                 task.cancel()
 
     async def _fetch(self, url: str) -> tuple[bytes, Blob]:
-        async with self._fetches:
-            blob = await fetch(url, self._limits, held=self._held)
-        model, options = self._identity
-        return await asyncio.to_thread(content_key, blob.data, model=model, options=options), blob
+        with self._metrics.timed("fetch"):
+            async with self._fetches:
+                blob = await fetch(url, self._limits, held=self._held)
+            model, options = self._identity
+            return await asyncio.to_thread(content_key, blob.data, model=model, options=options), blob
 
     def _maker(self, key: bytes, blob: Blob) -> Callable[[], Awaitable[tuple[Picture, int]]]:
         async def make() -> tuple[Picture, int]:
-            made = await self._embedder.embed(blob, key)
+            # Others join who know it by URLs of their own. ``blob`` stays here: as long as it does, its bytes count.
+            made = await self._embedder.embed(Blob(blob.data, THIS_PICTURE), key)
             try:
                 picture = self._picture(key, made)
                 with self._metrics.timed("put"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 
 import pytest
 
@@ -30,6 +31,20 @@ async def test_files_count_until_nobody_has_them() -> None:
     assert held.bytes == 1000
     kept.append(await fetch(url(1000), LIMITS, held=held))
     assert held.bytes == 2000
+
+
+async def test_what_could_not_be_held_alone_is_too_large_rather_than_too_much_now() -> None:
+    held = HeldMedia(999)
+    with pytest.raises(MediaError, match="data: URL of .* is larger than 999 bytes") as refused:
+        await fetch(url(1000), LIMITS, held=held)
+    assert refused.value.status == 413
+
+
+@pytest.mark.parametrize("given", [{"media_memory_bytes": 60_000}, {"max_media_bytes": 4 << 30}], ids=str)
+def test_memory_below_one_file_is_refused_also_where_one_of_both_is_a_default(given: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="media_memory_bytes is .*, expected at least .*, what one file may have"):
+        MediaLimits.model_validate_json(json.dumps(given))  # as a worker reads them
+    assert MediaLimits(max_media_bytes=60_000, media_memory_bytes=60_000)
 
 
 async def test_many_at_once_do_not_pass_the_limit_together() -> None:

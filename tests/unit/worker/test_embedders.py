@@ -1,20 +1,23 @@
-"""Encode workers asked by others: spread, asked again elsewhere, and done without; no file stays."""
+"""Encode workers asked by others: one for each picture, another where it fails, and done without; no file stays."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trtx.engine.api import SharedTensor, TowerOutput, read_shared, remove_shared, share
 from trtx.media import Blob, MediaError
 from trtx.torch_engine.embeddings import EmbeddingExports, EmbeddingMismatch
-from trtx.worker.embedders import Embedder, NoEncoder, RemoteEmbedder, question, read_answer
+from trtx.worker.embedders import Embedder, NoEncoder, RemoteEmbedder, is_refusal, preferred, question, read_answer
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.media_metrics import MediaMetrics
@@ -28,9 +31,12 @@ class Tower:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.seen: list[bytes] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
 
     async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
         self.seen.append(blob.data)
+        await self.may_go_on.wait()
         if blob.data.startswith(b"bad"):
             raise MediaError(422, f"{blob.label} is broken")
         rows = np.frombuffer(blob.data, np.uint8).astype(np.float32).reshape(-1, 4)
@@ -78,7 +84,8 @@ def remote(workers: Workers, directory: Path, *, fallback: Embedder | None = Non
 
 
 PICTURE = Blob(bytes(range(8)), "a picture")
-KEY = b"k" * 32
+KEY = next(key for number in range(100) if preferred((0, 1), key := number.to_bytes(32)) == 0)
+"""Of a picture that the first of two encode workers is asked for."""
 
 
 def rows_of(output: TowerOutput) -> list[list[float]]:
@@ -111,7 +118,7 @@ def test_an_answer_that_nobody_reads_goes_at_its_deadline_and_one_for_another_pi
         now = 1000.0
         exports = EmbeddingExports(lease_s=5, clock=lambda: now)
         worker = encode_worker(Tower(tmp_path), exports)
-        asked = question(picture := share(np.frombuffer(PICTURE.data, np.uint8)), KEY, "a picture")
+        asked = question(picture := share(np.frombuffer(PICTURE.data, np.uint8)), KEY)
         answered = (await worker.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
         remove_shared(picture)
         assert read_answer(answered, KEY).tensor_size == (2, 4)
@@ -127,25 +134,61 @@ def test_an_answer_that_nobody_reads_goes_at_its_deadline_and_one_for_another_pi
     asyncio.run(scenario())
 
 
-def test_the_worker_that_has_the_least_to_do_is_asked(tmp_path: Path) -> None:
+def test_however_many_ask_each_picture_is_encoded_once_over_all_encode_workers(tmp_path: Path) -> None:
     async def scenario() -> None:
-        answer = asyncio.Event()
+        towers = [Tower(tmp_path) for _ in range(2)]
+        workers = Workers(one=encode_worker(towers[0]), two=encode_worker(towers[1]))
+        askers = [remote(workers, tmp_path) for _ in range(3)]
+        pictures = {number.to_bytes(32): Blob(number.to_bytes(8), "a picture") for number in range(24)}
+        for asker in askers:  # one after the other and at once: what others have asked meanwhile changes nothing
+            for made in await asyncio.gather(*(asker.embed(blob, key) for key, blob in pictures.items())):
+                remove_shared(made.rows)
+        seen = [data for tower in towers for data in tower.seen]
+        assert sorted(seen) == sorted(blob.data for blob in pictures.values())
+        assert all(tower.seen for tower in towers)
+
+    asyncio.run(scenario())
+
+
+@given(st.sets(st.integers(0, 2**64 - 1), min_size=1, max_size=8), st.binary(min_size=32, max_size=32))
+def test_one_picture_has_one_order_of_workers_and_who_goes_takes_nothing_but_its_own(ids: set[int], key: bytes) -> None:
+    worker = preferred(ids, key)
+    assert preferred(sorted(ids), key) == preferred(sorted(ids, reverse=True), key) == worker
+    for other in ids - {worker}:
+        assert preferred(ids - {other}, key) == worker
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_pictures_spread_over_workers_about_evenly(count: int) -> None:
+    spread = Counter(preferred(range(7000, 7000 + count), number.to_bytes(32)) for number in range(1000 * count))
+    assert len(spread) == count and all(850 < pictures < 1150 for pictures in spread.values())
+
+
+def test_each_asker_of_a_broken_picture_reads_its_own_label_and_no_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
         tower = Tower(tmp_path)
+        tower.may_go_on.clear()
+        workers = Workers(one=encode_worker(tower))
+        labels = ["file:///secret-of-alice.png", "https://bob.example/b.png"]
+        asking = [asyncio.create_task(remote(workers, tmp_path).embed(Blob(b"bad.", one), KEY)) for one in labels]
+        async with asyncio.timeout(30):
+            while len(workers.asked) < 2 or not tower.seen:
+                await asyncio.sleep(0.001)
+        tower.may_go_on.set()
+        told = await asyncio.gather(*asking, return_exceptions=True)
+        assert [str(one) for one in told] == [f"{label} is broken" for label in labels]
+        assert tower.seen == [b"bad."], "the second one joined"
 
-        async def slow() -> Any:
-            await answer.wait()
-            raise ConnectionError
+    asyncio.run(scenario())
 
-        workers = Workers(slow=slow, quick=encode_worker(tower))
-        embedder = remote(workers, tmp_path)
-        first = asyncio.create_task(embedder.embed(PICTURE, KEY))
-        while workers.asked != ["slow"]:
-            await asyncio.sleep(0.001)
-        await embedder.embed(PICTURE, KEY)
-        assert workers.asked == ["slow", "quick"]
-        answer.set()
-        assert rows_of(await first)
-        assert workers.asked == ["slow", "quick", "quick"]
+
+def test_a_refusal_can_be_told_from_an_embedding(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        encoder = encode_worker(Tower(tmp_path))
+        for data, refused in ((b"bad.", True), (b"good", False)):
+            asked = question(share(np.frombuffer(data, np.uint8), tmp_path), data * 8)
+            answered = (await encoder.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
+            assert is_refusal(answered) is refused
 
     asyncio.run(scenario())
 
@@ -217,7 +260,7 @@ def test_a_cancelled_question_leaves_no_file(tmp_path: Path) -> None:
 def test_an_answer_that_nobody_waits_for_any_more_leaves_no_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         encoder = encode_worker(Tower(tmp_path))
-        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY, PICTURE.label)
+        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY)
         for is_wanted, count in ((False, 2), (True, 3)):  # the picture, what the worker keeps, what it lends
             await encoder.encode({"extra_args": {ASKED: asked}}, is_wanted=lambda: is_wanted)  # noqa: B023
             assert files(tmp_path) == count

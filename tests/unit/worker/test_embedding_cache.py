@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.worker.embedding_cache import EmbeddingCache, Lease, TooLarge, Wanted
+from trtx.worker.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
 
 
 class Encoder:
@@ -177,9 +177,13 @@ def test_an_embedding_that_can_not_be_made_is_told_to_all_who_wait_and_made_anew
         leases = [await cache.lease([encoder.wanted(b"a")]) for _ in range(2)]
         await turns()
         encoder.finish(b"a", RuntimeError("no encoder"))
+        told = []
         for lease in leases:
-            with pytest.raises(RuntimeError, match="no encoder"):
+            with pytest.raises(NotMade, match="no encoder") as failed:
                 await lease.embeddings()
+            told.append(failed.value)
+        assert told[0] is not told[1] and told[0].error is told[1].error, "each raises an exception of its own"
+        assert [(one.key, type(one.error)) for one in told] == [(b"a", RuntimeError)] * 2
         again = await cache.lease([encoder.wanted(b"a")])
         for lease in leases:
             lease.release()  # of the entry that failed, not of the new one

@@ -9,6 +9,7 @@ from trtx.engine import load
 from trtx.engine.api import Fault
 from trtx.media import MediaError
 from trtx.worker.embedders import NoEncoder
+from trtx.worker.embedding_cache import NotMade
 from trtx.worker.faults import as_dynamo_error, fault_of
 from trtx.worker.request import InvalidRequest
 
@@ -34,6 +35,16 @@ def test_a_picture_has_its_own_status_where_the_frontend_hands_it_on(error: Medi
     assert isinstance(translated, HttpError) and (translated.code, translated.message) == (error.status, str(error))
     behind_prefill = as_dynamo_error(error, "refused", "prefill")
     assert (type(behind_prefill), str(behind_prefill)) == (InvalidArgument, str(error))
+
+
+def test_what_kept_an_embedding_from_being_made_decides_for_each_who_waited() -> None:
+    failed = NotMade(b"key", NoEncoder("try again"))
+    assert fault_of(failed, load("torch")) == "refused"
+    translated = as_dynamo_error(failed, "refused", "agg")
+    assert isinstance(translated, HttpError) and (translated.code, translated.message) == (429, "try again")
+    failed = NotMade(b"key", ZeroDivisionError("of nobody's picture"))
+    assert fault_of(failed, load("torch")) == "unexpected"
+    assert str(as_dynamo_error(failed, "unexpected", "agg")) == "ZeroDivisionError: of nobody's picture"
 
 
 def test_a_422_is_a_400_with_its_sentence() -> None:
