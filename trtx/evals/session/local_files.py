@@ -16,6 +16,7 @@ from trtx.config.wording import a_kind, quoted, shown
 
 FORMATS = ("json", "csv", "parquet", "text", "arrow")
 _PATTERN_OR_ADDRESS = re.compile(r"[*?\[]|://")
+_PATH = 400  # characters of a path in a sentence: whole, unless somebody makes fun of it
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -28,9 +29,9 @@ def problem_of(config: Mapping[str, Any]) -> str | None:
         return None
     for path in _files(config):
         if not path.exists():
-            return f"its data file {shown(path)} is not there; put it there, or name another in data_files"
+            return f"its data file {shown(path, _PATH)} is not there; put it there, or name another in data_files"
         if path.is_file() and not _has_line(path):
-            return f"{shown(path)} has no rows; expected one at least, with every field that the task names"
+            return f"{shown(path, _PATH)} has no rows; expected one at least, with every field that the task names"
         if config["dataset_path"] == "json" and path.is_file() and (problem := _json_problem(path)) is not None:
             return problem
     return None
@@ -56,7 +57,7 @@ def _json_problem(path: Path) -> str | None:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        return f"{shown(path)}, line {line} is not UTF-8; expected JSON, mend it"
+        return f"{shown(path, _PATH)}, line {line} is not UTF-8; expected JSON, mend it"
     found = next(_line_problems(text), None)
     if found is None:
         return None
@@ -64,11 +65,11 @@ def _json_problem(path: Path) -> str | None:
         json.loads(text)
     except (ValueError, RecursionError):
         line, problem = found
-        return f"{shown(path)}, line {line} {problem}; expected a JSON object with the row's fields, mend it"
+        return f"{shown(path, _PATH)}, line {line} {problem}; expected a JSON object with the row's fields, mend it"
     try:
         parse_json(text)
     except ValueError as error:
-        return f"{shown(path)} can't be read ({shown(error)}); mend it"
+        return f"{shown(path, _PATH)} can't be read ({shown(error)}); mend it"
     return None
 
 
@@ -88,7 +89,7 @@ def _line_problems(text: str) -> Iterator[tuple[int, str]]:
 def problem_of_yaml(path: Path) -> str | None:
     """Why a task's file can't be read as it stands; None where it can. lm-eval leaves out one that it can't read, and
     of two equal keys it takes the last. Its tags, such as ``!function``, are its own affair."""
-    where = shown(path)
+    where = shown(path, _PATH)
     try:
         found = yaml.compose(path.read_text(encoding="utf-8"), Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
