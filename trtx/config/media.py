@@ -97,7 +97,7 @@ class MediaLimits(BaseModel):
         if self.media_memory_bytes < self.max_media_bytes:
             raise ValueError(
                 f"media_memory_bytes is {self.media_memory_bytes}, expected at least {self.max_media_bytes}, what one "
-                "file may have: raise it, or lower max-media-bytes"
+                "file may have (max_media_bytes): raise the one or lower the other"
             )
         return self
 

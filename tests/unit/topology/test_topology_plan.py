@@ -129,7 +129,7 @@ def test_an_engine_whose_workers_take_no_images_has_no_encode_workers(engine: st
 def test_a_body_holds_the_largest_medium_in_base64_and_a_message_holds_the_body(
     largest: int, body_mib: int, says: str | None
 ) -> None:
-    made = plan_of(machine(1), media={"max_media_bytes": largest})
+    made = plan_of(machine(1), media={"max_media_bytes": largest, "media_memory_bytes": 8 << 30})
     frontend = next(process for process in made.processes if process.role == "frontend")
     assert frontend.env["DYN_HTTP_BODY_LIMIT_MB"] == str(body_mib)
     inline = min(largest, 199753728)
