@@ -219,7 +219,9 @@ class Scheduler:
     def media_shortage(self, sequence: Sequence, num_computed: int) -> Shortage | None:
         """Why a sequence with media can't be computed from there on; None: it can."""
         self.hold_media(sequence)
-        return self.media.shortage(sequence.media, sequence.embeddings, num_computed)
+        shortage = self.media.shortage(sequence.media, sequence.embeddings, num_computed)
+        sequence.skip_media(num_computed)
+        return shortage
 
     def register(self, sequence: Sequence) -> None:
         """Makes the blocks that ``num_written`` fills findable."""
