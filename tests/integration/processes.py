@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -37,17 +38,26 @@ def until(what: str, ask: Callable[[], T | None], *, seconds: float = START_SECO
     raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
+def _shuffled_ports() -> Iterator[int]:
+    """This test process's share of the ports 10,000 to 14,999, in random order, over and over."""
+    runner = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    runners = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    share = range(10_000 + runner, 15_000, runners)
+    return itertools.cycle(random.sample(share, len(share)))
+
+
+PORTS = _shuffled_ports()
+
+
 def free_port() -> int:
     """A port that nothing listens on now, and that nobody draws before its process does.
 
     Below the ports that trtx's launcher draws (15,000 on) and those that the system gives to connections, and below
     32,768, as Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number. Each of the processes that run tests has
-    its own share of them.
+    its own share of them, and draws none of it again before it has drawn all: two draws made before either is bound
+    never meet.
     """
-    runner = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    runners = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    share = range(10_000 + runner, 15_000, runners)
-    for port in random.sample(share, len(share)):
+    for port in itertools.islice(PORTS, 5_000):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
