@@ -90,8 +90,10 @@ class FrontendWatch:
         if not wants_proof:
             return None
         if (route.proved_at or 0.0) >= whole_since:
-            return Judgement("proved", "a request went through")
+            return Judgement("proved", route.proof)
         if route.request_problem:
             told = f"every process is up again, but a request fails: {route.request_problem}"
             return Judgement("unproved", told)
+        if route.handoff_problem:
+            return Judgement("unproved", f"every process is up again, but {route.handoff_problem}")
         return None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trtx.errors import LaunchError, UsageError
 from trtx.launch.events import Event
 from trtx.launch.frontend_watch import UNROUTED_S
 from trtx.launch.guardian import Guardian
+from trtx.launch.handoffs import HandoffProofs
 from trtx.launch.interruption import Interruption, catch_signals
 from trtx.launch.ports import HOLDER
 from trtx.launch.readiness import Readiness, ask_readiness, complete
@@ -114,7 +115,8 @@ def serve(
         cleanup.callback(scratch.remove)
         guardian = Guardian(plan.marker, plan.scratch_dir)
         cleanup.callback(guardian.goodbye)
-        route = Route(plan)
+        handoffs = HandoffProofs(plan)
+        route = Route(plan, handoffs)
         cleanup.callback(route.close)
         supervisor = Supervisor(plan, on_event, guardian=guardian, route=route, scratch=scratch)
         topology = ServedTopology(plan, supervisor, interruption)
@@ -127,13 +129,13 @@ def serve(
             topology.load_seconds = time.monotonic() - start
             supervisor.mark_ready()
             route.start()
-            _warm_up(topology, timeouts.request_s)
+            _warm_up(topology, handoffs, timeouts.request_s)
             topology.warm_up_seconds = time.monotonic() - start - topology.load_seconds
             on_event(
                 Event(
                     "ready",
                     f"{plan.mode} topology ready at {plan.url}: loaded in {topology.load_seconds:.1f} s, "
-                    f"warmed up in {topology.warm_up_seconds:.1f} s",
+                    f"warmed up in {topology.warm_up_seconds:.1f} s{handoffs.told}",
                 )
             )
             yield topology
@@ -214,28 +216,35 @@ def _hint(plan: Plan) -> str:
     return "; ranks that wait for each other want NCCL_P2P_DISABLE=1 where `nvidia-smi topo -m` shows no NVLink"
 
 
-def _warm_up(topology: ServedTopology, request_s: float) -> None:
-    """One request proves the route; then two a worker, at once, so that each has run both of its phases."""
+def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, request_s: float) -> None:
+    """One request proves the route; then two a worker, at once, so that each has run both of its phases, and one for
+    each pair of workers between which KV has to move. Raises LaunchError with the pair and the cause."""
     plan = topology.plan
     count = 2 * plan.worker_count
-    pool = ThreadPoolExecutor(max_workers=count)
+    pool = ThreadPoolExecutor(max_workers=count + 1)
 
-    def run(first: int, last: int) -> str | None:
-        waiting = [
-            pool.submit(complete, plan.url, plan.model, warm_up_prompt(n), WARM_UP_TOKENS, timeout_s=request_s)
-            for n in range(first, last)
-        ]
+    def finish(waiting: Sequence[Future[str | None]]) -> str | None:
         while not all(answer.done() for answer in waiting):
             topology.check()
             time.sleep(0.02)
         return next((problem for answer in waiting if (problem := answer.result()) is not None), None)
 
+    def ask(number: int) -> Future[str | None]:
+        prompt = warm_up_prompt(number)
+        return pool.submit(complete, plan.url, plan.model, prompt, WARM_UP_TOKENS, timeout_s=request_s)
+
+    logs = plan.workers[0].log_path.parent
     try:
-        problem = run(0, 1) or run(1, 1 + count)
+        if (problem := finish([ask(0)])) is None:
+            proving = pool.submit(lambda: handoffs.prove_missing(handoffs.worker_ids(), request_s))
+            problem = finish([ask(number) for number in range(1, 1 + count)])
+            if problem is None and (unproved := finish([proving])) is not None:
+                raise LaunchError(
+                    f"{plan.mode} topology at {plan.url} is not ready: {unproved}; see the logs in {logs}"
+                )
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # interrupted: the frontend's end breaks what is still open
     if problem is not None:
-        logs = plan.workers[0].log_path.parent
         raise LaunchError(f"the first requests to {plan.url} failed: {problem}; see the logs in {logs}")
 
 
