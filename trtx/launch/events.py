@@ -13,10 +13,11 @@ EventKind = Literal[
     "exited",  # a process died that should not have
     "vanished",  # a live worker's discovery records are gone, or a live frontend answers nobody
     "lost",  # files that the topology needs or writes are gone
+    "recomputed",  # a decode worker computed prompts whose KV did not come from a prefill worker
     "unproved",  # everything is up again, and a real request fails
     "restarting",  # it will be started again
     "held-back",  # not yet: it could not begin, or not register
-    "recovered",  # every process is up again, and a real request went through
+    "recovered",  # every process is up again, a real request went through, and KV between each pair of workers
     "gave-up",  # the topology ends by itself
     "stopping",
     "stopped",

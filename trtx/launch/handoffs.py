@@ -29,10 +29,11 @@ TOKENS = 2
 """That each request asks for: the first is prefill's, and for one more decode needs the prompt's KV."""
 _HAND_OVER = ("torch", "tensorrt-llm")  # engines; the others keep no KV, so there is nothing to hand over
 _AT_ONCE = 8
-_ATTEMPTS = 2  # for each pair: the first read of all also connects
-_STRAYS = 4  # for each pair there is: requests that a router may send elsewhere than where it was asked to
-# Dynamo 1.4.2: HTTP headers that send a request to workers by their instance ids, whatever the router's mode.
+_STRAYS = 20  # requests for each decode worker: of a router that draws them, one in 1e8 is not among so many
+# Of Dynamo 1.4.2: to which workers a request goes, by their instance ids. Seen: a KV router goes by both, any other by
+# the prefill worker's alone, which has to be there, or the decode worker's is taken for it.
 _TO_DECODE, _TO_PREFILL, _REQUEST_ID = "x-worker-instance-id", "x-prefill-instance-id", "x-request-id"
+_UCX_DEVICE = "UCX_NET_DEVICES"
 _ASKED_TIMEOUT_S = 2.0
 _LOG_BYTES = 1 << 20
 
@@ -128,29 +129,33 @@ class HandoffProofs:
         return ask_worker_ids(self._url, self._plan.model) if self.pairs else {}
 
     def prove_missing(self, ids: Mapping[str, int], timeout_s: float) -> str | None:
-        """All that are missing, some at once. None, or why one of them is not proved. ``timeout_s``: of each request."""
+        """All that are missing. None, or a clause: the first pair that is not proved, with the cause.
+
+        ``ids``: see :meth:`worker_ids`. ``timeout_s``: of each request. One for each pair at once, which proves them
+        all where the router goes by what it is asked; then one after the other for what is left, as a router that
+        takes its decode workers in turn comes to each of them only so.
+        """
         missing = self.missing(ids)
-        pool = ThreadPoolExecutor(max_workers=min(len(missing), _AT_ONCE) or 1)
+        if not missing:
+            return None
+        pool = ThreadPoolExecutor(max_workers=min(len(missing), _AT_ONCE))
         try:
-            waiting = [pool.submit(self.prove, pair, ids, timeout_s) for pair in missing]
-            return next((problem for one in waiting if (problem := one.result()) is not None), None)
+            asked = list(pool.map(lambda pair: self._ask(pair, ids, timeout_s), missing))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+        proved = {pair for pair, problem in asked if problem is None}
+        for pair in missing:
+            if pair not in proved and (problem := self._insist(pair, ids, timeout_s, proved)) is not None:
+                return problem
+        return None
 
-    def prove(self, pair: Pair, ids: Mapping[str, int], timeout_s: float) -> str | None:
-        """Sends requests to ``pair`` until one moved KV. None, or why it is not proved: a clause with its cause.
-
-        ``ids``: see :meth:`worker_ids`. ``timeout_s``: of each request.
-        """
-        failures = 0
-        for _ in range(_ATTEMPTS + _STRAYS * len(self.pairs)):
-            answered, problem = self._ask(pair, ids, timeout_s)
-            if answered != pair:
-                continue
+    def _insist(self, pair: Pair, ids: Mapping[str, int], timeout_s: float, proved: set[Pair]) -> str | None:
+        """Asks until a request came to ``pair``. Adds each pair that moved KV meanwhile to ``proved``."""
+        for _ in range(_STRAYS * len({one.decode for one in self.pairs})):
+            came_to, problem = self._ask(pair, ids, timeout_s)
             if problem is None:
-                return None
-            failures += 1
-            if failures == _ATTEMPTS:
+                proved.add(came_to)
+            if came_to == pair:
                 return problem
         return f"the router sent no request from {self._told(pair.prefill)} to {self._told(pair.decode)}"
 
@@ -173,7 +178,7 @@ class HandoffProofs:
             return seen, None
         if facts.outcome == "whole":
             return pair, f"{self._told(facts.decode)} was given a request that no prefill worker had had"
-        return seen, self._sentence(seen, facts.because or "nothing of a new prompt was read")
+        return seen, self._sentence(seen, facts.because or "nothing of a new prompt was read", self._remedy(seen))
 
     def _send(self, pair: Pair, ids: Mapping[str, int], request_id: str, timeout_s: float) -> tuple[int, str]:
         """Status and body; status 0 and what went wrong where no answer came."""
@@ -187,21 +192,24 @@ class HandoffProofs:
             "nvext": {"extra_fields": ["engine_data"]},
         }
         headers = {_REQUEST_ID: request_id}
-        for header, name in ((_TO_PREFILL, pair.prefill), (_TO_DECODE, pair.decode)):
-            if name in ids:
-                headers[header] = str(ids[name])
+        if (lives := _lives(pair, ids)) is not None:
+            headers |= dict(zip((_TO_PREFILL, _TO_DECODE), map(str, lives), strict=True))
         try:
             code, answer = request(self._url, "POST", "/v1/completions", body, headers=headers, timeout_s=timeout_s)
             return code, answer.decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
             return 0, f"{type(error).__name__}: {error}"
 
-    def _sentence(self, pair: Pair, cause: str) -> str:
-        devices = {self._devices(name) for name in (pair.prefill, pair.decode)}
-        remedy = (
-            "" if devices == {""} else "; UCX_NET_DEVICES has to name a device of each over which it reaches the other"
-        )
+    def _sentence(self, pair: Pair, cause: str, remedy: str = "") -> str:
         return f"no KV came from {self._told(pair.prefill)} to {self._told(pair.decode)}: {_shortened(cause)}{remedy}"
+
+    def _remedy(self, pair: Pair) -> str:
+        """Of a pair that the network keeps apart, as far as can be told from here."""
+        ends = [self._workers.get(pair.prefill), self._workers.get(pair.decode)]
+        places = {(host_of(one), one.env.get(_UCX_DEVICE, "")) for one in ends if one is not None}
+        if len(places) < 2:
+            return ""
+        return f"; {_UCX_DEVICE} has to name a device on each side by which it reaches the other"
 
     def _told(self, name: str) -> str:
         """A worker as a person knows it: with its host and UCX's device, where they are known."""
@@ -214,8 +222,8 @@ class HandoffProofs:
 
     def _devices(self, name: str) -> str:
         worker = self._workers.get(name)
-        device = None if worker is None else worker.env.get("UCX_NET_DEVICES")
-        return "" if device is None else f"UCX_NET_DEVICES={device}"
+        device = None if worker is None else worker.env.get(_UCX_DEVICE)
+        return "" if device is None else f"{_UCX_DEVICE}={device}"
 
     def _logged(self, name: str, request_id: str) -> str:
         """What a worker of this machine logged of one request: the answer to a request that failed has none of it."""

@@ -266,6 +266,8 @@ class Supervisor:
     def _look_at_worker(self, slot: Slot, child: Child, registered: set[int], now: float) -> None:
         if (told := slot.look_at_status(child)) is not None:
             self._emit("lost", told, slot)
+        if (told := slot.look_at_handoffs()) is not None:
+            self._emit("recomputed", told, slot)
         if slot.status is not None:
             if self._guardian is not None:
                 self._guardian.watch_ranks(slot.spec.name, slot.status.ranks)
