@@ -17,7 +17,8 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from trtx.engine import ranks
 from trtx.engine.ranks import Rank
@@ -52,13 +53,16 @@ class Supervisor:
         on_event: Callable[[Event], None],
         *,
         guardian: Guardian | None = None,
-        route: Route | None = None,
+        routes: Mapping[str, Route] = MappingProxyType({}),
         scratch: Scratch | None = None,
+        everywhere: int = 0,
         spawn: Callable[[ProcessSpec], Child] = RealChild,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_event`` is called from the loop's thread. ``guardian`` is told of every process, ``route`` asks the
-        frontend, ``scratch`` holds the directory of the discovery records: what is None is told, asked or held not."""
+        """``on_event`` is called from the loop's thread. ``guardian`` is told of every process, ``routes`` ask the
+        frontends, by their names, ``scratch`` holds the directory of the discovery records: what is not there is told,
+        asked or held not. ``plan`` may be one host's share, ``everywhere`` is the number of workers on all hosts then.
+        """
         self.slots = [Slot(spec) for spec in plan.processes]
         self.registry = registry_of(plan)
         self.failure: str | None = None
@@ -69,13 +73,15 @@ class Supervisor:
         self._guardian = guardian
         self._scratch = scratch
         self._run_directory = RunDirectory(plan)
-        self._frontend = FrontendWatch(plan, route)
+        self._frontends = {spec.name: FrontendWatch(plan, spec, routes.get(spec.name)) for spec in plan.frontends}
+        self._everywhere = everywhere
+        self._registered = 0  # workers of all hosts, by the last look that could tell
         self._spawn = spawn
         self._clock = clock
         self._next_look = 0.0
         self._has_been_ready = False
         self._is_degraded = False
-        self._whole_since: float | None = None
+        self._told_of_others = ""
         self._told_of_route = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -98,13 +104,20 @@ class Supervisor:
 
     @property
     def is_whole(self) -> bool:
-        """Every process is up, and the records to delete at its death are known."""
-        return all(slot.state == "up" for slot in self.slots)
+        """Every process is up, and the records to delete at its death are known; and so are those of other hosts."""
+        return all(slot.state == "up" for slot in self.slots) and not self.elsewhere
+
+    @property
+    def elsewhere(self) -> str:
+        """What other hosts lack, such as ``1 of 3 workers are registered``; empty where they lack nothing."""
+        if self._registered >= self._everywhere:
+            return ""
+        return f"{self._registered} of {self._everywhere} workers are registered"
 
     @property
     def frontend_error(self) -> str:
-        """The last error in the running frontend's log that is about more than one request; empty without one."""
-        return self._frontend.last_error
+        """The last error in a running frontend's log that is about more than one request; empty without one."""
+        return next((watch.last_error for watch in self._frontends.values() if watch.last_error), "")
 
     def step(self) -> None:
         """One look at every process: deaths first, then due restarts, then registry and status."""
@@ -156,7 +169,7 @@ class Supervisor:
             return
         slot.begin(child, self._clock())
         if slot.spec.role == "frontend":
-            self._frontend.begin(child.log)
+            self._frontends[slot.spec.name].begin(child.log)
         self.sessions.append(child.pid)
         if self._guardian is not None:
             self._guardian.watch(child.pid)
@@ -192,11 +205,15 @@ class Supervisor:
         tail = child.log.tail()
         if status is not None and status.error and status.error not in tail:
             what += f"; its status file says: {status.error}"
-        if slot.spec.role == "frontend" and not slot.had_served and (thief := taken(self._plan.host, self._plan.port)):
+        if not slot.had_served and (thief := self._thief_of(slot.spec)):
             what += f": {thief}, which it needs; log: {slot.spec.log_path}"
         elif slot.ended_because is None:
             what += f"; {child.log.last_words(f'{slot.spec.name} {how}')}"
         self._restart_or_give_up(slot, what, exit_text, tail)
+
+    def _thief_of(self, spec: ProcessSpec) -> str | None:
+        """Who has the HTTP port of a frontend that could not listen on it."""
+        return taken(*self._plan.http_of(spec)) if spec.role == "frontend" else None
 
     def _restart_or_give_up(self, slot: Slot, what: str, exit_text: str, tail: str) -> None:
         if not self._has_been_ready:
@@ -220,18 +237,19 @@ class Supervisor:
         if self._scratch is not None and (problem := self._scratch.problem()) is not None:
             self._start_over(self._scratch, problem)
             return
-        try:
+        for slot in self.slots:
+            if slot.spec.role == "frontend" and slot.child is not None and self.failure is None:
+                self._look_at_frontend(slot, slot.child)
+        # No descriptor to be had, an odd file system, an etcd that does not answer: not known is not gone, and the next
+        # look asks.
+        with contextlib.suppress(OSError):
             registered = self.registry.worker_ids()
             for slot in self.slots:
-                if slot.child is None or self.failure is not None:
-                    continue
-                if slot.spec.role == "frontend":
-                    self._look_at_frontend(slot, slot.child)
-                else:
+                if slot.spec.role != "frontend" and slot.child is not None and self.failure is None:
                     self._look_at_worker(slot, slot.child, registered, now)
-        except OSError:  # no descriptor to be had, an odd file system: not known is not gone, and the next look asks
-            return
-        self._look_at_route(now)
+            self._registered = len(registered)
+            self._look_elsewhere()
+        self._look_at_routes(now)
 
     def _start_over(self, scratch: Scratch, problem: str) -> None:
         """Without its directory no process of a topology finds another, ever again: see :mod:`trtx.launch.scratch`."""
@@ -255,17 +273,33 @@ class Supervisor:
         slot.ended_because = because
         child.kill_group()
 
+    def _look_elsewhere(self) -> None:
+        """Tells of workers of other hosts that are gone: they are started again there, and proved here."""
+        if not self._has_been_ready or self.elsewhere == self._told_of_others:
+            return
+        is_own = any(slot.state != "up" for slot in self.slots)
+        if self.elsewhere and is_own:  # what is missing may be ours, and is told as such
+            return
+        self._told_of_others = self.elsewhere
+        if self.elsewhere:
+            self._is_degraded = True
+            self._emit("lost", f"workers of other hosts are gone: {self.elsewhere}; what is there serves on")
+
     def _look_at_frontend(self, slot: Slot, child: Child) -> None:
-        self._frontend.look()
-        if self._frontend.refusal and not self._has_been_ready:
-            self._give_up(self._frontend.refusal)
+        watch = self._frontends[slot.spec.name]
+        watch.look()
+        if watch.refusal and not self._has_been_ready:
+            self._give_up(watch.refusal)
         # Its own listener: something else may have taken the port since it was chosen.
-        if slot.state != "up" and self._plan.port in listening_ports(child.pid):
-            self._is_up(slot, f"listens on port {self._plan.port}")
+        port = self._plan.http_of(slot.spec)[1]
+        if slot.state != "up" and port in listening_ports(child.pid):
+            self._is_up(slot, f"listens on port {port}")
 
     def _look_at_worker(self, slot: Slot, child: Child, registered: set[int], now: float) -> None:
         if (told := slot.look_at_status(child)) is not None:
             self._emit("lost", told, slot)
+        if (told := slot.look_at_handoffs()) is not None:
+            self._emit("recomputed", told, slot)
         if slot.status is not None:
             if self._guardian is not None:
                 self._guardian.watch_ranks(slot.spec.name, slot.status.ranks)
@@ -306,23 +340,32 @@ class Supervisor:
         self._emit("vanished", f"{slot.spec.name} (pid {child.pid}) lives but {because}; it is started again", slot)
         self._kill(slot, child, because)
 
-    def _look_at_route(self, now: float) -> None:
+    def _look_at_routes(self, now: float) -> None:
         if not self._has_been_ready:
             return
-        self._whole_since = (self._whole_since or now) if self.is_whole else None
-        frontend = self.slots[0]
-        judged = self._frontend.judge(frontend, self._whole_since, now, wants_proof=self._is_degraded)
-        if judged is None:
-            return
-        if judged.is_now == "useless" and frontend.child is not None:
-            self._serves_nobody(frontend, frontend.child, judged.because)
-        elif judged.is_now == "hopeless":
-            self._give_up(judged.because)
-        elif judged.is_now == "unproved":
-            self._tell_of_route(judged.because)
-        elif judged.is_now == "proved":
+        has_workers = all(slot.state == "up" for slot in self.slots if slot.spec.role != "frontend")
+        has_workers = has_workers and not self.elsewhere
+        proved = []
+        for slot in self.slots:
+            if slot.spec.role != "frontend":
+                continue
+            judged = self._frontends[slot.spec.name].judge(
+                slot, now, is_whole=has_workers and slot.state == "up", wants_proof=self._is_degraded
+            )
+            if judged is None:
+                continue
+            if judged.is_now == "useless" and slot.child is not None:
+                self._serves_nobody(slot, slot.child, judged.because)
+            elif judged.is_now == "hopeless":
+                self._give_up(judged.because)
+            elif judged.is_now == "unproved":
+                self._tell_of_route(judged.because)
+            elif judged.is_now == "proved":
+                proved.append(judged.because)
+        if self._is_degraded and self.is_whole and len(proved) == len(self._frontends):
             self._is_degraded, self._told_of_route = False, ""
-            self._emit("recovered", "the topology is whole again" + (judged.because and f": {judged.because}"))
+            told = proved[0] if proved else ""
+            self._emit("recovered", "the topology is whole again" + (told and f": {told}"))
 
     def _tell_of_route(self, told: str) -> None:
         if told != self._told_of_route:
