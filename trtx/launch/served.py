@@ -112,7 +112,7 @@ def serve(
                 HOLDER.hold(host, port)
         scratch = _make_directories(plan)
         cleanup.callback(scratch.remove)
-        guardian = Guardian(plan.marker, plan.scratch_dir)
+        guardian = Guardian(plan.marker, plan.scratch_dir, plan.etcd)
         cleanup.callback(guardian.goodbye)
         route = Route(plan)
         cleanup.callback(route.close)
@@ -151,6 +151,7 @@ def serve(
                     deadline_s=timeouts.drain_s if has_served else timeouts.abandon_s,
                     hurry=lambda: interruption.is_hurried or interruption.count > before,
                 )
+                supervisor.leave()
             on_event(Event("stopped", _stop_summary(endings)))
 
 

@@ -21,8 +21,8 @@ from collections.abc import Callable
 
 from trtx.engine import ranks
 from trtx.engine.ranks import Rank
-from trtx.launch.children import Child, RealChild, describe_exit
-from trtx.launch.discovery import listening_ports, owner, registry_of
+from trtx.launch.children import Child, describe_exit
+from trtx.launch.discovery import listening_ports, owner, registry_of, spawner_of
 from trtx.launch.events import Event, EventKind
 from trtx.launch.frontend_watch import FrontendWatch
 from trtx.launch.guardian import Guardian
@@ -32,6 +32,7 @@ from trtx.launch.route import Route
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
 from trtx.launch.slots import Restart, Slot
+from trtx.planes.registry import RegistryUnknown
 from trtx.topology import Plan, ProcessSpec
 
 logger = logging.getLogger(__name__)
@@ -54,11 +55,12 @@ class Supervisor:
         guardian: Guardian | None = None,
         route: Route | None = None,
         scratch: Scratch | None = None,
-        spawn: Callable[[ProcessSpec], Child] = RealChild,
+        spawn: Callable[[ProcessSpec], Child] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``on_event`` is called from the loop's thread. ``guardian`` is told of every process, ``route`` asks the
-        frontend, ``scratch`` holds the directory of the discovery records: what is None is told, asked or held not."""
+        frontend, ``scratch`` holds the directory of the discovery records: what is None is told, asked or held not.
+        ``spawn`` None: as the plan has it, with its secrets. Raises UsageError where these can't be read."""
         self.slots = [Slot(spec) for spec in plan.processes]
         self.registry = registry_of(plan)
         self.failure: str | None = None
@@ -70,13 +72,14 @@ class Supervisor:
         self._scratch = scratch
         self._run_directory = RunDirectory(plan)
         self._frontend = FrontendWatch(plan, route)
-        self._spawn = spawn
+        self._spawn = spawn or spawner_of(plan)
         self._clock = clock
         self._next_look = 0.0
         self._has_been_ready = False
         self._is_degraded = False
         self._whole_since: float | None = None
         self._told_of_route = ""
+        self._told_unknown: str | None = None  # why it is not known what is registered, as it was told
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
@@ -91,6 +94,14 @@ class Supervisor:
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()
+
+    def leave(self) -> None:
+        """After the end of every child: nothing of theirs stays registered, and the registry is let go of."""
+        for slot in self.slots:
+            if slot.worker_id is not None:
+                with contextlib.suppress(OSError):  # what it holds ends with its time
+                    self.registry.remove(slot.worker_id)
+        self.registry.close()
 
     def mark_ready(self) -> None:
         """The topology is ready for the first time: deaths are answered with restarts from now on."""
@@ -176,7 +187,8 @@ class Supervisor:
         status = slot.status
         worker_id = status.worker_id if status is not None and status.worker_id is not None else slot.worker_id
         if worker_id is not None:
-            self.registry.remove(worker_id)
+            with contextlib.suppress(OSError):
+                self.registry.remove(worker_id)
         child.kill_group()
         left_behind = _end_ranks_outside(status.ranks, child.pid) if status is not None else ()
         slot.child, slot.state = None, "ended"
@@ -221,7 +233,7 @@ class Supervisor:
             self._start_over(self._scratch, problem)
             return
         try:
-            registered = self.registry.worker_ids()
+            registered = self._registered()
             for slot in self.slots:
                 if slot.child is None or self.failure is not None:
                     continue
@@ -232,6 +244,19 @@ class Supervisor:
         except OSError:  # no descriptor to be had, an odd file system: not known is not gone, and the next look asks
             return
         self._look_at_route(now)
+
+    def _registered(self) -> set[int] | None:
+        """Workers that are registered now; None where that can't be known, which is no reason to look at nothing."""
+        try:
+            registered = self.registry.worker_ids()
+        except RegistryUnknown as error:
+            if self._told_unknown is None:
+                self._told_unknown = str(error)
+                if self._has_been_ready:
+                    self._emit("lost", f"{error}; what runs serves on from what it knows")
+            return None
+        self._told_unknown = None
+        return registered
 
     def _start_over(self, scratch: Scratch, problem: str) -> None:
         """Without its directory no process of a topology finds another, ever again: see :mod:`trtx.launch.scratch`."""
@@ -263,7 +288,7 @@ class Supervisor:
         if slot.state != "up" and self._plan.port in listening_ports(child.pid):
             self._is_up(slot, f"listens on port {self._plan.port}")
 
-    def _look_at_worker(self, slot: Slot, child: Child, registered: set[int], now: float) -> None:
+    def _look_at_worker(self, slot: Slot, child: Child, registered: set[int] | None, now: float) -> None:
         if (told := slot.look_at_status(child)) is not None:
             self._emit("lost", told, slot)
         if slot.status is not None:
@@ -274,6 +299,12 @@ class Supervisor:
                 return
         if slot.worker_id is None and slot.status is not None:
             slot.worker_id = slot.status.worker_id
+        if slot.worker_id is not None and self._guardian is not None:
+            self._guardian.watch_worker(slot.spec.name, slot.worker_id)
+        if registered is None:
+            if slot.state != "up" and slot.status is not None:
+                slot.state = "loading"
+            return
         if slot.worker_id is None and registered:  # no status file, or one that could not be written to its end
             claimed = {other.worker_id for other in self.slots if other.worker_id is not None}
             slot.worker_id = owner(self.registry, child.pid, claimed)
