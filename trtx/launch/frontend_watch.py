@@ -6,6 +6,7 @@ not count a registered worker, which takes it milliseconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,3 +101,32 @@ class FrontendWatch:
         if route.handoff_problem:
             return Judgement("unproved", f"every process is up again, but {route.handoff_problem}")
         return None
+
+
+class FrontendWatches:
+    """Those of all frontends of a plan: each is judged by itself, so one that is lost costs the others nothing."""
+
+    def __init__(self, plan: Plan, routes: Mapping[str, Route]) -> None:
+        """``routes``: by frontends' names."""
+        self._watches = {spec.name: FrontendWatch(plan, spec, routes.get(spec.name)) for spec in plan.frontends}
+
+    def of(self, slot: Slot) -> FrontendWatch:
+        return self._watches[slot.spec.name]
+
+    @property
+    def last_error(self) -> str:
+        """Of the first that has one; empty without one."""
+        return next((watch.last_error for watch in self._watches.values() if watch.last_error), "")
+
+    def judge(
+        self, slots: Sequence[Slot], now: float, *, lacks: bool, wants_proof: bool
+    ) -> list[tuple[Slot, Judgement]]:
+        """Each of which there is something to tell. ``slots``: of every process; ``lacks``: another host does."""
+        has_workers = not lacks and all(slot.state == "up" for slot in slots if slot.spec.role != "frontend")
+        judged = []
+        for slot in (slot for slot in slots if slot.spec.role == "frontend"):
+            is_whole = has_workers and slot.state == "up"
+            found = self.of(slot).judge(slot, now, is_whole=is_whole, wants_proof=wants_proof)
+            if found is not None:
+                judged.append((slot, found))
+        return judged

@@ -117,7 +117,7 @@ def serve(
         held = _hold_ports(plan)
         scratch = _make_directories(plan)
         cleanup.callback(scratch.remove)
-        guardian = Guardian(plan.marker, plan.scratch_dir)
+        guardian = Guardian(plan.marker, plan.scratch_dir, plan.etcd)
         cleanup.callback(guardian.goodbye)
         handoffs = HandoffProofs(whole, plan.url)
         routes = {one.name: Route(whole, handoffs, url=plan.url_of(one)) for one in plan.frontends}
@@ -127,7 +127,6 @@ def serve(
         supervisor = Supervisor(
             plan, on_event, guardian=guardian, routes=routes, scratch=scratch, everywhere=everywhere
         )
-        cleanup.callback(supervisor.registry.close)
         topology = ServedTopology(plan, whole, supervisor, interruption)
         on_slots(topology.slots)
         HOLDER.release(held)
@@ -163,6 +162,7 @@ def serve(
                     deadline_s=timeouts.drain_s if has_served else timeouts.abandon_s,
                     hurry=lambda: interruption.is_hurried or interruption.count > before,
                 )
+                supervisor.leave()
             on_event(Event("stopped", _stop_summary(endings)))
 
 
