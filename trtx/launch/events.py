@@ -9,6 +9,7 @@ from typing import Literal
 EventKind = Literal[
     "starting",  # a process was started
     "up",  # the frontend listens; a worker has loaded and is registered
+    "waiting",  # every process here is up, and other hosts lack some
     "ready",  # the whole topology answered a real request
     "exited",  # a process died that should not have
     "vanished",  # a live worker's discovery records are gone, or a live frontend answers nobody
