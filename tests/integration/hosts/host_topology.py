@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from namespaces import Host, Hosts
 from processes import HTTP, Child, Topology
@@ -61,17 +60,18 @@ class HostsTopology(Topology):
             | self.extra_environment
         )
 
-    def spawn(self, name: str, argv: list[str], environment: dict[str, str] | None = None, **options: Any) -> Child:
+    def spawn(
+        self, name: str, argv: list[str], environment: dict[str, str] | None = None, through: tuple[str, ...] = ()
+    ) -> Child:
         self.places[name] = self.host
-        return super().spawn(name, argv, environment, **options)
+        return super().spawn(name, argv, environment, through or self.host.through())
 
     def start_frontend(self, *flags: str) -> Child:
         """Where it runs the model's files are not: they come from the workers, into a home of its own."""
         home = self.directory / "home"
         home.mkdir(exist_ok=True)
         argv = ["-m", "trtx.frontend", "--http-host", self.host.address, "--http-port", str(self.port)]
-        hide = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', os.fspath(self.model))
-        return self.spawn("frontend", [*argv, *flags], {"HOME": os.fspath(home)}, through=hide)
+        return self.spawn("frontend", [*argv, *flags], {"HOME": os.fspath(home)}, self.host.through(self.model))
 
     def metric(self, worker: Child, name: str) -> float:
         """The sum of the samples called ``name``, labels in it included as ``name{outcome="..."``."""

@@ -24,6 +24,13 @@ PACKAGES = {"ip": "iproute2", "ss": "iproute2", "etcd": "etcd-server", "nats-ser
 _CLONE_NEWNET = 0x40000000
 _NAMES = ("node1", "node2")
 _DEVICE = "eth1"  # the same name on both, as on machines of one kind
+# UCX knows the devices that /sys shows, and /sys shows those of the namespace that it was mounted in.
+_EXECUTE = """
+mount -t sysfs sysfs /sys || exit 1
+while [ "$1" != -- ]; do mount -t tmpfs tmpfs "$1" || exit 1; shift; done
+shift
+exec "$@"
+"""
 _REMOVE = """
 trap '' INT TERM HUP
 cat >/dev/null
@@ -52,7 +59,9 @@ def lacking() -> str | None:
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if made.returncode == 0:
         made = subprocess.run(
-            ["ip", "-n", name, "link", "add", "a", "type", "veth", "peer", "name", "b"], capture_output=True, text=True
+            ["ip", "-n", name, "link", "add", "one", "type", "veth", "peer", "name", "two"],
+            capture_output=True,
+            text=True,
         )
         subprocess.run(["ip", "netns", "delete", name], check=True)
     if made.returncode != 0:
@@ -79,6 +88,14 @@ class Host:
                 yield
             finally:
                 _set_namespace(before.fileno())
+
+    @staticmethod
+    def through(*hidden: Path) -> tuple[str, ...]:
+        """What executes the command that follows it, with this host's /sys and nothing in the ``hidden`` directories.
+
+        For a thread that is on the host. The process stays the same.
+        """
+        return ("unshare", "--mount", "sh", "-c", _EXECUTE, "sh", *map(os.fspath, hidden), "--")
 
     def received_bytes(self) -> int:
         """What came over the link since it was made."""

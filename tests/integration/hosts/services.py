@@ -16,7 +16,7 @@ from namespaces import Host
 from processes import until
 
 ETCD_PORT = 2379
-_PEER_PORT = 2380
+ETCD_PEER_PORT = 2380
 NATS_PORT = 4222
 # Above a prompt of 128 Ki tokens: with the server's own 1 MiB one that is longer costs its worker (Dynamo 1.4.2).
 MAX_PAYLOAD_BYTES = 8 << 20
@@ -59,7 +59,7 @@ class Service:
 
 
 def etcd(host: Host, directory: Path) -> Service:
-    client, peer = f"http://{host.address}:{ETCD_PORT}", f"http://{host.address}:{_PEER_PORT}"
+    client, peer = f"http://{host.address}:{ETCD_PORT}", f"http://{host.address}:{ETCD_PEER_PORT}"
     argv = ["etcd", "--name", host.name, "--data-dir", os.fspath(directory / "data"), "--log-level", "warn"]
     argv += ["--listen-client-urls", client, "--advertise-client-urls", client]
     argv += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]

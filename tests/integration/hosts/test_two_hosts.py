@@ -11,7 +11,7 @@ import pytest
 from host_topology import HostsTopology, Planes, over_hosts
 from namespaces import Host, Hosts
 from processes import HTTP, until
-from services import ETCD_PORT, NATS_PORT
+from services import ETCD_PEER_PORT, ETCD_PORT, NATS_PORT
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.llmapi import LLM, SamplingParams
@@ -71,15 +71,16 @@ def answer(running: HostsTopology, prompt: list[int]) -> list[int]:
     return [int(token.removeprefix("token_id:")) for token in said["choices"][0]["logprobs"]["tokens"]]
 
 
-def listening(host: Host) -> set[tuple[int, str, int]]:
-    """Process, address and port of every TCP and UDP socket of a host on which something is waited for."""
-    found = set()
+def listening(host: Host) -> dict[int, list[tuple[str, int]]]:
+    """Process -> address and port of each of its sockets on a host, TCP and UDP, on which something is waited for."""
+    found: dict[int, list[tuple[str, int]]] = {}
     with host.entered():
         for protocol in ("-t", "-u"):
             argv = ["ss", "-Hlnp", protocol]
             for line in subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines():
                 address, _, port = line.split()[3].rpartition(":")
-                found |= {(int(pid), address.partition("%")[0], int(port)) for pid in re.findall(r"pid=(\d+)", line)}
+                for pid in re.findall(r"pid=(\d+)", line) or ["0"]:
+                    found.setdefault(int(pid), []).append((address, int(port)))
     return found
 
 
@@ -96,16 +97,26 @@ def test_prefill_here_and_decode_there_say_what_one_engine_says(
     until("every lease is released", lambda: disagg.metric(prefill, "trtx_leases") == 0, seconds=10)
 
 
-def test_nothing_listens_but_on_its_hosts_address(disagg: HostsTopology, hosts: Hosts, servers: Planes) -> None:
+def test_nothing_listens_but_what_is_known_on_its_hosts_address(
+    disagg: HostsTopology, hosts: Hosts, servers: Planes
+) -> None:
     frontend, prefill, decode = disagg.children
-    sockets = {host: listening(host) for host in hosts}
-    for host, found in sockets.items():
-        assert {address for _, address, _ in found} == {host.address}
-    processes = [child.process.pid for child in (frontend, prefill)]
     assert servers.etcd.process is not None and servers.nats.process is not None
-    servers_pids = {servers.etcd.process.pid, servers.nats.process.pid}
-    assert {ETCD_PORT, NATS_PORT} < {port for pid, _, port in sockets[hosts.first] if pid in servers_pids}
-    print(processes, sockets, decode.process.pid)
+    first, second = listening(hosts.first), listening(hosts.second)
+    for host, sockets in ((hosts.first, first), (hosts.second, second)):
+        assert {address for found in sockets.values() for address, _ in found} == {host.address}
+    ports = {pid: {port for _, port in found} for pid, found in (first | second).items()}
+    engines = {worker.name: worker.status()["ranks"][0]["pid"] for worker in (prefill, decode)}
+    known = {servers.etcd.process.pid, servers.nats.process.pid, frontend.process.pid}
+    known |= {prefill.process.pid, decode.process.pid, *engines.values()}
+    assert ports.keys() == known
+    assert ports[servers.etcd.process.pid] == {ETCD_PORT, ETCD_PEER_PORT}
+    assert ports[servers.nats.process.pid] == {NATS_PORT}
+    # Besides its HTTP port, one where workers send answers to; besides its system port, one that takes requests; UCX's.
+    assert disagg.port in ports[frontend.process.pid] and len(ports[frontend.process.pid]) == 2
+    for worker in (prefill, decode):
+        assert worker.system_port in ports[worker.process.pid] and len(ports[worker.process.pid]) == 2
+        assert len(ports[engines[worker.name]]) == 1
 
 
 def test_a_worker_on_each_host_says_what_one_engine_says(agg: HostsTopology, expected: list[list[int]]) -> None:
