@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from host_topology import HostsTopology, Planes, over_hosts
 from namespaces import Host, Hosts
-from processes import HTTP, until
+from processes import HTTP, Child, Topology, topology, until
 from services import ETCD_PEER_PORT, ETCD_PORT, NATS_PORT
+from test_worker import metric
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.topology.commands import KV_ROUTER_FLAGS
 from trtx.torch_engine.llmapi import LLM, SamplingParams
 
 BLOCK = 16
@@ -51,19 +56,20 @@ def disagg(hosts: Hosts, servers: Planes) -> Iterator[HostsTopology]:
         yield running
 
 
-@pytest.fixture
-def agg(hosts: Hosts, servers: Planes) -> Iterator[HostsTopology]:
+@contextlib.contextmanager
+def agg(hosts: Hosts, *frontend_flags: str) -> Iterator[HostsTopology]:
     """A worker on each host."""
     with over_hosts(hosts, "agg", resolve_checkpoint("synthetic:tiny").path) as running:
-        running.start_frontend("--router-mode", "round-robin")
+        running.start_frontend(*frontend_flags)
         for number, host in enumerate(hosts):
             with running.on(host):
                 running.start_worker(f"agg-{number}", engine="torch", **TORCH)
         running.wait_ready(aggregated=2)
         yield running
+    shutil.rmtree(running.directory)
 
 
-def answer(running: HostsTopology, prompt: list[int]) -> list[int]:
+def answer(running: Topology, prompt: list[int]) -> list[int]:
     """The ids of an answer's tokens."""
     body = {"model": running.model_name, "prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0}
     body |= {"ignore_eos": True, "logprobs": 1, "return_tokens_as_token_ids": True}
@@ -119,8 +125,45 @@ def test_nothing_listens_but_what_is_known_on_its_hosts_address(
         assert len(ports[engines[worker.name]]) == 1
 
 
-def test_a_worker_on_each_host_says_what_one_engine_says(agg: HostsTopology, expected: list[list[int]]) -> None:
-    for prompt, tokens in zip(PROMPTS, expected, strict=True):
-        assert [answer(agg, prompt) for _ in range(4)] == [tokens] * 4
-    served = [agg.metric(worker, 'trtx_requests_total{outcome="length"') for worker in agg.children[1:]]
+@pytest.mark.proof
+def test_a_worker_on_each_host_says_what_one_engine_says(
+    hosts: Hosts, servers: Planes, expected: list[list[int]]
+) -> None:
+    with agg(hosts, "--router-mode", "round-robin") as running:
+        for prompt, tokens in zip(PROMPTS, expected, strict=True):
+            assert [answer(running, prompt) for _ in range(4)] == [tokens] * 4
+        served = [running.metric(worker, 'trtx_requests_total{outcome="length"') for worker in running.children[1:]]
     assert served == [10, 10], "both hosts served"
+
+
+def hit_rate(running: Topology, metric: Callable[[Child, str], float]) -> float:
+    """Of the prompt tokens of all workers: 9 prefixes of 128 tokens, each asked 4 times with 16 tokens of its own.
+
+    9 is odd: in turn over two workers each prefix would come to each of them.
+    """
+    for turn in range(4):
+        for prefix in range(9):
+            own = [(turn * 97 + prefix * 11 + at * 7) % 1000 + 5 for at in range(BLOCK)]
+            answer(running, [(prefix * 101 + at * 13) % 1000 + 5 for at in range(8 * BLOCK)] + own)
+    workers = running.children[1:]
+    assert all(metric(worker, "trtx_prompt_tokens_total") for worker in workers), "every worker has served"
+    cached, prompts = (
+        sum(metric(worker, f"trtx_{name}_tokens_total") for worker in workers) for name in ("cached", "prompt")
+    )
+    return cached / prompts
+
+
+@pytest.mark.proof
+def test_the_router_knows_the_prefixes_of_both_hosts_as_of_one(hosts: Hosts, servers: Planes, tmp_path: Path) -> None:
+    flags = ("--router-mode", "kv", "--kv-cache-block-size", str(BLOCK), *KV_ROUTER_FLAGS)
+    with topology(tmp_path, resolve_checkpoint("synthetic:tiny").path) as one_machine:
+        one_machine.start_frontend(*flags)
+        for number in range(2):
+            one_machine.start_worker(f"agg-{number}", engine="torch", **TORCH)
+        one_machine.wait_ready(aggregated=2)
+        on_one = hit_rate(one_machine, metric)
+    with agg(hosts, *flags) as running:
+        over_two = hit_rate(running, running.metric)
+    print(f"prefix hit rate on one machine {on_one:.3f}, over two hosts {over_two:.3f}, at most {3 / 4 * 8 / 9:.3f}")
+    assert over_two >= on_one - 0.03
+    assert over_two > 0.6
