@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from host_servers import ETCD_PORT, NATS_PORT, Service, etcd, nats
 from namespaces import Host, Hosts
 from processes import HTTP, Child, Topology
-from services import ETCD_PORT, NATS_PORT, Service, etcd, nats
 
 LEASE_TTL_S = 30
 _ONE_MACHINE = ("DYN_FILE_KV", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_ZMQ_BROKER_URL")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from host_servers import ETCD_PEER_PORT, ETCD_PORT, NATS_PORT
 from host_topology import HostsTopology, Planes, over_hosts
 from namespaces import Host, Hosts
 from processes import HTTP, Child, Topology, topology, until
-from services import ETCD_PEER_PORT, ETCD_PORT, NATS_PORT
 from test_worker import metric
 
 from trtx.checkpoint import resolve_checkpoint
