@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
-from host_topology import Planes, planes
+from host_topology import Servers, servers_on
 from namespaces import Hosts, lacking, two_hosts
 
 
@@ -20,6 +20,6 @@ def hosts() -> Iterator[Hosts]:
 
 
 @pytest.fixture(scope="module")
-def servers(hosts: Hosts) -> Iterator[Planes]:
-    with planes(hosts) as started:
+def servers(hosts: Hosts) -> Iterator[Servers]:
+    with servers_on(hosts.first, hosts.directory) as started:
         yield started

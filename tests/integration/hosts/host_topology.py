@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from host_servers import ETCD_PORT, NATS_PORT, Service, etcd, nats
+from host_servers import ETCD_PORT, NATS_PORT, HostEtcd, HostServer, etcd, nats
 from namespaces import Host, Hosts
 from processes import HTTP, Child, Topology
 
@@ -84,27 +84,24 @@ class HostsTopology(Topology):
         return sum(values)
 
 
-@dataclass
-class Planes:
+@dataclass(frozen=True)
+class Servers:
     """The two servers of a topology over hosts."""
 
-    etcd: Service
-    nats: Service
+    etcd: HostEtcd
+    nats: HostServer
 
 
 @contextlib.contextmanager
-def planes(hosts: Hosts) -> Iterator[Planes]:
-    """etcd and NATS on the first host; they end with the hosts at the latest."""
-    started = Planes(etcd(hosts.first, hosts.directory / "etcd"), nats(hosts.first, hosts.directory / "nats"))
-    services = (started.etcd, started.nats)
+def servers_on(host: Host, directory: Path) -> Iterator[Servers]:
+    servers = Servers(etcd(host, directory / "etcd"), nats(host, directory / "nats"))
     try:
-        for service in services:
-            service.start()
-        yield started
+        servers.etcd.start()
+        servers.nats.start()
+        yield servers
     finally:
-        for service in services:
-            if service.process is not None and service.process.poll() is None:
-                service.kill()
+        servers.nats.end()
+        servers.etcd.end()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from host_servers import ETCD_PEER_PORT, ETCD_PORT, NATS_PORT
-from host_topology import HostsTopology, Planes, over_hosts
+from host_topology import HostsTopology, Servers, over_hosts
 from namespaces import Host, Hosts
 from processes import HTTP, Child, Topology, topology, until
 from test_worker import metric
@@ -45,7 +45,7 @@ def expected() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def disagg(hosts: Hosts, servers: Planes) -> Iterator[HostsTopology]:
+def disagg(hosts: Hosts, servers: Servers) -> Iterator[HostsTopology]:
     """Prefill beside the frontend, decode on the other host."""
     with over_hosts(hosts, "disagg", resolve_checkpoint("synthetic:tiny").path) as running:
         running.start_frontend("--migration-limit", "3")
@@ -104,7 +104,7 @@ def test_prefill_here_and_decode_there_say_what_one_engine_says(
 
 
 def test_nothing_listens_but_what_is_known_on_its_hosts_address(
-    disagg: HostsTopology, hosts: Hosts, servers: Planes
+    disagg: HostsTopology, hosts: Hosts, servers: Servers
 ) -> None:
     frontend, prefill, decode = disagg.children
     assert servers.etcd.process is not None and servers.nats.process is not None
@@ -127,7 +127,7 @@ def test_nothing_listens_but_what_is_known_on_its_hosts_address(
 
 @pytest.mark.proof
 def test_a_worker_on_each_host_says_what_one_engine_says(
-    hosts: Hosts, servers: Planes, expected: list[list[int]]
+    hosts: Hosts, servers: Servers, expected: list[list[int]]
 ) -> None:
     with agg(hosts, "--router-mode", "round-robin") as running:
         for prompt, tokens in zip(PROMPTS, expected, strict=True):
@@ -154,7 +154,7 @@ def hit_rate(running: Topology, metric: Callable[[Child, str], float]) -> float:
 
 
 @pytest.mark.proof
-def test_the_router_knows_the_prefixes_of_both_hosts_as_of_one(hosts: Hosts, servers: Planes, tmp_path: Path) -> None:
+def test_the_router_knows_the_prefixes_of_both_hosts_as_of_one(hosts: Hosts, servers: Servers, tmp_path: Path) -> None:
     flags = ("--router-mode", "kv", "--kv-cache-block-size", str(BLOCK), *KV_ROUTER_FLAGS)
     with topology(tmp_path, resolve_checkpoint("synthetic:tiny").path) as one_machine:
         one_machine.start_frontend(*flags)
