@@ -161,7 +161,7 @@ def test_prompts_that_were_computed_a_second_time_are_told_at_the_first_and_when
     assert len(told) == 2
     assert told[0] == (
         "decode-0 computed 1 of 81 prompts a second time, whose KV had to come from a prefill worker; of the last one "
-        "it was prefill-1: late"
+        "it was prefill-1: no way"
     )
     assert told[1].startswith("decode-0 computed 3 of 83 prompts")
 
