@@ -82,12 +82,8 @@ def doctor(
     wanted = Wanted(engine, port, output)
     if hosts is not None:
         from trtx.config.hosts import read_hosts
-        from trtx.launch import this_host as find_this_host
-        from trtx.topology import PlannedHost
 
-        spec = read_hosts(hosts)
-        named = [PlannedHost(host.name, host.address, host.device or "") for host in spec.hosts]
-        wanted = replace(wanted, hosts=WantedHosts(spec, find_this_host(named, this_host), wait))
+        wanted = replace(wanted, hosts=WantedHosts(read_hosts(hosts), this_host, wait))
     checks = examine(wanted)
     broken = [check for check in checks if check.status == "failed"]
     warnings = [check for check in checks if check.status == "warning"]

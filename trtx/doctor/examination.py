@@ -12,6 +12,8 @@ from trtx.doctor.facts import Facts
 from trtx.doctor.gather import gather_gpus, gather_hosts, gather_software, gather_system, gather_topologies
 from trtx.doctor.judge import judge
 from trtx.engine import resolve_kind
+from trtx.launch import this_host
+from trtx.topology import PlannedHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +28,27 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class WantedHosts:
-    """A topology over several hosts, of which this machine is one. ``wait_s``: for the doctors of the others."""
+    """A topology over several hosts, of which this machine is one: ``this_host``, or the one whose address it has.
+    ``wait_s``: for the doctors of the others."""
 
     spec: HostsSpec
-    this_host: str
+    this_host: str | None = None
     wait_s: float = 10.0
 
 
 def examine(wanted: Wanted) -> tuple[Check, ...]:
-    """Looks and judges; takes about a second, with hosts their time too. Writes nothing that stays."""
+    """Looks and judges; takes about a second, with hosts their time too. Writes nothing that stays. Raises UsageError
+    where this machine is none of the hosts, or a file of credentials can't be read."""
     return judge(gather(wanted))
 
 
 def gather(wanted: Wanted) -> Facts:
     gpus, software = gather_gpus(), gather_software()
+    hosts = None
+    if (asked := wanted.hosts) is not None:
+        named = [PlannedHost(host.name, host.address, host.device or "") for host in asked.spec.hosts]
+        here = this_host(named, asked.this_host)
+        hosts = gather_hosts(asked.spec, here, http_port=wanted.port, wait_s=asked.wait_s, software=software, gpus=gpus)
     return Facts(
         engine_asked=wanted.engine,
         engine=resolve_kind(wanted.engine, has_gpu=bool(gpus.visible)),
@@ -48,14 +57,5 @@ def gather(wanted: Wanted) -> Facts:
         system=gather_system(wanted.port, wanted.runs),
         topologies=gather_topologies(),
         environment=dict(os.environ),
-        hosts=None
-        if wanted.hosts is None
-        else gather_hosts(
-            wanted.hosts.spec,
-            wanted.hosts.this_host,
-            http_port=wanted.port,
-            wait_s=wanted.hosts.wait_s,
-            software=software,
-            gpus=gpus,
-        ),
+        hosts=hosts,
     )
