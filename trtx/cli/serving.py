@@ -19,7 +19,7 @@ from trtx.launch import (
     host_named,
     name_of,
     prepare_hosts,
-    published,
+    publishing,
     serve,
     settle_share,
     this_host,
@@ -47,7 +47,7 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
     host = _this(plan, this_host)
     settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)  # refused before anybody hears of it
     warn_of_planes(plan)
-    with published(plan, model) as found:
+    with publishing(plan, model) as found:
         share = settle_share(found.plan, host, model_path=plan.model_path, run_dir=run_dir)
         others = [one.name for one in plan.hosts if one.name != host]
         if others:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtx.launch.ports import LOWEST_EPHEMERAL, PortHolder
     from trtx.launch.preparation import prepare
     from trtx.launch.processes import members
-    from trtx.launch.published import Published, find_published, name_of, published, withdrawn_at_the_end
+    from trtx.launch.published import Published, find_published, name_of, publishing, withdrawn_at_the_end
     from trtx.launch.room import write_problem
     from trtx.launch.run_directory import new_run_directory
     from trtx.launch.served import ServedTopology, serve
@@ -32,13 +32,13 @@ _HOMES = {
     "catch_signals": "interruption", "check_planes": "host_preparation", "find_published": "published",
     "host_named": "host_preparation", "members": "processes", "name_of": "published",
     "new_run_directory": "run_directory", "prepare": "preparation", "prepare_hosts": "host_preparation",
-    "probe": "machine", "published": "published", "serve": "served", "settle_share": "host_preparation",
+    "probe": "machine", "publishing": "published", "serve": "served", "settle_share": "host_preparation",
     "this_host": "host_preparation", "withdrawn_at_the_end": "published", "write_problem": "room",
 }  # fmt: skip
 __all__ = [
     "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Published", "Restart", "ServedTopology",
     "Slot", "catch_signals", "check_planes", "find_published", "host_named", "members", "name_of", "new_run_directory",
-    "prepare", "prepare_hosts", "probe", "published", "serve", "settle_share", "this_host", "withdrawn_at_the_end",
+    "prepare", "prepare_hosts", "probe", "publishing", "serve", "settle_share", "this_host", "withdrawn_at_the_end",
     "write_problem",
 ]  # fmt: skip
 

@@ -119,7 +119,7 @@ def find_published(etcd: EtcdService, name: str) -> Published:
 
 
 @contextlib.contextmanager
-def published(plan: Plan, model: str) -> Iterator[Published]:
+def publishing(plan: Plan, model: str) -> Iterator[Published]:
     """Keeps ``plan`` in etcd for those who join it, from now until no worker of it is registered any more.
 
     Where the same topology is served already, because only this host's share of it was started again, what is published
