@@ -147,6 +147,7 @@ def test_secrets_are_in_the_environment_of_the_children_and_nowhere_else(tmp_pat
             assert published
             assert not [entry for entry in published if any(one.encode() in entry.value for one in secrets)]
 
+            os.kill(serve.pid_of("agg-0"), signal.SIGSTOP)  # or it would leave by itself when it is told to end
             serve.process.kill()
             serve.process.wait()
             wait_until(lambda: registry.worker_ids() == set(), 60, "no worker is registered")
