@@ -6,8 +6,8 @@ As root; prints the table.
 
 The engine is the paced one (20 ms to the first token, 20 ms from token to token). The load is a request of two tokens
 every 0.1 s and 6 clients with streams of 60 tokens, from the first host. A request is lost whose client got anything
-but a whole answer within 60 s. The outage is the time from the fault to the first request that succeeds after the last
-one that was lost; whole again is when every worker answers requests again.
+but a whole answer within 60 s, and a stream cut that had begun. The outage is the time from the fault to the first request that succeeds after the last
+one that was lost; whole again is when every worker answers requests again. Of seconds: the median, and (the worst).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def measure(served: ServedHosts, fault: Fault) -> Cost:
     frontend = served.process(fault.asks)
     whole = _Whole(served)
     with measuring(
-        frontend.url, served.plan.model, whole.look, stream_tokens=_STREAM_TOKENS, whole_s=_WHOLE_S
+        served.plan.url_of(frontend), served.plan.model, whole.look, stream_tokens=_STREAM_TOKENS, whole_s=_WHOLE_S
     ) as measured:
         fault.act(served)
     return measured.cost
@@ -142,9 +142,8 @@ class _Whole:
 
 def _table(hosts: Hosts, servers: Servers, rounds: int, only: list[str]) -> list[str]:
     lines = [
-        "| topology | fault | times | requests | lost | cut in the middle | outage s (worst) | slowest s (worst) "
-        "| whole again s (worst) |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| topology | fault | times | requests lost | streams cut | outage s | slowest request s | whole again s |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, shape in SHAPES.items():
         faults = [fault for fault in FAULTS if fault.shape == name and (not only or fault.name in only)]

@@ -26,6 +26,7 @@ from trtx.topology import Plan, ProcessSpec
 NAME = "pair"
 _START_S = 90.0
 _END_S = 60.0
+_ANSWERED = re.compile(r'^trtx_requests_total\{.*outcome="length".*\} (\S+)$', re.MULTILINE)
 
 
 @dataclass
@@ -51,12 +52,12 @@ class ServedHosts:
         os.kill(self.pid_of(name), signal.SIGKILL)
 
     def requests(self) -> dict[str, float]:
-        """Worker -> requests that it has answered since it started; one that can't be asked is left out."""
+        """Worker -> requests that it has answered whole since it started; one that can't be asked is left out."""
         found = {}
         for worker in self.plan.workers:
             with contextlib.suppress(httpx.TransportError):
                 text = HTTP.get(f"http://{worker.address}:{worker.system_port}/metrics", timeout=2).text
-                found[worker.name] = sum(map(float, re.findall(r"^trtx_requests_total\{.*\} (\S+)$", text, re.M)))
+                found[worker.name] = sum(map(float, _ANSWERED.findall(text)))
         return found
 
     def text(self) -> str:
