@@ -5,9 +5,10 @@
 As root; prints the table.
 
 The engine is the paced one (20 ms to the first token, 20 ms from token to token). The load is a request of two tokens
-every 0.1 s and 6 clients with streams of 60 tokens, from the first host. A request is lost whose client got anything
-but a whole answer within 60 s, and a stream cut that had begun. The outage is the time from the fault to the first request that succeeds after the last
-one that was lost; whole again is when every worker answers requests again. Of seconds: the median, and (the worst).
+every 0.1 s and 6 clients with streams of 60 and 40 tokens, from the first host. A request is lost whose client got
+anything but a whole answer within 60 s, and a stream cut that had begun. The outage is the time from the fault to the
+first request that succeeds after the last one that was lost; whole again is when every worker answers requests again.
+Of seconds: the median, and (the worst).
 """
 
 from __future__ import annotations
