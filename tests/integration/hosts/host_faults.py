@@ -45,13 +45,11 @@ class Shape:
 
 AGG = Shape((*PACED, "--workers", "2"), {}, ("agg-0", "agg-1"))
 DISAGG = Shape(
-    (*PACED, "--mode", "disagg", "--prefill", "2", "--decode", "2"),
+    (*PACED, "--mode", "disagg"),
     {name: {"roles": {"prefill": 1, "decode": 1}} for name in ("node1", "node2")},
     ("prefill-0", "prefill-1", "decode-0", "decode-1"),
 )
-FRONTENDS = Shape(
-    AGG.arguments, {name: {"frontends": 1, "roles": {"agg": 1}} for name in ("node1", "node2")}, AGG.workers
-)
+FRONTENDS = Shape(PACED, {name: {"frontends": 1, "roles": {"agg": 1}} for name in ("node1", "node2")}, AGG.workers)
 SHAPES = {"agg 1+1": AGG, "disagg 2+2": DISAGG, "agg 1+1, two frontends": FRONTENDS}
 
 
