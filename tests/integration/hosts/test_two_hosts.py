@@ -1,4 +1,4 @@
-"""Two hosts over etcd, TCP and NATS: one machine's tokens, KV handed across, and nothing open that is not needed."""
+"""Two hosts over etcd, TCP and NATS, set by hand: one machine's tokens, KV handed across, no socket too many."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from test_worker import metric
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.topology.commands import KV_ROUTER_FLAGS
+
+pytestmark = pytest.mark.proof
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,6 @@ def test_nothing_listens_but_what_is_known_on_its_hosts_address(
         assert len(ports[engines[worker.name]]) == 1
 
 
-@pytest.mark.proof
 def test_a_worker_on_each_host_says_what_one_engine_says(
     hosts: Hosts, servers: Servers, expected: list[list[int]]
 ) -> None:
@@ -109,7 +110,6 @@ def hit_rate(running: Topology, metric: Callable[[Child, str], float]) -> float:
     return cached / prompts
 
 
-@pytest.mark.proof
 def test_the_router_knows_the_prefixes_of_both_hosts_as_of_one(hosts: Hosts, servers: Servers, tmp_path: Path) -> None:
     flags = ("--router-mode", "kv", "--kv-cache-block-size", str(BLOCK), *KV_ROUTER_FLAGS)
     with topology(tmp_path, resolve_checkpoint(MODEL).path) as one_machine:
