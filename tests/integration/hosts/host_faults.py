@@ -1,6 +1,6 @@
 """The faults of a topology over two hosts, and what each costs: for the tests and the table of docs/hosts-faults.md.
 
-    PYTHONPATH=tests/integration python tests/integration/hosts/host_faults.py [--rounds 3] [--only PART] [--without PART]
+    PYTHONPATH=tests/integration python tests/integration/hosts/host_faults.py [--rounds 3] [--only PART]
 
 As root; prints the table.
 
