@@ -93,7 +93,7 @@ class HandoffProofs:
     """
 
     def __init__(self, plan: Plan, url: str = "", here: Plan | None = None) -> None:
-        """``url``: of the frontend to ask, the plan's own without one; ``here``: the share of it that this machine runs,
+        """``url``: of the frontend to ask, the plan's own without one; ``here``: the share that this machine runs,
         which knows where its logs are. Asks nothing yet."""
         self.pairs = pairs_of(plan)
         self.unknown = ""
