@@ -63,8 +63,8 @@ def spawner_of(plan: Plan) -> Callable[[ProcessSpec], Child]:
 
 def remove_left_behind(plan: Plan) -> int:
     """Takes out workers that are registered at the address of a share's host and can't be there: those of a share that
-    was cut off with its host, whose leases have not ended. Asked while the share holds its ports and runs nothing yet. Returns
-    how many they were. Raises LaunchError where etcd can't be asked."""
+    was cut off with its host, whose leases have not ended. Asked while the share holds its ports and runs nothing yet.
+    Returns how many they were. Raises LaunchError where etcd can't be asked."""
     here = next((host.address for host in plan.hosts if host.name == plan.this_host), None)
     if plan.etcd is None or here is None:
         return 0
