@@ -14,6 +14,7 @@ from trtx.launch.frontend_watch import UNROUTED_S
 from trtx.launch.guardian import Guardian
 from trtx.launch.handoffs import HandoffProofs
 from trtx.launch.interruption import Interruption, catch_signals
+from trtx.launch.leftovers import clear_leftovers
 from trtx.launch.ports import HOLDER
 from trtx.launch.readiness import Readiness, ask_readiness, complete
 from trtx.launch.route import Route
@@ -115,6 +116,7 @@ def serve(
     whole = whole or plan
     with catch_signals(interruption), contextlib.ExitStack() as cleanup:
         held = _hold_ports(plan)
+        _clear_leftovers(plan)
         scratch = _make_directories(plan)
         cleanup.callback(scratch.remove)
         guardian = Guardian(plan.marker, plan.scratch_dir, plan.etcd)
@@ -177,6 +179,13 @@ def _hold_ports(plan: Plan) -> tuple[int, ...]:
     return tuple(held)
 
 
+def _clear_leftovers(plan: Plan) -> None:
+    try:
+        clear_leftovers(plan)
+    except OSError as error:
+        raise LaunchError(f"whether {plan.this_host} left records in etcd can't be known: {error}") from error
+
+
 def _make_directories(plan: Plan) -> Scratch:
     """The run directory's files, and the topology's own directory. Raises UsageError."""
     try:
@@ -190,11 +199,6 @@ def _make_directories(plan: Plan) -> Scratch:
     try:
         scratch.make()
     except OSError as error:
-        if plan.this_host and isinstance(error, FileExistsError):
-            raise UsageError(
-                f"{str(plan.scratch_dir)!r} is there already, so a share of {plan.namespace} runs on "
-                f"{plan.this_host}, or was cut off there; end it, or remove that directory"
-            ) from error
         raise UsageError(
             f"the topology's directory {str(plan.scratch_dir)!r} can't be made ({error.strerror}); "
             "set TMPDIR to a directory that you can write to"
