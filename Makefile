@@ -31,7 +31,8 @@ check: $(SETUP) ## lint, types
 	$(VENV)/mypy trtx
 
 unit: $(SETUP) ## the loop of a day's work: under a minute, no server, no aiperf, no model that is more than tiny
-	$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "not proof and not gpu and not slow" tests/unit
+	$(VENV)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile quick \
+	  -m "not proof and not gpu and not slow" tests/unit
 
 # Files in the order they are found, or the few long tests would begin last; three, as many of them wait for processes.
 test: $(SETUP) ## the tests, without the long ones and those for GPUs
