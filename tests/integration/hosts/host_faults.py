@@ -5,9 +5,11 @@
 As root; prints the table.
 
 The engine is the paced one (20 ms to the first token, 20 ms from token to token). The load is a request of two tokens
-every 0.1 s and 6 clients with streams of 60 tokens, from the first host. A request is lost whose client got anything
-but a whole answer within 60 s. The outage is the time from the fault to the first request that succeeds after the last
-one that was lost; whole again is when every worker answers requests again.
+every 0.1 s and 6 clients with streams of 60 and 40 tokens, from the first host. A request is lost whose client got
+anything but a whole answer within 60 s, and a stream cut that had begun. The outage is the time from the fault to the
+first request that succeeds after the last one that was lost; whole again is when every worker and every frontend
+answers requests again.
+Of seconds: the median, and (the worst).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from host_shares import ServedHosts, served_hosts
 from host_topology import Servers, servers_on
 from namespaces import Hosts, two_hosts
 from outages import Cost, measuring, row
-from topology_clients import PACED
+from topology_clients import PACED, stream_once
 
 _STREAM_TOKENS = 60
 _WHOLE_S = 120.0
@@ -44,24 +46,23 @@ class Shape:
 
 AGG = Shape((*PACED, "--workers", "2"), {}, ("agg-0", "agg-1"))
 DISAGG = Shape(
-    (*PACED, "--mode", "disagg", "--prefill", "2", "--decode", "2"),
+    (*PACED, "--mode", "disagg"),
     {name: {"roles": {"prefill": 1, "decode": 1}} for name in ("node1", "node2")},
     ("prefill-0", "prefill-1", "decode-0", "decode-1"),
 )
-FRONTENDS = Shape(
-    AGG.arguments, {name: {"frontends": 1, "roles": {"agg": 1}} for name in ("node1", "node2")}, AGG.workers
-)
+FRONTENDS = Shape(PACED, {name: {"frontends": 1, "roles": {"agg": 1}} for name in ("node1", "node2")}, AGG.workers)
 SHAPES = {"agg 1+1": AGG, "disagg 2+2": DISAGG, "agg 1+1, two frontends": FRONTENDS}
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``act`` does it to a topology and ends it. ``asks``: the frontend whose clients are looked at."""
+    """``act`` does it to a topology and ends it."""
 
     shape: str
     name: str
     act: Callable[[ServedHosts], None]
-    asks: str = "frontend"
+    asks: str = "frontend"  # the one whose clients are looked at
+    has_no_other: bool = False  # the process that dies is the only one of its kind
 
 
 def _kill(name: str, served: ServedHosts) -> None:
@@ -91,6 +92,7 @@ def _freeze(name: str, seconds: float, served: ServedHosts) -> None:
 
 def _of(shape: str, workers: tuple[str, ...]) -> list[Fault]:
     faults = [Fault(shape, f"`kill -9` of {name}", functools.partial(_kill, name)) for name in workers]
+    faults.append(Fault(shape, f"{workers[-1]} frozen for 5 s", functools.partial(_freeze, workers[-1], 5)))
     for seconds in (5, 30):
         faults.append(Fault(shape, f"link cut for {seconds} s", functools.partial(_cut, seconds)))
     for server in ("etcd", "nats"):
@@ -101,7 +103,8 @@ def _of(shape: str, workers: tuple[str, ...]) -> list[Fault]:
 
 
 FAULTS = (
-    *_of("agg 1+1", ("frontend", *AGG.workers)),
+    Fault("agg 1+1", "`kill -9` of the only frontend", functools.partial(_kill, "frontend"), has_no_other=True),
+    *_of("agg 1+1", AGG.workers),
     *_of("disagg 2+2", DISAGG.workers),
     Fault(
         "agg 1+1, two frontends",
@@ -117,7 +120,7 @@ def measure(served: ServedHosts, fault: Fault) -> Cost:
     frontend = served.process(fault.asks)
     whole = _Whole(served)
     with measuring(
-        frontend.url, served.plan.model, whole.look, stream_tokens=_STREAM_TOKENS, whole_s=_WHOLE_S
+        served.plan.url_of(frontend), served.plan.model, whole.look, stream_tokens=_STREAM_TOKENS, whole_s=_WHOLE_S
     ) as measured:
         fault.act(served)
     return measured.cost
@@ -125,7 +128,8 @@ def measure(served: ServedHosts, fault: Fault) -> Cost:
 
 @dataclass
 class _Whole:
-    """Whether each worker has answered more requests than when it was last looked at, ``_LOOK_S`` before or longer."""
+    """Whether each worker has answered more requests than when it was last looked at, ``_LOOK_S`` before or longer, and
+    each frontend answers one."""
 
     served: ServedHosts
     before: dict[str, float] = field(default_factory=dict)
@@ -136,15 +140,17 @@ class _Whole:
             return False
         now, before = self.served.requests(), self.before
         self.looked, self.before = time.monotonic(), now
-        names = [worker.name for worker in self.served.plan.workers]
-        return all(name in now and name in before and now[name] > before[name] for name in names)
+        plan = self.served.plan
+        names = [worker.name for worker in plan.workers]
+        if not all(name in now and name in before and now[name] > before[name] for name in names):
+            return False
+        return all(stream_once(url, plan.model, "whole?", 1).is_good for url in plan.urls)
 
 
 def _table(hosts: Hosts, servers: Servers, rounds: int, only: list[str]) -> list[str]:
     lines = [
-        "| topology | fault | times | requests | lost | cut in the middle | outage s (worst) | slowest s (worst) "
-        "| whole again s (worst) |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| topology | fault | times | requests lost | streams cut | outage s | slowest request s | whole again s |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, shape in SHAPES.items():
         faults = [fault for fault in FAULTS if fault.shape == name and (not only or fault.name in only)]
