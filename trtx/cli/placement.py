@@ -122,7 +122,7 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "expire": Use("with expire", "which goes by state and age", "leave it out"),
     },
     "report": {},
-    "doctor": {},
+    "doctor": {"no hosts": Use("without --hosts", "whose other machines it is about", "add it, or leave it out")},
 }
 
 
@@ -244,7 +244,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("save", "promote", "expire"), "--json"),
     ),
     "report": _placed(((), "RUN --json")),
-    "doctor": _placed(((), "--engine --port --output --json")),
+    "doctor": _placed(((), "--engine --port --output --hosts --json"), (("no hosts",), "--this-host --wait")),
 }
 
 
