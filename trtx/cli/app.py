@@ -54,6 +54,11 @@ class Verbs(TyperGroup):
         """A verb of two words goes before one that is its first word alone."""
         if (verb := " ".join(args[:2])) in VERBS and len(args) > 1:
             return verb, self.get_command(ctx, verb), args[2:]
+        if args[0] not in VERBS and (seconds := [two.split()[1] for two in VERBS if two.startswith(f"{args[0]} ")]):
+            raise UsageError(
+                f"trtx {args[0]} is no verb by itself; expected one of {', '.join(seconds)} after it, such as "
+                f"trtx {args[0]} {seconds[0]} --help"
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
