@@ -44,13 +44,12 @@ def resolve_checkpoint(name: str, *, on_gpu: bool = False, cache_dir: Path | Non
     return _from_directory(_find_on_hub(name), name)
 
 
-def describe_checkpoint(name: str, *, on_gpu: bool = False) -> Checkpoint:
+def describe_checkpoint(name: str) -> Checkpoint:
     """As :func:`resolve_checkpoint`, for a model that is served elsewhere: its weights need not be here, and those of
     the hub are not fetched. Raises UsageError."""
-    name = name or default_model(on_gpu=on_gpu)
     directory = Path(name).expanduser()
     if name.startswith(PREFIX):
-        return resolve_checkpoint(name, on_gpu=on_gpu)
+        return resolve_checkpoint(name)
     if not directory.exists():
         if name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
             raise UsageError(f"model {name!r} is no directory on this machine; {_ways_out()}")

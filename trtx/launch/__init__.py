@@ -29,7 +29,8 @@ _HOMES = {
     "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "Interruption": "interruption",
     "PortHolder": "ports", "Restart": "slots", "ServedTopology": "served", "Slot": "slots",
     "catch_signals": "interruption", "check_flags": "frontend_flags", "members": "processes",
-    "new_run_directory": "run_directory", "prepare": "preparation", "probe": "machine", "serve": "served", "write_problem": "room",
+    "new_run_directory": "run_directory", "prepare": "preparation", "probe": "machine", "serve": "served",
+    "write_problem": "room",
 }  # fmt: skip
 __all__ = [
     "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Restart", "ServedTopology", "Slot",

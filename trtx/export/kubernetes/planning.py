@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trtx.checkpoint import Checkpoint, describe_checkpoint, read_end_ids, read_model_config
+from trtx.checkpoint import Checkpoint, default_model, describe_checkpoint, read_end_ids, read_model_config
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config import (
     Finding,
@@ -85,8 +85,9 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
             "machine that can be looked at"
         )
     on_gpu = target.gpus_per_node > 0 and spec.engine != "paced"
-    checkpoint = describe_checkpoint(spec.model or "", on_gpu=on_gpu)
-    source = source_of(spec.model, checkpoint, target)
+    name = spec.model or default_model(on_gpu=on_gpu)
+    checkpoint = describe_checkpoint(name)
+    source = source_of(name, checkpoint, target)
     _check_model(spec, checkpoint)
     configs = _configs(spec, checkpoint, on_gpu=on_gpu)
     findings = check_engine_configs(

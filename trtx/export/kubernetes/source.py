@@ -60,12 +60,11 @@ class ModelSource:
         ]
 
 
-def source_of(model: str | None, checkpoint: Checkpoint, target: KubernetesTarget) -> ModelSource:
+def source_of(named: str, checkpoint: Checkpoint, target: KubernetesTarget) -> ModelSource:
     """Raises UsageError for a directory of this machine, which no pod sees, where no claim is named."""
     if target.model_claim is not None:
         claim, path = target.claim
         return ModelSource(MOUNT / path, claim)
-    named = model or ""
     if Path(named).expanduser().exists():
         raise UsageError(
             f"--model {quoted(named)} is a directory of this machine, which no pod sees; name the claim that holds it "
