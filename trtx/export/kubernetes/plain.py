@@ -55,24 +55,29 @@ def metadata_crd() -> Manifest:
 
 
 def access(planned: PodPlan) -> list[Manifest]:
-    """Account, role and binding of every pod: exactly what Dynamo 1.4.2 was seen to ask of the API server."""
-    role = {
-        **_head(planned, "rbac.authorization.k8s.io/v1", "Role"),
-        "rules": [
-            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
-            {
-                "apiGroups": [METADATA_GROUP],
-                "resources": [METADATA_PLURAL],
-                "verbs": ["list", "watch", "create", "patch"],
-            },
-        ],
-    }
-    binding = {
-        **_head(planned, "rbac.authorization.k8s.io/v1", "RoleBinding"),
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": planned.target.name},
-        "subjects": [{"kind": "ServiceAccount", "name": planned.target.name, "namespace": planned.target.namespace}],
-    }
-    return [_head(planned, "v1", "ServiceAccount"), role, binding]
+    """Account, role and binding of frontends, and those of workers: what Dynamo 1.4.2 was seen to ask of the API.
+
+    A KV router writes an object of its own: where that is forbidden, its frontend serves no model, and says nothing.
+    """
+    reads, writes = ("list", "watch"), ("list", "watch", "create", "patch")
+    manifests = []
+    for part, verbs in (("frontend", writes if planned.routes_by_prefix else reads), ("worker", writes)):
+        role = {
+            **_head(planned, "rbac.authorization.k8s.io/v1", "Role", part),
+            "rules": [
+                {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+                {"apiGroups": [METADATA_GROUP], "resources": [METADATA_PLURAL], "verbs": list(verbs)},
+            ],
+        }
+        account = _head(planned, "v1", "ServiceAccount", part)
+        name, namespace = account["metadata"]["name"], planned.target.namespace
+        binding = {
+            **_head(planned, "rbac.authorization.k8s.io/v1", "RoleBinding", part),
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        }
+        manifests += [account, role, binding]
+    return manifests
 
 
 def deployment(planned: PodPlan, kind: PodKind, config_map: str) -> Manifest:

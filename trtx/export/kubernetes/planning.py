@@ -64,6 +64,7 @@ class PodPlan:
     kinds: tuple[PodKind, ...]  # frontends first
     engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
     findings: tuple[Finding, ...]
+    routes_by_prefix: bool  # by the KV router
 
     @property
     def workers(self) -> tuple[PodKind, ...]:
@@ -106,6 +107,7 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         kinds=tuple(_kinds(planned, target, nodes)),
         engine_configs=_engine_configs(planned, nodes, target),
         findings=findings,
+        routes_by_prefix=planned.routes_by_prefix,
     )
 
 
