@@ -19,24 +19,20 @@ if TYPE_CHECKING:
     from trtx.launch.ports import LOWEST_EPHEMERAL, PortHolder
     from trtx.launch.preparation import prepare
     from trtx.launch.processes import members
-    from trtx.launch.readiness import ask_readiness, complete
     from trtx.launch.room import write_problem
     from trtx.launch.run_directory import new_run_directory
     from trtx.launch.served import ServedTopology, serve
     from trtx.launch.slots import Restart, Slot
-    from trtx.launch.warm_up import WARM_UP_TOKENS, warm_up_prompt
 
 _HOMES = {
     "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "Interruption": "interruption",
-    "PortHolder": "ports", "Restart": "slots", "ServedTopology": "served", "Slot": "slots", "WARM_UP_TOKENS": "warm_up",
-    "ask_readiness": "readiness", "catch_signals": "interruption", "complete": "readiness", "members": "processes", "new_run_directory": "run_directory",
-    "prepare": "preparation", "probe": "machine", "serve": "served", "warm_up_prompt": "warm_up",
-    "write_problem": "room",
+    "PortHolder": "ports", "Restart": "slots", "ServedTopology": "served", "Slot": "slots",
+    "catch_signals": "interruption", "members": "processes", "new_run_directory": "run_directory",
+    "prepare": "preparation", "probe": "machine", "serve": "served", "write_problem": "room",
 }  # fmt: skip
 __all__ = [
-    "LOWEST_EPHEMERAL", "WARM_UP_TOKENS", "Event", "Guardian", "Interruption", "PortHolder", "Restart", "ServedTopology",
-    "Slot", "ask_readiness", "catch_signals", "complete", "members", "new_run_directory", "prepare", "probe", "serve",
-    "warm_up_prompt", "write_problem",
+    "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Restart", "ServedTopology", "Slot",
+    "catch_signals", "members", "new_run_directory", "prepare", "probe", "serve", "write_problem",
 ]  # fmt: skip
 
 
