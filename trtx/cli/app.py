@@ -27,6 +27,10 @@ VERBS = {
     "eval": ("trtx.cli.eval", "Score the answers of a served topology with lm-eval."),
     "eval fidelity": ("trtx.cli.fidelity", "Compare a served engine with the checkpoint's own precision."),
     "eval parity": ("trtx.cli.parity", "Send the same prompts through several routes of one model, and compare."),
+    "export kubernetes": (
+        "trtx.cli.export_kubernetes",
+        "Write a topology as manifests: for Dynamo's operator, or without it.",
+    ),
     "compare": ("trtx.cli.compare", "Compare runs or baselines: ratios, intervals, which conditions differ."),
     "baseline": ("trtx.cli.baseline", "List, show, save, promote and expire baselines."),
     "report": ("trtx.cli.report", "Render a run directory again."),
