@@ -50,7 +50,7 @@ MessageTimeout=30
 {nodes}
 PartitionName=all Nodes=node1,node2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=EXCLUSIVE
 """
-# UCX looks for devices in /sys, which shows those of the namespace that it was mounted in; slurmd wants its cgroups there.
+# UCX looks for devices in /sys, which shows those of the namespace that mounted it; slurmd wants its cgroups there.
 _PREPARE = """\
 hostname "$1"
 ip link set lo up
@@ -124,8 +124,10 @@ class SlurmCluster:
         at = self.directory
         self._daemon(
             "munged",
-            ["munged", "--foreground", "--force", f"--socket={at}/munge.socket", f"--key-file={key}"]
-            + [f"--pid-file={at}/munged.pid", f"--log-file={at}/munged.log", f"--seed-file={at}/munged.seed"],
+            [
+                *("munged", "--foreground", "--force", f"--socket={at}/munge.socket", f"--key-file={key}"),
+                *(f"--pid-file={at}/munged.pid", f"--log-file={at}/munged.log", f"--seed-file={at}/munged.seed"),
+            ],
         )
         self._until("munged answers", lambda: (at / "munge.socket").exists())
         self._daemon("slurmctld", self.inside(0, "slurmctld", "-D", "-f", str(self.conf)))

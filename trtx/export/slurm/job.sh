@@ -32,7 +32,7 @@ on_all_nodes() { # NAME SRUN-OPTION…: a step on every node, until it ends
   shift
   srun_on "$(IFS=,; echo "${NODES[*]}")" 1
   "${SRUN[@]}" --job-name="$name" --mpi=none "$@" bash "$TRTX_RUN/job.sh" "$name" 2>"$TRTX_RUN/logs/$name.log" && return
-  complain "a node can't take part: $(grep -v '^srun:' "$TRTX_RUN/logs/$name.log" | tail -n 3)"
+  complain "a node can't take part: $(last_words "$name" 3)"
   return 1
 }
 
@@ -120,11 +120,14 @@ await_port() { # NAME ADDRESS PORT: until the step listens there
   done
 }
 
-secret() { head -c 24 /dev/urandom | od -An -vtx1 | tr -d ' \n'; }
+# Begins with a letter, or NATS might read a number.
+secret() { printf 's' && head -c 24 /dev/urandom | od -An -vtx1 | tr -d ' \n'; }
+
+last_words() { grep -v -e '^srun:' -e '^slurmstepd' "$TRTX_RUN/logs/$1.log" | tail -n "${2:-1}"; }
 
 etcd_call() { # PATH, and the body on standard input: no secret is ever on a command line
   curl --silent --show-error --fail --noproxy '*' --max-time 10 --output /dev/null --data-binary @- \
-    "http://$HEAD:$ETCD_PORT/v3/$1"
+    "http://$HEAD:$REGISTRY_PORT/v3/$1"
 }
 
 # etcd's users are there before any process of Dynamo. Root's password is not kept: nobody needs it again.
@@ -147,7 +150,7 @@ serve() { # 0 once the benchmark is done, or the job was asked to end; else why 
   start etcd "${NODES[0]}" 1 --mpi=none # before there are secrets in the environment
   export ETCD_AUTH_USERNAME ETCD_AUTH_PASSWORD NATS_AUTH_USERNAME NATS_AUTH_PASSWORD
   start nats "${NODES[0]}" 1 --mpi=none
-  await_port etcd "$HEAD" "$ETCD_PORT" && await_port nats "$HEAD" "$NATS_PORT" || return 4
+  await_port etcd "$HEAD" "$REGISTRY_PORT" && await_port nats "$HEAD" "$EVENTS_PORT" || return 4
   close_etcd || { complain "etcd's users can't be set; see $TRTX_RUN/logs/etcd.log"; return 4; }
   start_processes
   say "started ${FRONTENDS[*]} ${WORKERS[*]}; waiting until they serve, at most $READY_SECONDS s"
@@ -158,7 +161,7 @@ serve() { # 0 once the benchmark is done, or the job was asked to end; else why 
     report_death "$ENDED" "$CODE"
     return 4
   elif ((CODE)); then
-    complain "not ready: $(tail -n 1 "$TRTX_RUN/logs/ready.log")"
+    complain "not ready: $(last_words ready)"
     return 4
   fi
   say "Ready: $URL serves $SERVED. Until the job ends: scancel --batch --signal=TERM $SLURM_JOB_ID"
@@ -169,8 +172,8 @@ serve() { # 0 once the benchmark is done, or the job was asked to end; else why 
   await_an_end
   [[ -z $ENDED ]] && return 0
   if [[ $ENDED == bench ]]; then
-    ((CODE)) && complain "the benchmark ended with code $CODE: $(tail -n 1 "$TRTX_RUN/logs/bench.log")"
-    ((CODE)) || say "benchmark done: $(tail -n 1 "$TRTX_RUN/logs/bench.log")"
+    ((CODE)) && complain "the benchmark ended with code $CODE: $(last_words bench)"
+    ((CODE)) || say "benchmark done: $(last_words bench)"
     return "$CODE"
   fi
   report_death "$ENDED" "$CODE"
@@ -196,9 +199,12 @@ job() {
   trap 'asked_to_end TERM' TERM
   trap 'asked_to_end INT' INT
   say "job $SLURM_JOB_ID on ${NODES[*]}; logs in $TRTX_RUN/logs"
-  on_all_nodes look >"$TRTX_RUN/nodes" && on_all_nodes check "${CONTAINER[@]}" || return 4
+  on_all_nodes look >"$TRTX_RUN/nodes" || return 4
   HEAD=$(address_of "${NODES[0]}")
-  export HEAD
+  URL="http://$HEAD:$HTTP_PORT"
+  export HEAD URL
+  ((${#CONTAINER[@]})) && CONTAINER[1]+=",$TRTX_RUN:$TRTX_RUN"
+  on_all_nodes check "${CONTAINER[@]}" || return 4
   ETCD_AUTH_USERNAME=trtx ETCD_AUTH_PASSWORD=$(secret)
   NATS_AUTH_USERNAME=trtx NATS_AUTH_PASSWORD=$(secret)
   serve
@@ -269,21 +275,20 @@ choose_gpus() { # INDEX…: of those that Slurm gave the job on this node
 describe() { # NAME: sets COMMAND, and what is in its environment
   case $1 in
   etcd) # takes all ETCD_… for settings of its own, and logs those that are none
-    COMMAND=("$ETCD" --name head --data-dir "$LOCAL/etcd" --log-level warn --auto-compaction-retention 1
-      --listen-client-urls "http://$HEAD:$ETCD_PORT" --advertise-client-urls "http://$HEAD:$ETCD_PORT"
-      --listen-peer-urls "http://127.0.0.1:$ETCD_PEER_PORT"
-      --initial-advertise-peer-urls "http://127.0.0.1:$ETCD_PEER_PORT"
-      --initial-cluster "head=http://127.0.0.1:$ETCD_PEER_PORT")
+    COMMAND=("$REGISTRY" --name head --data-dir "$LOCAL/etcd" --log-level warn --auto-compaction-retention 1
+      --listen-client-urls "http://$HEAD:$REGISTRY_PORT" --advertise-client-urls "http://$HEAD:$REGISTRY_PORT"
+      --listen-peer-urls "http://127.0.0.1:$REGISTRY_PEER_PORT"
+      --initial-advertise-peer-urls "http://127.0.0.1:$REGISTRY_PEER_PORT"
+      --initial-cluster "head=http://127.0.0.1:$REGISTRY_PEER_PORT")
     ;;
   nats) # the words in its file that begin with $ are looked up in its environment
     printf 'listen: "%s:%s"\nmax_payload: %s\nauthorization { user: $NATS_AUTH_USERNAME, password: $NATS_AUTH_PASSWORD }\n' \
-      "$HEAD" "$NATS_PORT" "$NATS_MAX_PAYLOAD" >"$LOCAL/nats.conf"
-    COMMAND=("$NATS" --config "$LOCAL/nats.conf")
+      "$HEAD" "$EVENTS_PORT" "$EVENTS_MAX_PAYLOAD" >"$LOCAL/nats.conf"
+    COMMAND=("$EVENTS" --config "$LOCAL/nats.conf")
     ;;
   ready)
     forget_secrets
-    COMMAND=("$PYTHON" -m trtx.export.ready --url "$URL" --model "$SERVED" --namespace "$NAMESPACE"
-      --workers "${EXPECTED[@]}" --timeout-s "$READY_SECONDS")
+    COMMAND=("$PYTHON" -m trtx.export.wait "$URL" "$SERVED" --workers "$EXPECTED" --timeout-s "$READY_SECONDS")
     ;;
   bench)
     forget_secrets
@@ -294,7 +299,16 @@ describe() { # NAME: sets COMMAND, and what is in its environment
   esac
 }
 
-forget_secrets() { unset ETCD_AUTH_USERNAME ETCD_AUTH_PASSWORD NATS_AUTH_USERNAME NATS_AUTH_PASSWORD; }
+# Of what asks the frontend alone: nothing secret, and no proxy between it and an address of the job.
+forget_secrets() {
+  export no_proxy='*' NO_PROXY='*'
+  unset ETCD_AUTH_USERNAME ETCD_AUTH_PASSWORD NATS_AUTH_USERNAME NATS_AUTH_PASSWORD
+}
+
+count_threads() { # WORKERS: of each of so many on this node; half of the cores are for engines
+  THREADS=$(($(nproc) / 2 / $1))
+  ((THREADS)) || THREADS=1
+}
 
 step() { # NAME: one process, in a directory of its own on this node's disk, which goes with it
   local child code
