@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trtx.launch.interruption import Interruption, catch_signals
     from trtx.launch.machine import probe
     from trtx.launch.ports import LOWEST_EPHEMERAL, PortHolder
-    from trtx.launch.preparation import prepare
+    from trtx.launch.preparation import prepare, resolve
     from trtx.launch.processes import members
     from trtx.launch.room import write_problem
     from trtx.launch.run_directory import new_run_directory
@@ -31,14 +31,13 @@ _HOMES = {
     "PortHolder": "ports", "Restart": "slots", "ServedTopology": "served", "Slot": "slots",
     "catch_signals": "interruption", "check_flags": "frontend_flags", "host_named": "host_preparation",
     "members": "processes", "new_run_directory": "run_directory", "prepare": "preparation",
-    "prepare_hosts": "host_preparation", "probe": "machine", "serve": "served", "settle_share": "host_preparation",
-    "this_host": "host_preparation",
-    "write_problem": "room",
+    "prepare_hosts": "host_preparation", "probe": "machine", "resolve": "preparation", "serve": "served",
+    "settle_share": "host_preparation", "this_host": "host_preparation", "write_problem": "room",
 }  # fmt: skip
 __all__ = [
     "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Restart", "ServedTopology", "Slot",
     "catch_signals", "check_flags", "host_named", "members", "new_run_directory", "prepare", "prepare_hosts", "probe",
-    "serve", "settle_share", "this_host", "write_problem",
+    "resolve", "serve", "settle_share", "this_host", "write_problem",
 ]  # fmt: skip
 
 
