@@ -14,8 +14,8 @@ _MOST_GPUS = 1024  # of one engine; a typing mistake is far above it
 
 
 def nodes_of(role: Role, values: Mapping[str, Any], engine: str, per_node: int) -> int:
-    """Nodes of one worker of ``role``, whose engine config is ``values``. ``per_node``: GPUs of a node; 0: none has any,
-    or the engine uses none. Raises UsageError where its GPUs can't be those of whole nodes."""
+    """Nodes of one worker of ``role``, whose engine config is ``values``. ``per_node``: GPUs of a node; 0: it has none,
+    or the engine uses none. Raises UsageError where a worker's GPUs can't be those of whole nodes."""
     size = world_size(values)
     if not per_node or size <= per_node:
         return 1
