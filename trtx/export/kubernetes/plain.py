@@ -8,7 +8,9 @@ from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT
 
 DISCOVERY_LABEL = "nvidia.com/dynamo-discovery-enabled"
 """Frontends of Dynamo 1.4.2 watch the EndpointSlices that have it; they have the labels of their Service."""
-WORKER_LABEL = "trtx-worker"
+DISCOVERED_LABEL = "trtx-discovered"
+"""Of pods that other pods of the topology have to know of: workers, and KV routers that tell each other what they sent
+where."""
 METADATA_GROUP, METADATA_PLURAL = "nvidia.com", "dynamoworkermetadatas"
 
 
@@ -83,8 +85,8 @@ def access(planned: PodPlan) -> list[Manifest]:
 def deployment(planned: PodPlan, kind: PodKind, config_map: str) -> Manifest:
     """Workers give up their GPUs before their successors ask for them; of frontends one more is there first."""
     template = pod_template(planned, kind, config_map)
-    if kind.is_worker:
-        template["metadata"]["labels"] |= {WORKER_LABEL: "true"}
+    if kind.is_worker or (planned.routes_by_prefix and kind.replicas > 1):
+        template["metadata"]["labels"] |= {DISCOVERED_LABEL: "true"}
     limits = {"maxSurge": 0, "maxUnavailable": 1} if kind.is_worker else {"maxSurge": 1, "maxUnavailable": 0}
     return {
         **_head(planned, "apps/v1", "Deployment", kind.role),
@@ -110,13 +112,13 @@ def http_service(planned: PodPlan) -> Manifest:
 
 def discovery_service(planned: PodPlan) -> Manifest:
     """Nobody connects to it: it has Kubernetes write the EndpointSlices that frontends watch."""
-    head = _head(planned, "v1", "Service", "workers")
+    head = _head(planned, "v1", "Service", "discovery")
     head["metadata"]["labels"] |= {DISCOVERY_LABEL: "true"}
     return {
         **head,
         "spec": {
             "clusterIP": "None",
-            "selector": {TOPOLOGY_LABEL: planned.target.name, WORKER_LABEL: "true"},
+            "selector": {TOPOLOGY_LABEL: planned.target.name, DISCOVERED_LABEL: "true"},
             "ports": [{"name": "system", "port": SYSTEM_PORT, "targetPort": SYSTEM_PORT}],
         },
     }
