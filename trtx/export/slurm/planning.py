@@ -85,6 +85,8 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
         )
     if spec.port == 0:
         raise UsageError("--port 0 is another port each time, and the file names one; give one")
+    if spec.engine == "tensorrt-llm" and not job.gpus_per_node:
+        raise UsageError("--gpus-per-node 0: engine tensorrt-llm needs GPUs; give their number, or use --engine torch")
     per_node = 0 if spec.engine == "paced" else job.gpus_per_node
     resolved = resolve(spec, None, has_gpu=per_node > 0)
     values = {role: config.values | _tp(spec, role) for role, config in resolved.configs.items()}
@@ -220,6 +222,8 @@ def _step(process: ProcessSpec, nodes: tuple[int, ...], planned: Plan, job: JobS
         command = [Shell("${LAUNCHER}"), *command]
         shared = {name: Shell(f"${{{name}:-{value}}}") for name, value in RECIPE_VARIABLES.items()}
         # A worker sets these in its own process, which is rank 0's alone.
+        # The launcher looks for itself, for python3 and for MPI by PATH.
+        environment |= {"PATH": Shell("${PYTHON_DIR}${PATH}")}
         environment |= {**shared, "TRTLLM_EPLB_SHM_NAME": Shell("trtx_eplb_${SLURM_JOB_ID}_" + process.name)}
         _check_words(command, planned, job)
     elif is_worker and not process.gpu_indices:
