@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtx.checkpoint import Checkpoint, read_end_ids, read_model_config, resolve_checkpoint
+from trtx.checkpoint import (
+    Checkpoint,
+    default_model,
+    describe_checkpoint,
+    read_end_ids,
+    read_model_config,
+    resolve_checkpoint,
+)
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config import (
     Finding,
@@ -87,7 +94,10 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     check_flags(spec.router_args, spec.router_mode)
     engine = spec.engine if machine is None else _engine(spec, has_gpu=has_gpu)
     on_gpu = has_gpu and engine in ("torch", "tensorrt-llm")
-    checkpoint = resolve_checkpoint(spec.model or _default_model(engine), on_gpu=on_gpu)
+    if machine is None:  # the weights are where it is served
+        checkpoint = describe_checkpoint(spec.model or default_model(on_gpu=on_gpu))
+    else:
+        checkpoint = resolve_checkpoint(spec.model or _default_model(engine), on_gpu=on_gpu)
     if engine == "torch":
         # Refuses what the engine would refuse once it runs, in the same words.
         read_model_config(checkpoint.path)
