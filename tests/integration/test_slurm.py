@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,24 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield running
 
 
+Submit = Callable[..., "Job"]
+
+
+@pytest.fixture
+def submit(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Submit]:
+    """Writes and submits a file; what still runs when the test ends is cancelled."""
+    with contextlib.ExitStack() as jobs:
+
+        def submit(*flags: str, **environment: str) -> Job:
+            directory = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
+            directory.mkdir()
+            return jobs.enter_context(Job(cluster, directory, *flags, **environment))
+
+        yield submit
+
+
 class Job:
-    """One submitted file."""
+    """One submitted file, cancelled at the end of a ``with`` block if it goes on: others wait for its nodes."""
 
     def __init__(self, cluster: SlurmCluster, directory: Path, *flags: str, **environment: str) -> None:
         self.cluster, self.directory = cluster, directory
@@ -43,6 +60,14 @@ class Job:
         assert done.code == 0, done.err
         (self.file,) = written.iterdir()
         self.id = cluster.submit(self.file, directory, {**ENVIRONMENT, **environment})
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.cluster.state(self.id) not in ENDED:
+            self.cluster.tell("scancel", self.id)
+            until("a cancelled job ends", lambda: self.cluster.state(self.id) in ENDED, seconds=60, every=0.3)
 
     @property
     def log(self) -> str:
@@ -105,9 +130,9 @@ def total(metrics: str, name: str) -> float:
 
 
 def test_it_serves_over_both_nodes_on_the_planned_ports_alone_and_ends_when_it_is_told(
-    cluster: SlurmCluster, tmp_path: Path
+    submit: Submit, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    job = Job(cluster, tmp_path, *OVER_BOTH)
+    job = submit(*OVER_BOTH)
     job.await_ready()
     assert dict(line.split()[:2] for line in (job.run / "nodes").read_text().splitlines()) == dict(
         zip(NODES, ADDRESSES, strict=True)
@@ -118,7 +143,7 @@ def test_it_serves_over_both_nodes_on_the_planned_ports_alone_and_ends_when_it_i
     answers = {json.loads(job.curl(node, url, body))["choices"][0]["text"] for node in (0, 1, 0, 1)}
     assert len(answers) == 1 and answers != {""}
 
-    system_port = re.search(r"decode-0\).*?DYN_SYSTEM_PORT=(\d+)", job.file.read_text(), re.DOTALL)
+    system_port = re.search(r"^  decode-0\)$.*?DYN_SYSTEM_PORT=(\d+)", job.file.read_text(), re.DOTALL | re.MULTILINE)
     assert system_port is not None
     metrics = job.curl(0, f"http://{ADDRESSES[1]}:{system_port[1]}/metrics")
     assert total(metrics, "trtx_recomputed_prefixes_total") == 0
@@ -162,9 +187,9 @@ def _passwords(cluster: SlurmCluster) -> set[str]:
     return found
 
 
-def test_it_measures_and_ends(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_it_measures_and_ends(submit: Submit, cluster: SlurmCluster) -> None:
     load = "--concurrency 2 --request-count 8 --warmup-request-count 2 --isl 32 --osl 8"
-    job = Job(cluster, tmp_path, *TINY, "--bench", load)
+    job = submit(*TINY, "--bench", load)
     assert job.await_end(240) == "COMPLETED", job.all_logs()
     assert cluster.exit_code(job.id) == "0:0"
     (report,) = job.run.glob("bench/*/report.html")
@@ -173,8 +198,8 @@ def test_it_measures_and_ends(cluster: SlurmCluster, tmp_path: Path) -> None:
     assert json.loads(cell.read_text())["figures"]["request_count"] == 8 or "8" in cell.read_text()
 
 
-def test_a_cancelled_job_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = Job(cluster, tmp_path, *OVER_BOTH, "--bench", "--concurrency 2 --request-count 100000 --isl 32 --osl 8")
+def test_a_cancelled_job_leaves_nothing(submit: Submit, cluster: SlurmCluster) -> None:
+    job = submit(*OVER_BOTH, "--bench", "--concurrency 2 --request-count 100000 --isl 32 --osl 8")
     job.await_ready()
     until("the benchmark has begun", lambda: "aiperf" in " ".join(job.left()), seconds=60, every=0.3)
     cluster.tell("scancel", job.id)
@@ -186,9 +211,9 @@ def test_a_cancelled_job_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -
     ("number", "told"), [(signal.SIGKILL, "ended with code 137"), (signal.SIGTERM, "ended with code 0")]
 )
 def test_a_worker_that_ends_ends_the_job_even_with_0(
-    cluster: SlurmCluster, tmp_path: Path, number: signal.Signals, told: str
+    submit: Submit, cluster: SlurmCluster, number: signal.Signals, told: str
 ) -> None:
-    job = Job(cluster, tmp_path, *OVER_BOTH)
+    job = submit(*OVER_BOTH)
     job.await_ready()
     os.kill(job.process("decode-0"), number)
     assert job.await_end() == "FAILED"
@@ -196,8 +221,8 @@ def test_a_worker_that_ends_ends_the_job_even_with_0(
     assert f"FAILED: decode-0 {told}, and nobody had asked it to; the end of {job.run}/logs/decode-0.log" in job.log
 
 
-def test_an_etcd_that_ends_is_told_first(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = Job(cluster, tmp_path, *OVER_BOTH)
+def test_an_etcd_that_ends_is_told_first(submit: Submit, cluster: SlurmCluster) -> None:
+    job = submit(*OVER_BOTH)
     job.await_ready()
     (pid,) = (pid for pid, line in cluster.processes().items() if line.startswith("etcd --name head"))
     os.kill(pid, signal.SIGKILL)
@@ -205,20 +230,20 @@ def test_an_etcd_that_ends_is_told_first(cluster: SlurmCluster, tmp_path: Path) 
     assert "FAILED: etcd ended with code 137" in job.log
 
 
-def test_a_node_that_lacks_something_is_told_before_anything_starts(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = Job(cluster, tmp_path, *OVER_BOTH, "--model-dir", "/no/such/model")
+def test_a_node_that_lacks_something_is_told_before_anything_starts(submit: Submit) -> None:
+    job = submit(*OVER_BOTH, "--model-dir", "/no/such/model")
     assert job.await_end() == "FAILED"
     assert re.search(r"FAILED: node[12] can't read /no/such/model/config.json", job.log), job.all_logs()
     assert not (job.run / "logs" / "etcd.log").exists()
 
-    other = tmp_path / "other"
-    other.mkdir()
-    job = Job(cluster, other, *OVER_BOTH, "--interface", "ib7")
+    job = submit(*OVER_BOTH, "--interface", "ib7")
     assert job.await_end() == "FAILED"
     assert re.search(r"FAILED: node[12] has no IPv4 address on ib7", job.log), job.all_logs()
 
 
-def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(
+    submit: Submit, cluster: SlurmCluster, tmp_path: Path
+) -> None:
     """With a launcher that does what trtllm-llmapi-launch does of it: rank 0 runs the command, without the job's
     variables, and the others wait for it; and the stand-in for TensorRT-LLM. No MPI is there, and no NCCL."""
     tools, ranks = tmp_path / "tools", tmp_path / "ranks"
@@ -233,9 +258,7 @@ def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(cluster: SlurmCl
         "$@\n"  # unquoted, as upstream has it
     )
     launcher.chmod(0o755)
-    job = Job(
-        cluster,
-        tmp_path,
+    job = submit(
         *("--model", "synthetic:tiny-trained", "--tp", "4", "--gpus-per-node", "2", "--mpi", "pmi2"),
         PATH=f"{tools}:{os.environ['PATH']}",
         PYTHONPATH=str(STANDIN),
@@ -258,7 +281,7 @@ def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(cluster: SlurmCl
     assert "FAILED: agg-0 ended with code 137" in job.log
 
 
-def test_the_file_asks_for_what_was_typed(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_the_file_asks_for_what_was_typed(submit: Submit, cluster: SlurmCluster, tmp_path: Path) -> None:
     """Slurm itself reads the lines of the file: nothing is started."""
     done = call(
         *("export", "slurm", *TINY, "--nodes", "2", "--time", "00:07:00", "--name", "typed"),
