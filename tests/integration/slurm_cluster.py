@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 ReturnToService=2
+GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmctldPort={slurmctld}
@@ -116,11 +118,12 @@ class SlurmCluster:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
         nodes = "\n".join(
-            f"NodeName={name} NodeAddr={address} CPUs=8 RealMemory=1000 State=UNKNOWN"
+            f"NodeName={name} NodeAddr={address} CPUs=8 RealMemory=1000 Gres=gpu:2 State=UNKNOWN"
             for name, address in zip(NODES, ADDRESSES, strict=True)
         )
         self.conf.write_text(_CONF.format(directory=self.directory, nodes=nodes, **_PORTS))
         (self.directory / "cgroup.conf").write_text(_CGROUP)
+        (self.directory / "gres.conf").write_text("".join(f"Name=gpu File={self._gpu(index)}\n" for index in (0, 1)))
         at = self.directory
         self._daemon(
             "munged",
@@ -134,6 +137,12 @@ class SlurmCluster:
         for index, name in enumerate(NODES):
             self._daemon(f"slurmd-{name}", self._inside_whole(index, "slurmd", "-D", "-N", name, "-f", str(self.conf)))
         self._until("both nodes are idle", lambda: self.tell("sinfo", "-h", "-o", "%t %D").split() == ["idle", "2"])
+
+    def _gpu(self, index: int) -> Path:
+        """What Slurm takes for a GPU: any device will do, as it counts them and hands out their indices."""
+        path = self.directory / f"gpu{index}"
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        return path
 
     @property
     def conf(self) -> Path:

@@ -80,7 +80,8 @@ def _fill(sizes: Sequence[int], count: int, bound: int) -> _Spread | None:
 
 def _no_fit(sizes: Sequence[int], gpus_per_node: int, asked: int, fewest: int, most: int) -> str:
     count = "1 worker" if len(sizes) == 1 else f"{len(sizes)} workers"
-    what = f"{count} with {' + '.join(map(str, sizes))} GPUs" if any(sizes) else count
+    different = sorted(set(sizes))
+    what = f"{count} of {' or '.join(map(str, different))} GPUs" if any(sizes) else count
     if asked < fewest:
         return f"{what}: nodes of {gpus_per_node} GPUs must be at least {fewest}, and --nodes is {asked}; raise it"
     return f"{what}: more than {most} nodes would have nothing to do, and --nodes is {asked}; lower it, or add workers"

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trtx.checkpoint import resolve_checkpoint
 from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.hosts import HostSpec, HostsSpec
-from trtx.config.wording import quoted
-from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
+from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
 from trtx.errors import UsageError
+from trtx.export.nodes import check_launched_words, nodes_of
 from trtx.export.slurm.placement import Place, place_on_nodes
 from trtx.export.slurm.spec import JobSpec
 from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, arguments, variables
@@ -21,7 +22,7 @@ from trtx.launch import resolve
 from trtx.topology import Plan, ProcessSpec, plan_hosts
 
 ENGINES = ("tensorrt-llm", "torch", "paced")
-_MOST_GPUS = 64  # of one engine: what a host of a plan may have
+_MOST_GPUS = 64  # of one engine: what a host of a plan may have (HostSpec)
 _SERVICE_PORTS = 3  # before those of the processes: etcd's two, NATS's one
 
 
@@ -85,10 +86,18 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
         )
     if spec.port == 0:
         raise UsageError("--port 0 is another port each time, and the file names one; give one")
+    if spec.engine == "tensorrt-llm" and not job.gpus_per_node:
+        raise UsageError("--gpus-per-node 0: engine tensorrt-llm needs GPUs; give their number, or use --engine torch")
     per_node = 0 if spec.engine == "paced" else job.gpus_per_node
+    if job.model_dir is None:  # nodes load the weights from where they are here
+        resolve_checkpoint(spec.model or "", on_gpu=per_node > 0)
     resolved = resolve(spec, None, has_gpu=per_node > 0)
     values = {role: config.values | _tp(spec, role) for role, config in resolved.configs.items()}
     spans = {role: nodes_of(role, values[role], spec.engine, per_node) for role in spec.roles}
+    if most := next((role for role, span in spans.items() if span * per_node > _MOST_GPUS and span > 1), None):
+        raise UsageError(
+            f"{most} asks for {spans[most] * per_node} GPUs a worker; expected at most {_MOST_GPUS} for one engine"
+        )
     if job.mpi is not None and max(spans.values()) == 1:
         raise UsageError(f"--mpi {job.mpi} means nothing here, where no engine is larger than a node; leave it out")
     sizes = [(role, world_size(values[role]) if per_node else 0) for role in _in_turn(spec)]
@@ -126,33 +135,6 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
         reasons=planned.reasons[1:],  # the first says that the hosts' roles place workers, and trtx did
         findings=resolved.findings,
     )
-
-
-def nodes_of(role: Role, values: Mapping[str, Any], engine: str, per_node: int) -> int:
-    """Nodes of one worker of ``role``. Raises UsageError where its GPUs can't be those of whole nodes."""
-    size = world_size(values)
-    if not per_node or size <= per_node:
-        return 1
-    asked = f"{role} asks for {size} GPUs a worker, and nodes have {per_node} (--gpus-per-node)"
-    if engine != "tensorrt-llm":
-        raise UsageError(f"{asked}; engine {engine} runs a worker on one GPU, so use --tp 1, or --engine tensorrt-llm")
-    if size % per_node:
-        raise UsageError(
-            f"{asked}; expected at most {per_node}, or a multiple of it, as every node of an engine has equally many"
-        )
-    if size > _MOST_GPUS:
-        raise UsageError(f"{asked}; expected at most {_MOST_GPUS} for one engine")
-    if backend_of(values) != "pytorch":
-        raise UsageError(
-            f"{asked}, and its backend is {backend_of(values)}; engines over several nodes need the backend pytorch"
-        )
-    stated = values.get("gpus_per_node")
-    if stated is not None and int(stated) != per_node:
-        raise UsageError(
-            f"{role} has gpus_per_node {stated} in its engine config, and --gpus-per-node is {per_node}; give both the "
-            "same"
-        )
-    return size // per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +202,11 @@ def _step(process: ProcessSpec, nodes: tuple[int, ...], planned: Plan, job: JobS
         command = [Shell("${LAUNCHER}"), *command]
         shared = {name: Shell(f"${{{name}:-{value}}}") for name, value in RECIPE_VARIABLES.items()}
         # A worker sets these in its own process, which is rank 0's alone.
+        # The launcher looks for itself, for python3 and for MPI by PATH.
+        environment |= {"PATH": Shell("${PYTHON_DIR}${PATH}")}
         environment |= {**shared, "TRTLLM_EPLB_SHM_NAME": Shell("trtx_eplb_${SLURM_JOB_ID}_" + process.name)}
-        _check_words(command, planned, job)
+        own = (str(job.model_dir or planned.model_path), *([job.python] if job.python else []))
+        check_launched_words((*own, *(one for one in command if not isinstance(one, Shell))))
     elif is_worker and not process.gpu_indices:
         environment |= {"OMP_NUM_THREADS": Shell("${THREADS}"), "MKL_NUM_THREADS": Shell("${THREADS}")}
     per_node = len(process.gpu_indices) // len(nodes)
@@ -234,14 +219,3 @@ def _step(process: ProcessSpec, nodes: tuple[int, ...], planned: Plan, job: JobS
         command=tuple(command),
         environment=environment,
     )
-
-
-def _check_words(command: list[str], planned: Plan, job: JobSpec) -> None:
-    """``trtllm-llmapi-launch`` expands its command unquoted: an argument with a space would be split."""
-    own = (str(job.model_dir or planned.model_path), job.python or "")
-    for word in (*own, *(one for one in command if not isinstance(one, Shell))):
-        if len(word.split()) > 1 or any(character in word for character in "*?["):
-            raise UsageError(
-                f"{quoted(word)} has a space or a wildcard in it, which trtllm-llmapi-launch, by which engines over "
-                "several nodes are started, would expand; expected a name without"
-            )

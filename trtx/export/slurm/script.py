@@ -149,7 +149,13 @@ def _plan(planned: JobPlan) -> str:
         "BENCH": int(job.bench is not None),
     }
     if any(len(step.nodes) > 1 for step in planned.steps):
-        constants = {**constants, "LAUNCHER": "trtllm-llmapi-launch", "MPI": job.mpi or DEFAULT_MPI}
+        directory = _python(planned).rpartition("/")[0]
+        constants = {
+            **constants,
+            "LAUNCHER": "trtllm-llmapi-launch",
+            "PYTHON_DIR": f"{directory}:" if directory else "",
+            "MPI": job.mpi or DEFAULT_MPI,
+        }
     lines += [f"{name}={word(str(value))}\n" for name, value in constants.items()]
     lines.append(f'NAMESPACE="trtx-{job.name}-$SLURM_JOB_ID"\n')
     lines.append(f'export TRTX_RUN="$SLURM_SUBMIT_DIR/trtx-{job.name}-$SLURM_JOB_ID"\n')
