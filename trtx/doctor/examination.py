@@ -12,7 +12,7 @@ from trtx.doctor.facts import Facts
 from trtx.doctor.gather import gather_gpus, gather_hosts, gather_software, gather_system, gather_topologies
 from trtx.doctor.judge import judge
 from trtx.engine import resolve_kind
-from trtx.launch import this_host
+from trtx.launch import host_here
 from trtx.topology import PlannedHost
 
 
@@ -47,7 +47,7 @@ def gather(wanted: Wanted) -> Facts:
     hosts = None
     if (asked := wanted.hosts) is not None:
         named = [PlannedHost(host.name, host.address, host.device or "") for host in asked.spec.hosts]
-        here = this_host(named, asked.this_host)
+        here = host_here(named, asked.this_host)
         hosts = gather_hosts(asked.spec, here, http_port=wanted.port, wait_s=asked.wait_s, software=software, gpus=gpus)
     return Facts(
         engine_asked=wanted.engine,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trtx.launch.interruption import Interruption, catch_signals
     from trtx.launch.machine import probe
     from trtx.launch.ports import LOWEST_EPHEMERAL, PortHolder
-    from trtx.launch.preparation import prepare
+    from trtx.launch.preparation import prepare, resolve
     from trtx.launch.processes import members
     from trtx.launch.published import Published, find_published, name_of, publishing, withdrawn_at_the_end
     from trtx.launch.room import write_problem
@@ -39,13 +39,13 @@ _HOMES = {
     "catch_signals": "interruption", "check_planes": "host_preparation", "find_published": "published",
     "host_here": "host_preparation", "host_named": "host_preparation", "join_share": "host_preparation",
     "members": "processes", "name_of": "published", "new_run_directory": "run_directory", "prepare": "preparation",
-    "prepare_hosts": "host_preparation", "probe": "machine", "publishing": "published", "serve": "served",
+    "prepare_hosts": "host_preparation", "probe": "machine", "resolve": "preparation", "publishing": "published", "serve": "served",
     "settle_share": "host_preparation", "withdrawn_at_the_end": "published", "write_problem": "room",
 }  # fmt: skip
 __all__ = [
     "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Published", "Restart", "ServedTopology",
     "Slot", "catch_signals", "check_planes", "find_published", "host_here", "host_named", "join_share", "members",
-    "name_of", "new_run_directory", "prepare", "prepare_hosts", "probe", "publishing", "serve", "settle_share",
+    "name_of", "new_run_directory", "prepare", "prepare_hosts", "probe", "publishing", "resolve", "serve", "settle_share",
     "withdrawn_at_the_end", "write_problem",
 ]  # fmt: skip
 
