@@ -99,6 +99,13 @@ CALLS = {
         "check": ["build", "--check", "--recipe", "qwen3"],
         "check all": ["build", "--check", "--all"],
     },
+    "export slurm": {
+        "": ["export", "slurm", "--container-image", "image"],
+        "agg": ["export", "slurm", "--mode", "agg"],
+        "disagg": ["export", "slurm", "--mode", "disagg"],
+        "no GPU": ["export", "slurm", "--engine", "paced"],
+        "no container": ["export", "slurm"],
+    },
     "compare": {
         "": ["compare", "main", "other", "--max-regression", "5%"],
         "no gate": ["compare", "main", "other"],
@@ -149,6 +156,10 @@ VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-m
 VALUES |= {"--media-memory-bytes": "99999999"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
+VALUES |= {
+    "--time": "00:05:00", "--sbatch": "--qos=high", "--interface": "eth1", "--first-port": "17100", "--model-dir": "/m",
+    "--local-dir": "/scratch", "--lease-ttl-s": "60", "--bench": "--concurrency 3",
+}  # fmt: skip
 # What stands in the calls above in the place of an argument.
 POSITIONAL = {
     "MODEL": ("synthetic:tiny",), "ACTION": tuple(CALLS["baseline"]), "WORDS": ("main",), "RUN": ("run",),
@@ -169,6 +180,7 @@ SEEN_ELSEWHERE = {
     ("compare", "--json"): "tests/unit/cli/test_compare.py",
     ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
     ("report", "--json"): "tests/unit/cli/test_report.py",
+    ("export slurm", "--output"): "tests/unit/export/slurm/test_slurm_spec.py",
 }
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
@@ -179,6 +191,7 @@ ROOMS = (
     "trtx.experiment.fidelity.run_fidelity", "trtx.experiment.fidelity.resume_fidelity",
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
+    "trtx.export.slurm.export",
 )  # fmt: skip
 
 
@@ -377,6 +390,7 @@ IGNORED_BY_THE_ROOM = {
     *(("build", use) for use in ("none", "tensorrt", "check all")),
     *(("baseline", use) for use in ("list", "show", "save", "promote")),
     ("compare", "no gate"),
+    *(("export slurm", use) for use in ("agg", "disagg", "no GPU", "no container")),
 }
 
 
