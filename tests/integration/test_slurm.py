@@ -163,7 +163,11 @@ def test_it_serves_over_both_nodes_on_the_planned_ports_alone_and_ends_when_it_i
 
     secrets = _passwords(cluster)
     assert len(secrets) == 2
-    said = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    # etcd 3.4 writes a new user's password into its log of requests: in its own directory, which others can't read.
+    (kept,) = job.local.glob("trtx-*-etcd.*")
+    assert kept.stat().st_mode & 0o077 == 0
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(kept)]
+    said = [path.read_text(errors="replace") for path in files]
     said += cluster.processes().values()
     assert not [one for one in said for secret in secrets if secret in one]
     refused = job.curl(1, f"http://{ADDRESSES[0]}:17000/v3/kv/range", {"key": "AA==", "range_end": "AA=="})
@@ -255,6 +259,7 @@ def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(
         f'env >"{ranks}/$SLURM_PROCID-$SLURMD_NODENAME"\n'
         'if ((SLURM_PROCID)); then exec -a "rank $SLURM_PROCID" sleep 600; fi\n'
         'unset "${!SLURM_@}" "${!PMI_@}" "${!UCX_@}"\n'
+        "export TLLM_SPAWN_PROXY_PROCESS=1\n"
         "$@\n"  # unquoted, as upstream has it
     )
     launcher.chmod(0o755)

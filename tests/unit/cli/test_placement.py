@@ -104,6 +104,13 @@ CALLS = {
         "check": ["build", "--check", "--recipe", "qwen3"],
         "check all": ["build", "--check", "--all"],
     },
+    "export slurm": {
+        "": ["export", "slurm", "--container-image", "image"],
+        "agg": ["export", "slurm", "--mode", "agg"],
+        "disagg": ["export", "slurm", "--mode", "disagg"],
+        "no GPU": ["export", "slurm", "--engine", "paced"],
+        "no container": ["export", "slurm"],
+    },
     "compare": {
         "": ["compare", "main", "other", "--max-regression", "5%"],
         "no gate": ["compare", "main", "other"],
@@ -162,6 +169,10 @@ VALUES |= {"--etcd-auth": "username=a,password_file=b"}
 VALUES_IN |= {("--hosts", "roles"): HOSTS.format("hosts"), ("--mode", "roles"): "disagg", ("--mode", "hosts"): "disagg"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
+VALUES |= {
+    "--time": "00:05:00", "--sbatch": "--qos=high", "--interface": "eth1", "--first-port": "17100", "--model-dir": "/m",
+    "--local-dir": "/scratch", "--lease-ttl-s": "60", "--bench": "--concurrency 3",
+}  # fmt: skip
 # What stands in the calls above in the place of an argument.
 POSITIONAL = {
     "MODEL": ("synthetic:tiny",), "ACTION": tuple(CALLS["baseline"]), "WORDS": ("main",), "RUN": ("run",),
@@ -183,6 +194,7 @@ SEEN_ELSEWHERE = {
     ("compare", "--json"): "tests/unit/cli/test_compare.py",
     ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
     ("report", "--json"): "tests/unit/cli/test_report.py",
+    ("export slurm", "--output"): "tests/unit/export/slurm/test_slurm_spec.py",
 }
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
@@ -194,6 +206,7 @@ ROOMS = (
     "trtx.experiment.fidelity.run_fidelity", "trtx.experiment.fidelity.resume_fidelity",
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
+    "trtx.export.slurm.export",
 )  # fmt: skip
 
 
@@ -393,6 +406,7 @@ IGNORED_BY_THE_ROOM = {
     *(("build", use) for use in ("none", "tensorrt", "check all")),
     *(("baseline", use) for use in ("list", "show", "save", "promote")),
     ("compare", "no gate"),
+    *(("export slurm", use) for use in ("agg", "disagg", "no GPU", "no container")),
 }
 
 
