@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -16,6 +18,7 @@ from trtx.config import Mode
 
 if TYPE_CHECKING:
     from trtx.launch import ServedTopology
+    from trtx.topology import Plan
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -76,15 +79,25 @@ def serve(
     if dry_run:
         typer.echo(describe_plan(plan))
         return
-    if not plan.is_local:
-        ProgressConsole(stderr=True, soft_wrap=True).print(
-            f"trtx: warning: HTTP listens on {plan.host}:{plan.port} without authentication: "
-            "whoever reaches this machine can use it"
-        )
+    for warning in plan.warnings:
+        ProgressConsole(stderr=True, soft_wrap=True).print(f"trtx: warning: {warning}")
     with open_view(plan) as view, serve_plan(plan, on_event=view.on_event, on_slots=view.on_slots) as served:
         view.show(_ready_text(served))
         while True:
             served.wait(_REFRESH_S)
+
+
+def _curl(plan: Plan) -> str:
+    """How it is asked on this machine: under a name that its certificate is for, wherever that leads elsewhere."""
+    if plan.tls is None:
+        return f"curl -s {plan.url}"
+    here = urlsplit(plan.url).hostname
+    names = plan.tls.names or (here,)
+    curl = f"curl -s --cacert {shlex.quote(str(plan.tls.certificate))}"
+    if here in names:
+        return f"{curl} {plan.url}"
+    name = str(names[0]).replace("*", "www")
+    return f"{curl} --connect-to ::{here}: https://{name}:{plan.port}"
 
 
 def _ready_text(topology: ServedTopology) -> str:
@@ -93,7 +106,7 @@ def _ready_text(topology: ServedTopology) -> str:
     workers = "1 worker" if topology.plan.worker_count == 1 else f"{topology.plan.worker_count} workers"
     return (
         f"Ready: {topology.url} serves {topology.plan.model} ({topology.plan.mode}, {workers}). Try:\n\n"
-        f"curl -s {topology.url}/v1/chat/completions \\\n"
+        f"{_curl(topology.plan)}/v1/chat/completions \\\n"
         "  -H 'Content-Type: application/json' \\\n"
         f"  -d '{body},\n  \"messages\": {message}}}'\n\n"
         f"Logs and plan: {topology.plan.run_dir}. Ctrl-C stops it.\n"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trtx.launch.certificates import check_usual_client
     from trtx.launch.events import Event
     from trtx.launch.guardian import Guardian
     from trtx.launch.interruption import Interruption, catch_signals
@@ -27,12 +28,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "Interruption": "interruption",
     "PortHolder": "ports", "Restart": "slots", "ServedTopology": "served", "Slot": "slots",
-    "catch_signals": "interruption", "members": "processes", "new_run_directory": "run_directory",
-    "prepare": "preparation", "probe": "machine", "serve": "served", "write_problem": "room",
+    "catch_signals": "interruption", "check_usual_client": "certificates", "members": "processes",
+    "new_run_directory": "run_directory", "prepare": "preparation", "probe": "machine", "serve": "served",
+    "write_problem": "room",
 }  # fmt: skip
 __all__ = [
     "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Restart", "ServedTopology", "Slot",
-    "catch_signals", "members", "new_run_directory", "prepare", "probe", "serve", "write_problem",
+    "catch_signals", "check_usual_client", "members", "new_run_directory", "prepare", "probe", "serve", "write_problem",
 ]  # fmt: skip
 
 

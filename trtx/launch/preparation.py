@@ -25,6 +25,7 @@ from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
 from trtx.errors import UsageError
+from trtx.launch.certificates import Certificate, check_certificate
 from trtx.launch.embedding_dtype import with_embedding_dtype
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
@@ -49,6 +50,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> P
     check_flags(spec.router_args, spec.router_mode)
     machine = probe()
     engine = _engine(spec, machine)
+    spec, certificate = _with_certificate(spec)
     on_gpu = bool(machine.gpus) and engine in ("torch", "tensorrt-llm")
     checkpoint = resolve_checkpoint(spec.model or _default_model(engine), on_gpu=on_gpu)
     if engine == "torch":
@@ -94,7 +96,34 @@ def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> P
     except UsageError:
         HOLDER.release((http, xsub, xpub, *system))
         raise
-    return replace(_with_fault(planned, fault), findings=findings)
+    return replace(_with_fault(_as_seen_outside(planned, certificate), fault), findings=findings)
+
+
+def _with_certificate(spec: TopologySpec) -> tuple[TopologySpec, Certificate | None]:
+    """``spec`` with absolute paths, which its frontends get, and what they will show their clients."""
+    if spec.tls_cert is None or spec.tls_key is None:
+        return spec, None
+    cert, key = (path.expanduser().absolute() for path in (spec.tls_cert, spec.tls_key))
+    return spec.model_copy(update={"tls_cert": cert, "tls_key": key}), check_certificate(cert, key)
+
+
+def _as_seen_outside(planned: Plan, certificate: Certificate | None) -> Plan:
+    """With what its clients see of it, and what whoever opens it to others should know."""
+    reasons, warnings = planned.reasons, () if certificate is None else certificate.warnings
+    if certificate is not None:
+        names = ", ".join(certificate.names) or "no name"
+        reasons += (
+            f"HTTP speaks TLS because --tls-cert says so: for {names}, until {certificate.until:%Y-%m-%d}; the other "
+            "ports stay plain",
+        )
+    if not planned.is_local:
+        clear = "" if certificate is not None else "in clear text (--tls-cert and --tls-key) and "
+        warnings += (
+            f"HTTP listens on {planned.host}:{planned.port} {clear}without authentication: whoever reaches this "
+            "machine can use it; docs/security.md has a gateway",
+        )
+    tls = None if planned.tls is None or certificate is None else replace(planned.tls, names=certificate.names)
+    return replace(planned, tls=tls, reasons=reasons, warnings=warnings)
 
 
 def _check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None:

@@ -64,10 +64,12 @@ class Route:
     def _ask(self) -> None:
         plan, asked_at = self._plan, time.monotonic()
         if self._whole_since is None:
-            if is_live(plan.url):
+            if is_live(plan.url, certificate=plan.certificate):
                 self.answered_at = time.monotonic()
             return
-        seen = ask_readiness(plan.url, plan.model, plan.namespace, plan.expected_workers())
+        seen = ask_readiness(
+            plan.url, plan.model, plan.namespace, plan.expected_workers(), certificate=plan.certificate
+        )
         if seen.has_answered:
             self.answered_at = time.monotonic()
         self.serves, self.problem = seen.serves, "" if seen.is_ready else seen.summary
@@ -82,6 +84,7 @@ class Route:
         plan, began_at = self._plan, time.monotonic()
         self._requests += 1
         prompt = f"{_PROOF_PROMPT}{self._requests}."
-        self.request_problem = complete(plan.url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S) or ""
+        problem = complete(plan.url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S, certificate=plan.certificate)
+        self.request_problem = problem or ""
         if not self.request_problem:
             self.proved_at = began_at

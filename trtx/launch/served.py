@@ -204,7 +204,7 @@ def _wait_ready(topology: ServedTopology, supervisor: Supervisor, deadline: floa
 
 
 def _ask(plan: Plan) -> Readiness:
-    return ask_readiness(plan.url, plan.model, plan.namespace, plan.expected_workers())
+    return ask_readiness(plan.url, plan.model, plan.namespace, plan.expected_workers(), certificate=plan.certificate)
 
 
 def _hint(plan: Plan) -> str:
@@ -222,7 +222,15 @@ def _warm_up(topology: ServedTopology, request_s: float) -> None:
 
     def run(first: int, last: int) -> str | None:
         waiting = [
-            pool.submit(complete, plan.url, plan.model, warm_up_prompt(n), WARM_UP_TOKENS, timeout_s=request_s)
+            pool.submit(
+                complete,
+                plan.url,
+                plan.model,
+                warm_up_prompt(n),
+                WARM_UP_TOKENS,
+                timeout_s=request_s,
+                certificate=plan.certificate,
+            )
             for n in range(first, last)
         ]
         while not all(answer.done() for answer in waiting):

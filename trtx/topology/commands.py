@@ -31,8 +31,8 @@ OWNED_FRONTEND_FLAGS = {
     "--event-plane": _OF_THE_TOPOLOGY,
     "--broker-xsub": _OF_THE_TOPOLOGY,
     "--broker-xpub": _OF_THE_TOPOLOGY,
-    "--tls-cert-path": "and trtx speaks plain HTTP with its frontend; put TLS in front of it",
-    "--tls-key-path": "and trtx speaks plain HTTP with its frontend; put TLS in front of it",
+    "--tls-cert-path": "which is trtx's own --tls-cert",
+    "--tls-key-path": "which is trtx's own --tls-key",
     "--kserve-grpc-server": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
     "--interactive": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
     "-i": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
@@ -137,6 +137,8 @@ def frontend_command(spec: TopologySpec, namespace: str, port: int, xsub: int, x
     command = [sys.executable, "-m", "trtx.frontend", "--http-host", spec.host, "--http-port", str(port)]
     command += ["--broker-xsub", f"tcp://127.0.0.1:{xsub}", "--broker-xpub", f"tcp://127.0.0.1:{xpub}"]
     command += ["--namespace", namespace]
+    if spec.tls_cert is not None:
+        command += ["--tls-cert-path", str(spec.tls_cert), "--tls-key-path", str(spec.tls_key)]
     command += ["--router-mode", spec.router_mode, "--migration-limit", str(_MIGRATION_LIMIT)]
     if spec.router_mode == "kv":
         command += KV_ROUTER_FLAGS

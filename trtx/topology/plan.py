@@ -32,6 +32,15 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerTls:
+    """What the HTTP port speaks TLS with. Both files are PEM."""
+
+    certificate: Path  # the server's own, its authorities' behind it
+    key: Path
+    names: tuple[str, ...] = ()  # DNS names and addresses that the certificate is for
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that starting, watching, measuring and stopping a topology needs to know. Frontend first."""
 
@@ -51,12 +60,20 @@ class Plan:
     reasons: tuple[str, ...]
     findings: tuple[Finding, ...] = ()  # of the engine configs; none of them an error
     memory: tuple[MemoryPlan, ...] = ()  # one a role; none where nothing is computed, or of an unknown shape
+    tls: ServerTls | None = None  # None: the HTTP port speaks plain HTTP
+    warnings: tuple[str, ...] = ()  # what whoever starts it should know before others reach it
 
     @property
     def url(self) -> str:
         """Where clients on this machine reach it. A wildcard host is reached through loopback."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+
+    @property
+    def certificate(self) -> Path | None:
+        """By which its own clients know it (:func:`trtx.tls.trust_of`)."""
+        return None if self.tls is None else self.tls.certificate
 
     @property
     def workers(self) -> tuple[ProcessSpec, ...]:
@@ -115,6 +132,9 @@ class Plan:
             fields[name] = Path(fields[name])
         for name in ("internal_ports", "gpu_names", "reasons"):
             fields[name] = tuple(fields[name])
+        if (tls := fields.get("tls")) is not None:
+            fields["tls"] = ServerTls(Path(tls["certificate"]), Path(tls["key"]), tuple(tls["names"]))
+        fields["warnings"] = tuple(fields.get("warnings", ()))
         fields["findings"] = tuple(Finding.from_json(entry) for entry in fields.get("findings", ()))
         fields["memory"] = tuple(
             MemoryPlan(**{**entry, "notes": tuple(entry["notes"])}) for entry in fields.get("memory", ())

@@ -18,7 +18,7 @@ from trtx.errors import UsageError
 from trtx.topology import commands
 from trtx.topology.machine import Gpu, Machine
 from trtx.topology.placement import place, visible_gpus
-from trtx.topology.plan import Plan, ProcessSpec, config_path, is_loopback
+from trtx.topology.plan import Plan, ProcessSpec, ServerTls, config_path, is_loopback
 
 _ENGINES_WITHOUT_GPU = ("simulated", "paced")
 _NO_ENCODER = {  # engine -> why it has no encode workers
@@ -143,6 +143,7 @@ def plan(
         engine_configs={str(role): role_values for role, role_values in values.items()},
         gpu_names=tuple(gpu.name for group in gpus for gpu in group),
         reasons=tuple(reasons),
+        tls=None if spec.tls_cert is None or spec.tls_key is None else ServerTls(spec.tls_cert, spec.tls_key),
     )
 
 
