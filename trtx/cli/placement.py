@@ -33,7 +33,12 @@ _SERVED: Mapping[str, Use] = {
 }
 # verb -> use -> words. Several uses of a verb may hold at once.
 USES: Mapping[str, Mapping[str, Use]] = {
-    "serve": _SERVED,
+    "serve": {
+        **_SERVED,
+        "hosts": Use("beside --hosts", "whose file says what is where", "leave it out"),
+        "no hosts": Use("without --hosts", "whose machines it is about", "add --hosts, or leave it out"),
+        "roles": Use("beside --hosts with roles", "which count the workers", "leave it out, or leave roles out"),
+    },
     "bench": {
         **_SERVED,
         "resume": Use("beside --resume", "which goes on with what its run was asked", "leave it out"),
@@ -144,8 +149,15 @@ _TOPOLOGY = _placed(
 PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "serve": {
         **_TOPOLOGY,
+        "--workers": ("disagg", "roles"),
+        "--prefill": ("agg", "roles"),
+        "--decode": ("agg", "roles"),
+        "--gpus": ("no GPU", "hosts"),
+        "--host": ("hosts",),
         **_placed(
-            ((), "--model --mode --output --dry-run"),
+            ((), "--model --mode --output --dry-run --hosts"),
+            (("hosts",), "--frontends"),
+            (("no hosts",), "--this-host"),
             ((), "--allowed-media-path --allow-http-media --allow-private-media --max-media-bytes --max-image-pixels"),
             ((), "--max-images --media-timeout-s --media-idle-s --decode-processes --decode-queue --decode-timeout-s"),
             ((), "--decode-memory-bytes --media-memory-bytes"),

@@ -15,6 +15,8 @@ from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
+from trtx.config.hosts import MAX_FRONTENDS, read_hosts
+from trtx.errors import UsageError
 
 if TYPE_CHECKING:
     from trtx.launch import ServedTopology
@@ -44,6 +46,34 @@ def serve(
         ),
     ] = "agg",
     topology: options.TopologyOptions,
+    frontends: Annotated[
+        int,
+        typer.Option(
+            "--frontends",
+            min=1,
+            max=MAX_FRONTENDS,
+            help="Frontends on --port and the ports after it; one that dies loses its own streams alone.",
+            rich_help_panel="Topology",
+        ),
+    ] = 1,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(
+            "--hosts",
+            metavar="FILE",
+            help="Several machines, in YAML: this one runs its share, the others run trtx serve join.",
+            rich_help_panel="Topology",
+        ),
+    ] = None,
+    this_host: Annotated[
+        str | None,
+        typer.Option(
+            "--this-host",
+            metavar="NAME",
+            help="Which of the hosts this machine is. Default: the one whose address it has.",
+            rich_help_panel="Topology",
+        ),
+    ] = None,
     media: options.MediaOptions,
     output: options.OutputOption = Path("runs"),
     dry_run: Annotated[
@@ -65,17 +95,29 @@ def serve(
       trtx serve --engine simulated --mode agg --workers 4 --router-mode kv
       trtx serve --mode disagg --gpus 0,1 --model synthetic:qwen3-0.6b
       trtx serve --set kv_cache_config.max_tokens=8192 --dry-run
+      trtx serve --frontends 2
+      trtx serve --hosts hosts.yaml --mode disagg --dry-run
     """
-    refuse_ignored(context, (mode, *options.engine_uses(model.engine)))
+    refuse_ignored(context, (mode, *options.engine_uses(model.engine), *([] if hosts else ["no hosts"])))
+    if hosts is not None:
+        there = read_hosts(hosts)
+        refuse_ignored(context, ("hosts", *(["roles"] if there.has_roles else [])))
     from trtx.cli.console import ProgressConsole
     from trtx.cli.topology_text import describe_plan
     from trtx.cli.topology_view import open_view
-    from trtx.launch import new_run_directory, prepare
+    from trtx.launch import host_named, new_run_directory, prepare, prepare_hosts
     from trtx.launch import serve as serve_plan
 
     spec = options.build_spec(mode=mode, **asdict(model), **asdict(topology), **media)
     options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encode)
-    plan = prepare(spec, run_dir=new_run_directory(output, f"serve-{mode}"))
+    run_dir = new_run_directory(output, f"serve-{mode}")
+    if hosts is not None:
+        whole = prepare_hosts(spec, there, run_dir=run_dir)
+        if not dry_run:
+            raise UsageError("--hosts without --dry-run is not there yet; add --dry-run")
+        typer.echo(describe_plan(whole if this_host is None else whole.share(host_named(whole.hosts, this_host).name)))
+        return
+    plan = prepare(spec, run_dir=run_dir, frontends=frontends)
     if dry_run:
         typer.echo(describe_plan(plan))
         return

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import yaml
 
 from trtx.cli.findings_text import describe_findings
+from trtx.cli.hosts_text import describe_hosts, describe_ports
 from trtx.cli.memory_text import describe_memory
 from trtx.topology import Plan, ProcessSpec
 
@@ -26,10 +27,13 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"Mode       {plan.mode}, engine {plan.engine}"
     yield f"Model      {plan.model}"
     yield f"           {plan.model_path}"
-    yield f"URL        {plan.url}"
-    yield f"GPUs       {', '.join(plan.gpu_names) if plan.gpu_names else 'none'}"
+    for index, url in enumerate(plan.urls or (plan.url,)):
+        yield f"{'URL' if not index else '':11}{url}"
+    yield f"GPUs       {_gpus(plan)}"
     yield f"Run        {plan.run_dir}"
     yield ""
+    if plan.hosts:
+        yield from describe_hosts(plan)
     shared = dict(set.intersection(*(set(process.env.items()) for process in plan.processes)))
     yield "Environment of every process:"
     yield from _environment(shared)
@@ -61,8 +65,16 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield from textwrap.wrap(reason, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
 
 
+def _gpus(plan: Plan) -> str:
+    if plan.hosts and plan.gpu_names:
+        return f"{len(plan.gpu_names)}, which each host looks at when it starts"
+    return ", ".join(plan.gpu_names) if plan.gpu_names else "none"
+
+
 def _place(process: ProcessSpec) -> str:
     place = f"GPU {','.join(map(str, process.gpu_indices))}" if process.gpu_indices else "no GPU"
+    if process.host:
+        return f"on {process.host}, {place}, {describe_ports(process)}"
     return place if process.system_port is None else f"{place}, metrics port {process.system_port}"
 
 

@@ -2,41 +2,63 @@
 
 Dynamo 1.4.2 counts workers (``/v1/models/<name>/ready``) and lists their addresses (``/health``), and keeps their
 runtime data to itself. It takes routes from others, though: ``--frontend-route-extension``. A handler is given no model
-cards, so they are read where Dynamo's file discovery keeps them; with another discovery there is no such route.
+cards, so they are read where Dynamo's discovery keeps them, by the environment that this frontend itself has.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from dynamo.llm import FrontendExtensionContext, FrontendRoute
+from dynamo.llm import FrontendExtensionContext, FrontendResponse, FrontendRoute
 
 from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
+from trtx.planes.credentials import EtcdSecrets
+from trtx.planes.etcd import Etcd
+from trtx.planes.etcd_registry import EtcdRegistry
+from trtx.planes.file_registry import FileRegistry
+from trtx.planes.registry import Registry
+
+_TIMEOUT_S = 1.0  # a handler is waited for
+_DYNAMOS_LEASE_TTL_S = "10"
 
 
 def routes() -> list[FrontendRoute]:
     """Asked by dynamo.frontend once, as it starts."""
-    directory = os.environ.get("DYN_FILE_KV")
-    if directory is None or os.environ.get("DYN_DISCOVERY_BACKEND") != "file":
+    registry = registry_of_environment(os.environ)
+    if registry is None:
         return []
 
     def answer(context: FrontendExtensionContext) -> object:
-        return to_body(published_workers(Path(directory)))
+        try:
+            return to_body(published_workers(registry))
+        except OSError as error:
+            return FrontendResponse(503, {"error": str(error)})
 
     return [FrontendRoute("GET", PATH, answer)]
 
 
-def published_workers(directory: Path) -> tuple[PublishedWorker, ...]:
-    """The workers of trtx that are registered now, by name. A card that is being written or removed is left out."""
+def registry_of_environment(environment: Mapping[str, str]) -> Registry | None:
+    """Where this process's own Dynamo looks for workers; None where that can't be read beside it."""
+    backend, namespace = environment.get("DYN_DISCOVERY_BACKEND"), environment.get("DYN_NAMESPACE")
+    if backend == "file" and (directory := environment.get("DYN_FILE_KV")) is not None:
+        return FileRegistry(Path(directory))
+    if backend == "etcd" and namespace is not None and (endpoints := environment.get("ETCD_ENDPOINTS")) is not None:
+        etcd = Etcd(
+            [endpoint.strip() for endpoint in endpoints.split(",")],
+            EtcdSecrets.of_environment(environment),
+            timeout_s=_TIMEOUT_S,
+        )
+        lease_ttl_s = float(environment.get("ETCD_LEASE_TTL", _DYNAMOS_LEASE_TTL_S))
+        return EtcdRegistry(etcd, namespace, lease_ttl_s=lease_ttl_s)
+    return None
+
+
+def published_workers(registry: Registry) -> tuple[PublishedWorker, ...]:
+    """The workers of trtx that are registered now, by name. Raises OSError where that can't be known."""
     found = []
-    for path in sorted((directory / "v1" / "mdc").glob("*")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            record = json.loads(path.read_text(encoding="utf-8"))
-            card = record["card_json"]
-            facts = WorkerFacts.of_runtime_data(card["runtime_config"].get("runtime_data"))
-            if facts is not None:
-                found.append(PublishedWorker(int(record["instance_id"]), str(card["display_name"]), facts))
+    for card in registry.cards():
+        if (facts := WorkerFacts.of_runtime_data(card.runtime_data)) is not None:
+            found.append(PublishedWorker(card.worker_id, card.model, facts))
     return tuple(sorted(found, key=lambda worker: (worker.facts.name, worker.worker_id)))

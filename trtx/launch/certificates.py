@@ -8,12 +8,13 @@ import ssl
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from trtx.config import TopologySpec
 from trtx.config.files import read_bytes
 from trtx.config.wording import shown
 from trtx.errors import UsageError
@@ -65,6 +66,39 @@ def check_certificate(path: Path, key: Path) -> Certificate:
     return Certificate(
         path, tuple(_names(told)), datetime.fromtimestamp(until, UTC), tuple(_warnings(path, key, until))
     )
+
+
+def with_certificate(spec: TopologySpec) -> tuple[TopologySpec, Certificate | None]:
+    """``spec`` with absolute paths, which its frontends get, and what they will show their clients. Raises UsageError
+    as :func:`check_certificate`."""
+    if spec.tls_cert is None or spec.tls_key is None:
+        return spec, None
+    cert, key = (path.expanduser().absolute() for path in (spec.tls_cert, spec.tls_key))
+    return spec.model_copy(update={"tls_cert": cert, "tls_key": key}), check_certificate(cert, key)
+
+
+def as_seen_outside(plan: Plan, certificate: Certificate | None) -> Plan:
+    """``plan`` with what clients see of it, and what whoever opens it to others should know."""
+    reasons, warnings = plan.reasons, () if certificate is None else certificate.warnings
+    if certificate is not None:
+        names = ", ".join(certificate.names) or "no name"
+        reasons += (
+            f"HTTP speaks TLS because --tls-cert says so: for {names}, until {certificate.until:%Y-%m-%d}; the other "
+            "ports stay plain",
+        )
+    if not plan.is_local:
+        clear = "" if certificate is not None else "in clear text (--tls-cert and --tls-key) and "
+        warnings += (
+            f"HTTP listens on {', '.join(_outside(plan))} {clear}without authentication: whoever reaches "
+            f"{'these machines' if plan.hosts else 'this machine'} can use it; docs/security.md has a gateway",
+        )
+    tls = None if plan.tls is None or certificate is None else replace(plan.tls, names=certificate.names)
+    return replace(plan, tls=tls, reasons=reasons, warnings=warnings)
+
+
+def _outside(plan: Plan) -> Iterator[str]:
+    for frontend in plan.frontends:
+        yield f"{frontend.http_host}:{frontend.http_port}"
 
 
 def check_usual_client(plan: Plan) -> None:

@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from trtx.launch.environment import child_environment
@@ -40,14 +42,15 @@ class Child(Protocol):
 class RealChild:
     """A child in a session of its own, its output appended to its log file; no pipe to fill."""
 
-    def __init__(self, spec: ProcessSpec) -> None:
+    def __init__(self, spec: ProcessSpec, secrets: Mapping[str, str] = MappingProxyType({})) -> None:
+        """``secrets``: environment that stands in no plan. Raises OSError where it can't be started."""
         if spec.status_file is not None:
             with contextlib.suppress(OSError):  # one of another pid counts for nothing anyway
                 spec.status_file.unlink(missing_ok=True)
         self._log = Log(spec.log_path)
         self._process = subprocess.Popen(
             spec.argv,
-            env=child_environment(os.environ, spec.env),
+            env=child_environment(os.environ, {**spec.env, **secrets}),
             stdin=subprocess.DEVNULL,
             stdout=self._log.fileno(),
             stderr=subprocess.STDOUT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtx.checkpoint import Checkpoint, read_end_ids, read_model_config, resolve_checkpoint
@@ -25,33 +25,69 @@ from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
 from trtx.errors import UsageError
-from trtx.launch.certificates import Certificate, check_certificate
+from trtx.launch.certificates import as_seen_outside, with_certificate
 from trtx.launch.embedding_dtype import with_embedding_dtype
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.ports import HOLDER
 from trtx.launch.warm_up import check_warm_up
-from trtx.topology import Machine, Plan, Ports, check_router_args, check_size, plan
+from trtx.topology import Broker, Machine, Plan, Ports, check_router_args, check_size, plan
 
 
-def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What is served, before it is known where."""
+
+    engine: str
+    engine_version: str | None  # of TensorRT-LLM, where that is what serves
+    checkpoint: Checkpoint
+    configs: dict[Role, ResolvedEngineConfig]
+    findings: tuple[Finding, ...]
+
+
+def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str | None = None) -> Plan:
     """Resolves everything and starts nothing. Writes nothing either, but a synthetic checkpoint into its cache.
 
     The ports of the plan stay held by this process until :func:`trtx.launch.serve` starts it. Raises UsageError for
     whatever can't be served: an unknown model, field or engine, too few GPUs, a port in use.
 
-    ``fault``: what TRTX_FAULT holds, from the one caller that serves wrong KV on purpose and says so; all others are
-    refused where it is set.
+    ``frontends`` listen on ``spec.port`` and those after it, or each on any free one. ``fault``: what TRTX_FAULT holds,
+    from the one caller that serves wrong KV on purpose and says so; all others are refused where it is set.
     """
     _check_fault(fault)
+    machine = probe()
+    spec, certificate = with_certificate(spec)
+    resolved = resolve(spec, machine, has_gpu=bool(machine.gpus))
+    namespace = f"trtx-{secrets.token_hex(4)}"
+    ports = _hold_ports(spec, frontends)
+    try:
+        planned = plan(
+            spec,
+            machine,
+            checkpoint=resolved.checkpoint,
+            engine=resolved.engine,
+            engine_configs=resolved.configs,
+            ports=ports,
+            namespace=namespace,
+            run_dir=run_dir.absolute(),
+            scratch_dir=Path(tempfile.gettempdir()) / namespace,
+            engine_version=resolved.engine_version,
+        )
+        planned = with_memory(planned, machine)
+    except UsageError:
+        HOLDER.release((*ports.http, *ports.internal))
+        raise
+    return replace(_with_fault(as_seen_outside(planned, certificate), fault), findings=resolved.findings)
+
+
+def resolve(spec: TopologySpec, machine: Machine, *, has_gpu: bool) -> Resolved:
+    """Engine, checkpoint and configs. ``has_gpu``: there is one where it is served. Raises UsageError."""
     check_size(spec)
     check_router_args(spec.router_args)
     check_flags(spec.router_args, spec.router_mode)
-    machine = probe()
-    engine = _engine(spec, machine)
-    spec, certificate = _with_certificate(spec)
-    on_gpu = bool(machine.gpus) and engine in ("torch", "tensorrt-llm")
+    engine = _engine(spec, has_gpu=has_gpu)
+    on_gpu = has_gpu and engine in ("torch", "tensorrt-llm")
     checkpoint = resolve_checkpoint(spec.model or _default_model(engine), on_gpu=on_gpu)
     if engine == "torch":
         # Refuses what the engine would refuse once it runs, in the same words.
@@ -74,56 +110,24 @@ def prepare(spec: TopologySpec, *, run_dir: Path, fault: str | None = None) -> P
     if engine == "torch":
         check_warm_up(configs, checkpoint)
         configs = with_embedding_dtype(configs, read_model_config(checkpoint.path).dtype, is_gpu=on_gpu)
-    run_dir = run_dir.absolute()
-    namespace = f"trtx-{secrets.token_hex(4)}"
-    http = HOLDER.hold(spec.host, spec.port)
-    xsub, xpub, *system = HOLDER.hold_internal(2 + sum(spec.roles.values()))
-    ports = Ports(http=http, broker_xsub=xsub, broker_xpub=xpub, system=tuple(system))
+    version = installed_version() if engine == "tensorrt-llm" else None
+    return Resolved(engine, version, checkpoint, configs, findings)
+
+
+def _hold_ports(spec: TopologySpec, frontends: int) -> Ports:
+    """Raises UsageError, with none held, where one is in use."""
+    if spec.port + frontends > 1 << 16:
+        raise UsageError(f"--port {spec.port} leaves no ports for --frontends {frontends}; give a lower one")
+    http: list[int] = []
     try:
-        planned = plan(
-            spec,
-            machine,
-            checkpoint=checkpoint,
-            engine=engine,
-            engine_configs=configs,
-            ports=ports,
-            namespace=namespace,
-            run_dir=run_dir,
-            scratch_dir=Path(tempfile.gettempdir()) / namespace,
-            engine_version=installed_version() if engine == "tensorrt-llm" else None,
-        )
-        planned = with_memory(planned, machine)
+        for index in range(frontends):
+            http.append(HOLDER.hold(spec.host, spec.port and spec.port + index))
     except UsageError:
-        HOLDER.release((http, xsub, xpub, *system))
+        HOLDER.release(http)
         raise
-    return replace(_with_fault(_as_seen_outside(planned, certificate), fault), findings=findings)
-
-
-def _with_certificate(spec: TopologySpec) -> tuple[TopologySpec, Certificate | None]:
-    """``spec`` with absolute paths, which its frontends get, and what they will show their clients."""
-    if spec.tls_cert is None or spec.tls_key is None:
-        return spec, None
-    cert, key = (path.expanduser().absolute() for path in (spec.tls_cert, spec.tls_key))
-    return spec.model_copy(update={"tls_cert": cert, "tls_key": key}), check_certificate(cert, key)
-
-
-def _as_seen_outside(planned: Plan, certificate: Certificate | None) -> Plan:
-    """With what its clients see of it, and what whoever opens it to others should know."""
-    reasons, warnings = planned.reasons, () if certificate is None else certificate.warnings
-    if certificate is not None:
-        names = ", ".join(certificate.names) or "no name"
-        reasons += (
-            f"HTTP speaks TLS because --tls-cert says so: for {names}, until {certificate.until:%Y-%m-%d}; the other "
-            "ports stay plain",
-        )
-    if not planned.is_local:
-        clear = "" if certificate is not None else "in clear text (--tls-cert and --tls-key) and "
-        warnings += (
-            f"HTTP listens on {planned.host}:{planned.port} {clear}without authentication: whoever reaches this "
-            "machine can use it; docs/security.md has a gateway",
-        )
-    tls = None if planned.tls is None or certificate is None else replace(planned.tls, names=certificate.names)
-    return replace(planned, tls=tls, reasons=reasons, warnings=warnings)
+    internal = HOLDER.hold_internal(2 * frontends + sum(spec.roles.values()))
+    brokers = tuple(Broker(*internal[2 * index : 2 * index + 2]) for index in range(frontends))
+    return Ports(tuple(http), brokers, internal[2 * frontends :])
 
 
 def _check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None:
@@ -202,10 +206,10 @@ def _default_model(engine: str) -> str:
     return "synthetic:tiny" if engine == "simulated" else ""
 
 
-def _engine(spec: TopologySpec, machine: Machine) -> str:
+def _engine(spec: TopologySpec, *, has_gpu: bool) -> str:
     if spec.engine == "simulated":
         return spec.engine
-    engine = resolve_kind(spec.engine, has_gpu=bool(machine.gpus))
+    engine = resolve_kind(spec.engine, has_gpu=has_gpu)
     if engine == "tensorrt-llm" and installed_version() is None:
         raise UsageError(
             "engine tensorrt-llm needs the package tensorrt_llm, which is not installed; "

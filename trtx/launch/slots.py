@@ -12,7 +12,6 @@ from trtx.launch.processes import is_stopped
 from trtx.launch.restarts import RestartPolicy
 from trtx.topology import ProcessSpec
 
-RECORDS_LIVE_S = 10.0  # Dynamo 1.4.2: a record that was not touched for so long is deleted by whoever sees it
 State = Literal["starting", "loading", "up", "restarting", "draining", "ended"]
 
 
@@ -66,12 +65,12 @@ class Slot:
         is_news, self.status_problem = problem != self.status_problem, problem
         return problem if is_news else None
 
-    def why_vanished(self, pid: int) -> str:
-        """Why the records of a worker that lives, process ``pid``, are gone."""
+    def why_vanished(self, pid: int, records_live_s: float) -> str:
+        """Why the records of a worker that lives, process ``pid``, are gone, where they live so long unrenewed."""
         if is_stopped(pid):
             return "since it is stopped (by SIGSTOP or a debugger) and renews them no more"
         if self.unrenewed_s is None:
             return "and nothing says why"
-        if self.unrenewed_s < RECORDS_LIVE_S:
+        if self.unrenewed_s < records_live_s:
             return f"deleted {self.unrenewed_s:.0f} s after it had renewed them, and not by trtx"
         return f"since it had not renewed them for {self.unrenewed_s:.0f} s: it was frozen or starved"

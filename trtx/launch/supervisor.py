@@ -22,7 +22,7 @@ from collections.abc import Callable
 from trtx.engine import ranks
 from trtx.engine.ranks import Rank
 from trtx.launch.children import Child, RealChild, describe_exit
-from trtx.launch.discovery import Registry, listening_ports
+from trtx.launch.discovery import listening_ports, owner, registry_of
 from trtx.launch.events import Event, EventKind
 from trtx.launch.frontend_watch import FrontendWatch
 from trtx.launch.guardian import Guardian
@@ -60,7 +60,7 @@ class Supervisor:
         """``on_event`` is called from the loop's thread. ``guardian`` is told of every process, ``route`` asks the
         frontend, ``scratch`` holds the directory of the discovery records: what is None is told, asked or held not."""
         self.slots = [Slot(spec) for spec in plan.processes]
-        self.registry = Registry(plan.discovery_dir)
+        self.registry = registry_of(plan)
         self.failure: str | None = None
         self.restarts: list[Restart] = []
         self.sessions: list[int] = []  # pids of all children ever started, each the leader of a session
@@ -276,7 +276,7 @@ class Supervisor:
             slot.worker_id = slot.status.worker_id
         if slot.worker_id is None and registered:  # no status file, or one that could not be written to its end
             claimed = {other.worker_id for other in self.slots if other.worker_id is not None}
-            slot.worker_id = self.registry.owner(child.pid, claimed)
+            slot.worker_id = owner(self.registry, child.pid, claimed)
         if slot.worker_id is not None and slot.worker_id in registered:
             slot.was_registered, slot.vanished_since = True, None
             slot.renewed_at = self.registry.renewed_at(slot.worker_id) or slot.renewed_at
@@ -299,7 +299,8 @@ class Supervisor:
             slot.vanished_since = now
             slot.unrenewed_s = None if slot.renewed_at is None else max(0.0, time.time() - slot.renewed_at)
         elif now - slot.vanished_since >= _VANISHED_AFTER_S and slot.ended_because is None:
-            self._serves_nobody(slot, child, f"its discovery records are gone, {slot.why_vanished(child.pid)}")
+            why = slot.why_vanished(child.pid, self.registry.records_live_s)
+            self._serves_nobody(slot, child, f"its discovery records are gone, {why}")
 
     def _serves_nobody(self, slot: Slot, child: Child, because: str) -> None:
         self._emit("vanished", f"{slot.spec.name} (pid {child.pid}) lives but {because}; it is started again", slot)

@@ -2,24 +2,45 @@
 
 Owns the shape of a :class:`Plan`, the placement of workers on GPUs and every command line of a topology.
 Does not look at the machine, write files or start anything: ``launch`` does, and hands in what it found.
-Enter through :func:`plan`.
+Enter through :func:`plan`, over several machines :func:`plan_hosts` and :func:`settle`.
 Always holds: the same arguments give the same plan, no GPU serves two workers, ports differ, a plan survives JSON.
 """
 
+from trtx.topology.commands import Broker
+from trtx.topology.host_planner import plan_hosts, with_roles
 from trtx.topology.machine import Gpu, Machine
-from trtx.topology.plan import TOPOLOGY_VARIABLE, Plan, ProcessSpec, is_loopback
-from trtx.topology.planner import ModelFiles, Ports, check_router_args, check_size, plan
+from trtx.topology.plan import (
+    TOPOLOGY_VARIABLE,
+    Credentials,
+    EtcdService,
+    NatsService,
+    Plan,
+    PlannedHost,
+    ProcessSpec,
+    is_loopback,
+)
+from trtx.topology.planner import Ports, plan
+from trtx.topology.settling import settle
+from trtx.topology.workload import ModelFiles, check_router_args, check_size
 
 __all__ = [
     "TOPOLOGY_VARIABLE",
+    "Broker",
+    "Credentials",
+    "EtcdService",
     "Gpu",
     "Machine",
     "ModelFiles",
+    "NatsService",
     "Plan",
+    "PlannedHost",
     "Ports",
     "ProcessSpec",
     "check_router_args",
     "check_size",
     "is_loopback",
     "plan",
+    "plan_hosts",
+    "settle",
+    "with_roles",
 ]

@@ -1,15 +1,20 @@
-"""Command lines and environment of each process: Dynamo without etcd or NATS, on loopback alone, shared with nobody."""
+"""Command lines and environment of each process.
+
+On one machine Dynamo runs without etcd or NATS, on loopback alone, shared with nobody; over hosts it finds its parts in
+etcd, its events go through NATS, and each process listens on the address of its host alone.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtx.config import Role, TopologySpec
 from trtx.config.media import MediaLimits
-from trtx.topology.plan import TOPOLOGY_VARIABLE
+from trtx.topology.plan import TOPOLOGY_VARIABLE, EtcdService, NatsService
 
 # Streams that stay silent for this long are broken off by the frontend; a long prompt on a CPU stays far below it.
 _STREAM_TIMEOUT_S = 300
@@ -42,6 +47,8 @@ OWNED_FRONTEND_FLAGS = {
 }
 """Flags of dynamo.frontend 1.4.2 that no ``--router-args`` may hold, and why. The last of a kind would win."""
 _MIGRATION_LIMIT = 3
+_LOOPBACK = "127.0.0.1"
+LOOPBACK_DEVICE = "lo"
 _MIB = 1 << 20
 LEAST_BODY_MIB = 45
 """Of one HTTP request: more is a 413. Dynamo 1.4.2's own default, said so that what follows from it holds."""
@@ -54,6 +61,14 @@ LEAST_MESSAGE_BYTES = 256 * _MIB
 _CANARY_WAIT_S = 5
 # Generous: an engine in the middle of a long prompt is busy, not dead, and Dynamo's default is 3.
 _CANARY_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Of events, on one machine: the ports that publishers and subscribers connect to."""
+
+    xsub: int
+    xpub: int
 
 
 def body_mib(media: MediaLimits) -> int:
@@ -73,31 +88,59 @@ def message_bytes(media: MediaLimits) -> int:
     return max(LEAST_MESSAGE_BYTES, _MESSAGE_FOR_BODY * body_mib(media) * _MIB)
 
 
-def shared_environment(
-    namespace: str, scratch_dir: Path, broker_xsub: int, broker_xpub: int, media: MediaLimits
-) -> dict[str, str]:
-    """What every process of a topology gets, frontend and workers alike. Seen with Dynamo 1.4.2.
+def shared_environment(namespace: str, group: str, scratch_dir: Path, media: MediaLimits) -> dict[str, str]:
+    """What every process of a topology gets on one machine, frontends and workers alike. Seen with Dynamo 1.4.2.
 
-    ``DYN_TCP_RESPONSE_STREAM_HOST`` takes the name of an interface: an address there means that no model is ever added.
-    ``DYN_ZMQ_BROKER_URL`` keeps the event plane, which carries prompt token ids, from binding every interface.
-    ``TMPDIR``: every Dynamo process leaves the file of its logging configuration where temporary files are.
+    ``group``: see :func:`trtx.topology.plan.group_of`. ``TMPDIR``: every Dynamo process leaves the file of its logging
+    configuration where temporary files are.
     """
     return {
-        TOPOLOGY_VARIABLE: namespace,
+        TOPOLOGY_VARIABLE: group,
         "DYN_NAMESPACE": namespace,
-        "DYN_DISCOVERY_BACKEND": "file",
-        "DYN_FILE_KV": str(scratch_dir / "kv"),
         "DYN_REQUEST_PLANE": "tcp",
-        "DYN_EVENT_PLANE": "zmq",
-        "DYN_TCP_RPC_HOST": "127.0.0.1",
-        "DYN_TCP_RESPONSE_STREAM_HOST": "lo",
-        "DYN_ZMQ_BROKER_URL": f"xsub=tcp://127.0.0.1:{broker_xsub} , xpub=tcp://127.0.0.1:{broker_xpub}",
         "DYN_LOG": "warn",
         "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(scratch_dir),
         "DYN_TCP_MAX_MESSAGE_SIZE": str(message_bytes(media)),
+    }
+
+
+def local_environment(scratch_dir: Path, brokers: Sequence[Broker]) -> dict[str, str]:
+    """How the processes of one machine find and hear each other.
+
+    ``DYN_TCP_RESPONSE_STREAM_HOST`` takes the name of an interface: an address there means that no model is ever added.
+    ``DYN_ZMQ_BROKER_URL`` keeps the event plane, which carries prompt token ids, from binding every interface. Each
+    frontend has a broker, everybody talks to all of them, and an event that comes twice counts once: so none that ends
+    takes the events of the others with it.
+    """
+    xsub = ";".join(f"tcp://{_LOOPBACK}:{broker.xsub}" for broker in brokers)
+    xpub = ";".join(f"tcp://{_LOOPBACK}:{broker.xpub}" for broker in brokers)
+    return {
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": str(scratch_dir / "kv"),
+        "DYN_EVENT_PLANE": "zmq",
+        "DYN_TCP_RPC_HOST": _LOOPBACK,
+        "DYN_TCP_RESPONSE_STREAM_HOST": "lo",
+        "DYN_ZMQ_BROKER_URL": f"xsub={xsub} , xpub={xpub}",
+    }
+
+
+def remote_environment(etcd: EtcdService, nats: NatsService, address: str, request_port: int) -> dict[str, str]:
+    """The same over hosts, of one process. Secrets are not in it: they come when it starts.
+
+    ``DYN_TCP_RESPONSE_STREAM_HOST`` is left out. Of the interface that it names Dynamo 1.4.2 takes the address listed
+    last, normally an IPv6 link-local one, which it can't bind; left out it takes the address of the default route.
+    """
+    return {
+        "DYN_DISCOVERY_BACKEND": "etcd",
+        "ETCD_ENDPOINTS": ",".join(etcd.endpoints),
+        "ETCD_LEASE_TTL": str(etcd.lease_ttl_s),
+        "DYN_EVENT_PLANE": "nats",
+        "NATS_SERVER": nats.url,
+        "DYN_TCP_RPC_HOST": address,
+        "DYN_TCP_RPC_PORT": str(request_port),
     }
 
 
@@ -111,37 +154,68 @@ def frontend_environment(media: MediaLimits) -> dict[str, str]:
     }
 
 
-def worker_environment(gpu_uuids: tuple[str, ...], system_port: int, threads: int | None) -> dict[str, str]:
+def response_environment(port: int) -> dict[str, str]:
+    """Of a frontend over hosts: where workers stream their answers to."""
+    return {"DYN_TCP_RESPONSE_STREAM_PORT": str(port)}
+
+
+def worker_environment(
+    gpus: tuple[str, ...],
+    system_port: int,
+    threads: int | None,
+    *,
+    address: str = _LOOPBACK,
+    device: str = LOOPBACK_DEVICE,
+    kv_ports: tuple[int, int] | None = None,
+) -> dict[str, str]:
     """One worker's GPUs, metrics port and threads (None: the engine's own choice). Drains without a fixed grace.
+
+    ``gpus``: UUIDs, or indices where the machine is another. ``address``: of the system port, from which frontends of
+    other hosts take the model's files too. ``device``: of UCX, for KV, with ``kv_ports`` where its TCP listens.
 
     The canary is what makes ``/health`` and ``/live`` of the system port tell the truth: without it Dynamo 1.4.2
     answers 503 for ever. Nothing but that answer depends on it.
     """
     environment = {
-        "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
-        "DYN_SYSTEM_HOST": "127.0.0.1",
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        "DYN_SYSTEM_HOST": address,
         "DYN_SYSTEM_PORT": str(system_port),
         "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
         "DYN_HEALTH_CHECK_ENABLED": "true",
         "DYN_CANARY_WAIT_TIME": str(_CANARY_WAIT_S),
         "DYN_HEALTH_CHECK_REQUEST_TIMEOUT": str(_CANARY_TIMEOUT_S),
-        "UCX_NET_DEVICES": "lo",
+        "UCX_NET_DEVICES": device,
     }
-    if threads is not None:
-        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return environment
+    if kv_ports is not None:
+        environment["UCX_TCP_PORT_RANGE"] = "{}-{}".format(*kv_ports)
+    return environment if threads is None else environment | thread_environment(threads)
 
 
-def frontend_command(spec: TopologySpec, namespace: str, port: int, xsub: int, xpub: int) -> tuple[str, ...]:
-    """Dynamo's frontend through ours. ``--namespace`` keeps it from listing models of another topology."""
-    command = [sys.executable, "-m", "trtx.frontend", "--http-host", spec.host, "--http-port", str(port)]
-    command += ["--broker-xsub", f"tcp://127.0.0.1:{xsub}", "--broker-xpub", f"tcp://127.0.0.1:{xpub}"]
+def thread_environment(threads: int) -> dict[str, str]:
+    """Of a worker that computes on the CPU."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def frontend_command(
+    spec: TopologySpec, namespace: str, host: str, port: int, *, broker: Broker | None, is_one_of_many: bool
+) -> tuple[str, ...]:
+    """Dynamo's frontend through ours. ``--namespace`` keeps it from listing models of another topology.
+
+    ``broker``: the one that it runs, on one machine. ``is_one_of_many``: its router then hears from the
+    others which worker has how much to do; by itself it would know of its own requests alone.
+    """
+    command = [sys.executable, "-m", "trtx.frontend", "--http-host", host, "--http-port", str(port)]
+    if broker is not None:
+        command += ["--broker-xsub", f"tcp://{_LOOPBACK}:{broker.xsub}"]
+        command += ["--broker-xpub", f"tcp://{_LOOPBACK}:{broker.xpub}"]
     command += ["--namespace", namespace]
     if spec.tls_cert is not None:
         command += ["--tls-cert-path", str(spec.tls_cert), "--tls-key-path", str(spec.tls_key)]
     command += ["--router-mode", spec.router_mode, "--migration-limit", str(_MIGRATION_LIMIT)]
     if spec.router_mode == "kv":
         command += KV_ROUTER_FLAGS
+        if is_one_of_many:
+            command.append("--router-replica-sync")
     return tuple(command) + spec.router_args
 
 

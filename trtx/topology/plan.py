@@ -11,24 +11,84 @@ from typing import Any, Literal
 from trtx.config import Finding, Mode, Role
 from trtx.memory import MemoryPlan
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: hosts, their discovery and several frontends. 1, which is read too, knew one machine and one frontend."""
+_OLDEST = 1
 TOPOLOGY_VARIABLE = "TRTX_TOPOLOGY"
 
 ProcessRole = Role | Literal["frontend"]
+Discovery = Literal["file", "etcd", "kubernetes"]
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedHost:
+    """One machine of a topology."""
+
+    name: str
+    address: str  # IPv4: where its processes listen, and are reached
+    device: str  # of UCX, several with commas
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Files that hold secrets, and whose they are: a certificate's three, a password's two, or a token's one. What is
+    in them reaches the environment of a child alone, when it starts."""
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    username: str | None = None
+    password_file: Path | None = None
+    token_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdService:
+    """Where processes of several hosts find each other."""
+
+    endpoints: tuple[str, ...]
+    lease_ttl_s: int  # so long a process that nobody removes stays registered
+    credentials: Credentials | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NatsService:
+    """What carries their events."""
+
+    url: str
+    credentials: Credentials | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process to start. ``env`` holds additions only: what it inherits is ``launch``'s business."""
+    """One process to start. ``env`` holds additions only: what it inherits is ``launch``'s business.
+
+    A port that is None is the system's choice, or none: of a frontend HTTP, requests and responses, of a worker
+    requests, the system port and KV.
+    """
 
     name: str  # unique in the topology: frontend, decode-0
     role: ProcessRole
     argv: tuple[str, ...]
     env: dict[str, str]
     log_path: Path
-    gpu_indices: tuple[int, ...] = ()  # in the caller's visible set
+    gpu_indices: tuple[int, ...] = ()  # in the caller's visible set, on its host
     status_file: Path | None = None  # written by the worker; None where the process writes none
     system_port: int | None = None  # HTTP: metrics of one worker
+    host: str = ""  # by name; empty on one machine
+    address: str = _LOOPBACK  # what all of its ports listen on but HTTP
+    http_host: str = ""  # of a frontend
+    http_port: int | None = None
+    request_port: int | None = None
+    response_port: int | None = None
+    kv_ports: tuple[int, int] | None = None  # first and last, of which UCX takes some where it goes over TCP
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Of the planned ones but HTTP, by what they are for."""
+        named = {"requests": self.request_port, "responses": self.response_port, "system": self.system_port}
+        return {what: port for what, port in named.items() if port is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +109,9 @@ class Plan:
     model: str  # the name that clients send
     model_path: Path
     namespace: str  # Dynamo's, unique to the topology; every process carries it as TRTX_TOPOLOGY
-    host: str
+    host: str  # HTTP of the first frontend
     port: int
-    internal_ports: tuple[int, ...]
+    internal_ports: tuple[int, ...]  # of one machine, on loopback
     run_dir: Path
     scratch_dir: Path  # discovery records and other short-lived files; gone when the topology is
     processes: tuple[ProcessSpec, ...]
@@ -60,20 +120,43 @@ class Plan:
     reasons: tuple[str, ...]
     findings: tuple[Finding, ...] = ()  # of the engine configs; none of them an error
     memory: tuple[MemoryPlan, ...] = ()  # one a role; none where nothing is computed, or of an unknown shape
-    tls: ServerTls | None = None  # None: the HTTP port speaks plain HTTP
+    discovery: Discovery = "file"
+    hosts: tuple[PlannedHost, ...] = ()  # none on one machine
+    this_host: str = ""  # in a share: whose it is
+    etcd: EtcdService | None = None  # with discovery etcd
+    nats: NatsService | None = None  # the same
+    tls: ServerTls | None = None  # None: the HTTP ports speak plain HTTP
     warnings: tuple[str, ...] = ()  # what whoever starts it should know before others reach it
 
     @property
     def url(self) -> str:
-        """Where clients on this machine reach it. A wildcard host is reached through loopback."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        """Where clients on its machine reach the first frontend. A wildcard host is reached through loopback."""
+        return self._url("127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host, self.port)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of every frontend, in their order."""
+        return tuple(self.url_of(frontend) for frontend in self.frontends)
+
+    def url_of(self, frontend: ProcessSpec) -> str:
+        """Of one of its frontends, as :attr:`url`."""
+        if frontend.http_port is None:  # a plan of version 1
+            return self.url
+        host = frontend.address if frontend.http_host in ("0.0.0.0", "::") else frontend.http_host
+        return self._url(host, frontend.http_port)
+
+    def _url(self, host: str, port: int) -> str:
         scheme = "http" if self.tls is None else "https"
-        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     @property
     def certificate(self) -> Path | None:
-        """By which its own clients know it (:func:`trtx.tls.trust_of`)."""
+        """By which its own clients know its frontends (:func:`trtx.tls.trust_of`)."""
         return None if self.tls is None else self.tls.certificate
+
+    @property
+    def frontends(self) -> tuple[ProcessSpec, ...]:
+        return tuple(process for process in self.processes if process.role == "frontend")
 
     @property
     def workers(self) -> tuple[ProcessSpec, ...]:
@@ -90,18 +173,39 @@ class Plan:
     @property
     def is_local(self) -> bool:
         """Only this machine reaches it."""
-        return is_loopback(self.host)
+        return is_loopback(self.host) and not self.hosts
 
     @property
     def routes_by_prefix(self) -> bool:
         """Its frontend's router prefers workers that hold a prompt's beginning."""
-        argv = self.processes[0].argv
-        return ("--router-mode", "kv") in itertools.pairwise(argv)
+        return any(("--router-mode", "kv") in itertools.pairwise(frontend.argv) for frontend in self.frontends)
 
     @property
     def marker(self) -> str:
-        """``NAME=value``, in the environment of every process of the topology and of nothing else."""
-        return f"{TOPOLOGY_VARIABLE}={self.namespace}"
+        """``NAME=value``, in the environment of every process of the topology, or of the share, and of nothing else."""
+        return f"{TOPOLOGY_VARIABLE}={group_of(self.namespace, self.this_host)}"
+
+    def share(self, host: str) -> Plan:
+        """What one of its hosts runs, and no other. Raises ValueError where it has no such host."""
+        if host not in {one.name for one in self.hosts}:
+            raise ValueError(f"no host {host!r} in the plan of {self.namespace}")
+        processes = tuple(process for process in self.processes if process.host == host)
+        names = dict(zip(_gpu_slots(self.workers), self.gpu_names, strict=True))
+        first = next((process for process in processes if process.role == "frontend"), self.frontends[0])
+        assert first.http_port is not None  # of a plan over hosts
+        return dataclasses.replace(
+            self,
+            this_host=host,
+            host=first.http_host,
+            port=first.http_port,
+            processes=processes,
+            engine_configs={
+                role: values
+                for role, values in self.engine_configs.items()
+                if any(process.role == role for process in processes)
+            },
+            gpu_names=tuple(name for (where, _), name in names.items() if where == host),
+        )
 
     @property
     def discovery_dir(self) -> Path:
@@ -126,8 +230,9 @@ class Plan:
     def from_json(cls, document: dict[str, Any]) -> Plan:
         """Reads what :meth:`to_json` wrote. Raises ValueError for another schema version."""
         fields = dict(document)
-        if (version := fields.pop("schema_version", None)) != SCHEMA_VERSION:
-            raise ValueError(f"plan.json has schema_version {version!r}; this trtx reads {SCHEMA_VERSION}")
+        version = fields.pop("schema_version", None)
+        if version not in range(_OLDEST, SCHEMA_VERSION + 1):
+            raise ValueError(f"plan.json has schema_version {version!r}; this trtx reads {_OLDEST} to {SCHEMA_VERSION}")
         for name in ("model_path", "run_dir", "scratch_dir"):
             fields[name] = Path(fields[name])
         for name in ("internal_ports", "gpu_names", "reasons"):
@@ -140,6 +245,11 @@ class Plan:
             MemoryPlan(**{**entry, "notes": tuple(entry["notes"])}) for entry in fields.get("memory", ())
         )
         fields["processes"] = tuple(_process(entry) for entry in fields["processes"])
+        fields["hosts"] = tuple(PlannedHost(**entry) for entry in fields.get("hosts", ()))
+        if (etcd := fields.get("etcd")) is not None:
+            fields["etcd"] = EtcdService(tuple(etcd["endpoints"]), etcd["lease_ttl_s"], _credentials(etcd))
+        if (nats := fields.get("nats")) is not None:
+            fields["nats"] = NatsService(nats["url"], _credentials(nats))
         return cls(**fields)
 
 
@@ -153,6 +263,23 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+def group_of(namespace: str, host: str) -> str:
+    """What processes of one topology on one machine carry as TRTX_TOPOLOGY: a share's end ends that share alone."""
+    return f"{namespace}.{host}" if host else namespace
+
+
+def _gpu_slots(workers: tuple[ProcessSpec, ...]) -> list[tuple[str, int]]:
+    """Host and index of each GPU, in the order of ``gpu_names``."""
+    return [(worker.host, index) for worker in workers for index in worker.gpu_indices]
+
+
+def _credentials(entry: dict[str, Any]) -> Credentials | None:
+    if (found := entry["credentials"]) is None:
+        return None
+    paths = {name: Path(value) for name, value in found.items() if value is not None and name != "username"}
+    return Credentials(username=found["username"], **paths)
+
+
 def _process(entry: dict[str, Any]) -> ProcessSpec:
     status_file = entry["status_file"]
     return ProcessSpec(
@@ -162,6 +289,7 @@ def _process(entry: dict[str, Any]) -> ProcessSpec:
             "gpu_indices": tuple(entry["gpu_indices"]),
             "log_path": Path(entry["log_path"]),
             "status_file": None if status_file is None else Path(status_file),
+            "kv_ports": None if (kv := entry.get("kv_ports")) is None else tuple(kv),
         }
     )
 

@@ -10,6 +10,7 @@ import pytest
 
 from trtx.engine.worker_facts import PublishedWorker, WorkerFacts
 from trtx.frontend.workers import published_workers, routes
+from trtx.planes.file_registry import FileRegistry
 
 
 def facts(name: str) -> WorkerFacts:
@@ -28,13 +29,13 @@ def card(directory: Path, worker_id: int, runtime_config: Any, model: str = "tin
 def test_each_worker_of_trtx_is_shown_with_its_model_by_name(tmp_path: Path) -> None:
     for worker_id, name in ((2**63 + 1, "decode-1"), (7, "decode-0")):
         card(tmp_path, worker_id, {"total_kv_blocks": None, "runtime_data": facts(name).to_runtime_data()})
-    first, second = published_workers(tmp_path)
+    first, second = published_workers(FileRegistry(tmp_path))
     assert first == PublishedWorker(7, "tiny", facts("decode-0"))
     assert (second.worker_id, second.facts.name) == (2**63 + 1, "decode-1")
 
 
 def test_others_workers_and_halves_of_cards_are_left_out(tmp_path: Path) -> None:
-    assert published_workers(tmp_path) == ()
+    assert published_workers(FileRegistry(tmp_path)) == ()
     card(tmp_path, 1, {"runtime_data": {"spec_decode": {"nextn": 1}}})
     card(tmp_path, 2, {"total_kv_blocks": 5})
     card(tmp_path, 3, None)
@@ -43,7 +44,7 @@ def test_others_workers_and_halves_of_cards_are_left_out(tmp_path: Path) -> None
     (bucket / "list").write_text("[]")
     (bucket / "directory").mkdir()
     card(tmp_path, 5, {"runtime_data": facts("decode-0").to_runtime_data()})
-    assert [worker.worker_id for worker in published_workers(tmp_path)] == [5]
+    assert [worker.worker_id for worker in published_workers(FileRegistry(tmp_path))] == [5]
 
 
 @pytest.mark.parametrize(

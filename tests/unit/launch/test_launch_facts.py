@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from trtx.errors import UsageError
-from trtx.launch.discovery import Registry
+from trtx.launch.discovery import owner
 from trtx.launch.environment import child_environment
 from trtx.launch.machine import probe
 from trtx.launch.ports import PortHolder
 from trtx.launch.readiness import ask_readiness, complete, parse_readiness
+from trtx.planes.file_registry import FileRegistry
 
 
 def answer(ready: bool, **workers: int) -> dict[str, Any]:
@@ -171,18 +172,18 @@ def test_the_owner_of_a_record_is_the_process_that_listens_on_its_port(tmp_path:
             for bucket in (instances, cards):
                 (bucket / f"ns%2Fbackend%2Fgenerate%2F{worker_id:x}").write_text(json.dumps(record))
         (instances / "half-written").write_text('{"instance_id": 11, "trans')
-        registry = Registry(tmp_path)
+        registry = FileRegistry(tmp_path)
         assert registry.worker_ids() == {7, 9}
-        assert registry.owner(os.getpid(), set()) == 7
-        assert registry.owner(os.getpid(), {7}) is None
-    assert registry.remove(7) == 2
+        assert owner(registry, os.getpid(), set()) == 7
+        assert owner(registry, os.getpid(), {7}) is None
+    registry.remove(7)
     assert registry.worker_ids() == {9}
 
 
 def test_a_registry_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "absent")
+    registry = FileRegistry(tmp_path / "absent")
     assert registry.worker_ids() == set()
-    assert registry.remove(1) == 0
+    registry.remove(1)
 
 
 def test_the_machine_has_cores_and_a_hidden_gpu_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.config import ResolvedEngineConfig, TopologySpec
 from trtx.errors import UsageError
 from trtx.launch.memory import with_memory
-from trtx.topology import Gpu, Machine, Plan, Ports, plan
+from trtx.topology import Broker, Gpu, Machine, Plan, Ports, plan
 
 GIB = 1 << 30
 H100_BYTES = 81559 << 20
@@ -35,7 +35,7 @@ def _planned(machine: Machine, *, engine: str = "torch", **asked: Any) -> Plan:
         checkpoint=resolve_checkpoint("synthetic:qwen3-8b"),
         engine=engine,
         engine_configs={role: ResolvedEngineConfig(role, {"max_batch_size": 64}, "test", ()) for role in spec.roles},
-        ports=Ports(8000, 9000, 9001, tuple(range(9002, 9002 + count))),
+        ports=Ports((8000,), (Broker(9000, 9001),), tuple(range(9002, 9002 + count))),
         namespace="trtx-test",
         run_dir=Path("/runs/one"),
         scratch_dir=Path("/scratch"),

@@ -1,0 +1,55 @@
+"""What a plan over hosts says of them: where each is, what listens there, and what can be read on the way."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from trtx.topology import Plan, ProcessSpec
+
+_WIDTH = 80
+
+
+def describe_hosts(plan: Plan) -> Iterator[str]:
+    """Each host with its processes, and each path between them with what protects it. Ends with an empty line."""
+    assert plan.etcd is not None and plan.nats is not None  # of a plan over hosts
+    yield f"Namespace  {plan.namespace}"
+    yield f"etcd       {', '.join(plan.etcd.endpoints)}, leases of {plan.etcd.lease_ttl_s} s"
+    yield f"NATS       {plan.nats.url}"
+    yield ""
+    yield "Hosts:"
+    for host in plan.hosts:
+        if plan.this_host in ("", host.name):
+            names = [process.name for process in plan.processes if process.host == host.name]
+            yield f"  {host.name} {host.address}, device {host.device}: {', '.join(names)}"
+    yield ""
+    yield "What can be read by whoever is on the network:"
+    for told in _paths(plan):
+        yield from textwrap.wrap(told, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    yield ""
+
+
+def describe_ports(process: ProcessSpec) -> str:
+    """``10.77.0.1:8000 (HTTP), 17000 (requests)``: everything that it listens on."""
+    named = [] if process.http_port is None else [f"{process.http_host}:{process.http_port} (HTTP)"]
+    named += [f"{process.address}:{port} ({what})" for what, port in process.ports.items()]
+    if process.kv_ports is not None:
+        named.append("some of {}:{}-{} (KV over TCP)".format(process.address, *process.kv_ports))
+    return f"listens on {', '.join(named)}"
+
+
+def _paths(plan: Plan) -> Iterator[str]:
+    assert plan.etcd is not None and plan.nats is not None
+    yield f"HTTP to the frontends: {'clear' if plan.tls is None else 'protected by TLS'}, no authentication"
+    if plan.etcd.endpoints[0].startswith("https:"):
+        yield "etcd: protected by mutual TLS"
+    elif plan.etcd.credentials is not None:
+        yield "etcd: clear, the password too; whoever has it can take the traffic of the workers"
+    else:
+        yield "etcd: clear, no authentication; whoever reaches it can take the traffic of the workers"
+    secret = "no authentication" if plan.nats.credentials is None else "the password or token too"
+    yield f"NATS, events with prompt token ids: clear, {secret}"
+    yield "requests and answers between frontends and workers: clear, no authentication"
+    yield "system ports, metrics and the model's small files: clear, no authentication"
+    if plan.mode == "disagg":
+        yield "KV between prefill and decode workers: clear, no authentication"

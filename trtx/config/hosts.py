@@ -1,0 +1,305 @@
+"""The hosts of a topology, as a person writes them down: where each is reached, what it has, and what goes there.
+
+What can be said against a file without looking at a machine is said here, a sentence each. Secrets stay in files of
+their own: this one names them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from trtx.config.strict_yaml import read_yaml
+from trtx.config.topology import MAX_WORKERS, Role
+from trtx.config.wording import quoted, shown
+from trtx.errors import UsageError
+
+FIRST_PORT = 17_000
+"""Where the planned ports of a host begin. Dynamo 1.4.2 reads a system port as a signed 16-bit number."""
+LAST_SYSTEM_PORT = 32_767
+_WHAT, _EXPECTED = "hosts file", "a mapping with etcd, nats and hosts (docs/hosts.md)"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+_DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,32}(:[0-9]{1,3})?")  # eth1, mlx5_0:1
+_MAX_GPUS = 64
+MAX_FRONTENDS = 16
+"""Of one host."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Certificates(_Frozen):
+    """Of mutual TLS: PEM files. Dynamo 1.4.2 needs all three."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+class Password(_Frozen):
+    """``password_file`` holds the password and nothing else but a line end."""
+
+    username: str = Field(min_length=1, max_length=256)
+    password_file: Path
+
+
+class Token(_Frozen):
+    """``token_file`` holds the token and nothing else but a line end."""
+
+    token_file: Path
+
+
+class HostSpec(_Frozen):
+    """One machine of a topology."""
+
+    name: str
+    address: str  # IPv4: what its processes listen on, and others reach them at
+    device: str | None = None  # network devices of UCX, eth1 or mlx5_0:1, several with commas
+    gpus: int | tuple[int, ...] = 0  # how many, or their indices there, neighbours by NVLink beside each other
+    frontends: int | None = Field(default=None, ge=0, le=MAX_FRONTENDS)  # None: 1 on the first host, else 0
+    roles: dict[Role, int] | None = None  # workers of each role; None everywhere: trtx places them
+    first_port: int = Field(default=FIRST_PORT, ge=1024, le=LAST_SYSTEM_PORT)
+
+    @field_validator("name")
+    @classmethod
+    def _is_name(cls, value: str) -> str:
+        return _name(value)
+
+    @field_validator("address")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        try:
+            address = ipaddress.ip_address(value)
+        except ValueError:
+            raise ValueError(f"address {quoted(value)} is no IP address; expected one such as 10.77.0.1") from None
+        if address.version != 4:
+            raise ValueError(
+                f"address {value} is IPv6, on which Dynamo's planes were never seen to work here; give the IPv4 "
+                "address of the host"
+            )
+        if address.is_unspecified or address.is_multicast or address == ipaddress.ip_address("255.255.255.255"):
+            raise ValueError(
+                f"address {value} is not of one machine, and it is what others are told; give the host's own"
+            )
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _is_device(cls, value: str | None) -> str | None:
+        for one in () if value is None else value.split(","):
+            if not _DEVICE.fullmatch(one):
+                raise ValueError(f"device {quoted(value)} is none of UCX; expected such as eth1 or mlx5_0:1")
+            if one == "all":
+                raise ValueError("device 'all' lets UCX listen on every network; name the one between the hosts")
+        return value
+
+    @field_validator("gpus")
+    @classmethod
+    def _are_gpus(cls, value: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        indices = range(value) if isinstance(value, int) else value
+        if len(indices) > _MAX_GPUS or any(not 0 <= index < _MAX_GPUS for index in indices) or value == -1:
+            raise ValueError(f"gpus {quoted(value)} is neither a number up to {_MAX_GPUS} nor indices below it")
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"gpus {value} is below 0; give how many the host has for this topology")
+        if len(set(indices)) != len(indices):
+            raise ValueError(f"gpus {quoted(list(indices))} names a GPU twice; name each once")
+        return value
+
+    @field_validator("roles")
+    @classmethod
+    def _are_counts(cls, value: dict[Role, int] | None) -> dict[Role, int] | None:
+        for role, count in (value or {}).items():
+            if not 0 <= count <= MAX_WORKERS:
+                raise ValueError(f"roles has {count} {role}; expected a number of workers from 0 to {MAX_WORKERS}")
+        return value
+
+    @property
+    def gpu_indices(self) -> tuple[int, ...]:
+        """As the host counts them."""
+        return tuple(range(self.gpus)) if isinstance(self.gpus, int) else self.gpus
+
+
+class HostsSpec(_Frozen):
+    """All hosts of a topology, and what they find each other by."""
+
+    name: str | None = None  # of the topology; None: a random one
+    etcd: tuple[str, ...] = Field(min_length=1, max_length=16)
+    nats: str
+    etcd_auth: Certificates | Password | None = None
+    nats_auth: Password | Token | None = None
+    lease_ttl_s: int = Field(default=30, ge=5, le=600)  # how long a worker that nobody removes stays routable
+    hosts: tuple[HostSpec, ...] = Field(min_length=1, max_length=64)
+
+    @field_validator("name")
+    @classmethod
+    def _is_name(cls, value: str | None) -> str | None:
+        return None if value is None else _name(value)
+
+    @field_validator("etcd")
+    @classmethod
+    def _are_endpoints(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            _check_url("etcd", url, ("http", "https"), "http://10.77.0.1:2379")
+        if len({urlsplit(url).scheme for url in value}) > 1:
+            raise ValueError("etcd mixes http and https; give all endpoints the same")
+        return value
+
+    @field_validator("nats")
+    @classmethod
+    def _is_nats(cls, value: str) -> str:
+        if value.startswith("tls://"):
+            raise ValueError(
+                f"nats {quoted(value)} asks for TLS, which Dynamo 1.4.2 does not speak with NATS; use nats:// on a "
+                "network of its own"
+            )
+        _check_url("nats", value, ("nats",), "nats://10.77.0.1:4222")
+        return value
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        _check_alike("name", [host.name for host in self.hosts])
+        _check_alike("address", [host.address for host in self.hosts])
+        if len(self.hosts) > 1:
+            for host in self.hosts:
+                _check_reachable(host)
+            for what, urls in (("etcd", self.etcd), ("nats", (self.nats,))):
+                _check_service(what, urls)
+        is_tls = self.etcd[0].startswith("https:")
+        if is_tls and not isinstance(self.etcd_auth, Certificates):
+            raise ValueError(
+                f"etcd {self.etcd[0]} is TLS, for which Dynamo 1.4.2 needs all of ca, certificate and key; give the "
+                "three PEM files in etcd_auth"
+            )
+        if not is_tls and isinstance(self.etcd_auth, Certificates):
+            raise ValueError(
+                f"etcd_auth has certificates, and etcd {self.etcd[0]} is plain HTTP; write https:, or leave them out"
+            )
+        if sum(self.frontends_of(host) for host in self.hosts) == 0:
+            raise ValueError("hosts have no frontend; leave frontends out, or give one host at least 1")
+        return self
+
+    def frontends_of(self, host: HostSpec) -> int:
+        """Frontends that run there."""
+        if host.frontends is not None:
+            return host.frontends
+        return 1 if host == self.hosts[0] else 0
+
+    @property
+    def has_roles(self) -> bool:
+        """The file says what goes where."""
+        return any(host.roles for host in self.hosts)
+
+
+def read_hosts(path: Path) -> HostsSpec:
+    """The hosts in ``path``; files that it names are looked for beside it. Raises UsageError."""
+    document = read_yaml(path, _WHAT, _EXPECTED)
+    try:
+        # By way of JSON, of which alone pydantic is strict and still makes tuples and paths: "4" is no 4.
+        spec = HostsSpec.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        raise UsageError(f"{_WHAT} {shown(path)}: {_problem(error)}") from error
+    home = path.absolute().parent
+    return spec.model_copy(
+        update={
+            name: None if auth is None else auth.model_copy(update=_absolute(auth, home))
+            for name, auth in (("etcd_auth", spec.etcd_auth), ("nats_auth", spec.nats_auth))
+        }
+    )
+
+
+def parse_auth(option: str, text: str, home: Path) -> Certificates | Password | Token:
+    """``ca=FILE,certificate=FILE,key=FILE``, ``username=NAME,password_file=FILE`` or ``token_file=FILE``, as an option
+    has it. Raises UsageError."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    given = {name.strip(): value for name, _, value in pairs}
+    for form in (Certificates, Password, Token):
+        if given.keys() == form.model_fields.keys() and len(given) == len(pairs) and all(given.values()):
+            auth = form.model_validate(given)
+            return auth.model_copy(update=_absolute(auth, home))
+    raise UsageError(
+        f"{option} {quoted(text)} is no authentication; expected ca=FILE,certificate=FILE,key=FILE, or "
+        "username=NAME,password_file=FILE, or token_file=FILE"
+    )
+
+
+def _absolute(auth: BaseModel, home: Path) -> dict[str, Path]:
+    return {name: home / value.expanduser() for name, value in auth if isinstance(value, Path)}
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            f"name {quoted(value)} is none that Dynamo, a file and a log all take; expected up to 32 of a-z, 0-9 and -"
+        )
+    return value
+
+
+def _check_url(what: str, url: str, schemes: Sequence[str], example: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in schemes and parts.hostname and parts.port and url == f"{parts.scheme}://{parts.netloc}"
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise ValueError(f"{what} {quoted(url)} is no address of it; expected such as {example}")
+    if "@" in parts.netloc:
+        raise ValueError(
+            f"{what} holds a user in its address, which would stand in plans and logs; give {what}_auth the name of a "
+            "file"
+        )
+
+
+def _check_alike(what: str, values: Sequence[str]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"hosts have the {what} {value} twice; each host needs its own")
+
+
+def _check_reachable(host: HostSpec) -> None:
+    address = ipaddress.ip_address(host.address)
+    if address.is_loopback or address.is_link_local:
+        kind = "loopback" if address.is_loopback else "link-local"
+        raise ValueError(
+            f"address {host.address} of {host.name} is {kind}, which other hosts can't reach; give the one of the "
+            "network between the hosts"
+        )
+    if host.device is None or "lo" in (name.partition(":")[0] for name in host.device.split(",")):
+        has = "no device" if host.device is None else "the device lo"
+        raise ValueError(
+            f"{host.name} has {has}: no KV would cross to other hosts, and every prompt would be computed again there "
+            "unseen; name its network device, such as eth1 or mlx5_0:1"
+        )
+
+
+def _check_service(what: str, urls: Sequence[str]) -> None:
+    for url in urls:
+        name = urlsplit(url).hostname or ""
+        try:
+            is_here = ipaddress.ip_address(name).is_loopback or ipaddress.ip_address(name).is_unspecified
+        except ValueError:
+            is_here = name == "localhost"
+        if is_here:
+            raise ValueError(f"{what} {url} is another for each host; give the address that every host reaches it at")
+
+
+def _problem(error: ValidationError) -> str:
+    first: Any = error.errors()[0]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    where = shown(re.sub(r"\.(Certificates|Password|Token|int|tuple\[int, \.\.\.\])(?=\.|\[|$)", "", where))
+    if first["type"] == "value_error":
+        told = first["msg"].removeprefix("Value error, ")
+        return told if not where else f"{where.rpartition('.')[0]}: {told}" if "." in where else told
+    if first["type"] == "extra_forbidden":
+        return f"{where} is not a field of it; leave it out (docs/hosts.md lists them)"
+    if first["type"] == "missing":
+        return f"{where} is missing; expected {_EXPECTED}" if "." not in where else f"{where} is missing; give it"
+    expected = first["msg"].removeprefix("Input should be ")
+    return f"{where} {quoted(first.get('input'))}: expected {expected[:1].lower()}{expected[1:]}"

@@ -1,0 +1,104 @@
+"""From a topology spec and its hosts to the plan of all of them, and from that plan to the share of this machine."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from trtx.config import TopologySpec
+from trtx.config.hosts import HostsSpec
+from trtx.config.planted_fault import refuse_planted_fault
+from trtx.config.wording import quoted
+from trtx.errors import UsageError
+from trtx.launch.certificates import as_seen_outside, check_certificate, with_certificate
+from trtx.launch.machine import probe
+from trtx.launch.memory import with_memory
+from trtx.launch.preparation import resolve
+from trtx.topology import Plan, PlannedHost, plan_hosts, settle, with_roles
+
+_INFINIBAND = Path("/sys/class/infiniband")
+
+
+def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> Plan:
+    """The plan of every host, of which each runs its share (:func:`settle_share`). Starts nothing, holds no port, and
+    looks at no other machine. Raises UsageError for whatever can't be served there."""
+    refuse_planted_fault()
+    spec, certificate = with_certificate(with_roles(spec, hosts))
+    machine = probe()
+    has_gpu = any(host.gpu_indices for host in hosts.hosts)
+    resolved = resolve(spec, machine, has_gpu=has_gpu)
+    planned = plan_hosts(
+        spec,
+        hosts,
+        checkpoint=resolved.checkpoint,
+        engine=resolved.engine,
+        engine_configs=resolved.configs,
+        namespace=f"trtx-{hosts.name or secrets.token_hex(4)}",
+        run_dir=run_dir.absolute(),
+        scratch_dir=Path(tempfile.gettempdir()),
+        engine_version=resolved.engine_version,
+    )
+    return replace(as_seen_outside(planned, certificate), findings=resolved.findings)
+
+
+def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> Plan:
+    """What ``host``, which is this machine, runs of ``plan``. Raises UsageError where it can't: a GPU, a device or the
+    frontends' certificate is not here, or a model does not fit."""
+    share = plan.share(host)
+    if share.tls is not None and share.frontends:
+        check_certificate(share.tls.certificate, share.tls.key)
+    _check_device(next(one for one in plan.hosts if one.name == host))
+    machine = probe()
+    settled = settle(
+        share,
+        machine,
+        model_path=model_path,
+        run_dir=run_dir.absolute(),
+        scratch_parent=Path(tempfile.gettempdir()),
+    )
+    return with_memory(settled, machine) if settled.workers else settled
+
+
+def this_host(hosts: Sequence[PlannedHost], named: str | None) -> str:
+    """Which of ``hosts`` this machine is: the one whose address it has, or ``named`` (--this-host), which must have
+    its address too. Raises UsageError."""
+    own = {one.address for found in psutil.net_if_addrs().values() for one in found if one.family == socket.AF_INET}
+    here = [host for host in hosts if host.address in own]
+    if named is None:
+        if len(here) == 1:
+            return here[0].name
+        addresses = ", ".join(f"{host.address} ({host.name})" for host in (here or hosts))
+        told = "several of the hosts' addresses" if here else "none of the hosts' addresses"
+        raise UsageError(f"this machine has {told}: {addresses}; correct the hosts file, or say --this-host NAME")
+    found = host_named(hosts, named)
+    if found not in here:
+        raise UsageError(
+            f"--this-host {named} has address {found.address}, and this machine has not; correct the one or the other"
+        )
+    return named
+
+
+def host_named(hosts: Sequence[PlannedHost], named: str) -> PlannedHost:
+    """Raises UsageError where none of ``hosts`` is called so."""
+    found = next((host for host in hosts if host.name == named), None)
+    if found is None:
+        names = ", ".join(host.name for host in hosts)
+        raise UsageError(f"--this-host {quoted(named)} is none of the hosts; expected one of {names}")
+    return found
+
+
+def _check_device(host: PlannedHost) -> None:
+    networks = {name for _, name in socket.if_nameindex()}
+    for device in host.device.split(","):
+        name = device.partition(":")[0]
+        if name not in networks and not (_INFINIBAND / name).is_dir():
+            raise UsageError(
+                f"{host.name} has device {device}, and this machine has not (it has {', '.join(sorted(networks))}); "
+                "correct device in the hosts file"
+            )

@@ -1,0 +1,225 @@
+"""Credentials of etcd and NATS: files, named here by their paths, read when a process starts and when one connects.
+
+A plan, a log and a command line hold paths alone. Dynamo 1.4.2 takes the secrets themselves from its environment (the
+text of a PEM file, not its path: a path reads as "etcd not reachable yet" for 120 s), so they are put into the
+environment of each child as it is spawned, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from trtx.config.files import read_text
+from trtx.errors import UsageError
+
+_MOST_BYTES = 64 * 1024
+"""Of one file: Linux gives no variable more than 128 KiB, and no chain of certificates is half as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAuth:
+    """Certificates of both sides, all three files, or a name with a password. Raises UsageError for anything else.
+
+    Dynamo 1.4.2 does one or the other: beside a password it ignores the certificates, and sends it in clear.
+    """
+
+    ca: Path | None = None  # PEM: who signed etcd's certificate
+    certificate: Path | None = None  # PEM: ours
+    key: Path | None = None  # PEM, not encrypted
+    username: str | None = None
+    password_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        pem = [path is not None for path in (self.ca, self.certificate, self.key)]
+        password = [value is not None for value in (self.username, self.password_file)]
+        if any(pem) and any(password):
+            raise UsageError(
+                "etcd_auth has certificates and a password: Dynamo 1.4.2 ignores the certificates then, and sends the "
+                "password in clear; expected ca, certificate and key, or username and password_file"
+            )
+        if any(pem) != all(pem) or any(password) != all(password) or not (any(pem) or any(password)):
+            raise UsageError(
+                "etcd_auth is incomplete; expected all of ca, certificate and key, or username and password_file"
+            )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Those that hold a secret."""
+        return tuple(path for path in (self.key, self.password_file) if path is not None)
+
+    def read(self) -> EtcdSecrets:
+        """Raises UsageError where a file can't be read, or holds something else."""
+        if self.password_file is not None:
+            password = _line("etcd_auth.password_file", self.password_file)
+            return EtcdSecrets(username=self.username, password=password)
+        assert self.ca is not None and self.certificate is not None and self.key is not None
+        secrets = EtcdSecrets(
+            ca=_pem("etcd_auth.ca", self.ca),
+            certificate=_pem("etcd_auth.certificate", self.certificate),
+            key=_pem("etcd_auth.key", self.key),
+        )
+        try:
+            secrets.context()
+        except ValueError as error:
+            raise UsageError(
+                f"etcd_auth's ca {str(self.ca)!r}, certificate {str(self.certificate)!r} and key {str(self.key)!r} "
+                f"make no connection ({error}); expected who signed etcd's certificate, a client certificate and its "
+                "own unencrypted key, in PEM"
+            ) from error
+        return secrets
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class EtcdSecrets:
+    """The secrets themselves: certificates of both sides as PEM text, or a name with a password. Never shown."""
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    username: str | None = None
+    password: str | None = None
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.ca is not None
+
+    def context(self) -> ssl.SSLContext:
+        """Of the certificates. Raises ValueError with the reason where they do not make one."""
+        try:
+            context = ssl.create_default_context(cadata=self.ca)
+        except (ssl.SSLError, ValueError) as error:
+            raise ValueError(f"the CA can't be read: {_reason(error)}") from error
+        with _as_file(self.certificate or "") as certificate, _as_file(self.key or "") as key:
+            try:
+                # A passphrase would be waited for on the terminal; Dynamo can't be given one either.
+                context.load_cert_chain(certificate, key, password=_no_passphrase)
+            except (ssl.SSLError, OSError, ValueError) as error:
+                raise ValueError(f"certificate and key do not go together: {_reason(error)}") from error
+        return context
+
+    def environment(self) -> dict[str, str]:
+        """As Dynamo 1.4.2 reads it."""
+        named = {name: getattr(self, field) for name, field in _ETCD_VARIABLES.items()}
+        return {name: value for name, value in named.items() if value is not None}
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str]) -> EtcdSecrets | None:
+        """What :meth:`environment` put there. A password goes before certificates, as Dynamo 1.4.2 has it."""
+        named = {field: environment.get(name) for name, field in _ETCD_VARIABLES.items()}
+        if named["username"] is not None and named["password"] is not None:
+            return cls(username=named["username"], password=named["password"])
+        if None in (named["ca"], named["certificate"], named["key"]):
+            return None
+        return cls(ca=named["ca"], certificate=named["certificate"], key=named["key"])
+
+
+_ETCD_VARIABLES = {
+    "ETCD_AUTH_CA": "ca",
+    "ETCD_AUTH_CLIENT_CERT": "certificate",
+    "ETCD_AUTH_CLIENT_KEY": "key",
+    "ETCD_AUTH_USERNAME": "username",
+    "ETCD_AUTH_PASSWORD": "password",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NatsAuth:
+    """A name with a password, or a token. Raises UsageError for anything else."""
+
+    username: str | None = None
+    password_file: Path | None = None
+    token_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        password = [value is not None for value in (self.username, self.password_file)]
+        if any(password) != all(password) or any(password) == (self.token_file is not None):
+            raise UsageError(
+                "nats_auth is incomplete or names two ways; expected username and password_file, or token_file"
+            )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Those that hold a secret."""
+        return tuple(path for path in (self.password_file, self.token_file) if path is not None)
+
+    def environment(self) -> dict[str, str]:
+        """As Dynamo 1.4.2 reads it. Raises UsageError where a file can't be read or is empty."""
+        if self.token_file is not None:
+            return {"NATS_AUTH_TOKEN": _line("nats_auth.token_file", self.token_file)}
+        assert self.password_file is not None
+        password = _line("nats_auth.password_file", self.password_file)
+        return {"NATS_AUTH_USERNAME": self.username or "", "NATS_AUTH_PASSWORD": password}
+
+
+def secret_environment(etcd: EtcdAuth | None, nats: NatsAuth | None) -> dict[str, str]:
+    """What a child gets beside what its plan says. Read anew for each: files are renewed. Raises UsageError."""
+    of_etcd = etcd.read().environment() if etcd is not None else {}
+    return of_etcd | (nats.environment() if nats is not None else {})
+
+
+def check_endpoints(endpoints: Sequence[str], *, uses_tls: bool) -> None:
+    """Raises UsageError unless all are ``http://HOST:PORT``, or ``https://…`` with certificates (``uses_tls``)."""
+    if not endpoints:
+        raise UsageError("no etcd is named; expected one address or more, such as http://10.0.0.1:2379")
+    for endpoint in endpoints:
+        try:
+            address = urlsplit(endpoint)
+            is_whole = address.scheme in ("http", "https") and bool(address.hostname) and address.port is not None
+            # A password in an address would stand in plans and in Dynamo's log.
+            is_whole = is_whole and address.path in ("", "/") and not (address.username or address.query)
+        except ValueError:
+            is_whole = False
+        if not is_whole:
+            where = endpoint.rpartition("@")[2]  # what stands before may be a password
+            raise UsageError(
+                f"etcd is {where!r}; expected http://HOST:PORT or https://HOST:PORT, and nothing else in it"
+            )
+        if (address.scheme == "https") != uses_tls:
+            has, needs = ("https", "etcd_auth with ca, certificate and key") if not uses_tls else ("http", "https://")
+            raise UsageError(
+                f"etcd is {endpoint!r} over {has}; expected {needs}: Dynamo 1.4.2 speaks TLS with certificates of both "
+                "sides, or not at all"
+            )
+
+
+@contextlib.contextmanager
+def _as_file(text: str) -> Iterator[str]:
+    """A path that OpenSSL reads ``text`` from, in memory alone."""
+    descriptor = os.memfd_create("trtx", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)).strip()
+
+
+def _pem(name: str, path: Path) -> str:
+    text = read_text(path, name, "a PEM file", limit=_MOST_BYTES)
+    if "-----BEGIN " not in text:
+        raise UsageError(f"{name} {str(path)!r} holds no PEM; expected text that begins with -----BEGIN")
+    return text
+
+
+def _line(name: str, path: Path) -> str:
+    """The one line of a file with a secret, without its end. What is wrong with it is told without showing it."""
+    expected = "a file with the secret alone, in one line"
+    text = read_text(path, name, expected, limit=_MOST_BYTES)
+    secret = text.removesuffix("\n").removesuffix("\r")
+    if not secret or not secret.isprintable():
+        what = "is empty" if not secret else "has several lines, or holds what can't be printed"
+        raise UsageError(f"{name} {str(path)!r} {what}; expected {expected}")
+    return secret

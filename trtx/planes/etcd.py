@@ -1,0 +1,313 @@
+"""A small client of etcd's HTTP gateway (``/v3/…``): keys, leases, status. The standard library alone.
+
+Dynamo's own client speaks gRPC; this one is for what its processes can't do themselves: take a dead one out, look from
+outside, keep a plan. Questions go to the endpoint that answered last, then to the others, within one time for all.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import ssl
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from trtx.config.wording import shown
+from trtx.errors import LaunchError
+from trtx.planes.credentials import EtcdSecrets, check_endpoints
+
+_MOST_BYTES = 64 << 20  # of an answer: etcd takes requests of 1.5 MiB, and a topology has tens of records
+_INVALID, _NOT_FOUND, _FORBIDDEN, _UNAVAILABLE, _UNAUTHENTICATED = 3, 5, 7, 14, 16  # gRPC's status codes
+
+
+class EtcdError(LaunchError):
+    """etcd said no: ``message`` is its own word."""
+
+
+class EtcdUnreachable(EtcdError):
+    """No endpoint answered in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key as it is now. ``lease`` is 0 for one that stays until it is deleted."""
+
+    key: str
+    value: bytes
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Seconds, as etcd counts them: whole ones."""
+
+    granted_s: int
+    left_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Of the member that answered."""
+
+    version: str
+    database_bytes: int
+    has_leader: bool
+    alarms: tuple[str, ...]  # such as "memberID:1 alarm:NOSPACE"; from etcd 3.4 on
+
+
+class Etcd:
+    """One cluster. May be used from several threads; what one asks, the others wait for."""
+
+    def __init__(self, endpoints: Sequence[str], secrets: EtcdSecrets | None = None, *, timeout_s: float = 2.0) -> None:
+        """Connects to nobody yet. ``timeout_s`` bounds each question, over all endpoints. Raises UsageError where the
+        addresses are none, ValueError where the certificates make no connection."""
+        uses_tls = secrets is not None and secrets.uses_tls
+        check_endpoints(endpoints, uses_tls=uses_tls)
+        self.endpoints = tuple(endpoint.rstrip("/") for endpoint in endpoints)
+        self._secrets = secrets
+        self._context = secrets.context() if secrets is not None and uses_tls else None
+        self._timeout_s = timeout_s
+        self._first = 0  # the endpoint that answered last
+        self._connection: http.client.HTTPConnection | None = None  # to that one
+        self._token: str | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Etcd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._hang_up()
+
+    def range(self, key: str, *, is_prefix: bool = False, keys_only: bool = False) -> tuple[KeyValue, ...]:
+        """The key, or all that begin with it, in their order. Raises EtcdError."""
+        body = _keys(key, is_prefix) | ({"keys_only": True} if keys_only else {})
+        entries = self._ask("/v3/kv/range", body).get("kvs", ())
+        return tuple(
+            KeyValue(
+                base64.b64decode(entry["key"]).decode(errors="replace"),
+                base64.b64decode(entry.get("value", "")),
+                int(entry.get("lease", 0)),
+            )
+            for entry in entries
+        )
+
+    def get(self, key: str) -> bytes | None:
+        """Raises EtcdError."""
+        found = self.range(key)
+        return found[0].value if found else None
+
+    def put(self, key: str, value: bytes, *, lease: int = 0) -> None:
+        """``lease`` 0: it stays until it is deleted. Raises EtcdError."""
+        self._ask("/v3/kv/put", {"key": _text(key.encode()), "value": _text(value), "lease": str(lease)})
+
+    def delete(self, key: str, *, is_prefix: bool = False) -> int:
+        """How many keys that were. Raises EtcdError."""
+        return int(self._ask("/v3/kv/deleterange", _keys(key, is_prefix)).get("deleted", 0))
+
+    def grant(self, ttl_s: int) -> int:
+        """A new lease that nobody renews. Raises EtcdError."""
+        return int(self._ask("/v3/lease/grant", {"TTL": str(ttl_s)})["ID"])
+
+    def revoke(self, lease: int) -> bool:
+        """Ends a lease, and with it every key that hangs on it; False where there is none. Raises EtcdError."""
+        try:
+            self._ask("/v3/lease/revoke", {"ID": str(lease)})
+        except _Refused as error:
+            if error.code == _NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def lease(self, lease: int) -> Lease | None:
+        """None where it has ended. Raises EtcdError."""
+        answer = self._ask("/v3/lease/timetolive", {"ID": str(lease)})
+        left = int(answer.get("TTL", 0))
+        return None if left < 0 else Lease(int(answer.get("grantedTTL", 0)), left)
+
+    def status(self) -> Status:
+        """Raises EtcdError."""
+        answer = self._ask("/v3/maintenance/status", {})
+        return Status(
+            version=str(answer.get("version", "")),
+            database_bytes=int(answer.get("dbSize", 0)),
+            has_leader=int(answer.get("leader", 0)) != 0,
+            alarms=tuple(str(error) for error in answer.get("errors", ())),
+        )
+
+    def metrics(self) -> str:
+        """Of the member that answers, in Prometheus' form. Raises EtcdError."""
+        with self._lock:
+            return self._send("GET", "/metrics", None, time.monotonic() + self._timeout_s).decode(errors="replace")
+
+    def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            content, deadline = json.dumps(body).encode(), time.monotonic() + self._timeout_s
+            try:
+                answer = self._send("POST", path, content, deadline)
+            except (_Refused, EtcdUnreachable) as error:
+                # A token lives for 5 minutes. With a wrong one some releases close the connection in place of an
+                # answer (etcd-io/etcd #20332).
+                is_old = isinstance(error, EtcdUnreachable) or error.code == _UNAUTHENTICATED
+                if self._token is None or not is_old:
+                    raise
+                self._token = None
+                answer = self._send("POST", path, content, deadline)
+        try:
+            document = json.loads(answer)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise EtcdError(f"etcd at {self._where} answers {path} with {shown(answer.decode(errors='replace'))!r}")
+        return document
+
+    def _send(self, method: str, path: str, content: bytes | None, deadline: float) -> bytes:
+        """To each endpoint in turn, until one answers."""
+        problems = []
+        for number in range(len(self.endpoints)):
+            # Those that are left share the time that is left: one that drops packets must not use up all of it.
+            limit = time.monotonic() + max(0.0, deadline - time.monotonic()) / (len(self.endpoints) - number)
+            try:
+                return self._send_to_first(method, path, content, limit)
+            except _Refused as error:
+                if error.code != _UNAVAILABLE:
+                    raise
+                problems.append(f"{self._where}: {error.message}")
+            except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
+                problems.append(f"{self._where}: {_reason(error)}")
+            self._hang_up()
+            self._first = (self._first + 1) % len(self.endpoints)
+        raise EtcdUnreachable(f"etcd does not answer ({'; '.join(problems)})")
+
+    def _send_to_first(self, method: str, path: str, content: bytes | None, limit: float) -> bytes:
+        secrets = self._secrets
+        if secrets is not None and not secrets.uses_tls and self._token is None and path.startswith("/v3/"):
+            name = {"name": secrets.username, "password": secrets.password}
+            answer = self._exchange("POST", "/v3/auth/authenticate", json.dumps(name).encode(), limit)
+            self._token = str(json.loads(answer)["token"])
+        return self._exchange(method, path, content, limit)
+
+    def _exchange(self, method: str, path: str, content: bytes | None, limit: float) -> bytes:
+        headers = {"Content-Type": "application/json"} if content is not None else {}
+        if self._token is not None:
+            headers["Authorization"] = self._token
+        was_open = self._connection is not None
+        try:
+            return self._exchange_once(method, path, content, headers, limit)
+        except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
+            self._hang_up()
+            if not was_open:  # else etcd may have been restarted since the last question
+                raise
+            return self._exchange_once(method, path, content, headers, limit)
+
+    def _exchange_once(
+        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str], limit: float
+    ) -> bytes:
+        connection = self._connection or self._connect(limit)
+        try:
+            assert connection.sock is not None
+            connection.sock.settimeout(_left(limit))
+            connection.request(method, path, content, dict(headers))
+            response = connection.getresponse()
+            parts, size = [], 0
+            while part := response.read1(1 << 16):
+                parts.append(part)
+                size += len(part)
+                if size > _MOST_BYTES:
+                    raise ValueError(f"its answer is longer than {_MOST_BYTES >> 20} MiB")
+                if connection.sock is not None:
+                    connection.sock.settimeout(_left(limit))
+        except BaseException:
+            self._hang_up()
+            raise
+        if connection.sock is None:  # it said that this was the last answer
+            self._connection = None
+        if response.status != 200:
+            raise _refusal(self._where, path, response.status, b"".join(parts))
+        return b"".join(parts)
+
+    def _connect(self, limit: float) -> http.client.HTTPConnection:
+        address = urlsplit(self.endpoints[self._first])
+        host, port, seconds = address.hostname or "", address.port, _left(limit)
+        connection: http.client.HTTPConnection
+        if self._context is not None:
+            connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=self._context)
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=seconds)
+        connection.connect()
+        self._connection = connection
+        return connection
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.close()
+            self._connection = None
+
+    @property
+    def _where(self) -> str:
+        return urlsplit(self.endpoints[self._first]).netloc
+
+
+class _Refused(EtcdError):
+    """An answer that is an error, with gRPC's code; 0 where it has none."""
+
+    def __init__(self, told: str, code: int, message: str) -> None:
+        super().__init__(told)
+        self.code = code
+        self.message = message
+
+
+def _refusal(where: str, path: str, status: int, body: bytes) -> _Refused:
+    text = " ".join(body.decode(errors="replace").split())
+    code, message = 0, text
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        document = json.loads(body)
+        code, message = int(document.get("code", 0)), str(document.get("message") or document.get("error") or text)
+    message = shown(message, 200) or "an empty answer"
+    told = f"etcd at {where} refuses {path}: {message}"
+    if status == 404 and not code:
+        told = (
+            f"etcd at {where} has no HTTP gateway ({path} is 404); expected one of 3.4 or newer, without "
+            "--enable-grpc-gateway=false"
+        )
+    elif code == _UNAUTHENTICATED or (code == _INVALID and ("user" in message or "auth" in message)):
+        told = f"etcd at {where} wants other credentials ({message}); set etcd_auth to a user that it knows"
+    elif code == _FORBIDDEN:
+        told = f"etcd at {where} does not let this user use {path} ({message}); give it a role with v1/ and trtx/"
+    return _Refused(told, code, message)
+
+
+def _keys(key: str, is_prefix: bool) -> dict[str, Any]:
+    encoded = key.encode()
+    if not is_prefix:
+        return {"key": _text(encoded)}
+    return {"key": _text(encoded), "range_end": _text(encoded[:-1] + bytes((encoded[-1] + 1,)))}
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _left(limit: float) -> float:
+    """Seconds until ``limit``; TimeoutError once it has passed."""
+    if (left := limit - time.monotonic()) <= 0:
+        raise TimeoutError("no answer in time")
+    return left
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,0 +1,88 @@
+"""Dynamo's discovery in etcd, as seen from outside.
+
+Keys in Dynamo 1.4.2: ``v1/instances/<namespace>/<component>/<endpoint>/<id hex>`` and
+``v1/mdc/<namespace>/<component>/generate/<id hex>``, with the same JSON as its files. All keys of one process hang on
+one lease whose id is the worker's: to revoke it takes the worker out whole, which was seen within 0.1 s by frontends,
+and else happens when the lease ends, after ``ETCD_LEASE_TTL``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from trtx.planes.etcd import Etcd, EtcdError, KeyValue
+from trtx.planes.registry import Card, Instance, RegistryUnknown, read_card, read_instance
+
+
+class EtcdRegistry:
+    """One topology's records. Each question asks etcd, within its client's time. See
+    :class:`~trtx.planes.registry.Registry`."""
+
+    def __init__(self, etcd: Etcd, namespace: str, *, lease_ttl_s: float) -> None:
+        """``namespace``: Dynamo's. ``lease_ttl_s``: as its workers have it. ``etcd`` is closed with this."""
+        self._etcd = etcd
+        self._namespace = namespace
+        self.records_live_s = lease_ttl_s
+
+    def instances(self) -> list[Instance]:
+        with _not_known():
+            return _instances(self._records("instances"))
+
+    def worker_ids(self) -> set[int]:
+        with _not_known():
+            # The ids alone: a card holds a model's whole config.
+            cards = {entry.key.rpartition("/")[2] for entry in self._records("mdc", keys_only=True)}
+        return {instance.worker_id for instance in self.instances() if f"{instance.worker_id:x}" in cards}
+
+    def cards(self) -> list[Card]:
+        found = []
+        with _not_known():
+            records = self._records("mdc")
+        for entry in records:
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+                found.append(read_card(json.loads(entry.value)))
+        return found
+
+    def renewed_at(self, worker_id: int) -> float | None:
+        """As its lease tells it, to the second."""
+        with _not_known():
+            lease = self._etcd.lease(worker_id)
+        return None if lease is None else time.time() - max(0, lease.granted_s - lease.left_s)
+
+    def remove(self, worker_id: int) -> None:
+        with _not_known():
+            self._etcd.revoke(worker_id)
+
+    def close(self) -> None:
+        self._etcd.close()
+
+    def _records(self, bucket: str, *, keys_only: bool = False) -> tuple[KeyValue, ...]:
+        return self._etcd.range(f"v1/{bucket}/{self._namespace}/", is_prefix=True, keys_only=keys_only)
+
+
+def namespaces(etcd: Etcd) -> set[str]:
+    """Dynamo's namespaces that have a model in them. Raises EtcdError."""
+    keys = (entry.key.split("/") for entry in etcd.range("v1/mdc/", is_prefix=True, keys_only=True))
+    return {parts[2] for parts in keys if len(parts) > 3}
+
+
+def _instances(records: tuple[KeyValue, ...]) -> list[Instance]:
+    found = []
+    for entry in records:
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            record: Any = json.loads(entry.value)
+            if (instance := read_instance(record)) is not None:
+                found.append(instance)
+    return found
+
+
+@contextlib.contextmanager
+def _not_known() -> Iterator[None]:
+    try:
+        yield
+    except EtcdError as error:
+        raise RegistryUnknown(str(error)) from error

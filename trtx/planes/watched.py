@@ -1,0 +1,145 @@
+"""A registry over a network, for a caller that must not wait: a thread asks, the caller gets what it knows.
+
+The watch over a topology's processes looks four times a second, and a death that it sees late costs requests; etcd may
+take seconds to say that it can't be reached. A removal is tried until it succeeds, or its records have expired: etcd
+may come back with a dead worker's lease still alive.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from trtx.planes.registry import Card, Instance, Registry, RegistryUnknown
+
+LOOKS_EVERY_S = 0.25
+_FAILS_EVERY_S = 0.5  # a removal is tried as often
+_LEASES_EVERY_S = 2.0
+_CLOSES_WITHIN_S = 1.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the last look told, or why it told nothing."""
+
+    instances: list[Instance] = field(default_factory=list)
+    worker_ids: set[int] = field(default_factory=set)
+    problem: str | None = "it was not asked yet"
+
+
+class WatchedRegistry:
+    """``registry`` behind a thread of its own. See :class:`~trtx.planes.registry.Registry`.
+
+    Reads tell what the last look told; where that failed they raise RegistryUnknown, so nothing old is taken for new.
+    ``cards`` asks at once.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        """Asks nothing before :meth:`start`."""
+        self.removal_problem: str | None = None  # why a dead worker is still there, as the last try told it
+        self._registry = registry
+        self._seen = _Seen()
+        self._renewed: dict[int, float | None] = {}
+        self._wants_renewed: set[int] = set()
+        self._renewed_next = 0.0
+        self._to_remove: dict[int, float] = {}  # by worker, until when it is tried
+        self._removed: set[int] = set()
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="registry", daemon=True)
+
+    def start(self) -> WatchedRegistry:
+        self._thread.start()
+        return self
+
+    @property
+    def records_live_s(self) -> float:
+        return self._registry.records_live_s
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing is known now, None where it is."""
+        return self._seen.problem
+
+    def instances(self) -> list[Instance]:
+        return [instance for instance in self._known().instances if instance.worker_id not in self._removed]
+
+    def worker_ids(self) -> set[int]:
+        return self._known().worker_ids - self._removed
+
+    def cards(self) -> list[Card]:
+        return self._registry.cards()
+
+    def renewed_at(self, worker_id: int) -> float | None:
+        self._known()
+        with self._lock:
+            self._wants_renewed.add(worker_id)
+            return self._renewed.get(worker_id)
+
+    def remove(self, worker_id: int) -> None:
+        """Returns at once, and never fails."""
+        with self._lock:
+            self._removed.add(worker_id)
+            self._wants_renewed.discard(worker_id)
+            self._to_remove[worker_id] = time.monotonic() + self.records_live_s + _CLOSES_WITHIN_S
+        self._news.set()
+
+    def close(self) -> None:
+        """What is to be removed is removed first, where that takes a second at most."""
+        deadline = time.monotonic() + _CLOSES_WITHIN_S
+        while self._to_remove and self._thread.is_alive() and time.monotonic() < deadline:
+            self._news.set()
+            time.sleep(0.01)
+        self._is_closed = True
+        self._news.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=_CLOSES_WITHIN_S)
+        self._registry.close()
+
+    def _known(self) -> _Seen:
+        seen = self._seen
+        if seen.problem is not None:
+            raise RegistryUnknown(f"what is registered is not known: {seen.problem}")
+        return seen
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            # Cleared before the work: a removal that is asked for meanwhile is the next turn's, at once.
+            self._news.clear()
+            has_removed = self._remove()
+            self._news.wait(LOOKS_EVERY_S if self._look() and has_removed else _FAILS_EVERY_S)
+
+    def _remove(self) -> bool:
+        with self._lock:
+            due = dict(self._to_remove)
+        self.removal_problem = None
+        for worker_id, until in due.items():
+            try:
+                self._registry.remove(worker_id)
+            except OSError as error:
+                self.removal_problem = str(error)
+                if time.monotonic() < until:
+                    continue
+            with self._lock:
+                self._to_remove.pop(worker_id, None)
+        return self.removal_problem is None
+
+    def _look(self) -> bool:
+        try:
+            self._seen = _Seen(self._registry.instances(), self._registry.worker_ids(), None)
+            if time.monotonic() >= self._renewed_next:
+                self._renewed_next = time.monotonic() + _LEASES_EVERY_S
+                self._look_at_leases()
+        except OSError as error:
+            self._seen = _Seen(problem=str(error))
+            return False
+        return True
+
+    def _look_at_leases(self) -> None:
+        with self._lock:
+            wanted = set(self._wants_renewed)
+        renewed = {worker_id: self._registry.renewed_at(worker_id) for worker_id in wanted}
+        with self._lock:
+            self._renewed = renewed

@@ -1,0 +1,163 @@
+"""Which worker runs on which host, and on which of its GPUs: a pure function over what the hosts have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trtx.config import Role
+from trtx.config.hosts import HostSpec
+from trtx.errors import UsageError
+from trtx.topology.workload import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A worker on a host, and its GPUs as that host counts them; none: it computes on the CPU."""
+
+    worker: Worker
+    host: str
+    gpus: tuple[int, ...]
+
+
+def place_on_hosts(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> list[Placed]:
+    """Each worker's host and GPUs, in the order of ``workers``.
+
+    Where the hosts say their roles, workers of a role are dealt out in the order of the hosts. Else those that stand
+    next to each other in ``workers`` with one number, a prefill and a decode worker, stay on one host where it has room
+    for both, so that their KV goes over NVLink; and each goes to the host with the most room left, so that hosts are
+    loaded alike. On a host GPUs are taken in the order in which it names them. Raises UsageError where a host has too
+    few, or where all of them together have room in no way.
+    """
+    sizes = {worker.role: worker.gpu_count for worker in workers}
+    if any(host.roles for host in hosts):
+        dealt = _as_said(hosts, workers)
+    elif any(host.gpu_indices for host in hosts):
+        dealt = _by_room(hosts, workers, sizes)
+    else:
+        dealt = _by_count(hosts, workers)
+    return _with_gpus(hosts, workers, dealt)
+
+
+def _as_said(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> dict[str, str]:
+    """By worker's name its host."""
+    dealt: dict[str, str] = {}
+    for role in {worker.role: None for worker in workers}:
+        seats = [host.name for host in hosts for _ in range((host.roles or {}).get(role, 0))]
+        names = [worker.name for worker in workers if worker.role == role]
+        dealt |= dict(zip(names, seats, strict=True))
+    return dealt
+
+
+def _by_count(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> dict[str, str]:
+    """Without GPUs nothing says how much a host has room for: alike on all of them."""
+    loads = {host.name: 0 for host in hosts}
+    dealt: dict[str, str] = {}
+    for unit in _units(workers):
+        name = min(loads, key=lambda one: loads[one])
+        loads[name] += len(unit)
+        dealt |= {worker.name: name for worker in unit}
+    return dealt
+
+
+def _by_room(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mapping[Role, int]) -> dict[str, str]:
+    rooms = {host.name: len(host.gpu_indices) for host in hosts}
+    dealt: dict[str, str] = {}
+
+    def take(unit: Sequence[Worker]) -> bool:
+        needed = sum(worker.gpu_count for worker in unit)
+        name = max(rooms, key=lambda one: rooms[one])  # the first of equals
+        if rooms[name] < needed:
+            return False
+        rooms[name] -= needed
+        dealt.update({worker.name: name for worker in unit})
+        return True
+
+    for unit in _units(workers):
+        if not take(unit) and not all(take([worker]) for worker in sorted(unit, key=lambda one: -one.gpu_count)):
+            return _packed(hosts, workers, sizes)
+    return dealt
+
+
+def _packed(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mapping[Role, int]) -> dict[str, str]:
+    """Any way in which all fit, found by trying every share of each host; the sparing way for when room is short."""
+    roles = list(sizes)
+    counts = tuple(sum(worker.role == role for worker in workers) for role in roles)
+    # How many of each role are placed -> how many of each the last host took.
+    reached: list[dict[tuple[int, ...], tuple[int, ...]]] = [{(0,) * len(roles): ()}]
+    for host in hosts:
+        now: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for placed in reached[-1]:
+            left = tuple(count - there for count, there in zip(counts, placed, strict=True))
+            for took in _shares(left, [sizes[role] for role in roles], len(host.gpu_indices)):
+                now.setdefault(tuple(a + b for a, b in zip(placed, took, strict=True)), took)
+        reached.append(now)
+    if counts not in reached[-1]:
+        raise UsageError(_no_room(hosts, workers, sizes))
+    shares: list[tuple[int, ...]] = []
+    at = counts
+    for now in reversed(reached[1:]):
+        shares.append(now[at])
+        at = tuple(a - b for a, b in zip(at, now[at], strict=True))
+    said = [
+        host.model_copy(update={"roles": dict(zip(roles, share, strict=True))})
+        for host, share in zip(hosts, reversed(shares), strict=True)
+    ]
+    return _as_said(said, workers)
+
+
+def _shares(left: tuple[int, ...], sizes: Sequence[int], room: int) -> list[tuple[int, ...]]:
+    """Every number of each role that a host of ``room`` GPUs could take."""
+    if not left:
+        return [()]
+    most = min(left[0], room // sizes[0])
+    return [
+        (first, *rest) for first in range(most + 1) for rest in _shares(left[1:], sizes[1:], room - first * sizes[0])
+    ]
+
+
+def _units(workers: Sequence[Worker]) -> list[list[Worker]]:
+    """prefill-0 and decode-0, then prefill-1 and decode-1: what hands KV on to each other most cheaply on one host."""
+    units: dict[str, list[Worker]] = {}
+    for worker in workers:
+        units.setdefault(worker.name.rpartition("-")[2], []).append(worker)
+    return list(units.values())
+
+
+def _with_gpus(hosts: Sequence[HostSpec], workers: Sequence[Worker], dealt: Mapping[str, str]) -> list[Placed]:
+    free = {host.name: list(host.gpu_indices) for host in hosts}
+    has_gpus = {name: bool(indices) for name, indices in free.items()}
+    placed = []
+    for worker in workers:
+        name = dealt[worker.name]
+        count = worker.gpu_count if has_gpus[name] else 0
+        if count > len(free[name]):
+            host = next(host for host in hosts if host.name == name)
+            needed = sum(one.gpu_count for one in workers if dealt[one.name] == name)
+            raise UsageError(
+                f"{name} has {len(host.gpu_indices)} GPUs, and what is placed there needs {needed}; give it more in "
+                "gpus, or fewer workers in roles"
+            )
+        placed.append(Placed(worker, name, tuple(free[name][:count])))
+        del free[name][:count]
+    return placed
+
+
+def _no_room(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mapping[Role, int]) -> str:
+    largest = max(len(host.gpu_indices) for host in hosts)
+    there = sum(len(host.gpu_indices) for host in hosts)
+    needed = sum(worker.gpu_count for worker in workers)
+    for role, size in sizes.items():
+        if size > largest:
+            return (
+                f"a {role} worker takes {size} GPUs, and no host has more than {largest}; an engine over several nodes "
+                "is started by trtx export slurm or kubernetes, so lower --tp, or export it"
+            )
+    if needed > there:
+        return (
+            f"{len(workers)} workers need {needed} GPUs, and the hosts have {there}; ask for fewer, or give more hosts"
+        )
+    return (
+        f"{len(workers)} workers need {needed} GPUs, and the hosts have {there}, but not in pieces of their sizes; "
+        "lower --tp, or ask for fewer workers"
+    )

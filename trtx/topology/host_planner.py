@@ -1,0 +1,242 @@
+"""``plan_hosts``: the same for several machines, each with an address, which find each other in etcd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from trtx.config import ResolvedEngineConfig, Role, TopologySpec
+from trtx.config.hosts import LAST_SYSTEM_PORT, Certificates, HostSpec, HostsSpec, Password, Token
+from trtx.errors import UsageError
+from trtx.topology import commands
+from trtx.topology.host_placement import Placed, place_on_hosts
+from trtx.topology.plan import Credentials, EtcdService, NatsService, Plan, PlannedHost, ProcessSpec, group_of
+from trtx.topology.workload import ENGINES_WITHOUT_GPU, ModelFiles, Site, Workload
+
+NOT_KNOWN = "–"
+_KV_PORTS_A_RANK = 4
+"""UCX takes one for each of its workers in a process, at random; the torch engine was seen to take one."""
+
+
+def with_roles(spec: TopologySpec, hosts: HostsSpec) -> TopologySpec:
+    """``spec`` with the workers that the hosts' roles add up to; as it is where they say none. Raises UsageError."""
+    if not hosts.has_roles:
+        return spec
+    own: tuple[Role, ...] = ("agg",) if spec.mode == "agg" else ("prefill", "decode")
+    counts: dict[Role, int] = dict.fromkeys(own, 0)
+    for host in hosts.hosts:
+        for role, count in (host.roles or {}).items():
+            if role == "encode":
+                raise UsageError(_no_encode(f"roles of {host.name} has encode workers"))
+            if role not in counts:
+                raise UsageError(
+                    f"roles of {host.name} names {role}, and --mode {spec.mode} has {' and '.join(own)} workers alone; "
+                    f"choose --mode {'agg' if role == 'agg' else 'disagg'}, or leave it out"
+                )
+            counts[role] += count
+    for role, count in counts.items():
+        if not count:
+            raise UsageError(
+                f"no host has a {role} worker in its roles, and --mode {spec.mode} needs at least 1; add one"
+            )
+    return spec.model_copy(update={"workers" if role == "agg" else role: count for role, count in counts.items()})
+
+
+def plan_hosts(
+    spec: TopologySpec,
+    hosts: HostsSpec,
+    *,
+    checkpoint: ModelFiles,
+    engine: str,
+    engine_configs: Mapping[Role, ResolvedEngineConfig],
+    namespace: str,
+    run_dir: Path,
+    scratch_dir: Path,
+    engine_version: str | None = None,
+) -> Plan:
+    """Decides hosts, GPUs, ports and commands. Looks at nothing but its arguments; ``spec`` is one of
+    :func:`with_roles`, the others are those of :meth:`Workload.of`.
+
+    GPUs are named by their index in what each host shows, and CPU threads are left open: a share is settled on its
+    host. ``scratch_dir`` is the parent of each host's own. Raises UsageError for what the hosts have no room for.
+    """
+    if spec.encode:
+        raise UsageError(_no_encode(f"--encode {spec.encode}"))
+    work = Workload.of(
+        spec,
+        checkpoint=checkpoint,
+        engine=engine,
+        engine_configs=engine_configs,
+        namespace=namespace,
+        run_dir=run_dir,
+        engine_version=engine_version,
+    )
+    if engine in ENGINES_WITHOUT_GPU:
+        hosts = _without_gpus(hosts, engine)
+    _check_gpus(work, hosts)
+    placed = place_on_hosts(hosts.hosts, work.workers)
+    etcd = EtcdService(hosts.etcd, hosts.lease_ttl_s, _credentials(hosts.etcd_auth))
+    nats = NatsService(hosts.nats, _credentials(hosts.nats_auth))
+    frontends: list[ProcessSpec] = []
+    workers: dict[str, ProcessSpec] = {}
+    for host in hosts.hosts:
+        there = [one for one in placed if one.host == host.name]
+        if not there and not hosts.frontends_of(host):
+            raise UsageError(f"{host.name} has nothing to do; leave it out of the hosts, or ask for more workers")
+        ports = _ports(host)
+        shared = commands.shared_environment(
+            namespace, group_of(namespace, host.name), scratch_dir / group_of(namespace, host.name), spec.media
+        )
+        for index in range(hosts.frontends_of(host)):
+            site = _frontend_site(host, spec.port + index, ports)
+            frontends.append(
+                work.frontend(
+                    f"frontend-{len(frontends)}" if _frontend_count(hosts) > 1 else "frontend",
+                    shared | _planes(etcd, nats, site) | commands.response_environment(_known(site.response_port)),
+                    site,
+                    broker=None,
+                    is_one_of_many=_frontend_count(hosts) > 1,
+                )
+            )
+        for one in there:
+            site = _worker_site(host, one, ports)
+            workers[one.worker.name] = work.worker(
+                one.worker,
+                shared | _planes(etcd, nats, site),
+                site,
+                gpus=[(index, str(index)) for index in one.gpus],
+                threads=None,
+                device=host.device or commands.LOOPBACK_DEVICE,
+            )
+        _check_http(host, spec.port, hosts.frontends_of(host), next(ports))
+    processes = (*frontends, *(workers[worker.name] for worker in work.workers))
+    return Plan(
+        mode=spec.mode,
+        engine=engine,
+        model=work.model,
+        model_path=checkpoint.path,
+        namespace=namespace,
+        host=frontends[0].http_host,
+        port=spec.port,
+        internal_ports=(),
+        run_dir=run_dir,
+        scratch_dir=scratch_dir,
+        processes=processes,
+        engine_configs=work.engine_configs,
+        gpu_names=tuple(NOT_KNOWN for one in placed for _ in one.gpus),
+        reasons=(*_reasons(hosts, placed), *work.reasons),
+        discovery="etcd",
+        hosts=tuple(
+            PlannedHost(host.name, host.address, host.device or commands.LOOPBACK_DEVICE) for host in hosts.hosts
+        ),
+        etcd=etcd,
+        nats=nats,
+        tls=work.tls,
+    )
+
+
+def _planes(etcd: EtcdService, nats: NatsService, site: Site) -> dict[str, str]:
+    return commands.remote_environment(etcd, nats, site.address, _known(site.request_port))
+
+
+def _frontend_site(host: HostSpec, http_port: int, ports: Iterator[int]) -> Site:
+    return Site(
+        host=host.name,
+        address=host.address,
+        http_host=host.address,
+        http_port=http_port,
+        request_port=next(ports),
+        response_port=next(ports),
+    )
+
+
+def _worker_site(host: HostSpec, one: Placed, ports: Iterator[int]) -> Site:
+    request, system = next(ports), next(ports)
+    if system > LAST_SYSTEM_PORT:
+        raise UsageError(
+            f"{one.worker.name} on {host.name} would have system port {system}, and Dynamo 1.4.2 ends above "
+            f"{LAST_SYSTEM_PORT}; lower first_port of {host.name}"
+        )
+    kv = [next(ports) for _ in range(_KV_PORTS_A_RANK * max(1, len(one.gpus)))]
+    return Site(
+        host=host.name,
+        address=host.address,
+        request_port=request,
+        system_port=system,
+        kv_ports=(kv[0], kv[-1]),
+    )
+
+
+def _ports(host: HostSpec) -> Iterator[int]:
+    return iter(range(host.first_port, 1 << 16))
+
+
+def _frontend_count(hosts: HostsSpec) -> int:
+    return sum(hosts.frontends_of(host) for host in hosts.hosts)
+
+
+def _known(port: int | None) -> int:
+    assert port is not None  # of a site made here
+    return port
+
+
+def _check_http(host: HostSpec, first: int, count: int, end: int) -> None:
+    if first == 0:
+        raise UsageError("--port 0 is another port each time, and other hosts have to know it; give one beside --hosts")
+    if count and first + count > 1 << 16:
+        raise UsageError(f"--port {first} leaves no ports for {count} frontends on {host.name}; give a lower one")
+    if count and first < end and first + count > host.first_port:
+        raise UsageError(
+            f"--port {first} stands among the ports {host.first_port} to {end - 1} of {host.name}; choose another, or "
+            "another first_port"
+        )
+
+
+def _check_gpus(work: Workload, hosts: HostsSpec) -> None:
+    """Raises UsageError where some workers would have GPUs and others none."""
+    if not hosts.has_roles:
+        holders = hosts.hosts
+    else:
+        holders = tuple(host for host in hosts.hosts if any((host.roles or {}).values()))
+    without = [host.name for host in holders if not host.gpu_indices]
+    if work.engine in ENGINES_WITHOUT_GPU:
+        return
+    if without and (work.wants_gpu or work.spec.tp > 1):
+        why = f"engine {work.engine} needs a GPU" if work.wants_gpu else f"--tp {work.spec.tp} needs GPUs"
+        raise UsageError(f"{why}, and {without[0]} names none; give it gpus, or leave the host out")
+    if without and len(without) < len(holders) and hosts.has_roles:
+        raise UsageError(
+            f"{without[0]} has no gpus and other hosts have some, and workers on CPU and GPU share no KV; give it "
+            "gpus, or leave theirs out"
+        )
+
+
+def _without_gpus(hosts: HostsSpec, engine: str) -> HostsSpec:
+    for host in hosts.hosts:
+        if host.gpu_indices:
+            raise UsageError(f"gpus of {host.name}: engine {engine} uses no GPU; leave gpus out")
+    return hosts
+
+
+def _credentials(auth: Certificates | Password | Token | None) -> Credentials | None:
+    return None if auth is None else Credentials(**auth.model_dump())
+
+
+def _no_encode(what: str) -> str:
+    return (
+        f"{what}, and encode workers hand embeddings over in files of one machine; leave it out, and who needs an "
+        "image encodes it"
+    )
+
+
+def _reasons(hosts: HostsSpec, placed: Sequence[Placed]) -> Iterator[str]:
+    if hosts.has_roles:
+        yield "workers are where the roles of the hosts say"
+    else:
+        for host in hosts.hosts:
+            names = [one.worker.name for one in placed if one.host == host.name]
+            if names:
+                yield f"{host.name} has {', '.join(names)} because pairs stay on one host, and hosts are loaded alike"
+    if not any(one.gpus for one in placed):
+        yield "CPU threads of a worker are counted where it starts: half of the cores there, over the workers there"
+    yield "the response host is left to Dynamo, which takes the address of the default route: trtx doctor --hosts looks"

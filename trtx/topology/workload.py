@@ -1,0 +1,305 @@
+"""What a topology is to do, wherever it does it: its workers, what each takes, and their processes made of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trtx.config import ResolvedEngineConfig, Role, TopologySpec
+from trtx.config.media import MediaLimits
+from trtx.config.topology import MAX_WORKERS
+from trtx.config.wording import quoted
+from trtx.engine import needs_gpu
+from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
+from trtx.engine.tensorrt_llm.versions import pipelines_prefill
+from trtx.errors import UsageError
+from trtx.topology import commands
+from trtx.topology.plan import ProcessSpec, ServerTls, config_path
+
+ENGINES_WITHOUT_GPU = ("simulated", "paced")
+_NO_ENCODER = {  # engine -> why it has no encode workers
+    "simulated": "which computes nothing and sees no image; use --engine torch, or leave --encode out",
+    "paced": "which computes nothing and sees no image; use --engine torch, or leave --encode out",
+    "tensorrt-llm": "whose workers take no images from trtx yet; use --engine torch, or leave --encode out",
+}
+
+
+class ModelFiles(Protocol):
+    """What planning needs of a checkpoint."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def served_model_name(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    role: Role
+    name: str
+    gpu_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a process runs and what it listens on: the fields of :class:`ProcessSpec` of these names."""
+
+    host: str = ""
+    address: str = "127.0.0.1"
+    http_host: str = ""
+    http_port: int | None = None
+    request_port: int | None = None
+    response_port: int | None = None
+    system_port: int | None = None
+    kv_ports: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A topology before it has a place: what is the same wherever its processes run."""
+
+    spec: TopologySpec
+    engine: str  # resolved
+    model: str  # the name that clients send
+    model_path: Path
+    values: dict[Role, dict[str, Any]]  # engine configs as they run
+    workers: tuple[Worker, ...]
+    namespace: str
+    run_dir: Path
+    wants_gpu: bool  # its engine runs on nothing else
+    reasons: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        spec: TopologySpec,
+        *,
+        checkpoint: ModelFiles,
+        engine: str,
+        engine_configs: Mapping[Role, ResolvedEngineConfig],
+        namespace: str,
+        run_dir: Path,
+        engine_version: str | None,
+    ) -> Workload:
+        """``engine`` is resolved (never ``auto``), ``engine_version`` the installed TensorRT-LLM's; ``engine_configs``
+        has every role of ``spec.roles``. Raises UsageError for what the engine can't run."""
+        check_router_args(spec.router_args)
+        model = spec.served_model_name or checkpoint.served_model_name
+        check_model_name(model)
+        if spec.encode and engine in _NO_ENCODER:
+            raise UsageError(f"--encode {spec.encode} means nothing with --engine {engine}, {_NO_ENCODER[engine]}")
+        values, reasons = _with_tp(spec, engine_configs)
+        sizes = {role: _gpus_per_worker(role, values[role], engine, engine_version) for role in spec.roles}
+        for config in engine_configs.values():
+            reasons += config.reasons
+        if spec.router_mode == "kv":
+            reasons.append(
+                f"the KV router runs with {' '.join(commands.KV_ROUTER_FLAGS)} because with Dynamo's own one running "
+                "request outweighs a cached prefix; --router-args overrides"
+            )
+        reasons += _body_reasons(spec.media)
+        return cls(
+            spec=spec,
+            engine=engine,
+            model=model,
+            model_path=checkpoint.path,
+            values=values,
+            workers=_workers(spec, sizes),
+            namespace=namespace,
+            run_dir=run_dir,
+            wants_gpu=engine == "tensorrt-llm" and (engine_version is None or needs_gpu(engine_version)),
+            reasons=tuple(reasons),
+        )
+
+    @property
+    def engine_configs(self) -> dict[str, dict[str, Any]]:
+        """By role, as a plan has them."""
+        return {str(role): values for role, values in self.values.items()}
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """Of every frontend."""
+        spec = self.spec
+        return None if spec.tls_cert is None or spec.tls_key is None else ServerTls(spec.tls_cert, spec.tls_key)
+
+    def frontend(
+        self, name: str, env: Mapping[str, str], site: Site, *, broker: commands.Broker | None, is_one_of_many: bool
+    ) -> ProcessSpec:
+        """``env``: what every process of its host gets, and where it finds the others."""
+        assert site.http_port is not None
+        return ProcessSpec(
+            name=name,
+            role="frontend",
+            argv=commands.frontend_command(
+                self.spec, self.namespace, site.http_host, site.http_port, broker=broker, is_one_of_many=is_one_of_many
+            ),
+            env={**env, **commands.frontend_environment(self.spec.media)},
+            log_path=self.run_dir / "serve" / "logs" / f"{name}.log",
+            **asdict(site),
+        )
+
+    def worker(
+        self,
+        worker: Worker,
+        env: Mapping[str, str],
+        site: Site,
+        *,
+        gpus: Sequence[tuple[int, str]],
+        threads: int | None,
+        device: str = commands.LOOPBACK_DEVICE,
+    ) -> ProcessSpec:
+        """``gpus``: index and UUID (or index as text) of each. ``threads``, ``device``: of ``worker_environment``."""
+        assert site.system_port is not None
+        status_file = self.run_dir / "serve" / "status" / f"{worker.name}.json"
+        is_simulated = self.engine == "simulated"
+        argv = self._simulated_command(worker) if is_simulated else self._worker_command(worker, status_file)
+        own = commands.worker_environment(
+            tuple(name for _, name in gpus),
+            site.system_port,
+            threads,
+            address=site.address,
+            device=device,
+            kv_ports=site.kv_ports,
+        )
+        return ProcessSpec(
+            name=worker.name,
+            role=worker.role,
+            argv=argv,
+            env={**env, **own},
+            log_path=self.run_dir / "serve" / "logs" / f"{worker.name}.log",
+            gpu_indices=tuple(index for index, _ in gpus),
+            status_file=None if is_simulated else status_file,
+            **asdict(site),
+        )
+
+    def _simulated_command(self, worker: Worker) -> tuple[str, ...]:
+        return commands.simulated_command(
+            worker.role,
+            self.namespace,
+            model_path=self.model_path,
+            model=self.model,
+            values=self.values[worker.role],
+        )
+
+    def _worker_command(self, worker: Worker, status_file: Path) -> tuple[str, ...]:
+        return commands.worker_command(
+            worker.role,
+            worker.name,
+            engine=self.engine,
+            model_path=self.model_path,
+            model=self.model,
+            config=config_path(self.run_dir, worker.role),
+            status_file=status_file,
+            has_encoders=self.spec.encode > 0,
+            media=self.spec.media,
+        )
+
+
+def check_size(spec: TopologySpec) -> None:
+    """Raises UsageError for more workers than a topology can have, before anything is looked up for them."""
+    asked = sum(spec.roles.values())
+    if asked > MAX_WORKERS:
+        flags = {"agg": "--workers"}  # role -> its option, where that is not called after it
+        typed = " and ".join(f"{flags.get(role, f'--{role}')} {count}" for role, count in spec.roles.items())
+        raise UsageError(
+            f"{typed}: a topology has at most {MAX_WORKERS} workers, all of them on this machine; ask for fewer"
+        )
+
+
+def check_router_args(words: Sequence[str]) -> None:
+    """Raises UsageError for a flag of dynamo.frontend that trtx itself sets, or with which it could not serve.
+
+    argparse takes the beginning of a flag for the flag, so that is refused too.
+    """
+    for word in words:
+        flag = word.partition("=")[0]
+        owned = [name for name in commands.OWNED_FRONTEND_FLAGS if flag == name or _begins(flag, name)]
+        if owned:
+            name = min(owned, key=len)
+            meant = "" if flag == name else f" ({name})"
+            raise UsageError(f"--router-args holds {flag}{meant}, {commands.OWNED_FRONTEND_FLAGS[name]}; leave it out")
+
+
+def check_model_name(name: str) -> None:
+    """Raises UsageError for a name that a log, a URL or a terminal would not show as it is."""
+    if not name.isprintable():
+        raise UsageError(
+            f"the model would be served as {quoted(name)}; expected printable characters alone: give another "
+            "--served-model-name"
+        )
+
+
+def _begins(flag: str, name: str) -> bool:
+    return len(flag) > 2 and flag.startswith("--") and name.startswith(flag)
+
+
+def _with_tp(
+    spec: TopologySpec, configs: Mapping[Role, ResolvedEngineConfig]
+) -> tuple[dict[Role, dict[str, Any]], list[str]]:
+    """Engine configs with ``--tp`` in them: AutoDeploy's name for it is ``world_size``."""
+    values = {role: {**config.values} for role, config in configs.items()}
+    reasons: list[str] = []
+    if spec.tp > 1:
+        for role in (role for role in spec.roles if role != "encode"):
+            name = "world_size" if backend_of(values[role]) == "_autodeploy" else "tensor_parallel_size"
+            configured = int(values[role].get(name) or 1)
+            if configured not in (1, spec.tp):
+                reasons.append(f"{role}: {name} {spec.tp} because --tp says so, was {configured}")
+            values[role][name] = spec.tp
+    return values, reasons
+
+
+def _body_reasons(media: MediaLimits) -> list[str]:
+    body, inline = commands.body_mib(media), commands.largest_inline_bytes(media)
+    if inline < media.max_media_bytes:
+        return [
+            f"a medium in a data: URL has at most {inline} bytes, not the {media.max_media_bytes} of "
+            f"--max-media-bytes, because the frontend takes no body above {body} MiB; "
+            "fetched ones (https:, file:) have them"
+        ]
+    if body > commands.LEAST_BODY_MIB:
+        return [
+            f"the frontend takes bodies of {body} MiB because --max-media-bytes {media.max_media_bytes} is that much "
+            "in a data: URL"
+        ]
+    return []
+
+
+def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version: str | None) -> int:
+    """The world size that the engine config asks for, if the engine can have one like it."""
+    size = world_size(values)
+    pipeline = int(values.get("pipeline_parallel_size") or 1)
+    how = " x ".join(
+        f"{short} {int(values.get(f'{long}_parallel_size') or 1)}"
+        for short, long in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"))
+    )
+    if size > 1 and engine == "torch":
+        raise UsageError(
+            f"engine torch runs a worker on one GPU, but {role} asks for {size} ({how}); "
+            "use --tp 1, or --engine tensorrt-llm"
+        )
+    per_node = values.get("gpus_per_node")
+    if per_node is not None and size > int(per_node):
+        raise UsageError(
+            f"{role} asks for {size} GPUs a worker ({how}) and its gpus_per_node is {per_node}; trtx serves one "
+            f"machine, so leave gpus_per_node out or set it to at least {size}"
+        )
+    if role == "prefill" and pipeline > 1 and version is not None and not pipelines_prefill(version):
+        raise UsageError(
+            f"prefill has pipeline_parallel_size {pipeline}, with which TensorRT-LLM {version} hangs (issue 11789, "
+            "fixed in 1.3.0rc10); use tensor_parallel_size, or install a later release"
+        )
+    return size
+
+
+def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> tuple[Worker, ...]:
+    """All workers, the roles in turn: neighbours in this list exchange embeddings and KV."""
+    roles = spec.roles
+    return tuple(
+        Worker(role, f"{role}-{index}", sizes[role])
+        for index in range(max(roles.values()))
+        for role, count in roles.items()
+        if index < count
+    )
