@@ -110,6 +110,7 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "check": Use("beside --check", "which builds nothing"),
         "check all": Use("beside --all", "which checks every shipped config by itself"),
     },
+    "export kubernetes": {"agg": _SERVED["agg"], "disagg": _SERVED["disagg"], "no GPU": _SERVED["no GPU"]},
     "compare": {
         "no gate": Use("without --max-regression", "which alone refuses to compare", "add it, or leave it out"),
     },
@@ -144,6 +145,11 @@ _TOPOLOGY = _placed(
     (("agg",), "--prefill --decode"),
     (("no GPU",), "--tp --gpus"),
 )
+_MEDIA = (
+    "--allowed-media-path --allow-http-media --allow-private-media --max-media-bytes --max-image-pixels --max-images "
+    "--media-timeout-s --media-idle-s --decode-processes --decode-queue --decode-timeout-s --decode-memory-bytes "
+    "--media-memory-bytes"
+)
 # verb -> option -> the uses in which it would be ignored. Every option stands here, or nobody asked the question of it;
 # those of a load's fields have it in their records (trtx/bench/load_field.py).
 PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -158,9 +164,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             ((), "--model --mode --output --dry-run --hosts"),
             (("hosts",), "--frontends"),
             (("no hosts",), "--this-host"),
-            ((), "--allowed-media-path --allow-http-media --allow-private-media --max-media-bytes --max-image-pixels"),
-            ((), "--max-images --media-timeout-s --media-idle-s --decode-processes --decode-queue --decode-timeout-s"),
-            ((), "--decode-memory-bytes --media-memory-bytes"),
+            ((), _MEDIA),
         ),
     },
     "bench": {
@@ -231,6 +235,16 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("tensorrt",), "--gpu"),
         (("build",), "--mode --all --json"),
         (("check all",), "MODEL --config --recipe"),
+    ),
+    "export kubernetes": _placed(
+        ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args"),
+        ((), "--image --plain --name --namespace --frontends --model-claim --hub-secret --image-pull-secret"),
+        ((), "--tls-secret --nats --gpus-per-node --ucx-devices --limit --node-selector --cpu --memory"),
+        ((), "--shared-memory --bench --output"),
+        ((), _MEDIA),
+        (("disagg",), "--workers"),
+        (("agg",), "--prefill --decode"),
+        (("no GPU",), "--tp"),
     ),
     "compare": _placed(
         ((), "RUNS --metrics --window --max-regression --max-error-rate --max-drop --baseline-dir --json"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trtx.launch.certificates import check_usual_client
     from trtx.launch.events import Event
+    from trtx.launch.frontend_flags import check_flags
     from trtx.launch.guardian import Guardian
     from trtx.launch.host_preparation import host_named, prepare_hosts, settle_share, this_host
     from trtx.launch.interruption import Interruption, catch_signals
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "Interruption": "interruption",
     "PortHolder": "ports", "Restart": "slots", "ServedTopology": "served", "Slot": "slots",
-    "catch_signals": "interruption", "check_usual_client": "certificates", "host_named": "host_preparation",
-    "members": "processes", "new_run_directory": "run_directory", "prepare": "preparation",
-    "prepare_hosts": "host_preparation", "probe": "machine", "serve": "served", "settle_share": "host_preparation",
-    "this_host": "host_preparation",
+    "catch_signals": "interruption", "check_flags": "frontend_flags", "check_usual_client": "certificates",
+    "host_named": "host_preparation", "members": "processes", "new_run_directory": "run_directory",
+    "prepare": "preparation", "prepare_hosts": "host_preparation", "probe": "machine", "serve": "served",
+    "settle_share": "host_preparation", "this_host": "host_preparation",
     "write_problem": "room",
 }  # fmt: skip
 __all__ = [
     "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Restart", "ServedTopology", "Slot",
-    "catch_signals", "check_usual_client", "host_named", "members", "new_run_directory", "prepare", "prepare_hosts",
-    "probe", "serve", "settle_share", "this_host", "write_problem",
+    "catch_signals", "check_flags", "check_usual_client", "host_named", "members", "new_run_directory", "prepare",
+    "prepare_hosts", "probe", "serve", "settle_share", "this_host", "write_problem",
 ]  # fmt: skip
 
 

@@ -1,0 +1,42 @@
+"""What the verbs ``trtx export kubernetes``, ``slurm`` and ``nginx`` share: where their files go, and which of the
+options of ``trtx serve`` they take. Each is a module of its own, ``export_<target>.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from trtx.cli.topology_options import OptionGroup, TopologyOptions
+from trtx.export import ExportedFile, as_one_text, write_files
+
+ExportOutput = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="Directory for the files, new or empty. Default: all of them to standard output.",
+        rich_help_panel="Output",
+        show_default=False,
+    ),
+]
+
+
+def topology_group(*names: str) -> OptionGroup:
+    """These of the options of :class:`TopologyOptions`; the others belong to the machine that serves."""
+    hints = get_type_hints(TopologyOptions, include_extras=True)
+    defaults = {field.name: field.default for field in fields(TopologyOptions)}
+    members: Mapping[str, tuple[Any, Any]] = {name: (hints[name], defaults[name]) for name in names}
+    return OptionGroup(members)
+
+
+def hand_over(files: Sequence[ExportedFile], output: Path | None, how: str) -> None:
+    """Writes or prints ``files``. ``how``: what to do with them next, told where they were written."""
+    if output is None:
+        typer.echo(as_one_text(files), nl=False)
+        return
+    write_files(files, output)
+    typer.echo(f"Wrote {', '.join(file.name for file in files)} to {output}.\n{how}")
