@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtx.launch.certificates import check_usual_client
+    from trtx.launch.certificates import check_certificate, check_usual_client
     from trtx.launch.events import Event
     from trtx.launch.frontend_flags import check_flags
     from trtx.launch.guardian import Guardian
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "Interruption": "interruption",
     "PortHolder": "ports", "Restart": "slots", "ServedTopology": "served", "Slot": "slots",
-    "catch_signals": "interruption", "check_flags": "frontend_flags", "check_usual_client": "certificates",
+    "catch_signals": "interruption", "check_certificate": "certificates", "check_flags": "frontend_flags",
+    "check_usual_client": "certificates",
     "host_named": "host_preparation", "members": "processes", "new_run_directory": "run_directory",
     "prepare": "preparation", "prepare_hosts": "host_preparation", "probe": "machine", "serve": "served",
     "settle_share": "host_preparation", "this_host": "host_preparation",
@@ -38,8 +39,8 @@ _HOMES = {
 }  # fmt: skip
 __all__ = [
     "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Restart", "ServedTopology", "Slot",
-    "catch_signals", "check_flags", "check_usual_client", "host_named", "members", "new_run_directory", "prepare",
-    "prepare_hosts", "probe", "serve", "settle_share", "this_host", "write_problem",
+    "catch_signals", "check_certificate", "check_flags", "check_usual_client", "host_named", "members",
+    "new_run_directory", "prepare", "prepare_hosts", "probe", "serve", "settle_share", "this_host", "write_problem",
 ]  # fmt: skip
 
 

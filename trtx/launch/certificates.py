@@ -19,9 +19,9 @@ from trtx.config.files import read_bytes
 from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.tls import CA_VARIABLE, exactly, first_certificate, handshake, trusted_beside
-from trtx.topology import Plan
+from trtx.topology import Plan, ServerTls
 
-_CERTIFICATE, _KEY = "--tls-cert", "--tls-key"
+_OF_SERVE = ("--tls-cert", "--tls-key")
 _ENCRYPTED = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----|^Proc-Type: 4,ENCRYPTED", re.MULTILINE)
 _PRIVATE = re.compile(rb"-----BEGIN (RSA |EC )?PRIVATE KEY-----")
 _TOO_OPEN = 0o027  # others at all, and writing for the group
@@ -33,55 +33,83 @@ _SOON_S = 14 * 24 * 3600.0
 class Certificate:
     """Of a server, checked: it can prove that it is its own, and is in force."""
 
-    path: Path
-    names: tuple[str, ...]  # DNS names and addresses that its clients may ask for
+    tls: ServerTls
     until: datetime
     warnings: tuple[str, ...]
 
 
-def check_certificate(path: Path, key: Path) -> Certificate:
-    """Raises UsageError where the two can't be read, don't belong together, or where no client takes the certificate
-    now."""
-    pem = read_bytes(path, _CERTIFICATE, "a certificate in PEM").decode("utf-8", errors="replace")
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A certificate and its key, as they were named."""
+
+    certificate: Path
+    key: Path
+    options: tuple[str, str]
+
+    @property
+    def said(self) -> str:
+        return f"{self.options[0]} {shown(self.certificate)}"
+
+    @property
+    def key_said(self) -> str:
+        return f"{self.options[1]} {shown(self.key)}"
+
+
+def check_certificate(
+    certificate: Path | None, key: Path | None, *, options: tuple[str, str] = _OF_SERVE
+) -> Certificate | None:
+    """None where neither is given. ``options``: what they are called where they are typed.
+
+    Raises UsageError for one without the other, where the two can't be read or don't belong together, and where no
+    client takes the certificate now.
+    """
+    if certificate is None or key is None:
+        if certificate is not None or key is not None:
+            given, lacked = options if key is None else options[::-1]
+            raise UsageError(f"{given} means nothing without {lacked}; name both, or leave it out")
+        return None
+    pair = _Pair(certificate.expanduser().absolute(), key.expanduser().absolute(), options)
+    pem = read_bytes(pair.certificate, options[0], "a certificate in PEM").decode("utf-8", errors="replace")
     try:
         own = first_certificate(pem)
     except ssl.SSLError as error:
         raise UsageError(
-            f"{_CERTIFICATE} {shown(path)} holds no certificate in PEM; expected -----BEGIN CERTIFICATE----- in it "
-            "(of DER, `openssl x509 -inform der` makes it)"
+            f"{pair.said} holds no certificate in PEM; expected -----BEGIN CERTIFICATE----- in it (of DER, `openssl "
+            "x509 -inform der` makes it)"
         ) from error
-    _check_key(key)
-    server = _server(path, key)
+    _check_key(pair)
+    server = _server(pair)
     try:
         told = handshake(server, exactly(own))
     except ssl.SSLError as error:
-        _refused(path, _reason(error))
+        _refused(pair, _reason(error))
     since, until = (ssl.cert_time_to_seconds(str(told[name])) for name in ("notBefore", "notAfter"))
     if not since <= time.time() < until:
         word, at = ("expired on", until) if time.time() >= until else ("is not in force before", since)
         raise UsageError(
-            f"{_CERTIFICATE} {shown(path)} {word} {_date(at)}, so no client takes it; renew it, or set this machine's "
-            "clock"
+            f"{pair.said} {word} {_date(at)}, so no client takes it; renew it, or set this machine's clock"
         )
     return Certificate(
-        path, tuple(_names(told)), datetime.fromtimestamp(until, UTC), tuple(_warnings(path, key, until))
+        ServerTls(pair.certificate, pair.key, tuple(_names(told))),
+        datetime.fromtimestamp(until, UTC),
+        tuple(_warnings(pair, until)),
     )
 
 
 def with_certificate(spec: TopologySpec) -> tuple[TopologySpec, Certificate | None]:
     """``spec`` with absolute paths, which its frontends get, and what they will show their clients. Raises UsageError
     as :func:`check_certificate`."""
-    if spec.tls_cert is None or spec.tls_key is None:
+    found = check_certificate(spec.tls_cert, spec.tls_key)
+    if found is None:
         return spec, None
-    cert, key = (path.expanduser().absolute() for path in (spec.tls_cert, spec.tls_key))
-    return spec.model_copy(update={"tls_cert": cert, "tls_key": key}), check_certificate(cert, key)
+    return spec.model_copy(update={"tls_cert": found.tls.certificate, "tls_key": found.tls.key}), found
 
 
 def as_seen_outside(plan: Plan, certificate: Certificate | None) -> Plan:
     """``plan`` with what clients see of it, and what whoever opens it to others should know."""
     reasons, warnings = plan.reasons, () if certificate is None else certificate.warnings
     if certificate is not None:
-        names = ", ".join(certificate.names) or "no name"
+        names = ", ".join(certificate.tls.names) or "no name"
         reasons += (
             f"HTTP speaks TLS because --tls-cert says so: for {names}, until {certificate.until:%Y-%m-%d}; the other "
             "ports stay plain",
@@ -92,8 +120,7 @@ def as_seen_outside(plan: Plan, certificate: Certificate | None) -> Plan:
             f"HTTP listens on {', '.join(_outside(plan))} {clear}without authentication: whoever reaches "
             f"{'these machines' if plan.hosts else 'this machine'} can use it; docs/security.md has a gateway",
         )
-    tls = None if plan.tls is None or certificate is None else replace(plan.tls, names=certificate.names)
-    return replace(plan, tls=tls, reasons=reasons, warnings=warnings)
+    return replace(plan, tls=None if certificate is None else certificate.tls, reasons=reasons, warnings=warnings)
 
 
 def _outside(plan: Plan) -> Iterator[str]:
@@ -106,53 +133,52 @@ def check_usual_client(plan: Plan) -> None:
     certificate trusted, would not take the frontend of ``plan``: aiperf is one."""
     if plan.tls is None:
         return
+    pair = _Pair(plan.tls.certificate, plan.tls.key, _OF_SERVE)
     client = ssl.create_default_context()
-    client.load_verify_locations(cadata=trusted_beside([plan.tls.certificate]))
+    client.load_verify_locations(cadata=trusted_beside([pair.certificate]))
     host = urlsplit(plan.url).hostname or ""
     try:
-        handshake(_server(plan.tls.certificate, plan.tls.key), client, host)
+        handshake(_server(pair), client, host)
     except ssl.SSLCertVerificationError as error:
-        cert = shown(plan.tls.certificate)
         if error.verify_code in _OTHER_NAME:
             raise UsageError(
-                f"{_CERTIFICATE} {cert} is for {', '.join(plan.tls.names) or 'no name'}, and aiperf asks for "
-                f"{host}, which it verifies; name one of them with --host, or take a certificate for {host}"
+                f"{pair.said} is for {', '.join(plan.tls.names) or 'no name'}, and aiperf asks for {host}, which it "
+                f"verifies; name one of them with --host, or take a certificate for {host}"
             ) from error
         raise UsageError(
-            f"{_CERTIFICATE} {cert}: aiperf would not trust it ({_reason(error)}); set {CA_VARIABLE} to the "
-            "certificates of its authority, in PEM"
+            f"{pair.said}: aiperf would not trust it ({_reason(error)}); set {CA_VARIABLE} to the certificates of its "
+            "authority, in PEM"
         ) from error
 
 
-def _check_key(key: Path) -> None:
-    content = read_bytes(key, _KEY, "a private key in PEM")
+def _check_key(pair: _Pair) -> None:
+    content = read_bytes(pair.key, pair.options[1], "a private key in PEM")
     if _ENCRYPTED.search(content):
         raise UsageError(
-            f"{_KEY} {shown(key)} is encrypted, and nobody is asked for a passphrase when a frontend starts; expected "
-            "a plain one that you alone can read (`openssl pkey` makes it)"
+            f"{pair.key_said} is encrypted, and nobody is asked for a passphrase when a server starts; expected a "
+            "plain one that you alone can read (`openssl pkey` makes it)"
         )
     if not _PRIVATE.search(content):
-        raise UsageError(f"{_KEY} {shown(key)} holds no private key in PEM; expected -----BEGIN PRIVATE KEY----- in it")
+        raise UsageError(f"{pair.key_said} holds no private key in PEM; expected -----BEGIN PRIVATE KEY----- in it")
 
 
-def _server(path: Path, key: Path) -> ssl.SSLContext:
+def _server(pair: _Pair) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(path, key)
+        context.load_cert_chain(pair.certificate, pair.key)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(
-                f"{_KEY} {shown(key)} is not the key of {_CERTIFICATE} {shown(path)}; name the pair that was made "
-                "together, the server's own certificate first in its file"
+                f"{pair.key_said} is not the key of {pair.said}; name the pair that was made together, the server's "
+                "own certificate first in its file"
             ) from error
-        _refused(path, _reason(error))
+        _refused(pair, _reason(error))
     return context
 
 
-def _refused(path: Path, reason: str) -> NoReturn:
+def _refused(pair: _Pair, reason: str) -> NoReturn:
     raise UsageError(
-        f"{_CERTIFICATE} {shown(path)} can't be served with ({reason}); expected a certificate for a TLS server, and "
-        "its key"
+        f"{pair.said} can't be served with ({reason}); expected a certificate for a TLS server, and its key"
     )
 
 
@@ -171,12 +197,12 @@ def _names(told: Mapping[str, Any]) -> Iterator[str]:
             yield value
 
 
-def _warnings(path: Path, key: Path, until: float) -> Iterator[str]:
-    mode = stat.S_IMODE(key.stat().st_mode)
+def _warnings(pair: _Pair, until: float) -> Iterator[str]:
+    mode = stat.S_IMODE(pair.key.stat().st_mode)
     if mode & _TOO_OPEN:
-        yield f"{_KEY} {shown(key)} is open to other users of this machine (mode {mode:03o}); chmod 600 it"
+        yield f"{pair.key_said} is open to other users of this machine (mode {mode:03o}); chmod 600 it"
     if until - time.time() < _SOON_S:
-        yield f"{_CERTIFICATE} {shown(path)} expires on {_date(until)}; frontends that start later read the file anew"
+        yield f"{pair.said} expires on {_date(until)}; servers that start later read the file anew"
 
 
 def _date(seconds: float) -> str:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.launch import check_usual_client
-from trtx.launch.certificates import check_certificate
+from trtx.launch.certificates import Certificate, check_certificate
 from trtx.launch.preparation import HOLDER, prepare
 from trtx.topology import Plan
 
@@ -80,10 +80,16 @@ def test_what_nobody_could_be_served_with_is_refused(case: str, tmp_path: Path) 
     assert "\n" not in str(refused.value) and ("; " in str(refused.value) or "expected" in str(refused.value))
 
 
+def checked(pair: Pair) -> Certificate:
+    found = check_certificate(pair.certificate, pair.key)
+    assert found is not None
+    return found
+
+
 def test_a_certificate_says_whom_it_is_for_and_until_when(tmp_path: Path) -> None:
     pair = make(tmp_path, "own", ["*.example.com", "10.0.0.5", "::1"], signer=make(tmp_path, "authority"))
-    found = check_certificate(pair.certificate, pair.key)
-    assert found.names == ("*.example.com", "10.0.0.5", "::1")
+    found = checked(pair)
+    assert found.tls.names == ("*.example.com", "10.0.0.5", "::1")
     assert found.until == pair.signed.not_valid_after_utc and not found.warnings
 
 
@@ -91,20 +97,20 @@ def test_a_certificate_says_whom_it_is_for_and_until_when(tmp_path: Path) -> Non
 def test_a_key_that_its_owner_and_their_group_read_is_fine(mode: int, tmp_path: Path) -> None:
     pair = _good(tmp_path)
     pair.key.chmod(mode)
-    assert not check_certificate(pair.certificate, pair.key).warnings
+    assert not checked(pair).warnings
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o660])
 def test_a_key_that_others_can_read_or_write_is_warned_of(mode: int, tmp_path: Path) -> None:
     pair = _good(tmp_path)
     pair.key.chmod(mode)
-    (warning,) = check_certificate(pair.certificate, pair.key).warnings
+    (warning,) = checked(pair).warnings
     assert f"(mode {mode:03o}); chmod 600 it" in warning and str(pair.key.name) in warning
 
 
 def test_one_that_ends_soon_is_warned_of(tmp_path: Path) -> None:
     pair = make(tmp_path, "own", ["localhost"], until_days=3)
-    (warning,) = check_certificate(pair.certificate, pair.key).warnings
+    (warning,) = checked(pair).warnings
     assert "expires on 20" in warning
 
 
