@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from trtx.launch import Event
 
 # The others say what follows from these, or what the log has.
-_SHOWN = {"ready", "exited", "vanished", "lost", "unproved", "restarting", "recovered", "gave-up", "stopped"}
+_SHOWN = {
+    "ready",
+    "exited",
+    "vanished",
+    "lost",
+    "recomputed",
+    "unproved",
+    "restarting",
+    "recovered",
+    "gave-up",
+    "stopped",
+}
 
 
 class EvalView(BarsView):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
+from typing import Annotated
 
 import typer
 
@@ -16,15 +13,8 @@ from trtx.cli.command import Verb
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
 from trtx.config.hosts import MAX_FRONTENDS, read_hosts
-from trtx.errors import UsageError
-
-if TYPE_CHECKING:
-    from trtx.launch import ServedTopology
-    from trtx.topology import Plan
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-_REFRESH_S = 0.5
 
 
 @app.command(
@@ -103,19 +93,15 @@ def serve(
         there = read_hosts(hosts)
         refuse_ignored(context, ("hosts", *(["roles"] if there.has_roles else [])))
     from trtx.cli.console import ProgressConsole
+    from trtx.cli.serving import run_plan, serve_hosts
     from trtx.cli.topology_text import describe_plan
-    from trtx.cli.topology_view import open_view
-    from trtx.launch import host_named, new_run_directory, prepare, prepare_hosts
-    from trtx.launch import serve as serve_plan
+    from trtx.launch import new_run_directory, prepare
 
     spec = options.build_spec(mode=mode, **asdict(model), **asdict(topology), **media)
     options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encode)
     run_dir = new_run_directory(output, f"serve-{mode}")
     if hosts is not None:
-        whole = prepare_hosts(spec, there, run_dir=run_dir)
-        if not dry_run:
-            raise UsageError("--hosts without --dry-run is not there yet; add --dry-run")
-        typer.echo(describe_plan(whole if this_host is None else whole.share(host_named(whole.hosts, this_host).name)))
+        serve_hosts(spec, there, this_host=this_host, run_dir=run_dir, dry_run=dry_run)
         return
     plan = prepare(spec, run_dir=run_dir, frontends=frontends)
     if dry_run:
@@ -123,33 +109,4 @@ def serve(
         return
     for warning in plan.warnings:
         ProgressConsole(stderr=True, soft_wrap=True).print(f"trtx: warning: {warning}")
-    with open_view(plan) as view, serve_plan(plan, on_event=view.on_event, on_slots=view.on_slots) as served:
-        view.show(_ready_text(served))
-        while True:
-            served.wait(_REFRESH_S)
-
-
-def _curl(plan: Plan) -> str:
-    """How it is asked on this machine: under a name that its certificate is for, wherever that leads elsewhere."""
-    if plan.tls is None:
-        return f"curl -s {plan.url}"
-    here = urlsplit(plan.url).hostname
-    names = plan.tls.names or (here,)
-    curl = f"curl -s --cacert {shlex.quote(str(plan.tls.certificate))}"
-    if here in names:
-        return f"{curl} {plan.url}"
-    name = str(names[0]).replace("*", "www")
-    return f"{curl} --connect-to ::{here}: https://{name}:{plan.port}"
-
-
-def _ready_text(topology: ServedTopology) -> str:
-    body = json.dumps({"model": topology.plan.model, "max_tokens": 32}).removesuffix("}")
-    message = json.dumps([{"role": "user", "content": "Hello"}])
-    workers = "1 worker" if topology.plan.worker_count == 1 else f"{topology.plan.worker_count} workers"
-    return (
-        f"Ready: {topology.url} serves {topology.plan.model} ({topology.plan.mode}, {workers}). Try:\n\n"
-        f"{_curl(topology.plan)}/v1/chat/completions \\\n"
-        "  -H 'Content-Type: application/json' \\\n"
-        f"  -d '{body},\n  \"messages\": {message}}}'\n\n"
-        f"Logs and plan: {topology.plan.run_dir}. Ctrl-C stops it.\n"
-    )
+    run_plan(plan)

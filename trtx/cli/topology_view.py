@@ -88,6 +88,9 @@ def render_table(slots: tuple[Slot, ...], now: float) -> Table:
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     table.add_column("memory", justify="right")
     table.add_column("KV blocks", justify="right")
+    hands_over = any(slot.spec.role == "decode" for slot in slots)
+    if hands_over:
+        table.add_column("handoffs", justify="right")
     for slot in slots:
         pid = slot.child.pid if slot.child is not None else None
         kv_blocks = str(slot.status.kv_blocks) if slot.status is not None and slot.status.kv_blocks else "-"
@@ -98,8 +101,19 @@ def render_table(slots: tuple[Slot, ...], now: float) -> Table:
             str(pid or "-"),
             _memory(slot, pid),
             kv_blocks,
+            *([_handoffs(slot)] if hands_over else []),
         )
     return table
+
+
+def _handoffs(slot: Slot) -> Text:
+    """Requests whose KV came to a decode worker, and in red those whose prompt it computed in place of that."""
+    found = None if slot.status is None else slot.status.handoffs
+    if found is None:
+        return Text("-")
+    if not found.recomputed:
+        return Text(str(found.read))
+    return Text(f"{found.read}, {found.recomputed} recomputed", style="red")
 
 
 def _state(slot: Slot, now: float) -> str:

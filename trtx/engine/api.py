@@ -111,6 +111,7 @@ class Transfer:
 
     bytes: int
     seconds: float
+    recomputed_because: str = ""  # why the prompt was computed in place of it; empty: it was not, as none was asked for
 
 
 class Result(Protocol):

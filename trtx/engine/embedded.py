@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtx.checkpoint import read_model_config
-from trtx.engine.api import Engine, EngineApi, EngineFacts, Fault, HandoffTotals, Hints, Row, TowerOutput
+from trtx.engine.api import Engine, EngineApi, EngineFacts, Fault, HandoffTotals, Hints, Row, TowerOutput, Transfer
 from trtx.engine.request_ids import RequestIds
 from trtx.torch_engine.llmapi import (
     LLM,
+    CompletionOutput,
     DisaggregatedParams,
     Logprob,
     MediaNeeded,
@@ -64,6 +65,10 @@ class TorchEngine(Engine):
 
     def handoff_stats(self) -> HandoffTotals:
         return self._llm.handoff_stats()
+
+    def transfer(self, output: CompletionOutput) -> Transfer | None:
+        came = output.kv_transfer
+        return None if came is None else Transfer(came.bytes, came.seconds, came.recomputed_because)
 
     def unread_handoffs(self, rows: Iterable[Row]) -> int:
         return self._llm.handoff_stats().leases

@@ -18,6 +18,17 @@ State = Literal["loading", "serving", "draining"]
 
 
 @dataclass(frozen=True, slots=True)
+class HandoffsSoFar:
+    """Of a decode worker since it began: requests that have ended."""
+
+    read: int  # KV came
+    recomputed: int  # none came that had to: the prompt was computed a second time
+    whole: int  # no prefill worker had the request
+    recomputed_from: str = ""  # the prefill worker of the last one that was recomputed; empty: it did not say its name
+    because: str = ""  # why that was
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """``worker_id`` is the integer instance id; the worker's discovery records end in its hex form."""
 
@@ -30,6 +41,7 @@ class WorkerStatus:
     load_seconds: float | None = None
     ranks: tuple[Rank, ...] = ()  # processes of the engine, to end by pid where they outlive the worker
     error: str | None = None
+    handoffs: HandoffsSoFar | None = None  # None: it is no decode worker, or its engine does not say
     schema: Literal[1] = 1  # another number with a field that is gone, or means something else
 
 

@@ -69,14 +69,7 @@ def check_certificate(
             raise UsageError(f"{given} means nothing without {lacked}; name both, or leave it out")
         return None
     pair = _Pair(certificate.expanduser().absolute(), key.expanduser().absolute(), options)
-    pem = read_bytes(pair.certificate, options[0], "a certificate in PEM").decode("utf-8", errors="replace")
-    try:
-        own = first_certificate(pem)
-    except ssl.SSLError as error:
-        raise UsageError(
-            f"{pair.said} holds no certificate in PEM; expected -----BEGIN CERTIFICATE----- in it (of DER, `openssl "
-            "x509 -inform der` makes it)"
-        ) from error
+    own = read_certificate(pair.certificate, option=options[0])
     _check_key(pair)
     server = _server(pair)
     try:
@@ -94,6 +87,18 @@ def check_certificate(
         datetime.fromtimestamp(until, UTC),
         tuple(_warnings(pair, until)),
     )
+
+
+def read_certificate(path: Path, *, option: str = _OF_SERVE[0]) -> str:
+    """The server's own of a file, in PEM. Raises UsageError where there is none."""
+    pem = read_bytes(path, option, "a certificate in PEM").decode("utf-8", errors="replace")
+    try:
+        return first_certificate(pem)
+    except ssl.SSLError as error:
+        raise UsageError(
+            f"{option} {shown(path)} holds no certificate in PEM; expected -----BEGIN CERTIFICATE----- in it (of DER, "
+            "`openssl x509 -inform der` makes it)"
+        ) from error
 
 
 def with_certificate(spec: TopologySpec) -> tuple[TopologySpec, Certificate | None]:

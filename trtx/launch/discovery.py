@@ -1,17 +1,63 @@
-"""The registry of a plan's workers, and which of them is which process of this machine."""
+"""The registry of a plan's workers, which of them is which process of this machine, and the secrets of both planes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psutil
 
+from trtx.errors import UsageError
+from trtx.launch.children import Child, RealChild
+from trtx.planes.credentials import EtcdAuth, NatsAuth, secret_environment
+from trtx.planes.etcd import Etcd
+from trtx.planes.etcd_registry import EtcdRegistry
 from trtx.planes.file_registry import FileRegistry
 from trtx.planes.registry import Registry
-from trtx.topology import Plan
+from trtx.planes.watched import WatchedRegistry
+from trtx.topology import EtcdService, NatsService, Plan, ProcessSpec
 
 
 def registry_of(plan: Plan) -> Registry:
-    """Of the discovery that the plan's processes meet over. Asks nobody yet."""
-    return FileRegistry(plan.discovery_dir)
+    """Of the discovery that the plan's processes meet over. Asks nobody yet. Raises UsageError where the files of its
+    credentials can't be read."""
+    if plan.etcd is None:
+        return FileRegistry(plan.discovery_dir)
+    etcd = open_etcd(plan.etcd)
+    return WatchedRegistry(EtcdRegistry(etcd, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s))
+
+
+def open_etcd(service: EtcdService, *, timeout_s: float = 2.0) -> Etcd:
+    """A client of a plan's etcd, with its credentials. Raises UsageError where their files can't be read."""
+    auth = etcd_auth(service)
+    return Etcd(service.endpoints, None if auth is None else auth.read(), timeout_s=timeout_s)
+
+
+def etcd_auth(service: EtcdService) -> EtcdAuth | None:
+    """Raises UsageError for another set of files than Dynamo takes."""
+    one = service.credentials
+    return None if one is None else EtcdAuth(one.ca, one.certificate, one.key, one.username, one.password_file)
+
+
+def nats_auth(service: NatsService) -> NatsAuth | None:
+    """Raises UsageError for another set of files than Dynamo takes."""
+    one = service.credentials
+    return None if one is None else NatsAuth(one.username, one.password_file, one.token_file)
+
+
+def spawner_of(plan: Plan) -> Callable[[ProcessSpec], Child]:
+    """Starts processes of ``plan`` with the secrets that it names files of, read anew for each: files are renewed.
+    Raises OSError where one can't be started."""
+
+    def spawn(spec: ProcessSpec) -> Child:
+        try:
+            secrets = secret_environment(
+                None if plan.etcd is None else etcd_auth(plan.etcd), None if plan.nats is None else nats_auth(plan.nats)
+            )
+        except UsageError as error:
+            raise OSError(str(error)) from error
+        return RealChild(spec, secrets)
+
+    return spawn
 
 
 def owner(registry: Registry, pid: int, claimed: set[int]) -> int | None:

@@ -9,14 +9,16 @@ from typing import Literal
 EventKind = Literal[
     "starting",  # a process was started
     "up",  # the frontend listens; a worker has loaded and is registered
+    "waiting",  # every process here is up, and other hosts lack some
     "ready",  # the whole topology answered a real request
     "exited",  # a process died that should not have
     "vanished",  # a live worker's discovery records are gone, or a live frontend answers nobody
     "lost",  # files that the topology needs or writes are gone
+    "recomputed",  # a decode worker computed prompts whose KV did not come from a prefill worker
     "unproved",  # everything is up again, and a real request fails
     "restarting",  # it will be started again
     "held-back",  # not yet: it could not begin, or not register
-    "recovered",  # every process is up again, and a real request went through
+    "recovered",  # every process is up again, a real request went through, and KV between each pair of workers
     "gave-up",  # the topology ends by itself
     "stopping",
     "stopped",

@@ -1,4 +1,4 @@
-"""The frontend as it is watched: what its log says, whether it answers, and whether requests reach the workers.
+"""A frontend as it is watched: what its log says, whether it answers, and whether requests reach the workers.
 
 Judges, and does nothing about it: the supervisor does. Silent is a frontend that answers nobody; blind is one that does
 not count a registered worker, which takes it milliseconds.
@@ -6,6 +6,7 @@ not count a registered worker, which takes it milliseconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,7 @@ from trtx.launch.logs import Log
 from trtx.launch.processes import is_stopped
 from trtx.launch.route import Route
 from trtx.launch.slots import Slot
-from trtx.topology import Plan
+from trtx.topology import Plan, ProcessSpec
 
 STOPPED_FRONTEND_S = 10.0  # as long as a stopped worker stays registered
 SILENT_FRONTEND_S = 60.0  # not stopped: it may be starved, and streams that it holds would be cut
@@ -31,12 +32,14 @@ class Judgement:
 
 
 class FrontendWatch:
-    """Over all lives of a frontend. Without a ``route`` nobody is asked, and every process up is proof enough."""
+    """Over all lives of one frontend. Without a ``route`` nobody is asked, and every process up is proof enough."""
 
-    def __init__(self, plan: Plan, route: Route | None) -> None:
+    def __init__(self, plan: Plan, spec: ProcessSpec, route: Route | None) -> None:
         self._plan = plan
+        self._spec = spec
         self._route = route
         self._log: FrontendLog | None = None
+        self._whole_since: float | None = None
 
     def begin(self, log: Log) -> None:
         """A new life, and its log."""
@@ -60,13 +63,14 @@ class FrontendWatch:
         plan = self._plan
         return (
             f"the frontend can't serve {plan.model}: {self._log.refusal}; correct the chat template or the tokenizer "
-            f"files in {plan.model_path}; log: {plan.processes[0].log_path}"
+            f"files in {plan.model_path}; log: {self._spec.log_path}"
         )
 
-    def judge(self, frontend: Slot, whole_since: float | None, now: float, *, wants_proof: bool) -> Judgement | None:
+    def judge(self, frontend: Slot, now: float, *, is_whole: bool, wants_proof: bool) -> Judgement | None:
         """From the first readiness on: does it answer, does it count every worker, does a request pass. None: nothing
-        to tell. ``whole_since``: when every process came up, None while one is not."""
-        route = self._route
+        to tell. ``is_whole``: every worker is up, and it is."""
+        self._whole_since = (self._whole_since or now) if is_whole else None
+        whole_since, route = self._whole_since, self._route
         if route is None:
             return Judgement("proved") if wants_proof and whole_since is not None else None
         route.expect(whole_since, proof=wants_proof)
@@ -90,8 +94,39 @@ class FrontendWatch:
         if not wants_proof:
             return None
         if (route.proved_at or 0.0) >= whole_since:
-            return Judgement("proved", "a request went through")
+            return Judgement("proved", route.proof)
         if route.request_problem:
             told = f"every process is up again, but a request fails: {route.request_problem}"
             return Judgement("unproved", told)
+        if route.handoff_problem:
+            return Judgement("unproved", f"every process is up again, but {route.handoff_problem}")
         return None
+
+
+class FrontendWatches:
+    """Those of all frontends of a plan: each is judged by itself, so one that is lost costs the others nothing."""
+
+    def __init__(self, plan: Plan, routes: Mapping[str, Route]) -> None:
+        """``routes``: by frontends' names."""
+        self._watches = {spec.name: FrontendWatch(plan, spec, routes.get(spec.name)) for spec in plan.frontends}
+
+    def of(self, slot: Slot) -> FrontendWatch:
+        return self._watches[slot.spec.name]
+
+    @property
+    def last_error(self) -> str:
+        """Of the first that has one; empty without one."""
+        return next((watch.last_error for watch in self._watches.values() if watch.last_error), "")
+
+    def judge(
+        self, slots: Sequence[Slot], now: float, *, lacks: bool, wants_proof: bool
+    ) -> list[tuple[Slot, Judgement]]:
+        """Each of which there is something to tell. ``slots``: of every process; ``lacks``: another host does."""
+        has_workers = not lacks and all(slot.state == "up" for slot in slots if slot.spec.role != "frontend")
+        judged = []
+        for slot in (slot for slot in slots if slot.spec.role == "frontend"):
+            is_whole = has_workers and slot.state == "up"
+            found = self.of(slot).judge(slot, now, is_whole=is_whole, wants_proof=wants_proof)
+            if found is not None:
+                judged.append((slot, found))
+        return judged

@@ -1,7 +1,8 @@
 """Outlives the launcher: when it dies without a goodbye, ends the topology and deletes what it left on disk.
 
 ``python -m trtx.launch.guardian --marker NAME=VALUE --scratch DIR`` reads lines from its standard input: ``pid N`` for
-each child, ``rank N STARTED`` for each process of its engine (see ``engine.ranks``), ``goodbye`` when the launcher has
+each child, ``rank N STARTED`` for each process of its engine (see ``engine.ranks``), ``etcd JSON`` with the etcd that
+workers register in and the paths of its credentials, ``worker N`` for each of them, ``goodbye`` when the launcher has
 cleaned up by itself. End of file without a goodbye means that the launcher was killed. It runs in a session of its own
 and ignores SIGINT, SIGTERM and SIGHUP, so that what ends the launcher's terminal, group or service leaves it to do its
 work; its pipe is what ends it.
@@ -11,17 +12,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtx.engine import ranks
 from trtx.engine.ranks import Rank
+from trtx.errors import TrtxError
 from trtx.launch.environment import child_environment
 from trtx.launch.processes import end_members
+
+if TYPE_CHECKING:
+    from trtx.topology import EtcdService
 
 # Together well below ten seconds: nobody waits for the answers of a topology whose launcher is gone.
 GRACE_S = 2.0
@@ -31,12 +39,16 @@ KILL_S = 5.0
 class Guardian:
     """The launcher's end of the pipe."""
 
-    def __init__(self, marker: str, scratch_dir: Path) -> None:
+    def __init__(self, marker: str, scratch_dir: Path, etcd: EtcdService | None = None) -> None:
+        """``etcd``: where workers register; None: in files under ``scratch_dir``."""
         self._command = [sys.executable, "-m", "trtx.launch.guardian", "--marker", marker]
         self._command += ["--scratch", str(scratch_dir)]
         self._sessions: list[int] = []
         self._ranks: dict[str, tuple[Rank, ...]] = {}
+        self._workers: dict[str, int] = {}
+        self._etcd = None if etcd is None else _to_line(etcd)
         self._process = self._start()
+        self._tell_of_etcd()
 
     def watch(self, pid: int) -> None:
         """Adds a child. It leads a session of its own, so that one number names all that it starts."""
@@ -50,6 +62,12 @@ class Guardian:
         for rank in sorted(new, key=lambda rank: rank.pid):
             self._tell(f"rank {rank.pid} {rank.started}\n")
 
+    def watch_worker(self, name: str, worker_id: int) -> None:
+        """A worker that has an id: what it registered in etcd goes with it."""
+        if self._workers.get(name) != worker_id:
+            self._workers[name] = worker_id
+            self._tell(f"worker {worker_id}\n")
+
     def ensure_alive(self) -> None:
         """Starts another guardian if this one was killed."""
         if self._process.poll() is not None:
@@ -59,9 +77,12 @@ class Guardian:
                 return
             for pid in self._sessions:
                 self._tell(f"pid {pid}\n")
+            self._tell_of_etcd()
             told, self._ranks = self._ranks, {}
             for name, known in told.items():
                 self.watch_ranks(name, known)
+            for worker_id in self._workers.values():
+                self._tell(f"worker {worker_id}\n")
 
     def goodbye(self) -> None:
         """Sends it home: everything is cleaned up."""
@@ -85,6 +106,10 @@ class Guardian:
             start_new_session=True,
         )
 
+    def _tell_of_etcd(self) -> None:
+        if self._etcd is not None:
+            self._tell(f"etcd {self._etcd}\n")
+
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # ensure_alive notices and tells the next one
@@ -101,6 +126,8 @@ def main() -> None:
         signal.signal(ignored, signal.SIG_IGN)
     sessions: set[int] = set()
     engine_ranks: set[Rank] = set()
+    workers: set[int] = set()
+    etcd = ""
     for line in sys.stdin:
         word, *numbers = line.split()
         if word == "goodbye":
@@ -109,9 +136,38 @@ def main() -> None:
             sessions.add(int(numbers[0]))
         elif word == "rank":
             engine_ranks.add(Rank(*map(int, numbers)))
+        elif word == "worker":
+            workers.add(int(numbers[0]))
+        elif word == "etcd":
+            etcd = line.partition(" ")[2]
     end_members(arguments.marker, sessions, grace_s=GRACE_S, kill_s=KILL_S)
     ranks.end(engine_ranks)
+    if etcd:
+        _revoke(etcd, workers)
     shutil.rmtree(arguments.scratch, ignore_errors=True)
+
+
+def _to_line(etcd: EtcdService) -> str:
+    paths = (
+        {name: str(value) for name, value in asdict(etcd.credentials).items() if value} if etcd.credentials else None
+    )
+    return json.dumps({"endpoints": etcd.endpoints, "auth": paths})
+
+
+def _revoke(line: str, workers: set[int]) -> None:
+    """Takes out what was killed and could not do it itself; else requests would go there until its lease ends."""
+    from trtx.planes.credentials import EtcdAuth  # not before: the guardian is small for as long as it waits
+    from trtx.planes.etcd import Etcd
+
+    named = json.loads(line)
+    with contextlib.suppress(TrtxError, ValueError):
+        secrets = None
+        if (given := named["auth"]) is not None:
+            files = {name: Path(path) for name, path in given.items() if name != "username"}
+            secrets = EtcdAuth(username=given.get("username"), **files).read()
+        with Etcd(named["endpoints"], secrets) as client:
+            for worker_id in workers:
+                client.revoke(worker_id)
 
 
 if __name__ == "__main__":

@@ -11,23 +11,28 @@ from pathlib import Path
 
 import psutil
 
+from trtx.checkpoint import resolve_checkpoint
 from trtx.config import TopologySpec
 from trtx.config.hosts import HostsSpec
 from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
-from trtx.launch.certificates import as_seen_outside, check_certificate, with_certificate
+from trtx.launch.certificates import as_seen_outside, check_certificate, read_certificate, with_certificate
+from trtx.launch.discovery import etcd_auth, nats_auth
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.preparation import resolve
+from trtx.planes.fitness import fit_or_refuse, judge_etcd, judge_nats, look_at_etcd
+from trtx.planes.nats import ask_nats
 from trtx.topology import Plan, PlannedHost, plan_hosts, settle, with_roles
 
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
-def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> Plan:
-    """The plan of every host, of which each runs its share (:func:`settle_share`). Starts nothing, holds no port, and
-    looks at no other machine. Raises UsageError for whatever can't be served there."""
+def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tuple[Plan, str]:
+    """The plan of every host, of which each runs its share (:func:`settle_share`), and the name that its model was
+    found by. Starts nothing, holds no port, and looks at no other machine. Raises UsageError for whatever can't be
+    served there."""
     refuse_planted_fault()
     spec, certificate = with_certificate(with_roles(spec, hosts))
     machine = probe()
@@ -44,7 +49,7 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> Pla
         scratch_dir=Path(tempfile.gettempdir()),
         engine_version=resolved.engine_version,
     )
-    return replace(as_seen_outside(planned, certificate), findings=resolved.findings)
+    return replace(as_seen_outside(planned, certificate), findings=resolved.findings), resolved.model
 
 
 def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> Plan:
@@ -53,6 +58,8 @@ def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> P
     share = plan.share(host)
     if share.tls is not None and share.frontends:
         check_certificate(share.tls.certificate, share.tls.key)
+    elif share.tls is not None:  # the frontends of other hosts are asked by it
+        read_certificate(share.tls.certificate)
     _check_device(next(one for one in plan.hosts if one.name == host))
     machine = probe()
     settled = settle(
@@ -63,6 +70,25 @@ def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> P
         scratch_parent=Path(tempfile.gettempdir()),
     )
     return with_memory(settled, machine) if settled.workers else settled
+
+
+def check_planes(plan: Plan) -> tuple[str, ...]:
+    """What is worth knowing of the etcd and the NATS of ``plan`` before anything starts, a sentence each. Raises
+    LaunchError where one does not answer or is unfit, UsageError where a file of its credentials can't be read."""
+    assert plan.etcd is not None and plan.nats is not None
+    found = [one for url in plan.etcd.endpoints for one in judge_etcd(look_at_etcd(url, etcd_auth(plan.etcd)))]
+    lengths = [values.get("max_seq_len") for values in plan.engine_configs.values()]
+    blocks = [(values.get("kv_cache_config") or {}).get("tokens_per_block") for values in plan.engine_configs.values()]
+    longest = (
+        max((int(one) for one in lengths if one), default=0) or resolve_checkpoint(str(plan.model_path)).context_length
+    )
+    found += judge_nats(
+        plan.nats.url,
+        ask_nats(plan.nats.url, nats_auth(plan.nats)),
+        context_length=longest,
+        block_tokens=min((int(one) for one in blocks if one), default=None),
+    )
+    return tuple(str(one) for one in fit_or_refuse(found))
 
 
 def this_host(hosts: Sequence[PlannedHost], named: str | None) -> str:

@@ -23,6 +23,7 @@ _ENOUGH = 2000
 LOWEST_EPHEMERAL = _LOWEST + _ENOUGH
 """Where outgoing connections draw theirs from a lower port on, they would take ports that a worker is to listen on."""
 _ATTEMPTS = 2000
+_ANOTHER_PORT = "choose another with --port, or 0 for any free one"
 
 
 class PortHolder:
@@ -34,8 +35,9 @@ class PortHolder:
         self._held: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
 
-    def hold(self, host: str, port: int) -> int:
-        """Takes ``port`` on ``host``; 0 takes any free one. Raises UsageError naming the process that has it."""
+    def hold(self, host: str, port: int, way_out: str = _ANOTHER_PORT) -> int:
+        """Takes ``port`` on ``host``; 0 takes any free one. Raises UsageError naming the process that has it;
+        ``way_out`` ends its sentence."""
         with self._lock:
             if port in self._held:
                 return port  # an earlier plan of this process: they are served one after another
@@ -44,7 +46,7 @@ class PortHolder:
             try:
                 self._held[port] = _bind(host, port)
             except OSError as error:
-                raise _not_available(host, port, error) from error
+                raise _not_available(host, port, error, way_out) from error
             return port
 
     def hold_internal(self, count: int) -> tuple[int, ...]:
@@ -70,7 +72,7 @@ class PortHolder:
                     self._held[port] = _bind(host, port)
                 except OSError as error:
                     if error.errno != errno.EADDRINUSE:
-                        raise _not_available(host, port, error) from error
+                        raise _not_available(host, port, error, _ANOTHER_PORT) from error
                 else:
                     return port
         raise LaunchError(f"no free port between {low} and {high} on {host}; end something that listens there")
@@ -111,12 +113,12 @@ def _bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def _not_available(host: str, port: int, error: OSError) -> UsageError:
+def _not_available(host: str, port: int, error: OSError, way_out: str) -> UsageError:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return UsageError(f"--host {host!r} is no address of this machine ({error.strerror}); use 127.0.0.1")
     if error.errno != errno.EADDRINUSE:
-        return UsageError(f"port {port} on {host} can't be used ({error.strerror}); choose another with --port, or 0")
-    return UsageError(f"{_in_use(host, port)}; choose another with --port, or 0 for any free one")
+        return UsageError(f"port {port} on {host} can't be used ({error.strerror}); {way_out}")
+    return UsageError(f"{_in_use(host, port)}; {way_out}")
 
 
 def _in_use(host: str, port: int) -> str:

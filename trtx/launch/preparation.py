@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtx.checkpoint import Checkpoint, read_end_ids, read_model_config, resolve_checkpoint
+from trtx.checkpoint import Checkpoint, default_model, read_end_ids, read_model_config, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config import (
     Finding,
@@ -39,6 +39,7 @@ from trtx.topology import Broker, Machine, Plan, Ports, check_router_args, check
 class Resolved:
     """What is served, before it is known where."""
 
+    model: str  # the name that it was found by
     engine: str
     engine_version: str | None  # of TensorRT-LLM, where that is what serves
     checkpoint: Checkpoint
@@ -88,7 +89,8 @@ def resolve(spec: TopologySpec, machine: Machine, *, has_gpu: bool) -> Resolved:
     check_flags(spec.router_args, spec.router_mode)
     engine = _engine(spec, has_gpu=has_gpu)
     on_gpu = has_gpu and engine in ("torch", "tensorrt-llm")
-    checkpoint = resolve_checkpoint(spec.model or _default_model(engine), on_gpu=on_gpu)
+    model = spec.model or _default_model(engine) or default_model(on_gpu=on_gpu)
+    checkpoint = resolve_checkpoint(model)
     if engine == "torch":
         # Refuses what the engine would refuse once it runs, in the same words.
         read_model_config(checkpoint.path)
@@ -111,7 +113,7 @@ def resolve(spec: TopologySpec, machine: Machine, *, has_gpu: bool) -> Resolved:
         check_warm_up(configs, checkpoint)
         configs = with_embedding_dtype(configs, read_model_config(checkpoint.path).dtype, is_gpu=on_gpu)
     version = installed_version() if engine == "tensorrt-llm" else None
-    return Resolved(engine, version, checkpoint, configs, findings)
+    return Resolved(model, engine, version, checkpoint, configs, findings)
 
 
 def _hold_ports(spec: TopologySpec, frontends: int) -> Ports:

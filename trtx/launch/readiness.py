@@ -1,4 +1,5 @@
-"""Truly ready: the frontend counts every expected worker, and one real request went through the whole route.
+"""Truly ready: the frontend counts every expected worker, and one real request went through the whole route. Whether
+KV moves between the workers of a split topology is asked in ``handoffs``.
 
 Dynamo 1.4.2's ``/health`` is 200 from the first moment and ``/v1/models`` proves nothing: neither is asked.
 """
@@ -90,6 +91,7 @@ def request(
     path: str,
     body: Mapping[str, Any] | None = None,
     *,
+    headers: Mapping[str, str] | None = None,
     timeout_s: float,
     certificate: Path | None = None,
 ) -> tuple[int, bytes]:
@@ -106,7 +108,8 @@ def request(
         connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         payload = None if body is None else json.dumps(body)
-        connection.request(method, path, payload, {"Content-Type": "application/json"} if payload else {})
+        kind = {"Content-Type": "application/json"} if payload else {}
+        connection.request(method, path, payload, {**kind, **(headers or {})})
         response = connection.getresponse()
         return response.status, response.read()
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 
+from trtx.launch.handoffs import HandoffProofs
 from trtx.launch.readiness import ask_readiness, complete, is_live
 from trtx.topology import Plan
 
@@ -22,15 +23,19 @@ class Route:
     The attributes are written by its threads and read by whoever wants to know.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        """Asks nothing before :meth:`start`."""
+    def __init__(self, plan: Plan, handoffs: HandoffProofs | None = None, *, url: str = "") -> None:
+        """Asks nothing before :meth:`start`. ``handoffs``: what is proved of them already; ``url``: of the frontend to
+        ask, the plan's own without one."""
         self.answered_at: float | None = None  # the last answer of any kind
         self.routed_at: float | None = None  # the last time it counted every worker
         self.proved_at: float | None = None  # when the last real request began that went through
         self.serves = False  # by its last answer, it has a worker of every role
         self.problem = ""  # what keeps it from counting every worker
         self.request_problem = ""  # what the last real request failed with
+        self.handoff_problem = ""  # which pair of workers moved no KV in it, and why
         self._plan = plan
+        self._url = url or plan.url
+        self._handoffs = handoffs or HandoffProofs(plan, self._url)
         self._whole_since: float | None = None
         self._wants_proof = False
         self._proof: threading.Thread | None = None
@@ -38,6 +43,11 @@ class Route:
         self._news = threading.Event()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="route", daemon=True)
+
+    @property
+    def proof(self) -> str:
+        """What was seen to go through, for a person."""
+        return f"a request went through{self._handoffs.told}"
 
     def start(self) -> None:
         self._thread.start()
@@ -64,11 +74,11 @@ class Route:
     def _ask(self) -> None:
         plan, asked_at = self._plan, time.monotonic()
         if self._whole_since is None:
-            if is_live(plan.url, certificate=plan.certificate):
+            if is_live(self._url, certificate=plan.certificate):
                 self.answered_at = time.monotonic()
             return
         seen = ask_readiness(
-            plan.url, plan.model, plan.namespace, plan.expected_workers(), certificate=plan.certificate
+            self._url, plan.model, plan.namespace, plan.expected_workers(), certificate=plan.certificate
         )
         if seen.has_answered:
             self.answered_at = time.monotonic()
@@ -81,10 +91,14 @@ class Route:
             self._proof.start()
 
     def _prove(self) -> None:
+        """One real request; and where KV is handed over, one for each pair with a worker that is new in it."""
         plan, began_at = self._plan, time.monotonic()
         self._requests += 1
         prompt = f"{_PROOF_PROMPT}{self._requests}."
-        problem = complete(plan.url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S, certificate=plan.certificate)
+        problem = complete(self._url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S, certificate=plan.certificate)
         self.request_problem = problem or ""
         if not self.request_problem:
-            self.proved_at = began_at
+            ids = self._handoffs.worker_ids()
+            self.handoff_problem = self._handoffs.prove_missing(ids, _PROOF_TIMEOUT_S) or ""
+            if not self.handoff_problem:
+                self.proved_at = began_at

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 from trtx.errors import LaunchError, UsageError
 from trtx.launch.events import Event
 from trtx.launch.frontend_watch import UNROUTED_S
 from trtx.launch.guardian import Guardian
+from trtx.launch.handoffs import HandoffProofs
 from trtx.launch.interruption import Interruption, catch_signals
 from trtx.launch.ports import HOLDER
 from trtx.launch.readiness import Readiness, ask_readiness, complete
@@ -40,8 +41,9 @@ class Timeouts:
 class ServedTopology:
     """A topology that is ready: made by :func:`serve` alone."""
 
-    def __init__(self, plan: Plan, supervisor: Supervisor, interruption: Interruption) -> None:
+    def __init__(self, plan: Plan, whole: Plan, supervisor: Supervisor, interruption: Interruption) -> None:
         self.plan = plan
+        self.whole = whole  # of which the plan is one host's share; the same on one machine
         self.load_seconds = 0.0  # start of the first process to every worker routable
         self.warm_up_seconds = 0.0  # the first real request, and a few for every worker
         self._supervisor = supervisor
@@ -90,11 +92,15 @@ def serve(
     plan: Plan,
     *,
     on_event: Callable[[Event], None],
+    whole: Plan | None = None,
     on_slots: Callable[[tuple[Slot, ...]], None] = lambda slots: None,
     interruption: Interruption | None = None,
     timeouts: Timeouts = Timeouts(),
 ) -> Iterator[ServedTopology]:
     """Starts ``plan``, yields when it is ready and warm, and stops it when the block is left, by whatever way.
+
+    ``whole``: where ``plan`` is one host's share, the plan that it is a share of: the block is entered once all of that
+    is ready, and left with the end of this share alone.
 
     SIGINT and SIGTERM set a flag inside the block instead of raising KeyboardInterrupt: call ``check()`` or ``wait()``
     while you work. A second one, while stopping, kills at once. ``interruption``: the flag to use, where the caller
@@ -106,34 +112,39 @@ def serve(
     topology is ready or it does not become ready in time, Interrupted.
     """
     interruption = interruption or Interruption()
+    whole = whole or plan
     with catch_signals(interruption), contextlib.ExitStack() as cleanup:
-        for host, ports in ((plan.host, (plan.port,)), ("127.0.0.1", plan.internal_ports)):
-            for port in ports:
-                HOLDER.hold(host, port)
+        held = _hold_ports(plan)
         scratch = _make_directories(plan)
         cleanup.callback(scratch.remove)
-        guardian = Guardian(plan.marker, plan.scratch_dir)
+        guardian = Guardian(plan.marker, plan.scratch_dir, plan.etcd)
         cleanup.callback(guardian.goodbye)
-        route = Route(plan)
-        cleanup.callback(route.close)
-        supervisor = Supervisor(plan, on_event, guardian=guardian, route=route, scratch=scratch)
-        topology = ServedTopology(plan, supervisor, interruption)
+        handoffs = HandoffProofs(whole, plan.url)
+        routes = {one.name: Route(whole, handoffs, url=plan.url_of(one)) for one in plan.frontends}
+        for route in routes.values():
+            cleanup.callback(route.close)
+        everywhere = whole.worker_count if whole.hosts else 0
+        supervisor = Supervisor(
+            plan, on_event, guardian=guardian, routes=routes, scratch=scratch, everywhere=everywhere
+        )
+        topology = ServedTopology(plan, whole, supervisor, interruption)
         on_slots(topology.slots)
-        HOLDER.release((plan.port, *plan.internal_ports))
+        HOLDER.release(held)
         try:
             start = time.monotonic()
             supervisor.start()
-            _wait_ready(topology, supervisor, start + timeouts.ready_s)
+            _wait_ready(topology, supervisor, start + timeouts.ready_s, on_event)
             topology.load_seconds = time.monotonic() - start
             supervisor.mark_ready()
-            route.start()
-            _warm_up(topology, timeouts.request_s)
+            for route in routes.values():
+                route.start()
+            _warm_up(topology, handoffs, timeouts.request_s)
             topology.warm_up_seconds = time.monotonic() - start - topology.load_seconds
             on_event(
                 Event(
                     "ready",
-                    f"{plan.mode} topology ready at {plan.url}: loaded in {topology.load_seconds:.1f} s, "
-                    f"warmed up in {topology.warm_up_seconds:.1f} s",
+                    f"{plan.mode} topology ready at {', '.join(whole.urls)}: loaded in {topology.load_seconds:.1f} s, "
+                    f"warmed up in {topology.warm_up_seconds:.1f} s{handoffs.told}",
                 )
             )
             yield topology
@@ -151,7 +162,19 @@ def serve(
                     deadline_s=timeouts.drain_s if has_served else timeouts.abandon_s,
                     hurry=lambda: interruption.is_hurried or interruption.count > before,
                 )
+                supervisor.leave()
             on_event(Event("stopped", _stop_summary(endings)))
+
+
+def _hold_ports(plan: Plan) -> tuple[int, ...]:
+    """All that the plan's processes listen on; those of the HOLDER already, or free until now. Raises UsageError."""
+    held = [HOLDER.hold(*plan.http_of(frontend)) for frontend in plan.frontends]
+    held += [HOLDER.hold("127.0.0.1", port) for port in plan.internal_ports]
+    if plan.this_host:
+        way_out = f"end what has it, or give {plan.this_host} another first_port in the hosts file"
+        for process in plan.processes:
+            held += [HOLDER.hold(process.address, port, way_out) for port in process.ports.values()]
+    return tuple(held)
 
 
 def _make_directories(plan: Plan) -> Scratch:
@@ -167,6 +190,11 @@ def _make_directories(plan: Plan) -> Scratch:
     try:
         scratch.make()
     except OSError as error:
+        if plan.this_host and isinstance(error, FileExistsError):
+            raise UsageError(
+                f"{str(plan.scratch_dir)!r} is there already, so a share of {plan.namespace} runs on "
+                f"{plan.this_host}, or was cut off there; end it, or remove that directory"
+            ) from error
         raise UsageError(
             f"the topology's directory {str(plan.scratch_dir)!r} can't be made ({error.strerror}); "
             "set TMPDIR to a directory that you can write to"
@@ -177,19 +205,22 @@ def _make_directories(plan: Plan) -> Scratch:
     return scratch
 
 
-def _wait_ready(topology: ServedTopology, supervisor: Supervisor, deadline: float) -> None:
-    """Asks the frontend only once every process is up: it logs an error for each model that it lacks."""
-    plan, whole_since = topology.plan, 0.0
+def _wait_ready(
+    topology: ServedTopology, supervisor: Supervisor, deadline: float, on_event: Callable[[Event], None]
+) -> None:
+    """Asks a frontend only once every process is up: it logs an error for each model that it lacks."""
+    plan, whole_since, told = topology.plan, 0.0, ""
     seen = Readiness(False, "not every process is up")
+    logs = plan.run_dir / "serve" / "logs"
     while not seen.is_ready:
         topology.check()
         now = time.monotonic()
-        logs = plan.workers[0].log_path.parent
         if now >= deadline:
             up = [slot.spec.name for slot in topology.slots if slot.state == "up"]
+            waits = f"; {supervisor.elsewhere}" if supervisor.elsewhere else ""
             raise LaunchError(
-                f"{plan.mode} topology is not ready in time: {seen.summary} (up: {', '.join(up) or 'none'}); see the "
-                f"logs in {logs}, and lower the model's size or max_seq_len if it loads too slowly{_hint(plan)}"
+                f"{plan.mode} topology is not ready in time: {seen.summary} (up: {', '.join(up) or 'none'}){waits}; "
+                f"see the logs in {logs}, and lower the model's size or max_seq_len if it loads too slowly{_hint(plan)}"
             )
         whole_since = (whole_since or now) if topology.is_whole else 0.0
         if whole_since and now - whole_since > UNROUTED_S:
@@ -198,13 +229,23 @@ def _wait_ready(topology: ServedTopology, supervisor: Supervisor, deadline: floa
                 f"every process is up, but for {UNROUTED_S:g} s the frontend has not counted every worker: "
                 f"{seen.summary}{error}; see the logs in {logs}"
             )
+        if supervisor.elsewhere != told and all(slot.state == "up" for slot in topology.slots):
+            told = supervisor.elsewhere
+            if told:
+                on_event(Event("waiting", f"{plan.this_host} is up and waits for other hosts: {told}"))
         time.sleep(_POLL_S)
         if topology.is_whole:
-            seen = _ask(plan)
+            seen = _ask(topology.whole)
 
 
 def _ask(plan: Plan) -> Readiness:
-    return ask_readiness(plan.url, plan.model, plan.namespace, plan.expected_workers(), certificate=plan.certificate)
+    """Every frontend, until one says no: which then says so by its address, where there are several."""
+    seen = Readiness(False, "it has no frontend")
+    for url in plan.urls:
+        seen = ask_readiness(url, plan.model, plan.namespace, plan.expected_workers(), certificate=plan.certificate)
+        if not seen.is_ready:
+            return seen if len(plan.urls) == 1 else replace(seen, summary=f"{seen.summary} at {url}")
+    return seen
 
 
 def _hint(plan: Plan) -> str:
@@ -214,37 +255,39 @@ def _hint(plan: Plan) -> str:
     return "; ranks that wait for each other want NCCL_P2P_DISABLE=1 where `nvidia-smi topo -m` shows no NVLink"
 
 
-def _warm_up(topology: ServedTopology, request_s: float) -> None:
-    """One request proves the route; then two a worker, at once, so that each has run both of its phases."""
-    plan = topology.plan
-    count = 2 * plan.worker_count
-    pool = ThreadPoolExecutor(max_workers=count)
+def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, request_s: float) -> None:
+    """One request proves the route of each frontend; then, where the first of them runs, two a worker, at once, so that
+    each has run both of its phases; and one for each pair of workers between which KV has to move. Raises LaunchError
+    with the pair and the cause."""
+    plan, urls = topology.plan, topology.whole.urls
+    count = 2 * topology.whole.worker_count if plan.url == urls[0] else 0
+    pool = ThreadPoolExecutor(max_workers=count + len(urls))
 
-    def run(first: int, last: int) -> str | None:
-        waiting = [
-            pool.submit(
-                complete,
-                plan.url,
-                plan.model,
-                warm_up_prompt(n),
-                WARM_UP_TOKENS,
-                timeout_s=request_s,
-                certificate=plan.certificate,
-            )
-            for n in range(first, last)
-        ]
+    def finish(waiting: Sequence[Future[str | None]]) -> str | None:
         while not all(answer.done() for answer in waiting):
             topology.check()
             time.sleep(0.02)
         return next((problem for answer in waiting if (problem := answer.result()) is not None), None)
 
+    def ask(number: int) -> Future[str | None]:
+        prompt = warm_up_prompt(number)
+        url = urls[number % len(urls)]
+        own = plan.certificate
+        return pool.submit(complete, url, plan.model, prompt, WARM_UP_TOKENS, timeout_s=request_s, certificate=own)
+
+    logs, first = plan.run_dir / "serve" / "logs", len(urls)
     try:
-        problem = run(0, 1) or run(1, 1 + count)
+        if (problem := finish([ask(number) for number in range(first)])) is None:
+            proving = pool.submit(lambda: handoffs.prove_missing(handoffs.worker_ids(), request_s))
+            problem = finish([ask(number) for number in range(first, first + count)])
+            if problem is None and (unproved := finish([proving])) is not None:
+                raise LaunchError(
+                    f"{plan.mode} topology at {plan.url} is not ready: {unproved}; see the logs in {logs}"
+                )
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # interrupted: the frontend's end breaks what is still open
     if problem is not None:
-        logs = plan.workers[0].log_path.parent
-        raise LaunchError(f"the first requests to {plan.url} failed: {problem}; see the logs in {logs}")
+        raise LaunchError(f"the first requests to {', '.join(urls)} failed: {problem}; see the logs in {logs}")
 
 
 def _stop_summary(endings: Mapping[str, Ending]) -> str:

@@ -46,6 +46,7 @@ class Slot:
     ended_because: str | None = None  # why the launcher itself killed it; None: it did not
     status: WorkerStatus | None = None  # the last one read: its file may be gone by the time it is needed
     status_problem: str | None = None  # why it can't be read any more, as it was told
+    recomputed_told: int = 0  # prompts that it computed in place of a handoff, as they were told
     deaths: RestartPolicy = field(default_factory=RestartPolicy)
 
     def begin(self, child: Child, now: float) -> None:
@@ -53,7 +54,7 @@ class Slot:
         self.child, self.state, self.started_at = child, "starting", now
         self.restart_at = self.worker_id = self.status = self.status_problem = None
         self.renewed_at = self.unrenewed_s = self.vanished_since = self.draining_since = self.ended_because = None
-        self.held_back_by = None
+        self.held_back_by, self.recomputed_told = None, 0
         self.was_registered = self.had_served = False
 
     def look_at_status(self, child: Child) -> str | None:
@@ -64,6 +65,19 @@ class Slot:
             problem = str(error)
         is_news, self.status_problem = problem != self.status_problem, problem
         return problem if is_news else None
+
+    def look_at_handoffs(self) -> str | None:
+        """The sentence on prompts whose KV did not come, by the status last read: on the first one, and each time that
+        there are twice as many; else None."""
+        found = None if self.status is None else self.status.handoffs
+        if found is None or found.recomputed < max(1, 2 * self.recomputed_told):
+            return None
+        self.recomputed_told = found.recomputed
+        prompts = f"{found.recomputed} of {found.read + found.recomputed} prompts"
+        return (
+            f"{self.spec.name} computed {prompts} a second time, whose KV had to come from a prefill worker; of the "
+            f"last one it was {found.recomputed_from or 'not told which'}: {found.because or 'it does not say why'}"
+        )
 
     def why_vanished(self, pid: int, records_live_s: float) -> str:
         """Why the records of a worker that lives, process ``pid``, are gone, where they live so long unrenewed."""

@@ -13,25 +13,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
-from trtx.engine import ranks
-from trtx.engine.ranks import Rank
-from trtx.launch.children import Child, RealChild, describe_exit
-from trtx.launch.discovery import listening_ports, owner, registry_of
+from trtx.launch.children import Child, describe_exit
+from trtx.launch.deaths import describe_death, end_ranks_outside
+from trtx.launch.discovery import listening_ports, owner, registry_of, spawner_of
+from trtx.launch.elsewhere import Elsewhere
 from trtx.launch.events import Event, EventKind
-from trtx.launch.frontend_watch import FrontendWatch
+from trtx.launch.frontend_watch import FrontendWatches
 from trtx.launch.guardian import Guardian
 from trtx.launch.ports import taken
 from trtx.launch.restarts import CRASH_LOOP_DEATHS
 from trtx.launch.route import Route
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
+from trtx.launch.shortage import Shortage
 from trtx.launch.slots import Restart, Slot
+from trtx.planes.registry import RegistryUnknown
 from trtx.topology import Plan, ProcessSpec
 
 logger = logging.getLogger(__name__)
@@ -52,13 +54,16 @@ class Supervisor:
         on_event: Callable[[Event], None],
         *,
         guardian: Guardian | None = None,
-        route: Route | None = None,
+        routes: Mapping[str, Route] = MappingProxyType({}),
         scratch: Scratch | None = None,
-        spawn: Callable[[ProcessSpec], Child] = RealChild,
+        everywhere: int = 0,
+        spawn: Callable[[ProcessSpec], Child] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_event`` is called from the loop's thread. ``guardian`` is told of every process, ``route`` asks the
-        frontend, ``scratch`` holds the directory of the discovery records: what is None is told, asked or held not."""
+        """``on_event`` is called from the loop's thread. ``guardian`` is told of every process, ``routes`` ask the
+        frontends, by their names, ``scratch`` holds the directory of the discovery records: what is not there is told,
+        asked or held not. ``plan`` may be one host's share: ``everywhere`` is the number of workers on all hosts then.
+        ``spawn`` None: as the plan has it, with its secrets. Raises UsageError where these can't be read."""
         self.slots = [Slot(spec) for spec in plan.processes]
         self.registry = registry_of(plan)
         self.failure: str | None = None
@@ -69,14 +74,16 @@ class Supervisor:
         self._guardian = guardian
         self._scratch = scratch
         self._run_directory = RunDirectory(plan)
-        self._frontend = FrontendWatch(plan, route)
-        self._spawn = spawn
+        self._shortage = Shortage(plan, self._run_directory, scratch)
+        self._frontends = FrontendWatches(plan, routes)
+        self._elsewhere = Elsewhere(everywhere)
+        self._spawn = spawn or spawner_of(plan)
         self._clock = clock
         self._next_look = 0.0
         self._has_been_ready = False
         self._is_degraded = False
-        self._whole_since: float | None = None
         self._told_of_route = ""
+        self._told_unknown: str | None = None  # why it is not known what is registered, as it was told
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
@@ -92,19 +99,32 @@ class Supervisor:
         if self._thread.is_alive():
             self._thread.join()
 
+    def leave(self) -> None:
+        """After the end of every child: nothing of theirs stays registered, and the registry is let go of."""
+        for slot in self.slots:
+            if slot.worker_id is not None:
+                with contextlib.suppress(OSError):  # what it holds ends with its time
+                    self.registry.remove(slot.worker_id)
+        self.registry.close()
+
     def mark_ready(self) -> None:
         """The topology is ready for the first time: deaths are answered with restarts from now on."""
         self._has_been_ready = True
 
     @property
     def is_whole(self) -> bool:
-        """Every process is up, and the records to delete at its death are known."""
-        return all(slot.state == "up" for slot in self.slots)
+        """Every process is up, and the records to delete at its death are known; and so are those of other hosts."""
+        return all(slot.state == "up" for slot in self.slots) and not self.elsewhere
+
+    @property
+    def elsewhere(self) -> str:
+        """What other hosts lack, such as ``1 of 3 workers are registered``; empty where they lack nothing."""
+        return self._elsewhere.lack
 
     @property
     def frontend_error(self) -> str:
-        """The last error in the running frontend's log that is about more than one request; empty without one."""
-        return self._frontend.last_error
+        """The last error in a running frontend's log that is about more than one request; empty without one."""
+        return self._frontends.last_error
 
     def step(self) -> None:
         """One look at every process: deaths first, then due restarts, then registry and status."""
@@ -115,9 +135,7 @@ class Supervisor:
             if slot.child is not None and (code := slot.child.poll()) is not None:
                 self._died(slot, slot.child, code, now)
             elif slot.restart_at is not None and now >= slot.restart_at:
-                shortage = self._run_directory.shortage()
-                shortage = shortage or (None if self._scratch is None else self._scratch.shortage())
-                if shortage is None:
+                if (shortage := self._shortage()) is None:
                     self._start(slot)
                 else:
                     self._hold_back(slot, shortage, now)
@@ -156,7 +174,7 @@ class Supervisor:
             return
         slot.begin(child, self._clock())
         if slot.spec.role == "frontend":
-            self._frontend.begin(child.log)
+            self._frontends.of(slot).begin(child.log)
         self.sessions.append(child.pid)
         if self._guardian is not None:
             self._guardian.watch(child.pid)
@@ -176,27 +194,19 @@ class Supervisor:
         status = slot.status
         worker_id = status.worker_id if status is not None and status.worker_id is not None else slot.worker_id
         if worker_id is not None:
-            self.registry.remove(worker_id)
+            with contextlib.suppress(OSError):
+                self.registry.remove(worker_id)
         child.kill_group()
-        left_behind = _end_ranks_outside(status.ranks, child.pid) if status is not None else ()
+        left_behind = end_ranks_outside(status.ranks, child.pid) if status is not None else ()
         slot.child, slot.state = None, "ended"
-        exit_text = describe_exit(code)
-        how = exit_text if slot.ended_because is None else "was killed by trtx"
-        when = f"after {now - slot.started_at:.0f} s" + ("" if slot.had_served else ", before it was up")
-        what = f"{slot.spec.name} {how} {when}"
-        if slot.ended_because is not None:
-            what += f", because {slot.ended_because}"
-        if left_behind:
-            pids = ", ".join(str(rank.pid) for rank in left_behind)
-            what += f"; processes of its engine that outlived it were ended: pid {pids}"
-        tail = child.log.tail()
-        if status is not None and status.error and status.error not in tail:
-            what += f"; its status file says: {status.error}"
-        if slot.spec.role == "frontend" and not slot.had_served and (thief := taken(self._plan.host, self._plan.port)):
-            what += f": {thief}, which it needs; log: {slot.spec.log_path}"
-        elif slot.ended_because is None:
-            what += f"; {child.log.last_words(f'{slot.spec.name} {how}')}"
+        thief = None if slot.had_served else self._thief_of(slot.spec)
+        exit_text, tail = describe_exit(code), child.log.tail()
+        what = describe_death(slot, child, code, now, left_behind=left_behind, thief=thief)
         self._restart_or_give_up(slot, what, exit_text, tail)
+
+    def _thief_of(self, spec: ProcessSpec) -> str | None:
+        """Who has the HTTP port of a frontend that could not listen on it."""
+        return taken(*self._plan.http_of(spec)) if spec.role == "frontend" else None
 
     def _restart_or_give_up(self, slot: Slot, what: str, exit_text: str, tail: str) -> None:
         if not self._has_been_ready:
@@ -221,7 +231,7 @@ class Supervisor:
             self._start_over(self._scratch, problem)
             return
         try:
-            registered = self.registry.worker_ids()
+            registered = self._registered()
             for slot in self.slots:
                 if slot.child is None or self.failure is not None:
                     continue
@@ -231,7 +241,22 @@ class Supervisor:
                     self._look_at_worker(slot, slot.child, registered, now)
         except OSError:  # no descriptor to be had, an odd file system: not known is not gone, and the next look asks
             return
-        self._look_at_route(now)
+        if registered is not None:
+            self._look_elsewhere(len(registered))
+        self._look_at_routes(now)
+
+    def _registered(self) -> set[int] | None:
+        """Workers that are registered now; None where that can't be known, which is no reason to look at nothing."""
+        try:
+            registered = self.registry.worker_ids()
+        except RegistryUnknown as error:
+            if self._told_unknown is None:
+                self._told_unknown = str(error)
+                if self._has_been_ready:
+                    self._emit("lost", f"{error}; what runs serves on from what it knows")
+            return None
+        self._told_unknown = None
+        return registered
 
     def _start_over(self, scratch: Scratch, problem: str) -> None:
         """Without its directory no process of a topology finds another, ever again: see :mod:`trtx.launch.scratch`."""
@@ -255,17 +280,31 @@ class Supervisor:
         slot.ended_because = because
         child.kill_group()
 
-    def _look_at_frontend(self, slot: Slot, child: Child) -> None:
-        self._frontend.look()
-        if self._frontend.refusal and not self._has_been_ready:
-            self._give_up(self._frontend.refusal)
-        # Its own listener: something else may have taken the port since it was chosen.
-        if slot.state != "up" and self._plan.port in listening_ports(child.pid):
-            self._is_up(slot, f"listens on port {self._plan.port}")
+    def _look_elsewhere(self, registered: int) -> None:
+        """Workers of other hosts that are gone are started again there, and proved here."""
+        self._elsewhere.see(registered)
+        if not self._has_been_ready:
+            return
+        own_are_up = all(slot.state == "up" for slot in self.slots)
+        if (told := self._elsewhere.loss(own_are_up=own_are_up)) is not None:
+            self._is_degraded = True
+            self._emit("lost", told)
 
-    def _look_at_worker(self, slot: Slot, child: Child, registered: set[int], now: float) -> None:
+    def _look_at_frontend(self, slot: Slot, child: Child) -> None:
+        watch = self._frontends.of(slot)
+        watch.look()
+        if watch.refusal and not self._has_been_ready:
+            self._give_up(watch.refusal)
+        # Its own listener: something else may have taken the port since it was chosen.
+        port = self._plan.http_of(slot.spec)[1]
+        if slot.state != "up" and port in listening_ports(child.pid):
+            self._is_up(slot, f"listens on port {port}")
+
+    def _look_at_worker(self, slot: Slot, child: Child, registered: set[int] | None, now: float) -> None:
         if (told := slot.look_at_status(child)) is not None:
             self._emit("lost", told, slot)
+        if (told := slot.look_at_handoffs()) is not None:
+            self._emit("recomputed", told, slot)
         if slot.status is not None:
             if self._guardian is not None:
                 self._guardian.watch_ranks(slot.spec.name, slot.status.ranks)
@@ -274,6 +313,12 @@ class Supervisor:
                 return
         if slot.worker_id is None and slot.status is not None:
             slot.worker_id = slot.status.worker_id
+        if slot.worker_id is not None and self._guardian is not None:
+            self._guardian.watch_worker(slot.spec.name, slot.worker_id)
+        if registered is None:
+            if slot.state != "up" and slot.status is not None:
+                slot.state = "loading"
+            return
         if slot.worker_id is None and registered:  # no status file, or one that could not be written to its end
             claimed = {other.worker_id for other in self.slots if other.worker_id is not None}
             slot.worker_id = owner(self.registry, child.pid, claimed)
@@ -306,23 +351,26 @@ class Supervisor:
         self._emit("vanished", f"{slot.spec.name} (pid {child.pid}) lives but {because}; it is started again", slot)
         self._kill(slot, child, because)
 
-    def _look_at_route(self, now: float) -> None:
+    def _look_at_routes(self, now: float) -> None:
         if not self._has_been_ready:
             return
-        self._whole_since = (self._whole_since or now) if self.is_whole else None
-        frontend = self.slots[0]
-        judged = self._frontend.judge(frontend, self._whole_since, now, wants_proof=self._is_degraded)
-        if judged is None:
-            return
-        if judged.is_now == "useless" and frontend.child is not None:
-            self._serves_nobody(frontend, frontend.child, judged.because)
-        elif judged.is_now == "hopeless":
-            self._give_up(judged.because)
-        elif judged.is_now == "unproved":
-            self._tell_of_route(judged.because)
-        elif judged.is_now == "proved":
+        proved = []
+        judgements = self._frontends.judge(
+            self.slots, now, lacks=bool(self._elsewhere.lack), wants_proof=self._is_degraded
+        )
+        for slot, judged in judgements:
+            if judged.is_now == "useless" and slot.child is not None:
+                self._serves_nobody(slot, slot.child, judged.because)
+            elif judged.is_now == "hopeless":
+                self._give_up(judged.because)
+            elif judged.is_now == "unproved":
+                self._tell_of_route(judged.because)
+            elif judged.is_now == "proved":
+                proved.append(judged.because)
+        if self._is_degraded and self.is_whole and len(proved) == len(self._plan.frontends):
             self._is_degraded, self._told_of_route = False, ""
-            self._emit("recovered", "the topology is whole again" + (judged.because and f": {judged.because}"))
+            told = proved[0] if proved else ""
+            self._emit("recovered", "the topology is whole again" + (told and f": {told}"))
 
     def _tell_of_route(self, told: str) -> None:
         if told != self._told_of_route:
@@ -344,13 +392,3 @@ class Supervisor:
             self._on_event(Event(kind, message, "" if slot is None else slot.spec.name))
         except Exception:  # whoever listens: what it does with the news must not end the watch
             logger.exception("an event could not be told: %s", message)
-
-
-def _end_ranks_outside(recorded: tuple[Rank, ...], group: int) -> tuple[Rank, ...]:
-    """Ends recorded processes that are not in the process group just killed, and returns those that still lived."""
-    outside = []
-    for rank in recorded:
-        with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(rank.pid) != group:
-                outside.append(rank)
-    return ranks.end(outside)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import email.utils
 import http.client
 import json
 import ssl
@@ -73,6 +74,7 @@ class Etcd:
         self._secrets = secrets
         self._context = secrets.context() if secrets is not None and uses_tls else None
         self._timeout_s = timeout_s
+        self.ahead_s: float | None = None  # the clock of who answered last, beside ours, to a second; positive: ahead
         self._first = 0  # the endpoint that answered last
         self._connection: http.client.HTTPConnection | None = None  # to that one
         self._token: str | None = None
@@ -203,7 +205,7 @@ class Etcd:
         was_open = self._connection is not None
         try:
             return self._exchange_once(method, path, content, headers, limit)
-        except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
+        except ConnectionError:
             self._hang_up()
             if not was_open:  # else etcd may have been restarted since the last question
                 raise
@@ -229,6 +231,8 @@ class Etcd:
         except BaseException:
             self._hang_up()
             raise
+        response.close()  # read1 leaves one with a length open, and no other could be sent
+        self.ahead_s = _ahead_s(response.getheader("Date"))
         if connection.sock is None:  # it said that this was the last answer
             self._connection = None
         if response.status != 200:
@@ -296,6 +300,15 @@ def _keys(key: str, is_prefix: bool) -> dict[str, Any]:
 
 def _text(value: bytes) -> str:
     return base64.b64encode(value).decode()
+
+
+def _ahead_s(date: str | None) -> float | None:
+    """Of an HTTP header: whole seconds, so less than one in either direction says nothing."""
+    try:
+        # The header's second has begun: on average half of it has passed.
+        return None if date is None else email.utils.parsedate_to_datetime(date).timestamp() + 0.5 - time.time()
+    except ValueError:
+        return None
 
 
 def _left(limit: float) -> float:

@@ -36,7 +36,7 @@ class WatchedRegistry:
     """
 
     def __init__(self, registry: Registry) -> None:
-        """Asks nothing before :meth:`start`."""
+        """Asks nothing before it is asked."""
         self.removal_problem: str | None = None  # why a dead worker is still there, as the last try told it
         self._registry = registry
         self._seen = _Seen()
@@ -47,12 +47,8 @@ class WatchedRegistry:
         self._removed: set[int] = set()
         self._lock = threading.Lock()
         self._news = threading.Event()
-        self._is_closed = False
+        self._is_closed = self._was_started = False
         self._thread = threading.Thread(target=self._run, name="registry", daemon=True)
-
-    def start(self) -> WatchedRegistry:
-        self._thread.start()
-        return self
 
     @property
     def records_live_s(self) -> float:
@@ -84,6 +80,7 @@ class WatchedRegistry:
             self._removed.add(worker_id)
             self._wants_renewed.discard(worker_id)
             self._to_remove[worker_id] = time.monotonic() + self.records_live_s + _CLOSES_WITHIN_S
+        self._ensure_asking()
         self._news.set()
 
     def close(self) -> None:
@@ -98,7 +95,14 @@ class WatchedRegistry:
             self._thread.join(timeout=_CLOSES_WITHIN_S)
         self._registry.close()
 
+    def _ensure_asking(self) -> None:
+        with self._lock:
+            if not (self._is_closed or self._was_started):
+                self._was_started = True
+                self._thread.start()
+
     def _known(self) -> _Seen:
+        self._ensure_asking()
         seen = self._seen
         if seen.problem is not None:
             raise RegistryUnknown(f"what is registered is not known: {seen.problem}")

@@ -140,10 +140,14 @@ class Plan:
 
     def url_of(self, frontend: ProcessSpec) -> str:
         """Of one of its frontends, as :attr:`url`."""
+        host, port = self.http_of(frontend)
+        return self._url(frontend.address if host in ("0.0.0.0", "::") else host, port)
+
+    def http_of(self, frontend: ProcessSpec) -> tuple[str, int]:
+        """What one of its frontends listens on for HTTP."""
         if frontend.http_port is None:  # a plan of version 1
-            return self.url
-        host = frontend.address if frontend.http_host in ("0.0.0.0", "::") else frontend.http_host
-        return self._url(host, frontend.http_port)
+            return self.host, self.port
+        return frontend.http_host, frontend.http_port
 
     def _url(self, host: str, port: int) -> str:
         scheme = "http" if self.tls is None else "https"

@@ -114,6 +114,15 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
     is_usage: bool = False  # the caller's arguments are at fault, and text is for a person
 
 
+class KvTransfer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What became of the prompt's KV that a sequence was to take from its peer. Nothing but defaults: the own prefix
+    cache had all of it."""
+
+    bytes: int = 0
+    seconds: float = 0.0  # from the beginning of the read to its end; 0: nothing came
+    recomputed_because: str = ""  # why the prompt was computed here in place of it; empty: it was not
+
+
 class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     """What is new about one sequence after one step."""
 
@@ -128,6 +137,7 @@ class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     error: str | None = None  # a RequestError's text; the sequence has ended
     is_failure: bool = False  # the error is not the request's: RequestFailed
     media_needed: list[bytes] | None = None  # keys for lack of which it failed: MediaNeeded
+    transfer: KvTransfer | None = None  # once, of a sequence that was to read a peer's KV
 
 
 class EmbeddingTaken(msgspec.Struct, frozen=True, tag="embedding_taken", array_like=True):

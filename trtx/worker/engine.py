@@ -121,6 +121,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if self.options.role != "encode":
             poll.start()
         self._background.begin(self._leave_when_dead(loaded))
+        if self._metrics.transfers is not None and self.options.role == "decode":
+            self._background.begin(watch.watch_handoffs(self.status, self._metrics.transfers))
         self.status.update(
             state="serving",
             engine_pid=loaded.engine.engine_pid or os.getpid(),

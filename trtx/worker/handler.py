@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dynamo._core import Context
@@ -13,6 +14,8 @@ from dynamo.common.backend.engine import GenerateChunk, GenerateRequest
 from dynamo.common.backend.health_check import is_probe
 from dynamo.llm.exceptions import Disconnected, EngineShutdown
 
+from trtx.engine.api import Transfer
+from trtx.engine.handoff_facts import HandoffFacts, outcome_of
 from trtx.worker import handoff, roles
 from trtx.worker.chunks import ChunkWriter
 from trtx.worker.embedders import is_refusal
@@ -109,7 +112,9 @@ class RequestHandler:
                         if chunk is None:
                             continue
                         if submission.hands_off:
-                            handoff.add_to(chunk, step, submission.request)
+                            handoff.add_to(chunk, step, submission.request, self._options.name)
+                        if writer.finish_reason is not None:
+                            self._tell_of_handoff(chunk, submission, step)
                         clock.tokens(len(chunk["token_ids"]))
                         yield chunk
                         if writer.finish_reason is not None:
@@ -165,9 +170,27 @@ class RequestHandler:
             return
         if submission.resumes:
             if opened.result.finished:
-                metrics.transfers.ended(self._loaded.engine.transfer(opened.result.outputs[0]))
+                metrics.transfers.ended(self._transfer(submission, opened.result), submission.prefill)
         elif self._options.role == "decode":
             metrics.transfers.whole += 1
+
+    def _transfer(self, submission: Submission, result: Any) -> Transfer | None:
+        """What became of the KV that a prefill worker had for it; None: the engine does not say."""
+        if submission.lost_because:
+            return Transfer(0, 0.0, submission.lost_because)
+        return self._loaded.engine.transfer(result.outputs[0])
+
+    def _tell_of_handoff(self, chunk: dict[str, Any], submission: Submission, result: Any) -> None:
+        """In the last chunk of a decode worker, to a client that asks what workers say beside the answer."""
+        if self._options.role != "decode" or not submission.request.wants_engine_data:
+            return
+        facts = HandoffFacts(self._options.name, "whole")
+        if submission.resumes:
+            came = self._transfer(submission, result)
+            facts = replace(facts, outcome=outcome_of(came), prefill=submission.prefill)
+            if came is not None:
+                facts = replace(facts, bytes=came.bytes, seconds=came.seconds, because=came.recomputed_because)
+        chunk["engine_data"] = {**chunk.get("engine_data", {}), **facts.to_engine_data()}
 
     async def _encode(
         self, encoder: ImageEncoder | PictureEncoder, request: Mapping[str, Any], context: Context

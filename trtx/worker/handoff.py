@@ -29,12 +29,13 @@ _PLAIN_FIELDS = (
     "ctx_info_endpoint",
 )
 _PROMPT_TOKENS = "prompt_tokens"
+_PREFILL = "prefill"
 _PROMPT_LOGPROBS = "prompt_logprobs"
 _MEDIA = "media"
 
 
-def add_to(chunk: dict[str, Any], result: Any, request: WorkerRequest) -> None:
-    """Makes prefill's terminal chunk one that the frontend passes on to decode.
+def add_to(chunk: dict[str, Any], result: Any, request: WorkerRequest, prefill: str) -> None:
+    """Makes prefill's terminal chunk one that the frontend passes on to decode. ``prefill``: the worker's name.
 
     "length" with params means: go on at decode. "stop" means that the first token ended the request: the frontend
     then answers with this chunk and skips decode.
@@ -43,6 +44,7 @@ def add_to(chunk: dict[str, Any], result: Any, request: WorkerRequest) -> None:
         chunk["disaggregated_params"] = to_json(
             result.outputs[0].disaggregated_params, prompt_tokens=request.received_tokens
         )
+        chunk["disaggregated_params"][_PREFILL] = prefill
         if request.media:
             chunk["disaggregated_params"][_MEDIA] = [
                 {"rows": span.length, "key": span.key.hex(), "grid": span.grid} for span in request.media
@@ -55,6 +57,12 @@ def add_to(chunk: dict[str, Any], result: Any, request: WorkerRequest) -> None:
 def prompt_logprobs_of(wire: Mapping[str, Any]) -> Any:
     """What prefill computed of the prompt, in the form that clients get; None where nobody asked for it."""
     return wire.get(_PROMPT_LOGPROBS)
+
+
+def prefill_of(wire: Mapping[str, Any]) -> str | None:
+    """The name of the prefill worker that answered; None: it did not say it."""
+    name = wire.get(_PREFILL)
+    return name if isinstance(name, str) else None
 
 
 def pictures_of(wire: Mapping[str, Any]) -> tuple[Picture, ...]:

@@ -24,6 +24,7 @@ CHUNK_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 OUTCOMES = ("stop", "length", "cancelled", "invalid", "error")
 
 _MS = 1e-3
+_UNNAMED = "unknown"
 # Family, text, its field in TensorRT-LLM's iteration stats, and what makes its unit Prometheus's.
 _ITERATION_FAMILIES = (
     ("trtx_running_requests", "Requests in the engine's running set.", "numActiveRequests", 1),
@@ -147,6 +148,7 @@ class WorkerMetrics(Collector):
             yield CounterMetricFamily(
                 "trtx_whole_requests", "Requests served without a handoff by a worker of decode.", self.transfers.whole
             )
+            yield from _pair_families(self.transfers)
         if totals is None:
             if self.transfers is not None and self.transfers.is_known:
                 yield from _read_families(self.transfers)
@@ -161,6 +163,23 @@ class WorkerMetrics(Collector):
         yield CounterMetricFamily(
             "trtx_corrupted_handoffs", "KV handoffs that TRTX_FAULT made wrong on purpose.", totals.corrupted
         )
+
+
+def _pair_families(transfers: TransferCounts) -> Iterator[Any]:
+    """By the prefill worker that they came from. A pair is there from its first request on."""
+    outcomes = CounterMetricFamily(
+        "trtx_pair_handoffs",
+        "Requests from a prefill worker, by what became of their KV.",
+        labels=["prefill", "outcome"],
+    )
+    moved = CounterMetricFamily("trtx_pair_handoff_bytes", "Bytes of KV from a prefill worker.", labels=["prefill"])
+    spent = CounterMetricFamily("trtx_pair_handoff_seconds", "Time of these reads, summed.", labels=["prefill"])
+    for name, pair in sorted(transfers.pairs.items()):
+        for outcome, count in pair.outcomes.items():
+            outcomes.add_metric([name or _UNNAMED, outcome], count)
+        moved.add_metric([name or _UNNAMED], pair.bytes)
+        spent.add_metric([name or _UNNAMED], pair.seconds)
+    yield from (outcomes, moved, spent)
 
 
 def _read_families(counts: HandoffTotals | TransferCounts) -> Iterator[Any]:

@@ -40,6 +40,7 @@ class WorkerRequest:
     cache_salt: str | None
     trace_headers: dict[str, str] | None
     hints: Hints
+    wants_engine_data: bool = False  # the frontend hands on what the worker says beside the answer
     media: tuple[MediaSpan, ...] = ()
     routing_token_ids: tuple[int, ...] | None = None  # by which a KV router knows this prompt; None: by its own
 
@@ -93,6 +94,7 @@ def parse(
         wants_logprobs="logprobs" in sampling,
         cache_salt=_cache_salt(request),
         trace_headers=trace_headers,
+        wants_engine_data="engine_data" in _extra_fields(request),
         hints=Hints(
             priority=1.0 if is_probe(request) else _priority(routing.get("priority")),
             dp_rank=routing.get("dp_rank"),
@@ -145,12 +147,17 @@ def _refuse_lost_prompt_logprobs(request: Mapping[str, Any]) -> None:
     """The 1.4.2 frontend shows them in ``nvext`` alone and when asked to (ai-dynamo/dynamo #13941); else they would be
     computed and dropped. Its ``echo`` arrives as nothing but them."""
     count = (request.get("output_options") or {}).get("prompt_logprobs")
-    nvext = (request.get("extra_args") or {}).get("nvext") or {}
-    if count is not None and not {"prompt_logprobs", "engine_data"} & set(nvext.get("extra_fields") or ()):
+    if count is not None and not {"prompt_logprobs", "engine_data"} & _extra_fields(request):
         raise InvalidRequest(
             f"prompt_logprobs is {count}, and the frontend would drop them; send nvext with extra_fields "
             '["prompt_logprobs"] as well, and leave echo out, which asks for them and is not served'
         )
+
+
+def _extra_fields(request: Mapping[str, Any]) -> set[str]:
+    """What the client asked the frontend for beside the answer."""
+    nvext = (request.get("extra_args") or {}).get("nvext") or {}
+    return set(nvext.get("extra_fields") or ())
 
 
 def _sampling(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from trtx.engine import EngineApi
 from trtx.worker import handoff
 from trtx.worker.request import WorkerRequest
 
+_LOST = "it was gone when it was to be read, or read and needed anew: the prompt and its pictures were looked at here"
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:
@@ -24,6 +26,8 @@ class Submission:
     resumes: bool = False  # begins with KV that a prefill worker leases until it is read or released
     cached_at_prefill: int | None = None  # prompt tokens that the prefill worker found in its cache
     prompt_logprobs: Any = None  # that the prefill worker computed: clients get them with decode's last chunk
+    prefill: str | None = None  # that worker's name, where it said it
+    lost_because: str = ""  # why its KV did not come, and the prompt and its pictures were looked at here
 
 
 def plan(
@@ -52,6 +56,7 @@ def plan(
         resumes=True,
         cached_at_prefill=cached,
         prompt_logprobs=handoff.prompt_logprobs_of(answer),
+        prefill=handoff.prefill_of(answer),
     )
 
 
@@ -74,7 +79,7 @@ def again(submission: Submission, seen: Any, api: EngineApi) -> Submission:
         first_gen_tokens=list(seen.token_ids),
         first_gen_log_probs=list(seen.logprobs) if seen.logprobs else None,
     )
-    return replace(submission, disaggregated_params=params)
+    return replace(submission, disaggregated_params=params, lost_because=_LOST)
 
 
 def _without_prompt_logprobs(request: WorkerRequest) -> WorkerRequest:

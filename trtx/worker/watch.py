@@ -11,6 +11,7 @@ from trtx.engine.ranks import Rank, descendants
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import WorkerMetrics
 from trtx.worker.status import StatusFile
+from trtx.worker.transfers import TransferCounts
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,8 @@ HEALTH_TIMEOUT_SECONDS = 30.0
 """An engine that takes longer to say how it is, is dead; Dynamo's TensorRT-LLM backend waits as long."""
 RANKS_SECONDS = 1.0
 """How late a process that the engine starts is recorded."""
+HANDOFFS_SECONDS = 1.0
+"""How late a handoff is told to the launcher: a file a second at most, however many there are."""
 
 
 async def watch_ranks(status: StatusFile) -> None:
@@ -33,6 +36,15 @@ async def watch_ranks(status: StatusFile) -> None:
             status.update(ranks=ranks)
         status.keep()
         await asyncio.sleep(RANKS_SECONDS)
+
+
+async def watch_handoffs(status: StatusFile, transfers: TransferCounts) -> None:
+    """Keeps the ``handoffs`` of the status file true, for as long as the engine says what becomes of each."""
+    while True:
+        found = transfers.so_far() if transfers.is_known else None
+        if found != status.status.handoffs:
+            status.update(handoffs=found)
+        await asyncio.sleep(HANDOFFS_SECONDS)
 
 
 async def until_death(loaded: LoadedEngine, status: StatusFile, metrics: WorkerMetrics, *, stall_seconds: float) -> str:

@@ -43,7 +43,7 @@ class Served(History):
             self.events.append,
             spawn=self._spawn,
             clock=lambda: self.now,
-            route=self.route,
+            routes={"frontend": self.route},
             scratch=self.scratch,
         )
         for slot in self.supervisor.slots:

@@ -20,7 +20,7 @@ from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
 from trtx.torch_engine.core.sequence import Sequence, State
 from trtx.torch_engine.core.stats import iteration_stats
 from trtx.torch_engine.handoff import KvTransport
-from trtx.torch_engine.messages import Handoff, HandoffStats, Logprob, StepReport, Submit, Update
+from trtx.torch_engine.messages import Handoff, HandoffStats, KvTransfer, Logprob, StepReport, Submit, Update
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +152,7 @@ class EngineCore:
                 continue
             if update is None:
                 continue
+            update.transfer, sequence.transfer = sequence.transfer, None
             updates.append(update)
             num_emitted += len(update.token_ids)
             if update.finish_reason is not None:
@@ -268,6 +269,8 @@ class EngineCore:
         if sequence.emits_first_gen_tokens:
             update = sequence.accept_first_gen_tokens()
             if update.finish_reason is not None:
+                if sequence.wants_read:
+                    update.transfer = KvTransfer()  # its peer's tokens were all that it asked for
                 self._release_peer(sequence)
                 self._updates.append(update)
                 return

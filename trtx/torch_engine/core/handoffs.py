@@ -10,7 +10,7 @@ from trtx.torch_engine.core.media import Shortage
 from trtx.torch_engine.core.scheduler import Scheduler
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.handoff import KvTransport, LayoutMismatch, LeaseTable, PeerGone
-from trtx.torch_engine.messages import HandoffStats
+from trtx.torch_engine.messages import HandoffStats, KvTransfer
 
 READ_POLL_S = 0.0002
 LEASE_POLL_S = 0.01
@@ -89,7 +89,7 @@ class Handoffs:
         missing = range(sequence.num_reused, -(-num_tokens // size))
         if not missing:
             self._transport.release(opaque_state)
-            sequence.has_read = True
+            sequence.has_read, sequence.transfer = True, KvTransfer()
             self._scheduler.end_read(sequence, num_tokens)
             return None
         try:
@@ -98,8 +98,8 @@ class Handoffs:
             self._begun_s = time.perf_counter()
         except LayoutMismatch as error:
             return str(error)
-        except PeerGone:
-            self._recompute(sequence)
+        except PeerGone as error:
+            self._recompute(sequence, str(error))
         return None
 
     def refuse(self, sequence: Sequence) -> None:
@@ -108,9 +108,9 @@ class Handoffs:
             with suppress(Exception):  # a state that cannot be read, in whichever way, names no peer to tell
                 self._transport.release(_opaque_state(sequence))
 
-    def _recompute(self, sequence: Sequence) -> None:
+    def _recompute(self, sequence: Sequence, because: str) -> None:
         self.refuse(sequence)
-        sequence.has_read = True
+        sequence.has_read, sequence.transfer = True, KvTransfer(recomputed_because=because)
         num_computed = sequence.num_reused * self._scheduler.pool.tokens_per_block
         self._scheduler.end_read(sequence, num_computed)
         if sequence.media and (shortage := self._scheduler.media_shortage(sequence, num_computed)) is not None:
@@ -139,7 +139,7 @@ class Handoffs:
                 self._scheduler.finish(sequence)
             else:
                 self.stats.corrupted += read.is_corrupted
-                sequence.has_read = True
+                sequence.has_read, sequence.transfer = True, KvTransfer(read.num_bytes, read.seconds)
                 self._scheduler.end_read(sequence, len(sequence.prompt_token_ids))
                 self._scheduler.register(sequence)
         for failed in events.failed:
@@ -149,7 +149,7 @@ class Handoffs:
                 self.refuse(sequence)
                 self._scheduler.finish(sequence)
             else:
-                self._recompute(sequence)
+                self._recompute(sequence, failed.reason)
         for lease_id in events.released:
             if self._leases.release(lease_id) is not None:
                 self._end_lease(lease_id)

@@ -9,7 +9,7 @@ from enum import Enum
 from trtx.torch_engine.batch import FROM_SLOT, Embedding, Sampled, ScheduledSequence
 from trtx.torch_engine.core.block_pool import block_name, root_name
 from trtx.torch_engine.core.media import media_identity, rows_between
-from trtx.torch_engine.messages import Handoff, Logprob, MediaSpan, Submit, Update
+from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
@@ -66,6 +66,7 @@ class Sequence:
     is_resumed: bool = False  # was preempted before
     is_cancelled: bool = False  # while READING: ended for the client, its blocks still belong to the transport
     has_read: bool = False  # its peer's KV was read, or is not to be had. The lease has ended: never read it again
+    transfer: KvTransfer | None = None  # what became of that, until the caller was told
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     first_gen_update: Update | None = None  # the prefill side's tokens, told to the client once they are sure to go on
     stop_ids: frozenset[int] = frozenset()

@@ -13,7 +13,7 @@ import msgspec
 
 from trtx.text import TextStream
 from trtx.torch_engine.llmapi.values import shown
-from trtx.torch_engine.messages import Handoff, Logprob, MediaSpan, Update
+from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Update
 
 
 class RequestError(RuntimeError):
@@ -116,6 +116,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     disaggregated_params: DisaggregatedParams | None = None
     request_perf_metrics: RequestPerfMetrics | None = None
+    kv_transfer: KvTransfer | None = None  # of a generation_only request, once it has computed a token
     generation_logits: None = None
     _tokens_seen: int = 0
     _text_seen: int = 0
@@ -258,6 +259,8 @@ class RequestOutput:
             output.prompt_logprobs += update.prompt_logprobs
         if update.reused_blocks:
             output.request_perf_metrics = RequestPerfMetrics(KvCacheMetrics(update.reused_blocks))
+        if update.transfer is not None:
+            output.kv_transfer = update.transfer
         if update.handoff is not None:
             output.disaggregated_params = DisaggregatedParams.from_handoff(update.handoff)
         if delivery.text is not None:

@@ -1,0 +1,44 @@
+"""What a death leaves behind, and how it is told: its exit, why, and the end of its log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from trtx.engine import ranks
+from trtx.engine.ranks import Rank
+from trtx.launch.children import Child, describe_exit
+from trtx.launch.slots import Slot
+
+
+def end_ranks_outside(recorded: tuple[Rank, ...], group: int) -> tuple[Rank, ...]:
+    """Ends recorded processes that are not in the process group just killed, and returns those that still lived."""
+    outside = []
+    for rank in recorded:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(rank.pid) != group:
+                outside.append(rank)
+    return ranks.end(outside)
+
+
+def describe_death(
+    slot: Slot, child: Child, code: int, now: float, *, left_behind: tuple[Rank, ...], thief: str | None
+) -> str:
+    """The sentence on the end of ``child``, which was ``slot``'s. ``left_behind``: processes of its engine that had to
+    be ended; ``thief``: who has the port that it could not listen on."""
+    how = describe_exit(code) if slot.ended_because is None else "was killed by trtx"
+    when = f"after {now - slot.started_at:.0f} s" + ("" if slot.had_served else ", before it was up")
+    what = f"{slot.spec.name} {how} {when}"
+    if slot.ended_because is not None:
+        what += f", because {slot.ended_because}"
+    if left_behind:
+        pids = ", ".join(str(rank.pid) for rank in left_behind)
+        what += f"; processes of its engine that outlived it were ended: pid {pids}"
+    status = slot.status
+    if status is not None and status.error and status.error not in child.log.tail():
+        what += f"; its status file says: {status.error}"
+    if thief is not None:
+        what += f": {thief}, which it needs; log: {slot.spec.log_path}"
+    elif slot.ended_because is None:
+        what += f"; {child.log.last_words(f'{slot.spec.name} {how}')}"
+    return what

@@ -1,0 +1,243 @@
+"""Whether an etcd and a NATS are fit for a topology over hosts: what was seen of them, and pure judgement of it.
+
+``trtx serve --hosts`` asks before it starts anything, ``trtx doctor --hosts`` shows the same as rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+import psutil
+from packaging.version import InvalidVersion, Version
+
+from trtx.errors import LaunchError
+from trtx.planes.credentials import EtcdAuth
+from trtx.planes.etcd import Etcd, EtcdError, EtcdUnreachable
+from trtx.planes.nats import NatsAnswer
+
+_OLDEST_ETCD = "3.4"
+"""The gateway's paths are ``/v3/`` from there on; 3.4.23 was run."""
+_ANSWERS_WITHIN_MS = 100.0
+"""etcd's own heartbeat interval: a cluster that needs longer for a read elects leaders anew."""
+_WAL_P99_MS = 10.0
+"""What etcd's own documentation asks of a disk (99th percentile of ``wal_fsync_duration_seconds``)."""
+_READS = 5
+EVENT_BYTES_PER_BLOCK = 128
+"""Of a KV event in which a worker tells of a whole prompt, for each block: see ``docs/hosts.md``."""
+_WAL_BUCKET = re.compile(r'^etcd_disk_wal_fsync_duration_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
+
+Severity = Literal["failed", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """One thing amiss. ``failed``: a topology does not serve with it, or not what was asked for."""
+
+    severity: Severity
+    seen: str
+    expected: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.seen}; expected {self.expected}; {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdEndpoint:
+    """One endpoint as it was seen. None: not known."""
+
+    url: str
+    problem: str | None = None  # why it did not answer, or refused
+    version: str | None = None
+    has_leader: bool | None = None
+    alarms: tuple[str, ...] = ()
+    answers_in_ms: float | None = None  # median of a few reads that the cluster agrees on
+    wal_p99_ms: float | None = None  # upper bound of the bucket; infinite where it is beyond the last one
+    is_open: bool | None = None  # whoever connects may read all keys, without any credentials
+    listens_on_all: bool | None = None  # on every interface; only where it runs on this host
+    ahead_s: float | None = None  # its host's clock beside this one's, to a second; positive: ahead
+
+
+def look_at_etcd(url: str, auth: EtcdAuth | None, *, timeout_s: float = 2.0) -> EtcdEndpoint:
+    """Reads, writes nothing. Raises UsageError for an address that is none and files that can't be read."""
+    secrets = auth.read() if auth is not None else None
+    with Etcd([url], secrets, timeout_s=timeout_s) as etcd:
+        try:
+            status = etcd.status()
+            times = [_read_ms(etcd) for _ in range(_READS)]
+        except EtcdError as error:
+            return EtcdEndpoint(url, problem=str(error))
+        fsync = None
+        with contextlib.suppress(EtcdError):  # may be served elsewhere (--listen-metrics-urls)
+            fsync = wal_p99_ms(etcd.metrics())
+        ahead_s = etcd.ahead_s
+    return EtcdEndpoint(
+        url,
+        version=status.version,
+        has_leader=status.has_leader,
+        alarms=status.alarms,
+        answers_in_ms=statistics.median(times),
+        wal_p99_ms=fsync,
+        is_open=_is_open(url, timeout_s),
+        listens_on_all=_listens_on_all(url),
+        ahead_s=ahead_s,
+    )
+
+
+def judge_etcd(endpoint: EtcdEndpoint) -> Iterator[Unfit]:
+    """What is amiss with one endpoint; nothing where it is fit, as far as that is known."""
+    where = urlsplit(endpoint.url).netloc
+    if endpoint.problem is not None:
+        fix = "start it, open its port, or correct the address and etcd_auth in the hosts file"
+        yield Unfit("failed", endpoint.problem, f"an etcd that answers at {where}", fix)
+        return
+    if not _at_least(endpoint.version, _OLDEST_ETCD):
+        yield Unfit(
+            "failed", f"etcd {endpoint.version or 'of no version'} at {where}", f"{_OLDEST_ETCD} or newer", "upgrade it"
+        )
+    if endpoint.has_leader is False:
+        fix = "start its other members, or look at their logs"
+        yield Unfit("failed", f"etcd at {where} has no leader", "a cluster with a majority of its members", fix)
+    for alarm in endpoint.alarms:
+        fix = "etcdctl alarm list; for NOSPACE: etcdctl compact and defrag, then etcdctl alarm disarm"
+        yield Unfit("failed", f"etcd at {where} raises {alarm}", "no alarm", fix)
+    if endpoint.answers_in_ms is not None and endpoint.answers_in_ms > _ANSWERS_WITHIN_MS:
+        yield Unfit(
+            "warning",
+            f"etcd at {where} takes {endpoint.answers_in_ms:.0f} ms for a read",
+            f"under {_ANSWERS_WITHIN_MS:g} ms",
+            "give it a machine or a network of its own: leases end where renewals come late",
+        )
+    if endpoint.wal_p99_ms is not None and endpoint.wal_p99_ms > _WAL_P99_MS:
+        yield Unfit(
+            "warning",
+            f"etcd at {where} waits up to {endpoint.wal_p99_ms:g} ms for its disk (p99 of its log's fsync)",
+            f"under {_WAL_P99_MS:g} ms",
+            "put its data on a local SSD of its own",
+        )
+    if endpoint.is_open and not _is_loopback(where):
+        yield _judge_open(endpoint, where)
+
+
+def _judge_open(endpoint: EtcdEndpoint, where: str) -> Unfit:
+    expected = "certificates of both sides, or one private address"
+    risk = "whoever reaches it reads and takes over the traffic of every topology"
+    if endpoint.listens_on_all:
+        fix = "give it --client-cert-auth and etcd_auth's three files, or --listen-client-urls with one private address"
+        return Unfit(
+            "warning", f"etcd at {where} listens on every interface without authentication: {risk}", expected, fix
+        )
+    fix = "give it --client-cert-auth and etcd_auth's three files, or keep its network to the topology's hosts"
+    return Unfit("warning", f"etcd at {where} asks nobody who he is: {risk}", expected, fix)
+
+
+def judge_nats(
+    url: str, answer: NatsAnswer, *, context_length: int | None, block_tokens: int | None
+) -> Iterator[Unfit]:
+    """What is amiss with a NATS that carries events. ``context_length`` in tokens and ``block_tokens``, tokens of a KV
+    block: of the model that is to be served; None where neither is known, and payloads are then not judged."""
+    where = urlsplit(url).netloc
+    if answer.problem is not None:
+        fix = "start nats-server there, open its port, or correct the address in the hosts file"
+        yield Unfit("failed", f"NATS at {where} does not answer ({answer.problem})", f"a NATS server at {where}", fix)
+        return
+    if answer.tls_required:
+        yield Unfit(
+            "failed",
+            f"NATS at {where} demands TLS, which Dynamo 1.4.2 can't speak: its processes end with a panic",
+            "a NATS without TLS, on a private network",
+            "start it without tls {…}, with a user and password, bound to a private address",
+        )
+        return
+    if answer.refusal is not None:
+        fix = "set nats_auth to a user and a password file that it knows" if answer.auth_required else "look at its log"
+        yield Unfit("failed", f"NATS at {where} lets nobody in so ({answer.refusal})", "a login that it takes", fix)
+    if not answer.auth_required and not _is_loopback(where):
+        yield Unfit(
+            "warning",
+            f"NATS at {where} asks nobody who he is: whoever reaches it hears and forges events",
+            "a user and a password, on a private network",
+            "give it authorization {user, password} and set nats_auth in the hosts file",
+        )
+    if answer.max_payload_bytes is not None and context_length is not None and block_tokens is not None:
+        needed = -(-context_length // block_tokens) * EVENT_BYTES_PER_BLOCK
+        if answer.max_payload_bytes < needed:
+            yield Unfit(
+                "failed",
+                f"NATS at {where} takes {answer.max_payload_bytes:,} bytes a message (max_payload)",
+                f"{needed:,} bytes, an event of a prompt of {context_length:,} tokens in blocks of {block_tokens}",
+                f"start it with max_payload: {needed} or more, or lower max_seq_len",
+            )
+
+
+def fit_or_refuse(found: Sequence[Unfit]) -> tuple[Unfit, ...]:
+    """The warnings. Raises LaunchError with the first that fails: nothing has been started."""
+    for one in found:
+        if one.severity == "failed":
+            raise LaunchError(str(one))
+    return tuple(found)
+
+
+def wal_p99_ms(metrics: str) -> float | None:
+    """Of etcd's own histogram, in ms: the bound of the bucket in which the 99th percentile lies; None without one."""
+    buckets = [(float(bound), float(count)) for bound, count in _WAL_BUCKET.findall(metrics)]
+    if not buckets or buckets[-1][1] == 0:
+        return None
+    wanted = 0.99 * buckets[-1][1]
+    return next(bound for bound, count in buckets if count >= wanted) * 1e3
+
+
+def _read_ms(etcd: Etcd) -> float:
+    began = time.perf_counter()
+    etcd.range("v1/mdc/", is_prefix=True, keys_only=True)
+    return (time.perf_counter() - began) * 1e3
+
+
+def _is_open(url: str, timeout_s: float) -> bool | None:
+    """Asked without credentials. Over TLS one can't ask without a certificate, so it is not."""
+    if url.startswith("https:"):
+        return False
+    with Etcd([url], timeout_s=timeout_s) as nobody:
+        try:
+            nobody.range("v1/mdc/", is_prefix=True, keys_only=True)
+        except EtcdUnreachable:
+            return None
+        except EtcdError:
+            return False
+    return True
+
+
+def _listens_on_all(url: str) -> bool | None:
+    """Whether the listener on this host's port is a wildcard's; None where it is another host's, or can't be seen."""
+    address = urlsplit(url)
+    own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+    if address.hostname not in own:
+        return None
+    try:
+        listening = [entry for entry in psutil.net_connections("tcp") if entry.status == psutil.CONN_LISTEN]
+    except (psutil.Error, OSError):
+        return None
+    bound = {ip for ip, port in (entry.laddr for entry in listening if entry.laddr) if port == address.port}
+    return bool(bound & {"0.0.0.0", "::"}) if bound else None
+
+
+def _is_loopback(where: str) -> bool:
+    host = urlsplit(f"//{where}").hostname or ""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _at_least(version: str | None, oldest: str) -> bool:
+    try:
+        return version is not None and Version(version) >= Version(oldest)
+    except InvalidVersion:
+        return False

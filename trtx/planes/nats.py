@@ -1,0 +1,108 @@
+"""What a NATS server says of itself to whoever connects: its INFO line, and whether it lets one in."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from trtx.config.wording import shown
+from trtx.errors import UsageError
+from trtx.planes.credentials import NatsAuth
+
+_MOST_BYTES = 1 << 20  # of a line
+_DYNAMOS_OWN = ("user", "user")  # what Dynamo 1.4.2 sends where it was given nothing
+
+
+@dataclass(frozen=True, slots=True)
+class NatsAnswer:
+    """``problem``: why nothing was learnt; ``refusal``: its own word where it does not let a client of Dynamo in."""
+
+    version: str | None = None
+    max_payload_bytes: int | None = None
+    auth_required: bool = False
+    tls_required: bool = False
+    refusal: str | None = None
+    problem: str | None = None
+
+
+def check_nats_url(url: str) -> None:
+    """Raises UsageError unless it is ``nats://HOST:PORT`` alone: Dynamo 1.4.2 takes no other scheme, and ends."""
+    try:
+        address = urlsplit(url)
+        is_whole = address.scheme == "nats" and bool(address.hostname) and address.port is not None
+        is_whole = is_whole and not (address.username or address.path or address.query)
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        where = url.rpartition("@")[2]  # what stands before may be a password
+        raise UsageError(
+            f"nats is {shown(where)!r}; expected nats://HOST:PORT, and nothing else in it: Dynamo 1.4.2 speaks no TLS "
+            "with NATS, and credentials are files of nats_auth"
+        )
+
+
+def ask_nats(url: str, auth: NatsAuth | None = None, *, timeout_s: float = 2.0) -> NatsAnswer:
+    """Connects as Dynamo does, asks for nothing, and leaves. Raises UsageError for another address or an ``auth`` whose
+    files can't be read."""
+    check_nats_url(url)
+    login = _login(auth)
+    address, deadline = urlsplit(url), time.monotonic() + timeout_s
+    try:
+        with socket.create_connection((address.hostname or "", address.port or 0), timeout=timeout_s) as connection:
+            word, _, rest = _line(connection, deadline).partition(b" ")
+            info = json.loads(rest) if word == b"INFO" else None
+            if not isinstance(info, dict):
+                return NatsAnswer(problem="what listens there is no NATS server")
+            refusal = None if info.get("tls_required") else _knock(connection, login, deadline)
+    except (OSError, ValueError) as error:
+        reason = (
+            "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
+        )
+        return NatsAnswer(problem=reason)
+    payload = info.get("max_payload")
+    return NatsAnswer(
+        version=str(info["version"]) if "version" in info else None,
+        max_payload_bytes=payload if isinstance(payload, int) else None,
+        auth_required=info.get("auth_required") is True,
+        tls_required=info.get("tls_required") is True,
+        refusal=refusal,
+    )
+
+
+def _login(auth: NatsAuth | None) -> dict[str, Any]:
+    if auth is None:
+        return {"user": _DYNAMOS_OWN[0], "pass": _DYNAMOS_OWN[1]}
+    secrets = auth.environment()
+    if "NATS_AUTH_TOKEN" in secrets:
+        return {"auth_token": secrets["NATS_AUTH_TOKEN"]}
+    return {"user": secrets["NATS_AUTH_USERNAME"], "pass": secrets["NATS_AUTH_PASSWORD"]}
+
+
+def _knock(connection: socket.socket, login: dict[str, Any], deadline: float) -> str | None:
+    """None where it answers a ping after ``login``, else its own word."""
+    hello = {"verbose": False, "pedantic": False, "tls_required": False, "lang": "python", "version": "0", **login}
+    connection.sendall(f"CONNECT {json.dumps(hello)}\r\nPING\r\n".encode())
+    while (line := _line(connection, deadline)) != b"PONG":
+        if line.startswith(b"-ERR"):
+            return shown(line[4:].decode(errors="replace").strip(" '"))
+    return None
+
+
+def _line(connection: socket.socket, deadline: float) -> bytes:
+    """Up to its end. Raises OSError, TimeoutError; ValueError where it has none."""
+    line = bytearray()
+    while not line.endswith(b"\r\n"):
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        # A byte at a time: what follows is not this line's, and there are a few hundred.
+        if not (byte := connection.recv(1)):
+            raise ValueError("it closed the connection")
+        line += byte
+        if len(line) > _MOST_BYTES:
+            raise ValueError("what listens there is no NATS server")
+    return bytes(line[:-2])
