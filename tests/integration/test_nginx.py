@@ -162,8 +162,15 @@ def test_what_all_frontends_say_is_what_the_client_hears(status: str, tmp_path: 
     port, both = two_ports(), (Frontend(status), Frontend(status))
     with played(port, *both), gateway(tmp_path, port) as (_, listen):
         assert ask(listen)[0] == int(status)
-        each = 1 if status in ("404", "503") else 0
-        assert sum(len(one.seen) for one in both) == 1 + each
+        each = 2 if status in ("404", "503") else 1
+        assert sum(len(one.seen) for one in both) == each
+        if status == "503":  # which counts as a failure: of all of them, it is nginx that says so next
+            assert ask(listen)[0] == 502
+        else:
+            assert [ask(listen)[0] for _ in range(3)] == [int(status)] * 3, "nobody is given up for it"
+        for one in both:
+            one.behaves = "answers"
+        until("they are asked again", lambda: ask(listen)[0] == 200, seconds=20)
 
 
 def test_a_stream_that_has_begun_is_cut_and_asked_of_nobody_again(tmp_path: Path) -> None:

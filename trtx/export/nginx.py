@@ -23,8 +23,10 @@ from trtx.topology import ServerTls
 
 FILE = "trtx.conf"
 _UNQUOTABLE = re.compile(r"[$\"'\\{};\x00-\x1f\x7f]")  # variables, ends and comments of nginx's language
-_CONNECT_S = 2  # to a host that is gone; a port that nobody listens on is refused at once
-_AWAY_S = 5  # that a frontend is left alone after it failed one request
+_CONNECT_S = 1  # to a host that is gone; a port that nobody listens on is refused at once
+# That a frontend is left alone after it failed one request: while its host is gone, one request in so long waits to be
+# connected there. Once all have failed, nginx itself says 502 for as long, so it is not longer.
+_AWAY_S = 2
 _ANSWER = "1h"  # one that is not streamed comes as a whole, however long it takes
 _KEEPALIVE = 64  # idle connections that each process of nginx keeps to the frontends
 _RETRIED = (
