@@ -111,6 +111,7 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "check": Use("beside --check", "which builds nothing"),
         "check all": Use("beside --all", "which checks every shipped config by itself"),
     },
+    "export nginx": {"hosts": Use("beside --hosts", "whose file says what is where", "leave it out")},
     "export kubernetes": {"agg": _SERVED["agg"], "disagg": _SERVED["disagg"], "no GPU": _SERVED["no GPU"]},
     "export slurm": {
         **_SERVED,
@@ -145,6 +146,7 @@ def _placed(*rows: tuple[tuple[str, ...], str]) -> dict[str, tuple[str, ...]]:
 # ModelOptions and TopologyOptions but --model, which bench takes beside --url too.
 _TOPOLOGY = _placed(
     ((), "--served-model-name --engine --config --recipe --set --router-mode --router-args --host --port --encode"),
+    ((), "--tls-cert --tls-key"),
     (("disagg",), "--workers"),
     (("agg",), "--prefill --decode"),
     (("no GPU",), "--tp --gpus"),
@@ -240,6 +242,11 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("tensorrt",), "--gpu"),
         (("build",), "--mode --all --json"),
         (("check all",), "MODEL --config --recipe"),
+    ),
+    "export nginx": _placed(
+        ((), "--hosts --port --tls-cert --tls-key --max-media-bytes"),
+        (("hosts",), "--frontends --host"),
+        ((), "--listen --listen-cert --listen-key --api-keys --output"),
     ),
     "export kubernetes": _placed(
         ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args"),

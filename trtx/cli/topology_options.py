@@ -150,6 +150,17 @@ class TopologyOptions:
     port: Annotated[int, typer.Option("--port", help="HTTP port; 0 takes a free one.", rich_help_panel=_TOPOLOGY)] = (
         8000
     )
+    tls_cert: Annotated[
+        Path | None,
+        _option(
+            _TOPOLOGY,
+            "--tls-cert",
+            "Certificate of the HTTP port in PEM, its authorities' behind it; the port then speaks TLS.",
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None, _option(_TOPOLOGY, "--tls-key", "Private key of --tls-cert in PEM, without a passphrase.")
+    ] = None
 
 
 OPTION_NAMES = tuple(field.name for group in (ModelOptions, TopologyOptions) for field in fields(group))

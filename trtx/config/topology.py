@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from trtx.config.files import name_problem
 from trtx.config.media import MediaLimits
@@ -64,12 +64,22 @@ class TopologySpec(BaseModel):
     gpus: tuple[int, ...] | None = None  # indices into the caller's visible set; None: all of them
     host: Annotated[str, AfterValidator(_bindable)] = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
+    # PEM, of the HTTP port; None: it speaks plain HTTP
+    tls_cert: Annotated[Path, BeforeValidator(_locatable)] | None = None  # the server's own, its authorities' behind it
+    tls_key: Annotated[Path, BeforeValidator(_locatable)] | None = None
     router_mode: RouterMode = "round-robin"
     router_args: tuple[str, ...] = ()  # further flags of dynamo.frontend; the last of a kind wins
     engine_configs: dict[Role, Annotated[Path, BeforeValidator(_locatable)]] = Field(
         default_factory=dict
     )  # role -> YAML; absent: shipped defaults
     overrides: tuple[str, ...] = ()  # "a.b=c", every role; "prefill.a.b=c", one role
+
+    @model_validator(mode="after")
+    def _has_both_or_none(self) -> TopologySpec:
+        for given, lacked in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+            if getattr(self, given) is not None and getattr(self, lacked) is None:
+                raise ValueError(f"{given} means nothing without {lacked}; name both, or leave it out")
+        return self
 
     @property
     def roles(self) -> dict[Role, int]:

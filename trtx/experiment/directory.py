@@ -29,6 +29,8 @@ CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
     ("", "eval"): (4, None),
     ("topology", "encode"): (5, 0),
     ("topology", "media"): (5, MediaLimits().model_dump(mode="json")),
+    ("topology", "tls_cert"): (7, None),
+    ("topology", "tls_key"): (7, None),
     **{("load", name): (record.since, record.before) for name, record in field_records(LoadSpec).items()},
 }
 

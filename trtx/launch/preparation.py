@@ -32,6 +32,7 @@ from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
 from trtx.errors import UsageError
+from trtx.launch.certificates import as_seen_outside, with_certificate
 from trtx.launch.embedding_dtype import with_embedding_dtype
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
@@ -64,6 +65,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     """
     _check_fault(fault)
     machine = probe()
+    spec, certificate = with_certificate(spec)
     resolved = resolve(spec, machine, has_gpu=bool(machine.gpus))
     namespace = f"trtx-{secrets.token_hex(4)}"
     ports = _hold_ports(spec, frontends)
@@ -84,7 +86,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     except UsageError:
         HOLDER.release((*ports.http, *ports.internal))
         raise
-    return replace(_with_fault(planned, fault), findings=resolved.findings)
+    return replace(_with_fault(as_seen_outside(planned, certificate), fault), findings=resolved.findings)
 
 
 def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Resolved:
