@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from trtx.engine.api import (
     remove_shared,
     share,
 )
-from trtx.media import Blob, MediaError, MediaLimits, PicturePool
+from trtx.media import Blob, Kind, MediaError, MediaLimits, PicturePool, VideoRule
 from trtx.worker.media_metrics import MediaMetrics
 
 logger = logging.getLogger(__name__)
@@ -55,11 +56,18 @@ class LocalEmbedder:
 
     @classmethod
     async def begin(
-        cls, model: Path, config: Mapping[str, Any], start: Start, limits: MediaLimits, metrics: MediaMetrics
+        cls,
+        model: Path,
+        config: Mapping[str, Any],
+        start: Start,
+        limits: MediaLimits,
+        metrics: MediaMetrics,
+        *,
+        videos: VideoRule | None = None,
     ) -> LocalEmbedder:
-        """With an encoder of its own; takes seconds. Raises UsageError for a checkpoint whose pictures can't be
-        prepared or encoded."""
-        pool = PicturePool(model, limits)
+        """With an encoder of its own; takes seconds. ``videos``: see PicturePool. Raises UsageError for a checkpoint
+        whose pictures can't be prepared or encoded."""
+        pool = PicturePool(model, limits, videos=videos)
         await pool.start()
         try:
             return cls(pool, await asyncio.to_thread(start, model, config), metrics)
@@ -77,7 +85,8 @@ class LocalEmbedder:
             prepared = await self._pool.prepare(blob)
         try:
             with self._metrics.timed("encode"):
-                return await self._encoder.encode_pixels(prepared.pixels, prepared.grid)
+                made = await self._encoder.encode_pixels(prepared.pixels, prepared.grid)
+            return replace(made, clip=prepared.clip)
         except ValueError as error:
             raise MediaError(422, f"{blob.label} can't be encoded: {error}") from error
         finally:
@@ -162,7 +171,7 @@ class RemoteEmbedder:
                 asked.add(worker)
                 try:
                     with self._metrics.timed("remote"):
-                        return await self._ask(worker, question(picture, key))
+                        return await self._ask(worker, question(picture, key, blob.kind))
                 except MediaError as error:
                     raise error.about(blob.label) from error
                 except Exception as error:
@@ -177,7 +186,7 @@ class RemoteEmbedder:
     async def _ask(self, worker: int, asked: Mapping[str, Any]) -> TowerOutput:
         async with asyncio.timeout(self._seconds):
             handle = read_answer(await self._workers.ask(worker, asked), bytes.fromhex(asked["key"]))
-            return TowerOutput(self._reader.read(handle), handle.grid)
+            return TowerOutput(self._reader.read(handle), handle.grid, handle.clip)
 
     async def close(self) -> None:
         if self._fallback is not None:
@@ -194,19 +203,20 @@ def preferred(workers: Iterable[int], key: bytes) -> int:
 # --- what the two ends say to each other, as JSON ---
 
 
-def question(picture: SharedTensor, key: bytes) -> dict[str, Any]:
+def question(picture: SharedTensor, key: bytes, kind: Kind) -> dict[str, Any]:
     """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one."""
-    return {"picture": msgspec.to_builtins(picture), "key": key.hex()}
+    return {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind}
 
 
-def read_question(asked: Any) -> tuple[SharedTensor, bytes]:
+def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind]:
     """Raises ValueError for what is no question."""
     if not isinstance(asked, Mapping):
-        raise ValueError("expected picture and key")
+        raise ValueError("expected picture, key and kind")
     try:
-        return msgspec.convert(asked.get("picture"), SharedTensor), bytes.fromhex(str(asked.get("key")))
+        kind: Kind = msgspec.convert(asked.get("kind"), Kind)
+        return msgspec.convert(asked.get("picture"), SharedTensor), bytes.fromhex(str(asked.get("key"))), kind
     except (msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"expected picture and key: {error}") from error
+        raise ValueError(f"expected picture, key and kind: {error}") from error
 
 
 def refusal(error: MediaError) -> dict[str, Any]:

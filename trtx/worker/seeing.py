@@ -10,7 +10,7 @@ from trtx.checkpoint.vision import VisionConfig, read_vision_config
 from trtx.engine import Engine
 from trtx.engine.api import EmbeddingExports
 from trtx.errors import UsageError
-from trtx.media import PicturePool, processor_options
+from trtx.media import Kind, PicturePool, VideoRule, processor_options, video_options
 from trtx.worker.embedders import Embedder, LocalEmbedder, RemoteEmbedder, StartedEmbedder
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import EncodeEndpoint
@@ -54,7 +54,10 @@ class Seeing:
         assert start is not None, "an engine that takes embeddings makes them too"
         dtype = options.llm_args.get("dtype")
         config = {} if dtype is None else {"dtype": dtype}
-        self._local = StartedEmbedder(lambda: LocalEmbedder.begin(options.model, config, start, options.media, metrics))
+        videos = _videos(self._config)
+        self._local = StartedEmbedder(
+            lambda: LocalEmbedder.begin(options.model, config, start, options.media, metrics, videos=videos)
+        )
         self._exit.push_async_callback(self._local.close)
         # Decode has KV of pictures that others looked at; encode workers do it for whoever has some.
         if options.encoders == "local" and options.role != "decode":
@@ -84,7 +87,8 @@ class Seeing:
                 cache=cache,
                 limits=options.media,
                 metrics=self.metrics,
-                identity=(str(options.model), processor_options(options.model)),
+                model=str(options.model),
+                options=_processing(options, self._config),
                 reserved_bytes=self._reserved_bytes(self._config, loaded),
             )
 
@@ -96,7 +100,7 @@ class Seeing:
         if self._config is None:
             raise UsageError(f"{options.model} is a text model, expected one that sees: it has nothing to encode")
         self.metrics = MediaMetrics()
-        pool = PicturePool(options.model, options.media)
+        pool = PicturePool(options.model, options.media, videos=_videos(self._config))
         await pool.start()
         self._exit.push_async_callback(pool.close)
         cache: EmbeddingCache[Any] = EmbeddingCache(options.embedding_cache_bytes, discard)
@@ -118,3 +122,18 @@ class Seeing:
         """Ends what was started here, and no engine. Idempotent."""
         self.sight = self.encoder = None
         await self._exit.aclose()
+
+
+def _videos(config: VisionConfig) -> VideoRule | None:
+    """How the model's processor takes videos; None: the model takes none."""
+    if config.video_token_id is None:
+        return None
+    return "all" if config.tokens_per_second is None else "each"
+
+
+def _processing(options: WorkerOptions, config: VisionConfig) -> dict[Kind, str]:
+    """Of each kind that the model takes, what decides what a file of it becomes."""
+    found: dict[Kind, str] = {"image": processor_options(options.model)}
+    if config.video_token_id is not None:
+        found["video"] = video_options(options.model, options.media.max_video_frames)
+    return found

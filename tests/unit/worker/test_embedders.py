@@ -118,7 +118,7 @@ def test_an_answer_that_nobody_reads_goes_at_its_deadline_and_one_for_another_pi
         now = 1000.0
         exports = EmbeddingExports(lease_s=5, clock=lambda: now)
         worker = encode_worker(Tower(tmp_path), exports)
-        asked = question(picture := share(np.frombuffer(PICTURE.data, np.uint8)), KEY)
+        asked = question(picture := share(np.frombuffer(PICTURE.data, np.uint8)), KEY, "image")
         answered = (await worker.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
         remove_shared(picture)
         assert read_answer(answered, KEY).tensor_size == (2, 4)
@@ -186,7 +186,7 @@ def test_a_refusal_can_be_told_from_an_embedding(tmp_path: Path) -> None:
     async def scenario() -> None:
         encoder = encode_worker(Tower(tmp_path))
         for data, refused in ((b"bad.", True), (b"good", False)):
-            asked = question(share(np.frombuffer(data, np.uint8), tmp_path), data * 8)
+            asked = question(share(np.frombuffer(data, np.uint8), tmp_path), data * 8, "image")
             answered = (await encoder.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
             assert is_refusal(answered) is refused
 
@@ -260,7 +260,7 @@ def test_a_cancelled_question_leaves_no_file(tmp_path: Path) -> None:
 def test_an_answer_that_nobody_waits_for_any_more_leaves_no_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         encoder = encode_worker(Tower(tmp_path))
-        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY)
+        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY, "video")
         for is_wanted, count in ((False, 2), (True, 3)):  # the picture, what the worker keeps, what it lends
             await encoder.encode({"extra_args": {ASKED: asked}}, is_wanted=lambda: is_wanted)  # noqa: B023
             assert files(tmp_path) == count

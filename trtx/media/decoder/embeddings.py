@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from trtx.media.errors import MediaError
-from trtx.media.messages import Grid
+from trtx.torch_engine.encoder_messages import Grid
 
 GRID = "grid_thw"
 _HEADER_BYTES = 1 << 16
