@@ -146,7 +146,8 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **_placed(
             ((), "--model --mode --output --dry-run"),
             ((), "--allowed-media-path --allow-http-media --allow-private-media --max-media-bytes --max-image-pixels"),
-            ((), "--max-images --media-timeout-s --media-idle-s --decode-processes --decode-queue --decode-timeout-s"),
+            ((), "--max-images --max-videos --max-video-frames --max-video-s"),
+            ((), "--media-timeout-s --media-idle-s --decode-processes --decode-queue --decode-timeout-s"),
             ((), "--decode-memory-bytes --media-memory-bytes"),
         ),
     },

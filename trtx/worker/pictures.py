@@ -54,6 +54,7 @@ def sent_media(wire: Mapping[str, Any], config: VisionConfig) -> tuple[Sent, ...
     one, so here its bytes name it.
     """
     media = wire.get("multi_modal_data") or {}
+    _refuse_lost_audio(wire)
     taken = [name for name, kind in _KINDS.items() if kind == "image" or config.video_token_id is not None]
     if others := sorted(kind for kind, held in media.items() if held and kind not in taken):
         wanted = "images and videos" if len(taken) > 1 else "images"
@@ -62,6 +63,19 @@ def sent_media(wire: Mapping[str, Any], config: VisionConfig) -> tuple[Sent, ...
             f"{' or '.join(taken)}"
         )
     return tuple(Sent(_url(item, _KINDS[name]), _KINDS[name]) for name in taken for item in media.get(name) or ())
+
+
+def _refuse_lost_audio(wire: Mapping[str, Any]) -> None:
+    """Dynamo 1.4.2's frontend drops ``input_audio``, and shows a worker the messages only where other media are in
+    them.
+
+    Without any, no worker learns of it: docs/request-fields.md.
+    """
+    for message in (wire.get("extra_args") or {}).get("messages") or ():
+        parts = message.get("content") if isinstance(message, Mapping) else None
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, Mapping) and part.get("type") == "input_audio":
+                raise InvalidRequest("the request brings input_audio, expected images or videos alone: no model hears")
 
 
 def _url(item: Any, kind: Kind) -> str:
