@@ -84,6 +84,7 @@ class EngineFacts:
     max_num_tokens: int | None = None
     dp_size: int = 1  # attention-DP ranks, each with KV of its own; 1 without attention DP
     has_kv_events: bool = False  # it says what it stored and removed, where its config asks for that
+    embedding_dtype: str | None = None  # of the rows that an encoder makes
     left_out: tuple[str, ...] = ()  # arguments that it took and makes nothing of: they change speed or memory alone
 
 

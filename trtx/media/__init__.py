@@ -11,7 +11,7 @@ from trtx.media.blob import Blob, Kind
 from trtx.media.errors import THIS_PICTURE, MediaError
 from trtx.media.fetch import fetch
 from trtx.media.held import HeldMedia
-from trtx.media.keys import content_key, processor_options, video_options
+from trtx.media.keys import content_key, embedding_options, processor_options, video_options
 from trtx.media.messages import VideoRule
 from trtx.media.pool import GivenEmbedding, PicturePool, Prepared
 from trtx.torch_engine.encoder_messages import Clip, Grid
@@ -31,6 +31,7 @@ __all__ = [
     "Prepared",
     "VideoRule",
     "content_key",
+    "embedding_options",
     "fetch",
     "media_fields",
     "processor_options",

@@ -8,7 +8,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 LABEL_CHARACTERS = 120
-Kind = Literal["image", "video"]
+Kind = Literal["image", "video", "embedding"]
+"""An embedding is an image's, that a client made itself."""
 
 _MEDIA_TYPE = re.compile(r"data:([\w.+-]{1,32}/[\w.+-]{1,32})?[;,]", re.ASCII)
 _LOOKED_AT = 2048  # of a URL's beginning

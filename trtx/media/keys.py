@@ -17,6 +17,8 @@ _VIDEOS_BY = ("av",)
 KEY_BYTES = 32
 DECODING = 1
 """Of what ``decoder/pictures.py`` makes of a file: another number for each change of a pixel."""
+EMBEDDING_READING = 1
+"""The same of ``decoder/embeddings.py``."""
 VIDEO_DECODING = 1
 """The same of ``decoder/videos.py`` and ``decoder/sampling.py``."""
 
@@ -47,6 +49,11 @@ def video_options(model_dir: Path, max_frames: int) -> str:
     """The same of a video, of which at most ``max_frames`` are taken. No picture has the key of a video."""
     stated = _stated(model_dir, _DOCUMENTS + _OF_VIDEOS, _DECODED_BY + _VIDEOS_BY)
     return json.dumps({"video_decoding": VIDEO_DECODING, "frames": max_frames, **stated}, sort_keys=True)
+
+
+def embedding_options() -> str:
+    """The same of an embedding that a client made itself."""
+    return json.dumps({"embedding": EMBEDDING_READING})
 
 
 def _stated(model_dir: Path, documents: tuple[str, ...], packages: tuple[str, ...]) -> dict[str, Any]:

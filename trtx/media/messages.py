@@ -42,6 +42,7 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     label: str
     size: int
     hidden: int = 0  # columns that an embedding must have
+    dtype: str = "float32"  # that it is made
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -59,7 +60,7 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, tag=True):
-    """Of "pixels", "frames" and "embedding": float32. ``clip``: of "frames" alone."""
+    """Of "pixels" and "frames": float32; of "embedding" what was asked for. ``clip``: of "frames" alone."""
 
     tensor: SharedTensor
     grid: Grid | None

@@ -47,7 +47,8 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class GivenEmbedding:
-    """``rows``: float32 ``[rows, hidden]`` as the client sent them, whoever got it removes the tensor."""
+    """``rows``: ``[rows, hidden]`` as the client sent them, in the dtype that was asked for; whoever got it removes the
+    tensor. ``grid``: in patches, before any are merged."""
 
     rows: SharedTensor
     grid: Grid | None
@@ -155,12 +156,12 @@ class PicturePool:
         assert isinstance(answer, Rgb)
         return np.frombuffer(pixels, np.uint8).reshape(answer.height, answer.width, 3)
 
-    async def embedding(self, blob: Blob, *, hidden: int) -> GivenEmbedding:
-        """A ``.safetensors`` file with one embedding of ``hidden`` columns. Raises MediaError.
+    async def embedding(self, blob: Blob, *, hidden: int, dtype: str = "float32") -> GivenEmbedding:
+        """A ``.safetensors`` file with one embedding of ``hidden`` columns, in ``dtype``. Raises MediaError.
 
         How many rows a model expects is the caller's to check.
         """
-        answer, _ = await self._ask(Job("embedding", blob.label, len(blob.data), hidden), blob.data)
+        answer, _ = await self._ask(Job("embedding", blob.label, len(blob.data), hidden, dtype), blob.data)
         assert isinstance(answer, Tensor)
         return GivenEmbedding(answer.tensor, answer.grid)
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
 from trtx.engine.api import (
     EmbeddingHandle,
@@ -51,8 +52,8 @@ class Embedder(Protocol):
 class LocalEmbedder:
     """Decoding processes and a vision encoder, both started, of this worker."""
 
-    def __init__(self, pool: PicturePool, encoder: Engine, metrics: MediaMetrics) -> None:
-        self._pool, self._encoder, self._metrics = pool, encoder, metrics
+    def __init__(self, pool: PicturePool, encoder: Engine, config: VisionConfig, metrics: MediaMetrics) -> None:
+        self._pool, self._encoder, self._config, self._metrics = pool, encoder, config, metrics
 
     @classmethod
     async def begin(
@@ -63,14 +64,14 @@ class LocalEmbedder:
         limits: MediaLimits,
         metrics: MediaMetrics,
         *,
-        videos: VideoRule | None = None,
+        vision: VisionConfig,
     ) -> LocalEmbedder:
-        """With an encoder of its own; takes seconds. ``videos``: see PicturePool. Raises UsageError for a checkpoint
-        whose pictures can't be prepared or encoded."""
-        pool = PicturePool(model, limits, videos=videos)
+        """With an encoder of its own; takes seconds. Raises UsageError for a checkpoint whose pictures can't be
+        prepared or encoded."""
+        pool = PicturePool(model, limits, videos=video_rule(vision))
         await pool.start()
         try:
-            return cls(pool, await asyncio.to_thread(start, model, config), metrics)
+            return cls(pool, await asyncio.to_thread(start, model, config), vision, metrics)
         except BaseException:
             await pool.close()
             raise
@@ -81,6 +82,8 @@ class LocalEmbedder:
         return self._encoder.is_alive()
 
     async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+        if blob.kind == "embedding":
+            return await self._given(blob)
         with self._metrics.timed("prepare"):
             prepared = await self._pool.prepare(blob)
         try:
@@ -92,9 +95,53 @@ class LocalEmbedder:
         finally:
             remove_shared(prepared.pixels)
 
+    async def _given(self, blob: Blob) -> TowerOutput:
+        """Made by the client: read, and checked against what the model would make."""
+        config, dtype = self._config, self._encoder.facts.embedding_dtype
+        assert dtype is not None, "an engine whose encoder takes pixels says its dtype"
+        with self._metrics.timed("prepare"):
+            given = await self._pool.embedding(blob, hidden=config.columns, dtype=dtype)
+        try:
+            return TowerOutput(given.rows, _checked_grid(config, given.rows.shape[0], given.grid, blob.label))
+        except MediaError:
+            remove_shared(given.rows)
+            raise
+
     async def close(self) -> None:
         await self._pool.close()
         await asyncio.to_thread(self._encoder.shutdown)
+
+
+def video_rule(config: VisionConfig) -> VideoRule | None:
+    """How the model's processor takes videos; None: the model takes none."""
+    if config.video_token_id is None:
+        return None
+    return "all" if config.tokens_per_second is None else "each"
+
+
+def _checked_grid(
+    config: VisionConfig, rows: int, patches: tuple[int, int, int] | None, label: str
+) -> tuple[int, int, int] | None:
+    """The grid of an embedding's rows. Raises MediaError 422 where they are not as many as a picture of it has."""
+    if config.tokens_per_image is not None:
+        if rows != config.tokens_per_image or patches is not None:
+            raise MediaError(
+                422,
+                f"{label} holds {rows} rows{'' if patches is None else ' and a grid_thw'}; expected "
+                f"{config.tokens_per_image} and none, as each image of this model has",
+            )
+        return None
+    merge = config.spatial_merge
+    if patches is None:
+        raise MediaError(422, f"{label} holds no grid_thw; expected one, as this model's positions depend on it")
+    time, height, width = patches
+    if time != 1 or height % merge or width % merge or height * width != rows * merge**2:
+        raise MediaError(
+            422,
+            f"{label} holds {rows} rows and a grid_thw of {time} x {height} x {width}; expected 1 x height x width in "
+            f"patches, of which {merge} x {merge} are a row",
+        )
+    return 1, height // merge, width // merge
 
 
 class StartedEmbedder:

@@ -23,6 +23,9 @@ _START, _END = (
     "<|vision_end|>",
 )  # Qwen3-VL's, which its processor writes around each step of a video
 
+_EMBEDDING = ".safetensors"
+_TYPE_CHARACTERS = 200  # of a data: URL, in which its media type ends
+
 Encode = Callable[[str], list[int]]
 """Of the model's tokenizer: text to ids, special tokens in it read as such, and none added."""
 
@@ -62,7 +65,21 @@ def sent_media(wire: Mapping[str, Any], config: VisionConfig) -> tuple[Sent, ...
             f"the request brings {', '.join(others)}, expected {wanted} alone: this model takes no other media; send "
             f"{' or '.join(taken)}"
         )
-    return tuple(Sent(_url(item, _KINDS[name]), _KINDS[name]) for name in taken for item in media.get(name) or ())
+    return tuple(_sent(item, _KINDS[name]) for name in taken for item in media.get(name) or ())
+
+
+def _sent(item: Any, kind: Kind) -> Sent:
+    url = _url(item, kind)
+    return Sent(url, "embedding" if kind == "image" and _names_an_embedding(url) else kind)
+
+
+def _names_an_embedding(url: str) -> bool:
+    """By its name alone: no file is looked at here. Of ``data:`` its media type's end."""
+    if url[:5].lower() == "data:":
+        return (
+            url[5:_TYPE_CHARACTERS].partition(",")[0].partition(";")[0].lower().endswith(_EMBEDDING.removeprefix("."))
+        )
+    return url.partition("?")[0].partition("#")[0].lower().endswith(_EMBEDDING)
 
 
 def _refuse_lost_audio(wire: Mapping[str, Any]) -> None:
@@ -94,9 +111,12 @@ def check_placeholders(token_ids: Sequence[int], config: VisionConfig, sent: Seq
     More: the text of a message holds the placeholder itself, which the tokenizer takes for one. Fewer: the chat
     template left some out.
     """
-    kinds: tuple[tuple[Kind, int | None], ...] = (("image", config.image_token_id), ("video", config.video_token_id))
-    for kind, token_id in kinds:
-        found, count = token_ids.count(token_id), sum(one.kind == kind for one in sent)
+    videos = sum(one.kind == "video" for one in sent)
+    for kind, token_id, count in (
+        ("image", config.image_token_id, len(sent) - videos),
+        ("video", config.video_token_id, videos),
+    ):
+        found = token_ids.count(token_id)
         if found != count and token_id is not None:
             way_out = "leave the placeholder's text out of messages" if found > count else "see the model's template"
             raise InvalidRequest(

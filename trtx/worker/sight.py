@@ -80,10 +80,14 @@ class Sight:
         """At the pictures of Dynamo's request, of which nothing is fetched yet; None: it has none, and no place for
         one. Raises InvalidRequest."""
         sent = sent_media(wire, self.config)
-        most: tuple[tuple[Kind, int], ...] = (("image", self._limits.max_images), ("video", self._limits.max_videos))
-        for kind, limit in most:
-            if (count := sum(one.kind == kind for one in sent)) > limit:
-                raise InvalidRequest(f"the request brings {count} {kind}s, expected at most {limit}")
+        videos = sum(one.kind == "video" for one in sent)
+        limits = self._limits
+        for what, count, most in (
+            ("images", len(sent) - videos, limits.max_images),
+            ("videos", videos, limits.max_videos),
+        ):
+            if count > most:
+                raise InvalidRequest(f"the request brings {count} {what}, expected at most {most}")
         check_placeholders(wire.get("token_ids") or (), self.config, sent)
         return Looking(self, sent) if sent else None
 
@@ -144,7 +148,7 @@ class Sight:
 
     def _picture(self, key: bytes, made: TowerOutput) -> Picture:
         rows, columns = made.rows.shape
-        fixed, width = self.config.tokens_per_image, self.config.hidden_size * (1 + self.config.deepstack_levels)
+        fixed, width = self.config.tokens_per_image, self.config.columns
         if columns != width or (fixed is not None and rows != fixed):
             raise RuntimeError(f"an embedding of shape {[rows, columns]} was made, expected {[fixed or rows, width]}")
         return Picture(key, rows, made.grid, made.clip)

@@ -46,6 +46,24 @@ def test_addresses_come_in_their_order_and_none_where_there_are_none() -> None:
     assert sent_media({"multi_modal_data": media}, QWEN) == (Sent("b"), Sent("a"), Sent("b"), Sent("v", "video"))
 
 
+def test_a_name_tells_an_embedding_from_a_picture() -> None:
+    told = {
+        "https://host/a.safetensors?signature=x": "embedding",
+        "file:///dir/a.SAFETENSORS": "embedding",
+        "data:application/x-safetensors;base64,AAAA": "embedding",
+        "data:application/vnd.safetensors,AAAA": "embedding",
+        "https://host/a.png?name=.safetensors": "image",
+        "https://host/a.safetensors.png": "image",
+        "data:image/png;base64,safetensors": "image",
+        "data:,x.safetensors": "image",
+    }
+    for address, kind in told.items():
+        assert sent_media({"multi_modal_data": {"image_url": [url(address)]}}, LLAVA) == (Sent(address, kind),)
+    (sent,) = sent_media({"multi_modal_data": {"video_url": [url("https://host/a.safetensors")]}}, QWEN)
+    assert sent.kind == "video"
+    check_placeholders([IMAGE, IMAGE], QWEN, [Sent("a"), Sent("b", "embedding")])
+
+
 @pytest.mark.parametrize(
     ("media", "says"),
     [

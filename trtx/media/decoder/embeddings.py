@@ -34,6 +34,24 @@ def read(data: bytes | bytearray, label: str, hidden: int) -> tuple[np.ndarray, 
     return _rows(next(iter(tensors.values())), label, hidden), grid
 
 
+def made(rows: np.ndarray, dtype: str, label: str) -> np.ndarray:
+    """``rows``, float32, rounded to ``dtype``; "bfloat16" as its 16 bits. Raises MediaError 422 for values beyond."""
+    if dtype == "float32":
+        return rows
+    if dtype == "bfloat16":
+        bits = rows.view(np.uint32)
+        rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # to the nearest, halves to the even one
+        is_beyond = bool((rounded & 0x7F80 == 0x7F80).any())
+    else:
+        assert dtype == "float16", f"no model computes in {dtype}"
+        with np.errstate(over="ignore"):
+            rounded = rows.astype(np.float16)
+        is_beyond = not np.isfinite(rounded).all()
+    if is_beyond:
+        raise MediaError(422, f"{label} holds values beyond those of {dtype}, in which this model computes")
+    return rounded
+
+
 def _grid(stated: Any, label: str) -> Grid:
     values = np.frombuffer(stated["data"], np.int64).tolist() if stated["dtype"] == "I64" else []
     if len(values) != 3 or not all(0 < value <= _MAX_SIDE for value in values):

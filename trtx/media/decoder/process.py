@@ -80,7 +80,7 @@ def _answer(job: Job, data: bytearray, setup: Setup, processor: ImageProcessor |
     try:
         if job.work == "embedding":
             rows, grid = embeddings.read(data, job.label, job.hidden)
-            return Tensor(share(rows, directory), grid), b""
+            return Tensor(share(embeddings.made(rows, job.dtype, job.label), directory, job.dtype), grid), b""
         if job.work == "frames":
             assert processor is not None, "a pool without a model was asked for frames"
             limits = VideoLimits(setup.max_pixels, setup.max_frames, setup.max_video_s)
