@@ -138,6 +138,11 @@ _TOPOLOGY = _placed(
     (("agg",), "--prefill --decode"),
     (("no GPU",), "--tp --gpus"),
 )
+_MEDIA = (
+    "--allowed-media-path --allow-http-media --allow-private-media --max-media-bytes --max-image-pixels --max-images "
+    "--max-videos --max-video-frames --max-video-s --media-timeout-s --media-idle-s --media-memory-bytes "
+    "--decode-processes --decode-queue --decode-timeout-s --decode-memory-bytes"
+)
 # verb -> option -> the uses in which it would be ignored. Every option stands here, or nobody asked the question of it;
 # those of a load's fields have it in their records (trtx/bench/load_field.py).
 PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -145,10 +150,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **_TOPOLOGY,
         **_placed(
             ((), "--model --mode --output --dry-run"),
-            ((), "--allowed-media-path --allow-http-media --allow-private-media --max-media-bytes --max-image-pixels"),
-            ((), "--max-images --max-videos --max-video-frames --max-video-s"),
-            ((), "--media-timeout-s --media-idle-s --decode-processes --decode-queue --decode-timeout-s"),
-            ((), "--decode-memory-bytes --media-memory-bytes"),
+            ((), _MEDIA),
         ),
     },
     "bench": {
@@ -162,6 +164,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume",), "--allow-different --baseline-dir --save-baseline"),
             (("resume", "serve"), "--tokenizer --gpu-count"),
             (("resume", "attach"), "--mode --axis"),
+            (("resume", "attach"), _MEDIA),
             (("dry run",), "--json"),
         ),
     },
@@ -183,6 +186,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume", "no perplexity"), "--text"),
             (("resume", "serve"), "--tokenizer"),
             (("resume", "attach"), "--mode"),
+            (("resume", "attach"), _MEDIA),
         ),
     },
     "eval fidelity": {

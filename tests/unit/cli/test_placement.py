@@ -146,7 +146,8 @@ VALUES_IN |= {
     ("--workers", "no against"): "3",
 }
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
-VALUES |= {"--media-memory-bytes": "99999999"}
+VALUES |= {"--media-memory-bytes": "99999999", "--max-image-pixels": "99999999", "--max-images": "9"}
+VALUES |= {"--decode-processes": "3", "--max-videos": "3"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
 # What stands in the calls above in the place of an argument.
