@@ -91,6 +91,7 @@ def bench(
         ),
     ] = None,
     topology: options.TopologyOptions,
+    media: options.MediaOptions,
     axes: AxisOptions,
     gate: GateOptions,
     output: options.OutputOption = Path("runs"),

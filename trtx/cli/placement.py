@@ -153,8 +153,8 @@ _TOPOLOGY = _placed(
 )
 _MEDIA = (
     "--allowed-media-path --allow-http-media --allow-private-media --max-media-bytes --max-image-pixels --max-images "
-    "--media-timeout-s --media-idle-s --decode-processes --decode-queue --decode-timeout-s --decode-memory-bytes "
-    "--media-memory-bytes"
+    "--max-videos --max-video-frames --max-video-s --media-timeout-s --media-idle-s --media-memory-bytes "
+    "--decode-processes --decode-queue --decode-timeout-s --decode-memory-bytes"
 )
 # verb -> option -> the uses in which it would be ignored. Every option stands here, or nobody asked the question of it;
 # those of a load's fields have it in their records (trtx/bench/load_field.py).
@@ -185,6 +185,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume",), "--allow-different --baseline-dir --save-baseline"),
             (("resume", "serve"), "--tokenizer --gpu-count"),
             (("resume", "attach"), "--mode --axis"),
+            (("resume", "attach"), _MEDIA),
             (("dry run",), "--json"),
         ),
     },
@@ -206,6 +207,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume", "no perplexity"), "--text"),
             (("resume", "serve"), "--tokenizer"),
             (("resume", "attach"), "--mode"),
+            (("resume", "attach"), _MEDIA),
         ),
     },
     "eval fidelity": {

@@ -158,7 +158,8 @@ VALUES_IN |= {
     ("--workers", "no against"): "3",
 }
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
-VALUES |= {"--media-memory-bytes": "99999999"}
+VALUES |= {"--media-memory-bytes": "99999999", "--max-image-pixels": "99999999", "--max-images": "9"}
+VALUES |= {"--decode-processes": "3", "--max-videos": "3"}
 VALUES |= {
     "--hosts": HOSTS.format("roles"),
     "--etcd": "http://127.0.0.1:8",

@@ -28,7 +28,7 @@ from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
 from trtx.experiment.deployment import ask_deployment
-from trtx.experiment.directory import CAME_WITH, create, read_lock, write_lock
+from trtx.experiment.directory import BEFORE_VIDEOS, CAME_WITH, create, read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import _COUNTED
@@ -139,7 +139,14 @@ OTHER: dict[type, dict[str, Any]] = {
     },
 }
 # Version of the lock -> a hash of the names of the fields that it has.
-LOCKED = {2: "4dafa06a774d", 3: "7aa6358c8193", 4: "219c4e44d760", 5: "c586849e4d14", 6: "2dc8f8e820a9"}
+LOCKED = {
+    2: "4dafa06a774d",
+    3: "7aa6358c8193",
+    4: "219c4e44d760",
+    5: "c586849e4d14",
+    6: "2dc8f8e820a9",
+    7: "2dc8f8e820a9",
+}
 TASK_OF = {  # field of an evaluation -> the task that it shapes
     "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",
 }  # fmt: skip
@@ -253,6 +260,23 @@ def test_the_arms_of_a_lock_from_before_encode_workers_had_none(tmp_path: Path) 
         del topology["encode"], topology["media"]
     lock.write_text(yaml.safe_dump(written))
     assert [one.spec.encode for one in read_lock(tmp_path).topologies] == [0, 0]
+
+
+@pytest.mark.parametrize("version", [4, 6, 7])
+def test_workers_of_a_lock_from_before_videos_took_none(tmp_path: Path, version: int) -> None:
+    write_lock(tmp_path, load_sweep(None, {"arms": {"a": {}, "b": {"media": {"max_images": 3}}}}), provenance(GOLDEN))
+    lock = tmp_path / LOCK.file
+    written = yaml.safe_load(lock.read_text()) | {"schema_version": version}
+    for topology in (written["topology"], *written["arms"].values()):
+        for name in BEFORE_VIDEOS:
+            del topology["media"][name]
+    lock.write_text(yaml.safe_dump(written))
+    if version == 7:
+        with pytest.raises(UsageError, match="max_videos is missing"):
+            read_lock(tmp_path)
+        return
+    assert [one.spec.media.max_videos for one in read_lock(tmp_path).topologies] == [0, 0]
+    assert [one.spec.media.max_images for one in read_lock(tmp_path).topologies] == [16, 3]
 
 
 def _in_place_of_numbers(value: Any, number: float) -> Any:

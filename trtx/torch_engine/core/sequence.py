@@ -9,6 +9,7 @@ from enum import Enum
 from trtx.torch_engine.batch import FROM_SLOT, Embedding, Sampled, ScheduledSequence
 from trtx.torch_engine.core.block_pool import block_name, root_name
 from trtx.torch_engine.core.media import media_identity, rows_between
+from trtx.torch_engine.media_positions import lasts, stretch
 from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
@@ -46,8 +47,8 @@ class Sequence:
     handoff: Handoff | None = None
     media: list[MediaSpan] = field(default_factory=list)
     routing_token_ids: list[int] | None = None
-    # Positions before it are computed in prompt chunks, never as a decode: the first one, and all before the end of the
-    # last media.
+    # Positions before it are computed in prompt chunks, never as a decode: the first one, all before the end of the
+    # last media, and with a video all of the prompt: text behind one may have other positions than what is generated.
     chunked_until: int = 1
 
     state: State = State.WAITING
@@ -100,12 +101,26 @@ class Sequence:
             handoff=handoff,
             media=submit.media,
             routing_token_ids=submit.routing_token_ids,
-            chunked_until=max(1, submit.media[-1].start + submit.media[-1].length) if submit.media else 1,
+            chunked_until=_chunked_until(submit),
             num_tokens=len(prompt),
             stop_ids=stop_ids,
             banned_ids=tuple(sorted(token_id for token_id in ends if 0 <= token_id < vocab_size)),
             min_tokens=sampling.min_tokens,
         )
+
+    def leave_room(self, max_seq_len: int) -> str | None:
+        """For positions of media beyond their tokens, so that none is past ``max_seq_len``. What is wrong where no room
+        for a token is left; None: there is."""
+        more = stretch(self.media, len(self.prompt_token_ids))
+        room = max_seq_len - len(self.prompt_token_ids) - more
+        if room < 1:
+            return (
+                f"the prompt has {len(self.prompt_token_ids)} tokens, and a video in it plays {more} positions longer; "
+                f"expected fewer than {max_seq_len} together, the longest sequence here; send a shorter video"
+            )
+        self.max_tokens = min(self.max_tokens, room)
+        self.most_tokens = len(self.prompt_token_ids) + self.max_tokens
+        return None
 
     def ban_problem(self, vocab_size: int) -> str | None:
         """Why no token could be first; None where one can. Beside what is banned, which it has to name."""
@@ -291,3 +306,9 @@ class Sequence:
         elif len(self.output_token_ids) >= self.max_tokens:
             update.finish_reason = "length"
         return update
+
+
+def _chunked_until(submit: Submit) -> int:
+    if lasts(submit.media):
+        return len(submit.prompt_token_ids)
+    return max(1, submit.media[-1].start + submit.media[-1].length) if submit.media else 1
