@@ -16,6 +16,9 @@ from topology_clients import PACED, trtx_serve, wait_until
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.engine import worker_facts
+from trtx.errors import UsageError
+from trtx.experiment import Attach
+from trtx.experiment.deployment import ask_deployment
 from trtx.launch.discovery import owner
 from trtx.launch.processes import members
 from trtx.planes.credentials import EtcdAuth
@@ -68,6 +71,7 @@ def test_a_dead_worker_leaves_the_routing_long_before_its_lease_and_what_lives_i
         assert renewed is not None
         assert registry.records_live_s == _TTL_S
         assert _published(running) == {"agg-0", "agg-1"}
+        _ask_behind_another_frontend(running, services[0].url)
 
         watched = WatchedRegistry(EtcdRegistry(Etcd([services[0].url]), _NAMESPACE, lease_ttl_s=_TTL_S))
         try:
@@ -90,6 +94,31 @@ def _known(registry: WatchedRegistry) -> set[int] | None:
         return registry.worker_ids()
     except OSError:
         return None
+
+
+def _ask_behind_another_frontend(running: Topology, etcd_url: str) -> None:
+    """Dynamo's own shows no runtime data: etcd has it, and one of no such topology is no answer."""
+    port = free_port()
+    plain = running.spawn("plain", ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)])
+    url = f"http://127.0.0.1:{port}"
+
+    def counted() -> bool:
+        try:
+            return ask_deployment(Attach(url=url)).workers == {"agg": 2}
+        except UsageError:  # it does not listen, or lists no model yet
+            return False
+
+    until("both workers are counted", counted)
+    assert ask_deployment(Attach(url=url)).versions is None
+    found = ask_deployment(Attach(url=url, etcd=(etcd_url,)))
+    assert (found.engine, found.workers, found.gpu_names, found.gpu_count) == ("paced", {"agg": 2}, (), 0)
+    assert found.versions is not None and found.versions["ai-dynamo"]
+    with pytest.raises(UsageError, match="--etcd can't be asked .* Connection refused"):
+        ask_deployment(Attach(url=url, etcd=(f"http://127.0.0.1:{free_port()}",)))
+    with etcd(running.directory / "another") as other, pytest.raises(UsageError, match="has no worker of tiny"):
+        ask_deployment(Attach(url=url, etcd=(other.url,)))
+    plain.end()
+    running.children.remove(plain)
 
 
 def _published(running: Topology) -> set[str]:

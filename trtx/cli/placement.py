@@ -183,7 +183,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume",), "SWEEP_FILE --url --model --output --dry-run"),
             (("resume",), "--slo --min-goodput --max-error-rate --baseline --max-regression --metrics --window"),
             (("resume",), "--allow-different --baseline-dir --save-baseline"),
-            (("resume", "serve"), "--tokenizer --gpu-count"),
+            (("resume", "serve"), "--tokenizer --gpu-count --etcd --etcd-auth"),
             (("resume", "attach"), "--mode --axis"),
             (("resume", "attach"), _MEDIA),
             (("dry run",), "--json"),

@@ -228,18 +228,14 @@ class HandoffProofs:
         return f"; {_UCX_DEVICE} has to name a device on each side by which it reaches the other"
 
     def _told(self, name: str) -> str:
-        """A worker as a person knows it: with its host and UCX's device, where they are known."""
+        """A worker as a person knows it: over hosts with its own, and the device that UCX takes there."""
         worker = self._workers.get(name)
         if worker is None:
             return name or "a worker that did not say its name"
-        known = [f"on {worker.host}" if worker.host else "", self._devices(name)]
-        said = ", ".join(filter(None, known))
-        return f"{name} ({said})" if said else name
-
-    def _devices(self, name: str) -> str:
-        worker = self._workers.get(name)
-        device = None if worker is None else worker.env.get(_UCX_DEVICE)
-        return "" if device is None else f"{_UCX_DEVICE}={device}"
+        if not worker.host:
+            return name
+        device = worker.env.get(_UCX_DEVICE)
+        return f"{name} (on {worker.host}{f', {_UCX_DEVICE}={device}' if device else ''})"
 
     def _said_by_ucx(self, name: str) -> str:
         """Its last complaint in the log of a worker of this machine; NIXL's error is but a code."""

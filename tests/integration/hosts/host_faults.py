@@ -1,6 +1,6 @@
 """The faults of a topology over two hosts, and what each costs: for the tests and the table of docs/hosts-faults.md.
 
-    PYTHONPATH=tests/integration python tests/integration/hosts/host_faults.py [--rounds 3] [--only NAME …]
+    PYTHONPATH=tests/integration python tests/integration/hosts/host_faults.py [--rounds 3] [--only PART]
 
 As root; prints the table.
 
@@ -33,6 +33,7 @@ from topology_clients import PACED, stream_once
 _STREAM_TOKENS = 60
 _WHOLE_S = 120.0
 _LOOK_S = 0.5
+_AWAY_S = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,19 @@ def _cut(seconds: float, served: ServedHosts) -> None:
     served.hosts.second.mend()
 
 
+def _kill_share(served: ServedHosts) -> None:
+    served.shares[served.hosts.second.name].process.kill()
+    time.sleep(_AWAY_S)
+    served.join_again()
+
+
+def _lose_power(served: ServedHosts) -> None:
+    served.hosts.second.lose_power()
+    time.sleep(_AWAY_S)
+    served.hosts.second.mend()
+    served.join_again()
+
+
 def _restart(server: str, seconds: float, served: ServedHosts) -> None:
     one = served.servers.etcd if server == "etcd" else served.servers.nats
     one.kill()
@@ -105,6 +119,8 @@ def _of(shape: str, workers: tuple[str, ...]) -> list[Fault]:
 FAULTS = (
     Fault("agg 1+1", "`kill -9` of the only frontend", functools.partial(_kill, "frontend"), has_no_other=True),
     *_of("agg 1+1", AGG.workers),
+    Fault("agg 1+1", f"`kill -9` of the other host's trtx serve, started again after {_AWAY_S} s", _kill_share),
+    Fault("agg 1+1", f"the other host without power for {_AWAY_S} s, then trtx serve join again", _lose_power),
     *_of("disagg 2+2", DISAGG.workers),
     Fault(
         "agg 1+1, two frontends",
@@ -147,13 +163,13 @@ class _Whole:
         return all(stream_once(url, plan.model, "whole?", 1).is_good for url in plan.urls)
 
 
-def _table(hosts: Hosts, servers: Servers, rounds: int, only: list[str]) -> list[str]:
+def _table(hosts: Hosts, servers: Servers, rounds: int, wanted: Callable[[str], bool]) -> list[str]:
     lines = [
         "| topology | fault | times | requests lost | streams cut | outage s | slowest request s | whole again s |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, shape in SHAPES.items():
-        faults = [fault for fault in FAULTS if fault.shape == name and (not only or fault.name in only)]
+        faults = [fault for fault in FAULTS if fault.shape == name and wanted(fault.name)]
         if not faults:
             continue
         costs: dict[str, list[Cost]] = {fault.name: [] for fault in faults}
@@ -171,10 +187,17 @@ def _table(hosts: Hosts, servers: Servers, rounds: int, only: list[str]) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", action="append", default=[], help="a fault by its name")
+    parser.add_argument("--only", action="append", default=[], help="what a fault's name holds")
+    parser.add_argument("--without", action="append", default=[], help="what no fault's name holds")
     arguments = parser.parse_args()
+
+    def wanted(name: str) -> bool:
+        return not any(part in name for part in arguments.without) and (
+            not arguments.only or any(part in name for part in arguments.only)
+        )
+
     with two_hosts() as hosts, servers_on(hosts.first, hosts.directory) as servers:
-        print("\n".join(_table(hosts, servers, arguments.rounds, arguments.only)))
+        print("\n".join(_table(hosts, servers, arguments.rounds, wanted)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,11 @@ from topology_clients import ServeCommand
 from trtx.launch.published import find_published
 from trtx.topology import EtcdService, Plan, ProcessSpec
 
+NAME = "pair"
 _END_S = 60.0
+_READY = "Ready: "
+# UCX takes the memory that processes of one machine share, where nothing says otherwise.
+_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "UCX_TLS": "tcp"}
 _ANSWERED = re.compile(r'^trtx_requests_total\{.*outcome="length".*\} (\S+)$', re.MULTILINE)
 
 
@@ -36,6 +40,15 @@ class ServedHosts:
     servers: Servers
     plan: Plan  # of both hosts, as it is published
     shares: dict[str, ServeCommand]  # host -> its command
+    join: Callable[[], ServeCommand]  # starts the second host's share
+
+    def join_again(self) -> None:
+        """After the end of the second host's share."""
+        share = self.shares[self.hosts.second.name]
+        assert share.process.wait(30) is not None
+        before = share.text().count(_READY)
+        share = self.shares[self.hosts.second.name] = self.join()
+        until("the second share is ready again", lambda: _is_ready(share, before))
 
     def process(self, name: str) -> ProcessSpec:
         (found,) = (process for process in self.plan.processes if process.name == name)
@@ -68,11 +81,6 @@ class ServedHosts:
         return "\n".join(f"--- {name}\n{share.text()}" for name, share in self.shares.items())
 
 
-def name_of(hosts: Hosts) -> str:
-    """Of the topology: runs beside one another on this machine share its /tmp, where a share has a directory."""
-    return hosts.first.namespace.removesuffix(f"-{hosts.first.name}")
-
-
 def write_hosts(hosts: Hosts, directory: Path, **fields: Any) -> Path:
     """hosts.yaml: ``fields`` of the file, and of its hosts those under their names (``node1={"frontends": 1}``)."""
     of_hosts = [
@@ -81,7 +89,7 @@ def write_hosts(hosts: Hosts, directory: Path, **fields: Any) -> Path:
     ]
     first = hosts.first.address
     document = {
-        "name": name_of(hosts),
+        "name": NAME,
         "etcd": [f"http://{first}:2379"],
         "nats": f"nats://{first}:4222",
         "hosts": of_hosts,
@@ -94,7 +102,8 @@ def write_hosts(hosts: Hosts, directory: Path, **fields: Any) -> Path:
 @contextlib.contextmanager
 def share(host: Host, directory: Path, *arguments: str) -> Iterator[ServeCommand]:
     """``trtx`` with ``arguments`` on ``host``; it is interrupted at the end, and has to end by itself."""
-    output, runs = directory / f"{host.name}.txt", directory / f"{host.name}-runs"
+    output, runs, temporary = (directory / f"{host.name}{kind}" for kind in (".txt", "-runs", "-tmp"))
+    temporary.mkdir(exist_ok=True)  # hosts share no /tmp
     argv = [*host.through(), sys.executable, "-c", "from trtx.cli.app import main; main()", *arguments]
     with host.entered(), output.open("ab") as stream:
         process = subprocess.Popen(
@@ -102,8 +111,7 @@ def share(host: Host, directory: Path, *arguments: str) -> Iterator[ServeCommand
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            # Or UCX takes the memory that processes of one machine share.
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "UCX_TLS": "tcp"},
+            env={**os.environ, **_ENVIRONMENT, "TMPDIR": os.fspath(temporary)},
             start_new_session=True,
         )
     command = ServeCommand(process, output, runs)
@@ -132,11 +140,16 @@ def served_hosts(
         share(hosts.first, directory, "serve", "--hosts", os.fspath(file), *arguments) as first,
     ):
         join = until("the plan is published", lambda: _join_command(first))
-        with share(hosts.second, directory, *join) as second:
+        with contextlib.ExitStack() as of_second:
+
+            def start() -> ServeCommand:
+                return of_second.enter_context(share(hosts.second, directory, *join))
+
+            second = start()
             for one in (first, second):
                 until("both shares are ready", lambda one=one: _is_ready(one))  # type: ignore[misc]
-            plan = find_published(EtcdService((servers.etcd.url,), lease_ttl_s=30), name_of(hosts)).plan
-            yield ServedHosts(hosts, servers, plan, {hosts.first.name: first, hosts.second.name: second})
+            plan = find_published(EtcdService((servers.etcd.url,), lease_ttl_s=30), NAME).plan
+            yield ServedHosts(hosts, servers, plan, {hosts.first.name: first, hosts.second.name: second}, start)
 
 
 def _join_command(command: ServeCommand) -> list[str] | None:
@@ -146,6 +159,6 @@ def _join_command(command: ServeCommand) -> list[str] | None:
     return shlex.split(found[1]) if found else None
 
 
-def _is_ready(command: ServeCommand) -> bool:
+def _is_ready(command: ServeCommand, before: int = 0) -> bool:
     assert command.process.poll() is None, f"trtx serve ended early:\n{command.text()}"
-    return "Ready: " in command.text()
+    return command.text().count(_READY) > before
