@@ -152,6 +152,7 @@ VALUES_IN |= {
     ("--workers", "serve"): "3",
     ("--workers", "no against"): "3",
 }
+VALUES_IN |= {("--mode", "no container"): "disagg"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
