@@ -283,7 +283,7 @@ def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(
     (rank,) = (pid for pid, line in cluster.processes().items() if line.startswith("rank 3"))
     os.kill(rank, signal.SIGKILL)
     assert job.await_end() == "FAILED"
-    assert "FAILED: agg-0 ended with code 137" in job.log
+    assert re.search(r"FAILED: agg-0 ended with code 1(37|43)", job.log)  # srun tells the highest of its tasks
 
 
 def test_the_file_asks_for_what_was_typed(submit: Submit, cluster: SlurmCluster, tmp_path: Path) -> None:
