@@ -93,7 +93,9 @@ class Cluster:
     @property
     def url(self) -> str:
         """Of the first frontend's pod."""
-        return f"http://{self.of_role('frontend')[0].address}:8000"
+        [frontend, *_] = self.of_role("frontend")
+        scheme = frontend.container["readinessProbe"]["httpGet"]["scheme"].lower()
+        return f"{scheme}://{frontend.address}:8000"
 
     def close(self) -> None:
         with self._lock:
@@ -132,6 +134,34 @@ class Cluster:
                 start_new_session=True,
             )
         pod.starts += 1
+
+    def run_once(
+        self, container: Manifest, further: dict[str, Path], timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """One container of a Job, to its end. The Service is the first frontend's address; ``further``: mounts."""
+        [service] = [
+            one["metadata"]["name"] for one in self.of_kind("Service") if "frontend" in one["metadata"]["name"]
+        ]
+        words = [*container["command"], *container["args"]]
+        for index, word in enumerate(words):
+            if f"//{service}." in word:
+                words[index] = self.url
+            for mount, path in {**self.mounts, **further}.items():
+                words[index] = (
+                    words[index].replace(mount, str(path)) if words[index].startswith(mount) else words[index]
+                )
+        values = {one["name"]: one["value"] for one in container.get("env", ())}
+        for name, value in values.items():
+            for mount, path in self.mounts.items():
+                values[name] = values[name].replace(mount, str(path)) if value.startswith(mount) else values[name]
+        return subprocess.run(
+            [sys.executable, *words[1:]],
+            env={**os.environ, **values},
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
 
     def _word(self, word: str, pod: Pod) -> str:
         for mount, path in self.mounts.items():
@@ -192,8 +222,9 @@ class Cluster:
     def probe(self, pod: Pod, name: str) -> int | None:
         """The status of its answer; None: there is none."""
         get = pod.container[name]["httpGet"]
+        url = f"{get['scheme'].lower()}://{pod.address}:{get['port']}{get['path']}"
         try:
-            return httpx.get(f"http://{pod.address}:{get['port']}{get['path']}", timeout=5).status_code
+            return httpx.get(url, timeout=5, verify=False).status_code
         except httpx.TransportError:
             return None
 
@@ -233,12 +264,13 @@ class Cluster:
 def cluster(manifests: Sequence[Manifest], directory: Path, model: Path) -> Iterator[Cluster]:
     """Of exported manifests: their ConfigMap's files and ``model`` are what its containers find mounted."""
     configs = directory / "configs"
-    configs.mkdir()
+    configs.mkdir(parents=True)
     for manifest in manifests:
         if manifest["kind"] == "ConfigMap":
             for name, text in manifest["data"].items():
                 (configs / name).write_text(text, encoding="utf-8")
-    running = Cluster(manifests, directory, {"/run/trtx/serve/configs": configs, "/models/model": model})
+    mounts = {"/run/trtx/serve/configs": configs, "/models/model": model, "/run/trtx-tls": directory / "tls"}
+    running = Cluster(manifests, directory, mounts)
     try:
         yield running
     finally:
