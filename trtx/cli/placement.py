@@ -39,6 +39,7 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "no hosts": Use("without --hosts", "whose machines it is about", "add --hosts, or leave it out"),
         "roles": Use("beside --hosts with roles", "which count the workers", "leave it out, or leave roles out"),
     },
+    "serve join": {},
     "bench": {
         **_SERVED,
         "resume": Use("beside --resume", "which goes on with what its run was asked", "leave it out"),
@@ -126,7 +127,7 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "expire": Use("with expire", "which goes by state and age", "leave it out"),
     },
     "report": {},
-    "doctor": {},
+    "doctor": {"no hosts": Use("without --hosts", "whose other machines it is about", "add it, or leave it out")},
 }
 
 
@@ -170,6 +171,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             ((), _MEDIA),
         ),
     },
+    "serve join": _placed(((), "--etcd --name --this-host --model --etcd-auth --nats-auth --output")),
     "bench": {
         **{option: ("resume", "attach", *uses) for option, uses in _TOPOLOGY.items()},
         **_placed(
@@ -179,7 +181,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume",), "SWEEP_FILE --url --model --output --dry-run"),
             (("resume",), "--slo --min-goodput --max-error-rate --baseline --max-regression --metrics --window"),
             (("resume",), "--allow-different --baseline-dir --save-baseline"),
-            (("resume", "serve"), "--tokenizer --gpu-count"),
+            (("resume", "serve"), "--tokenizer --gpu-count --etcd --etcd-auth"),
             (("resume", "attach"), "--mode --axis"),
             (("dry run",), "--json"),
         ),
@@ -271,7 +273,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("save", "promote", "expire"), "--json"),
     ),
     "report": _placed(((), "RUN --json")),
-    "doctor": _placed(((), "--engine --port --output --json")),
+    "doctor": _placed(((), "--engine --port --output --hosts --json"), (("no hosts",), "--this-host --wait")),
 }
 
 
