@@ -93,9 +93,9 @@ class Route:
         plan, began_at = self._plan, time.monotonic()
         self._requests += 1
         prompt = f"{_PROOF_PROMPT}{self._requests}."
-        self.request_problem = complete(self._url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S) or ""
-        if not self.request_problem:
-            ids = self._handoffs.worker_ids()
-            self.handoff_problem = self._handoffs.prove_missing(ids, _PROOF_TIMEOUT_S) or ""
-            if not self.handoff_problem:
-                self.proved_at = began_at
+        problem = complete(self._url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S) or ""
+        # Where that failed too: this names the pair and the cause.
+        self.handoff_problem = self._handoffs.prove_missing(self._handoffs.worker_ids(), _PROOF_TIMEOUT_S) or ""
+        self.request_problem = problem
+        if not problem and not self.handoff_problem:
+            self.proved_at = began_at

@@ -274,17 +274,20 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, request_s: float
         url = urls[number % len(urls)]
         return pool.submit(complete, url, plan.model, prompt, WARM_UP_TOKENS, timeout_s=request_s)
 
+    def prove() -> str | None:
+        return handoffs.prove_missing(handoffs.worker_ids(), request_s)
+
     logs, first = plan.run_dir / "serve" / "logs", len(urls)
     try:
-        if (problem := finish([ask(number) for number in range(first)])) is None:
-            proving = pool.submit(lambda: handoffs.prove_missing(handoffs.worker_ids(), request_s))
+        problem = finish([ask(number) for number in range(first)])
+        proving = pool.submit(prove)  # where a request has failed too: this names the pair and the cause
+        if problem is None:
             problem = finish([ask(number) for number in range(first, first + count)])
-            if problem is None and (unproved := finish([proving])) is not None:
-                raise LaunchError(
-                    f"{plan.mode} topology at {plan.url} is not ready: {unproved}; see the logs in {logs}"
-                )
+        unproved = finish([proving])
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # interrupted: the frontend's end breaks what is still open
+    if unproved is not None:
+        raise LaunchError(f"{plan.mode} topology at {plan.url} is not ready: {unproved}; see the logs in {logs}")
     if problem is not None:
         raise LaunchError(f"the first requests to {', '.join(urls)} failed: {problem}; see the logs in {logs}")
 
