@@ -89,7 +89,8 @@ class PictureProofs:
             "temperature": 0.0,
         }
         try:
-            code, answer = request(self._url, "POST", "/v1/chat/completions", body, timeout_s=timeout_s)
+            code, answer = request(self._url, "POST", "/v1/chat/completions", body, timeout_s=timeout_s,
+                                   certificate=self._plan.certificate)  # fmt: skip
             if code == 200:
                 return None
             return f"HTTP {code}: {json.loads(answer)['message']}"

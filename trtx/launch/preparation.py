@@ -98,7 +98,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     engine = spec.engine if machine is None else _engine(spec, has_gpu=has_gpu)
     on_gpu = has_gpu and engine in ("torch", "tensorrt-llm")
     model = spec.model or _default_model(engine) or default_model(on_gpu=on_gpu)
-    # Elsewhere, the weights are where it is served.
+    # Elsewhere the weights are where it is served.
     checkpoint = describe_checkpoint(model) if machine is None else resolve_checkpoint(model)
     if engine == "torch":
         # Refuses what the engine would refuse once it runs, in the same words.

@@ -22,8 +22,13 @@ from trtx.topology import ProcessSpec
 
 HOSTILE = 'it\'s "$(touch pwned)" `touch pwned` \\ ${HOME} * # é'
 NODE = {  # what a step knows on its node
-    "LOCAL": "/tmp/local", "HEAD": "10.0.0.1", "SLURM_JOB_ID": "42", "SLURM_SUBMIT_DIR": "/shared", "SLURMD_NODENAME": "node1", "PATH": os.environ["PATH"],
-}  # fmt: skip
+    "LOCAL": "/tmp/local",
+    "HEAD": "10.0.0.1",
+    "SLURM_JOB_ID": "42",
+    "SLURM_SUBMIT_DIR": "/shared",
+    "SLURMD_NODENAME": "node1",
+    "PATH": os.environ["PATH"],
+}
 
 
 def written(spec: dict[str, Any] | None = None, **job: Any) -> str:
