@@ -103,32 +103,32 @@ class Connection(asyncio.Protocol):
         return length is not None and len(self._tail.partition(b"\r\n\r\n")[2]) >= int(length.group(1))
 
 
-async def connect(port: int) -> Connection:
-    _, protocol = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", port)
+async def connect(port: int, host: str = "127.0.0.1") -> Connection:
+    _, protocol = await asyncio.get_running_loop().create_connection(Connection, host, port)
     return protocol
 
 
-def one_after_another(port: int, body: dict[str, Any], count: int) -> list[Answer]:
+def one_after_another(port: int, body: dict[str, Any], count: int, host: str = "127.0.0.1") -> list[Answer]:
     """``count`` requests on one kept-alive connection."""
 
     async def run() -> list[Answer]:
-        connection = await connect(port)
+        connection = await connect(port, host)
         return [await connection.ask("/v1/completions", body) for _ in range(count)]
 
     return asyncio.run(run())
 
 
-def all_at_once(port: int, body: dict[str, Any], streams: int, processes: int) -> list[Answer]:
+def all_at_once(port: int, body: dict[str, Any], streams: int, processes: int, host: str = "127.0.0.1") -> list[Answer]:
     """``streams`` requests at the same time, spread over ``processes``."""
     context = multiprocessing.get_context("spawn")
     share = [streams // processes + (i < streams % processes) for i in range(processes)]
     with context.Pool(processes) as pool:
-        return [answer for part in pool.starmap(_together, [(port, body, n) for n in share]) for answer in part]
+        return [answer for part in pool.starmap(together, [(port, body, n, host) for n in share]) for answer in part]
 
 
-def _together(port: int, body: dict[str, Any], streams: int) -> list[Answer]:
+def together(port: int, body: dict[str, Any], streams: int, host: str) -> list[Answer]:
     async def run() -> list[Answer]:
-        connections = [await connect(port) for _ in range(streams)]
+        connections = [await connect(port, host) for _ in range(streams)]
         return list(await asyncio.gather(*(c.ask("/v1/completions", body) for c in connections)))
 
     return asyncio.run(run())

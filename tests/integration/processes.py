@@ -140,11 +140,14 @@ class Topology:
             | self.extra_environment
         )
 
-    def spawn(self, name: str, argv: list[str], environment: dict[str, str] | None = None) -> Child:
+    def spawn(
+        self, name: str, argv: list[str], environment: dict[str, str] | None = None, through: tuple[str, ...] = ()
+    ) -> Child:
+        """Python with ``argv``. ``through``: a command that executes what follows it, in the same process."""
         log = self.directory / f"{name}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, *argv],
+                [*through, sys.executable, *argv],
                 env=self.environment() | (environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=out,

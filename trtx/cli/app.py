@@ -20,6 +20,7 @@ from trtx.errors import TrtxError, UsageError
 # verb, of one word or two -> (module with a Typer app named ``app``, the line that `trtx --help` shows)
 VERBS = {
     "serve": ("trtx.cli.serve", "Serve a model: a frontend and the workers of a topology."),
+    "serve join": ("trtx.cli.join", "Run this host's share of a topology that was planned on another."),
     "build": ("trtx.cli.build", "Build a model: quantize it, resolve and check its engine configs, prove it."),
     "bench": ("trtx.cli.bench", "Sweep a served topology with aiperf and render a report."),
     "bench ab": ("trtx.cli.ab", "Measure two topologies in turn on the same GPUs, restarted each round."),

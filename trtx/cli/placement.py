@@ -39,6 +39,7 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "no hosts": Use("without --hosts", "whose machines it is about", "add --hosts, or leave it out"),
         "roles": Use("beside --hosts with roles", "which count the workers", "leave it out, or leave roles out"),
     },
+    "serve join": {},
     "bench": {
         **_SERVED,
         "resume": Use("beside --resume", "which goes on with what its run was asked", "leave it out"),
@@ -170,6 +171,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             ((), _MEDIA),
         ),
     },
+    "serve join": _placed(((), "--etcd --name --this-host --model --etcd-auth --nats-auth --output")),
     "bench": {
         **{option: ("resume", "attach", *uses) for option, uses in _TOPOLOGY.items()},
         **_placed(

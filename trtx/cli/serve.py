@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,14 +13,8 @@ from trtx.cli.command import Verb
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
 from trtx.config.hosts import MAX_FRONTENDS, read_hosts
-from trtx.errors import UsageError
-
-if TYPE_CHECKING:
-    from trtx.launch import ServedTopology
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-_REFRESH_S = 0.5
 
 
 @app.command(
@@ -95,24 +88,20 @@ def serve(
       trtx serve --frontends 2
       trtx serve --hosts hosts.yaml --mode disagg --dry-run
     """
-    refuse_ignored(context, (mode, *options.engine_uses(model.engine), *([] if hosts else ["no hosts"])))
-    if hosts is not None:
-        there = read_hosts(hosts)
+    there = None if hosts is None else read_hosts(hosts)
+    if there is not None:  # whose sentences come first: they name the file
         refuse_ignored(context, ("hosts", *(["roles"] if there.has_roles else [])))
+    refuse_ignored(context, (mode, *options.engine_uses(model.engine), *(["no hosts"] if there is None else [])))
     from trtx.cli.console import ProgressConsole
+    from trtx.cli.serving import run_plan, serve_hosts
     from trtx.cli.topology_text import describe_plan
-    from trtx.cli.topology_view import open_view
-    from trtx.launch import host_named, new_run_directory, prepare, prepare_hosts
-    from trtx.launch import serve as serve_plan
+    from trtx.launch import new_run_directory, prepare
 
     spec = options.build_spec(mode=mode, **asdict(model), **asdict(topology), **media)
     options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encode)
     run_dir = new_run_directory(output, f"serve-{mode}")
-    if hosts is not None:
-        whole = prepare_hosts(spec, there, run_dir=run_dir)
-        if not dry_run:
-            raise UsageError("--hosts without --dry-run is not there yet; add --dry-run")
-        typer.echo(describe_plan(whole if this_host is None else whole.share(host_named(whole.hosts, this_host).name)))
+    if there is not None:
+        serve_hosts(spec, there, this_host=this_host, run_dir=run_dir, dry_run=dry_run)
         return
     plan = prepare(spec, run_dir=run_dir, frontends=frontends)
     if dry_run:
@@ -123,20 +112,4 @@ def serve(
             f"trtx: warning: HTTP listens on {plan.host}:{plan.port} without authentication: "
             "whoever reaches this machine can use it"
         )
-    with open_view(plan) as view, serve_plan(plan, on_event=view.on_event, on_slots=view.on_slots) as served:
-        view.show(_ready_text(served))
-        while True:
-            served.wait(_REFRESH_S)
-
-
-def _ready_text(topology: ServedTopology) -> str:
-    body = json.dumps({"model": topology.plan.model, "max_tokens": 32}).removesuffix("}")
-    message = json.dumps([{"role": "user", "content": "Hello"}])
-    workers = "1 worker" if topology.plan.worker_count == 1 else f"{topology.plan.worker_count} workers"
-    return (
-        f"Ready: {topology.url} serves {topology.plan.model} ({topology.plan.mode}, {workers}). Try:\n\n"
-        f"curl -s {topology.url}/v1/chat/completions \\\n"
-        "  -H 'Content-Type: application/json' \\\n"
-        f"  -d '{body},\n  \"messages\": {message}}}'\n\n"
-        f"Logs and plan: {topology.plan.run_dir}. Ctrl-C stops it.\n"
-    )
+    run_plan(plan)

@@ -14,12 +14,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trtx.launch.events import Event
     from trtx.launch.guardian import Guardian
-    from trtx.launch.host_preparation import host_named, prepare_hosts, settle_share, this_host
+    from trtx.launch.host_preparation import (
+        check_planes,
+        host_here,
+        host_named,
+        join_share,
+        prepare_hosts,
+        settle_share,
+    )
     from trtx.launch.interruption import Interruption, catch_signals
     from trtx.launch.machine import probe
     from trtx.launch.ports import LOWEST_EPHEMERAL, PortHolder
     from trtx.launch.preparation import prepare, resolve
     from trtx.launch.processes import members
+    from trtx.launch.published import Published, find_published, name_of, publishing, withdrawn_at_the_end
     from trtx.launch.room import write_problem
     from trtx.launch.run_directory import new_run_directory
     from trtx.launch.served import ServedTopology, serve
@@ -27,16 +35,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "Interruption": "interruption",
-    "PortHolder": "ports", "Restart": "slots", "ServedTopology": "served", "Slot": "slots",
-    "catch_signals": "interruption", "host_named": "host_preparation",
-    "members": "processes", "new_run_directory": "run_directory", "prepare": "preparation",
-    "prepare_hosts": "host_preparation", "probe": "machine", "resolve": "preparation", "serve": "served",
-    "settle_share": "host_preparation", "this_host": "host_preparation", "write_problem": "room",
+    "PortHolder": "ports", "Published": "published", "Restart": "slots", "ServedTopology": "served", "Slot": "slots",
+    "catch_signals": "interruption", "check_planes": "host_preparation", "find_published": "published",
+    "host_here": "host_preparation", "host_named": "host_preparation", "join_share": "host_preparation",
+    "members": "processes", "name_of": "published", "new_run_directory": "run_directory", "prepare": "preparation",
+    "prepare_hosts": "host_preparation", "probe": "machine", "publishing": "published",
+    "resolve": "preparation", "serve": "served", "settle_share": "host_preparation",
+    "withdrawn_at_the_end": "published", "write_problem": "room",
 }  # fmt: skip
 __all__ = [
-    "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Restart", "ServedTopology", "Slot",
-    "catch_signals", "host_named", "members", "new_run_directory", "prepare", "prepare_hosts", "probe",
-    "resolve", "serve", "settle_share", "this_host", "write_problem",
+    "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Published", "Restart", "ServedTopology",
+    "Slot", "catch_signals", "check_planes", "find_published", "host_here", "host_named", "join_share", "members",
+    "name_of", "new_run_directory", "prepare", "prepare_hosts", "probe", "publishing", "resolve", "serve",
+    "settle_share", "withdrawn_at_the_end", "write_problem",
 ]  # fmt: skip
 
 

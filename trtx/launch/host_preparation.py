@@ -11,22 +11,28 @@ from pathlib import Path
 
 import psutil
 
+from trtx.checkpoint import resolve_checkpoint
 from trtx.config import TopologySpec
 from trtx.config.hosts import HostsSpec
 from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
+from trtx.launch.discovery import etcd_auth, nats_auth
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.preparation import resolve
-from trtx.topology import Plan, PlannedHost, plan_hosts, settle, with_roles
+from trtx.launch.published import find_published
+from trtx.planes.fitness import fit_or_refuse, judge_etcd, judge_nats, look_at_etcd
+from trtx.planes.nats import ask_nats
+from trtx.topology import Credentials, EtcdService, Plan, PlannedHost, plan_hosts, settle, with_roles
 
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
-def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> Plan:
-    """The plan of every host, of which each runs its share (:func:`settle_share`). Starts nothing, holds no port, and
-    looks at no other machine. Raises UsageError for whatever can't be served there."""
+def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tuple[Plan, str]:
+    """The plan of every host, of which each runs its share (:func:`settle_share`), and the name that its model was
+    found by. Starts nothing, holds no port, and looks at no other machine. Raises UsageError for whatever can't be
+    served there."""
     refuse_planted_fault()
     spec = with_roles(spec, hosts)
     machine = probe()
@@ -43,7 +49,7 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> Pla
         scratch_dir=Path(tempfile.gettempdir()),
         engine_version=resolved.engine_version,
     )
-    return replace(planned, findings=resolved.findings)
+    return replace(planned, findings=resolved.findings), resolved.model
 
 
 def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> Plan:
@@ -62,7 +68,53 @@ def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> P
     return with_memory(settled, machine) if settled.workers else settled
 
 
-def this_host(hosts: Sequence[PlannedHost], named: str | None) -> str:
+def join_share(
+    etcd: EtcdService,
+    name: str,
+    *,
+    this_host: str | None,
+    model: str | None,
+    nats_files: Credentials | None,
+    run_dir: Path,
+) -> tuple[Plan, Plan]:
+    """This machine's share of the topology ``name`` that is planned in ``etcd``, settled, and the plan of all hosts.
+
+    ``this_host``, ``model``: see :func:`host_here` and :meth:`Published.check_here`. ``etcd.credentials`` and
+    ``nats_files`` replace the files that the plan names, which may lie elsewhere here. Raises UsageError, EtcdError.
+    """
+    found = find_published(etcd, name)
+    plan = found.plan
+    if plan.etcd is None or plan.nats is None:
+        raise UsageError(f"the plan of topology {name!r} names no etcd and no NATS; start it with trtx serve --hosts")
+    plan = replace(
+        plan,
+        etcd=replace(plan.etcd, credentials=etcd.credentials or plan.etcd.credentials),
+        nats=replace(plan.nats, credentials=nats_files or plan.nats.credentials),
+    )
+    host = host_here(plan.hosts, this_host)
+    return settle_share(plan, host, model_path=found.check_here(model), run_dir=run_dir), plan
+
+
+def check_planes(plan: Plan) -> tuple[str, ...]:
+    """What is worth knowing of the etcd and the NATS of ``plan`` before anything starts, a sentence each. Raises
+    LaunchError where one does not answer or is unfit, UsageError where a file of its credentials can't be read."""
+    assert plan.etcd is not None and plan.nats is not None
+    found = [one for url in plan.etcd.endpoints for one in judge_etcd(look_at_etcd(url, etcd_auth(plan.etcd)))]
+    lengths = [values.get("max_seq_len") for values in plan.engine_configs.values()]
+    blocks = [(values.get("kv_cache_config") or {}).get("tokens_per_block") for values in plan.engine_configs.values()]
+    longest = (
+        max((int(one) for one in lengths if one), default=0) or resolve_checkpoint(str(plan.model_path)).context_length
+    )
+    found += judge_nats(
+        plan.nats.url,
+        ask_nats(plan.nats.url, nats_auth(plan.nats)),
+        context_length=longest,
+        block_tokens=min((int(one) for one in blocks if one), default=None),
+    )
+    return tuple(str(one) for one in fit_or_refuse(found))
+
+
+def host_here(hosts: Sequence[PlannedHost], named: str | None) -> str:
     """Which of ``hosts`` this machine is: the one whose address it has, or ``named`` (--this-host), which must have
     its address too. Raises UsageError."""
     own = {one.address for found in psutil.net_if_addrs().values() for one in found if one.family == socket.AF_INET}

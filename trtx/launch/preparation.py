@@ -45,6 +45,7 @@ from trtx.topology import Broker, Machine, Plan, Ports, check_router_args, check
 class Resolved:
     """What is served, before it is known where."""
 
+    model: str  # the name that it was found by
     engine: str
     engine_version: str | None  # of TensorRT-LLM, where that is what serves
     checkpoint: Checkpoint
@@ -94,10 +95,9 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     check_flags(spec.router_args, spec.router_mode)
     engine = spec.engine if machine is None else _engine(spec, has_gpu=has_gpu)
     on_gpu = has_gpu and engine in ("torch", "tensorrt-llm")
-    if machine is None:  # the weights are where it is served
-        checkpoint = describe_checkpoint(spec.model or default_model(on_gpu=on_gpu))
-    else:
-        checkpoint = resolve_checkpoint(spec.model or _default_model(engine), on_gpu=on_gpu)
+    model = spec.model or _default_model(engine) or default_model(on_gpu=on_gpu)
+    # Elsewhere the weights are where it is served.
+    checkpoint = describe_checkpoint(model) if machine is None else resolve_checkpoint(model)
     if engine == "torch":
         # Refuses what the engine would refuse once it runs, in the same words.
         read_model_config(checkpoint.path)
@@ -120,7 +120,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
         check_warm_up(configs, checkpoint)
         configs = with_embedding_dtype(configs, read_model_config(checkpoint.path).dtype, is_gpu=on_gpu)
     version = installed_version() if engine == "tensorrt-llm" and machine is not None else None
-    return Resolved(engine, version, checkpoint, configs, findings)
+    return Resolved(model, engine, version, checkpoint, configs, findings)
 
 
 def _hold_ports(spec: TopologySpec, frontends: int) -> Ports:

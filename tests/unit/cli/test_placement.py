@@ -24,6 +24,7 @@ from trtx.experiment import ExperimentSpec
 from trtx.experiment.gate_spec import GateSpec
 
 REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml")]
+HOSTS = str(Path(__file__).with_name("{}.yaml"))  # without roles, and with them
 # verb -> use -> a command line that is in this use
 SESSIONS = ("--session-turns-mean", "3", "--session-turn-delay-mean", "9")
 CALLS = {
@@ -31,7 +32,11 @@ CALLS = {
         "agg": ["serve", "--mode", "agg"],
         "disagg": ["serve", "--mode", "disagg"],
         "no GPU": ["serve", "--engine", "paced"],
+        "hosts": ["serve", "--hosts", HOSTS.format("hosts")],
+        "no hosts": ["serve"],
+        "roles": ["serve", "--hosts", HOSTS.format("roles")],
     },
+    "serve join": {"": ["serve", "join", "--etcd", "http://127.0.0.1:9", "--name", "one"]},
     "bench": {
         "agg": ["bench", "--mode", "agg"],
         "disagg": ["bench", "--mode", "disagg"],
@@ -152,6 +157,14 @@ VALUES_IN |= {
 }
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999"}
+VALUES |= {
+    "--hosts": HOSTS.format("roles"),
+    "--etcd": "http://127.0.0.1:8",
+    "--name": "other",
+    "--nats-auth": "token_file=a",
+}
+VALUES |= {"--etcd-auth": "username=a,password_file=b"}
+VALUES_IN |= {("--hosts", "roles"): HOSTS.format("hosts"), ("--mode", "roles"): "disagg", ("--mode", "hosts"): "disagg"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
 VALUES |= {
@@ -170,6 +183,7 @@ SEEN_ELSEWHERE = {
     ("export kubernetes", "--output"): "tests/unit/export/test_kubernetes.py",
     ("export kubernetes", "--allowed-media-path"): "tests/unit/export/test_kubernetes.py",
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
+    ("serve", "--this-host"): "tests/unit/cli/test_serve_hosts.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
     ("eval", "--json"): "tests/integration/test_eval.py",
     ("eval fidelity", "--json"): "tests/integration/test_fidelity.py",
@@ -186,7 +200,8 @@ SEEN_ELSEWHERE = {
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
 ROOMS = (
-    "trtx.launch.prepare", "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
+    "trtx.launch.prepare", "trtx.cli.serving.prepare_hosts", "trtx.launch.join_share",
+    "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
     "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation", "trtx.experiment.parity.check_parity",
     "trtx.experiment.parity.resume_parity",
     "trtx.experiment.fidelity.run_fidelity", "trtx.experiment.fidelity.resume_fidelity",
@@ -384,6 +399,7 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
 # Uses in which a verb hands over what was typed, and the room that gets it makes nothing of it.
 IGNORED_BY_THE_ROOM = {
     *((verb, use) for verb in ("serve", "bench", "eval") for use in ("agg", "disagg", "no GPU")),
+    *(("serve", use) for use in ("hosts", "roles")),
     *(("eval parity", use) for use in ("no GPU", "no disagg", "one worker", "no chunks", "no against")),
     ("eval parity", "against a model"),
     *(("eval", use) for use in ("no baseline", "attach")),

@@ -1,0 +1,92 @@
+"""``trtx serve join``: this host's share of a topology that was planned on another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtx.cli import topology_options as options
+from trtx.cli.command import Verb
+from trtx.cli.placement import refuse_ignored
+from trtx.config.hosts import parse_auth
+
+if TYPE_CHECKING:
+    from trtx.topology import Credentials
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+_LEASE_TTL_S = 90  # of a client that registers nothing
+
+
+@app.command(
+    cls=Verb,
+    no_args_is_help=False,
+    epilog="Exit codes: as trtx serve; 2 too where model files or versions are others than where it was planned.",
+)
+def join(
+    context: typer.Context,
+    *,
+    etcd: Annotated[
+        list[str], typer.Option("--etcd", metavar="URL", help="An etcd in which the topology is planned. Repeatable.")
+    ],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The topology, as its hosts file calls it.")],
+    this_host: Annotated[
+        str | None,
+        typer.Option("--this-host", metavar="NAME", help="Which host this is. Default: the one whose address it has."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Where the same model lies here. Default: where it lies on the other host."),
+    ] = None,
+    etcd_auth: Annotated[
+        str | None,
+        typer.Option(
+            "--etcd-auth",
+            metavar="FILES",
+            help="ca=FILE,certificate=FILE,key=FILE or username=NAME,password_file=FILE. Default: none.",
+        ),
+    ] = None,
+    nats_auth: Annotated[
+        str | None,
+        typer.Option(
+            "--nats-auth",
+            metavar="FILES",
+            help="username=NAME,password_file=FILE or token_file=FILE. Default: the files that the plan names.",
+        ),
+    ] = None,
+    output: options.OutputOption = Path("runs"),
+) -> None:
+    """Run this host's share of a topology that trtx serve --hosts planned.
+
+    Takes the plan from etcd, starts the processes that are this host's, says
+    Ready once the whole topology is, and ends them alone on Ctrl-C.
+
+    \b
+    Examples:
+      trtx serve join --etcd http://10.77.0.1:2379 --name qwen3
+      trtx serve join --etcd http://10.77.0.1:2379 --name qwen3 --this-host node2
+    """
+    refuse_ignored(context, ())
+    from trtx.cli.serving import run_plan, warn_of_planes
+    from trtx.launch import join_share, new_run_directory, withdrawn_at_the_end
+    from trtx.topology import EtcdService
+
+    share, whole = join_share(
+        EtcdService(tuple(etcd), _LEASE_TTL_S, _files("--etcd-auth", etcd_auth)),
+        name,
+        this_host=this_host,
+        model=model,
+        nats_files=_files("--nats-auth", nats_auth),
+        run_dir=new_run_directory(output, "serve-join"),
+    )
+    warn_of_planes(share)
+    with withdrawn_at_the_end(whole):
+        run_plan(share, whole)
+
+
+def _files(option: str, text: str | None) -> Credentials | None:
+    from trtx.topology import Credentials
+
+    return None if text is None else Credentials(**parse_auth(option, text, Path.cwd()).model_dump())

@@ -1,0 +1,99 @@
+"""What ``trtx serve`` does once it knows what: one machine's processes, or this host's share of a topology."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import typer
+
+from trtx.cli.console import ProgressConsole
+from trtx.cli.topology_text import describe_plan
+from trtx.cli.topology_view import View, open_view
+from trtx.config import TopologySpec
+from trtx.config.hosts import HostsSpec
+from trtx.launch import (
+    ServedTopology,
+    check_planes,
+    host_here,
+    host_named,
+    name_of,
+    prepare_hosts,
+    publishing,
+    serve,
+    settle_share,
+)
+from trtx.topology import Plan
+
+_REFRESH_S = 0.5
+
+
+def run_plan(plan: Plan, whole: Plan | None = None) -> None:
+    """Serves until something ends it. ``whole``: where ``plan`` is one host's share of it."""
+    with (
+        open_view(plan) as view,
+        serve(plan, whole=whole, on_event=view.on_event, on_slots=view.on_slots) as served,
+    ):
+        _show_until_the_end(served, view)
+
+
+def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, run_dir: Path, dry_run: bool) -> None:
+    """Plans all hosts, and serves this one's share. ``this_host``: as ``--this-host`` names it."""
+    plan, model = prepare_hosts(spec, hosts, run_dir=run_dir)
+    if dry_run:
+        typer.echo(describe_plan(plan if this_host is None else plan.share(host_named(plan.hosts, this_host).name)))
+        return
+    host = host_here(plan.hosts, this_host)
+    settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)  # refused before anybody hears of it
+    warn_of_planes(plan)
+    with publishing(plan, model) as found:
+        share = settle_share(found.plan, host, model_path=plan.model_path, run_dir=run_dir)
+        others = [one.name for one in plan.hosts if one.name != host]
+        if others:
+            typer.echo(f"On {' and '.join(others)}: {_join_command(plan)}")
+        run_plan(share, found.plan)
+
+
+def warn_of_planes(plan: Plan) -> None:
+    """Tells what etcd and NATS lack. Raises LaunchError where one can't be used."""
+    console = ProgressConsole(stderr=True, soft_wrap=True)
+    for warning in check_planes(plan):
+        console.print(f"trtx: warning: {warning}")
+    console.print(
+        "trtx: warning: what the hosts say to each other is neither encrypted nor authenticated; "
+        "keep them on a network of their own"
+    )
+
+
+def _join_command(plan: Plan) -> str:
+    assert plan.etcd is not None
+    words = ["trtx", "serve", "join"]
+    for endpoint in plan.etcd.endpoints:
+        words += ["--etcd", endpoint]
+    words += ["--name", name_of(plan)]
+    if plan.etcd.credentials is not None:
+        words += ["--etcd-auth", "..."]
+    return shlex.join(words)
+
+
+def _show_until_the_end(served: ServedTopology, view: View) -> None:
+    view.show(_ready_text(served))
+    while True:
+        served.wait(_REFRESH_S)
+
+
+def _ready_text(topology: ServedTopology) -> str:
+    plan, whole = topology.plan, topology.whole
+    body = json.dumps({"model": plan.model, "max_tokens": 32}).removesuffix("}")
+    message = json.dumps([{"role": "user", "content": "Hello"}])
+    workers = "1 worker" if whole.worker_count == 1 else f"{whole.worker_count} workers"
+    if len(whole.hosts) > 1:
+        workers += f" on {len(whole.hosts)} hosts"
+    return (
+        f"Ready: {', '.join(whole.urls)} serves {plan.model} ({plan.mode}, {workers}). Try:\n\n"
+        f"curl -s {topology.url}/v1/chat/completions \\\n"
+        "  -H 'Content-Type: application/json' \\\n"
+        f"  -d '{body},\n  \"messages\": {message}}}'\n\n"
+        f"Logs and plan: {plan.run_dir}. Ctrl-C stops it{' here' if plan.this_host else ''}.\n"
+    )
