@@ -127,7 +127,7 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "expire": Use("with expire", "which goes by state and age", "leave it out"),
     },
     "report": {},
-    "doctor": {},
+    "doctor": {"no hosts": Use("without --hosts", "whose other machines it is about", "add it, or leave it out")},
 }
 
 
@@ -181,7 +181,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume",), "SWEEP_FILE --url --model --output --dry-run"),
             (("resume",), "--slo --min-goodput --max-error-rate --baseline --max-regression --metrics --window"),
             (("resume",), "--allow-different --baseline-dir --save-baseline"),
-            (("resume", "serve"), "--tokenizer --gpu-count"),
+            (("resume", "serve"), "--tokenizer --gpu-count --etcd --etcd-auth"),
             (("resume", "attach"), "--mode --axis"),
             (("dry run",), "--json"),
         ),
@@ -273,7 +273,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("save", "promote", "expire"), "--json"),
     ),
     "report": _placed(((), "RUN --json")),
-    "doctor": _placed(((), "--engine --port --output --json")),
+    "doctor": _placed(((), "--engine --port --output --hosts --json"), (("no hosts",), "--this-host --wait")),
 }
 
 

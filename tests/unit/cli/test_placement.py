@@ -42,7 +42,7 @@ CALLS = {
         "disagg": ["bench", "--mode", "disagg"],
         "no GPU": ["bench", "--engine", "simulated"],
         "resume": ["bench", "--resume", "no-such-run"],
-        "attach": ["bench", "--url", "http://127.0.0.1:9"],
+        "attach": ["bench", "--url", "http://127.0.0.1:9", "--etcd", "http://127.0.0.1:9"],
         "serve": ["bench"],
         "closed loop": ["bench"],
         "open loop": ["bench", "--request-rate", "5", "--image-batch-size", "1", *SESSIONS],
@@ -121,7 +121,7 @@ CALLS = {
         "expire": ["baseline", "expire"],
     },
     "report": {"": ["report", "run"]},
-    "doctor": {"": ["doctor"]},
+    "doctor": {"": ["doctor", "--hosts", HOSTS.format("hosts")], "no hosts": ["doctor"]},
 }
 # A value that no call above has and no option has unasked. Where none stands here: 2.
 VALUES = {
