@@ -104,6 +104,13 @@ CALLS = {
         "check": ["build", "--check", "--recipe", "qwen3"],
         "check all": ["build", "--check", "--all"],
     },
+    "export slurm": {
+        "": ["export", "slurm", "--container-image", "image"],
+        "agg": ["export", "slurm", "--mode", "agg"],
+        "disagg": ["export", "slurm", "--mode", "disagg"],
+        "no GPU": ["export", "slurm", "--engine", "paced"],
+        "no container": ["export", "slurm"],
+    },
     "export kubernetes": {
         "agg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "agg"],
         "disagg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "disagg"],
@@ -155,6 +162,7 @@ VALUES_IN |= {
     ("--workers", "serve"): "3",
     ("--workers", "no against"): "3",
 }
+VALUES_IN |= {("--mode", "no container"): "disagg"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999"}
 VALUES |= {
@@ -168,6 +176,8 @@ VALUES_IN |= {("--hosts", "roles"): HOSTS.format("hosts"), ("--mode", "roles"): 
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
 VALUES |= {
+    "--time": "00:05:00", "--sbatch": "--qos=high", "--interface": "eth1", "--first-port": "17100", "--model-dir": "/m",
+    "--local-dir": "/scratch", "--lease-ttl-s": "60",
     "--image": "reg/trtx:1.4.1", "--name": "other", "--namespace": "other", "--model-claim": "models", "--hub-secret":
     "hub", "--image-pull-secret": "registry", "--tls-secret": "front-door", "--nats": "nats://nats:4222",
     "--ucx-devices": "eth1", "--limit": "rdma/ib=1", "--node-selector": "pool=gpu", "--memory": "64Gi",
@@ -196,6 +206,7 @@ SEEN_ELSEWHERE = {
     ("compare", "--json"): "tests/unit/cli/test_compare.py",
     ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
     ("report", "--json"): "tests/unit/cli/test_report.py",
+    ("export slurm", "--output"): "tests/unit/export/slurm/test_slurm_spec.py",
 }
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
@@ -208,6 +219,7 @@ ROOMS = (
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.export.kubernetes.export",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
+    "trtx.export.slurm.export",
 )  # fmt: skip
 
 
@@ -408,6 +420,7 @@ IGNORED_BY_THE_ROOM = {
     *(("build", use) for use in ("none", "tensorrt", "check all")),
     *(("baseline", use) for use in ("list", "show", "save", "promote")),
     ("compare", "no gate"),
+    *(("export slurm", use) for use in ("agg", "disagg", "no GPU", "no container")),
 }
 
 

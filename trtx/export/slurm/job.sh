@@ -164,7 +164,7 @@ serve() { # 0 once the benchmark is done, or the job was asked to end; else why 
     complain "not ready: $(last_words ready)"
     return 4
   fi
-  say "Ready: $URL serves $SERVED. Until the job ends: scancel --batch --signal=TERM $SLURM_JOB_ID"
+  say "Ready: $URL serves $SERVED: $(last_words ready). Until the job ends: scancel --batch --signal=TERM $SLURM_JOB_ID"
   if ((BENCH)); then
     say "benchmark: $TRTX_RUN/logs/bench.log"
     start bench "${NODES[0]}" 1 --mpi=none "${CONTAINER[@]}"
@@ -288,7 +288,8 @@ describe() { # NAME: sets COMMAND, and what is in its environment
     ;;
   ready)
     forget_secrets
-    COMMAND=("$PYTHON" -m trtx.export.wait "$URL" "$SERVED" --workers "$EXPECTED" --timeout-s "$READY_SECONDS")
+    COMMAND=("$PYTHON" -m trtx.export.wait "$URL" "$SERVED" --workers "$EXPECTED" --timeout-s "$READY_SECONDS"
+      --prove-handoffs "$ENGINE" --logs "$TRTX_RUN/logs")
     ;;
   bench)
     forget_secrets
