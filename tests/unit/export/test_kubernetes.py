@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,3 +227,23 @@ def test_a_fetched_model_is_whole_and_may_lack_its_weights(tmp_path: Path) -> No
     assert {"config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "model").iterdir()}
     with pytest.raises(UsageError, match="no-such-shape"):
         fetch.main(["synthetic:no-such-shape", "--directory", str(tmp_path / "other")])
+
+
+@pytest.mark.slow
+def test_every_pod_fetches_the_commit_that_was_looked_at(tmp_path: Path) -> None:
+    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+    repository = tmp_path / "hub" / "models--someone--small"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    fetch.fetch("synthetic:tiny", repository / "snapshots" / ("0" * 40), revision=None, with_weights=True)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    words = ["--model", "someone/small", "--engine", "torch", "--hub-secret", "hub", "--image", "reg/trtx:1.4.2"]
+    command = [sys.executable, "-m", "trtx", "export", "kubernetes", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"- --revision\n          - '{'0' * 40}'" in done.stdout
+    assert "secretKeyRef" in done.stdout
+    command = [sys.executable, "-m", "trtx.checkpoint.fetch", "someone/other", "--directory", str(tmp_path / "other")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "'someone/other' can't be fetched" in done.stderr and done.stderr.count("\n") <= 2, done.stderr
