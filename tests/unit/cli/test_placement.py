@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from certificates import make
 
 from trtx.bench import LoadSpec
 from trtx.build import BuildRequest
@@ -26,14 +27,15 @@ from trtx.experiment.gate_spec import GateSpec
 REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml")]
 # verb -> use -> a command line that is in this use
 SESSIONS = ("--session-turns-mean", "3", "--session-turn-delay-mean", "9")
+TLS = ("--tls-cert", "own.pem", "--tls-key", "own.key")
 CALLS = {
     "serve": {
-        "agg": ["serve", "--mode", "agg"],
+        "agg": ["serve", "--mode", "agg", *TLS],
         "disagg": ["serve", "--mode", "disagg"],
         "no GPU": ["serve", "--engine", "paced"],
     },
     "bench": {
-        "agg": ["bench", "--mode", "agg"],
+        "agg": ["bench", "--mode", "agg", *TLS],
         "disagg": ["bench", "--mode", "disagg"],
         "no GPU": ["bench", "--engine", "simulated"],
         "resume": ["bench", "--resume", "no-such-run"],
@@ -61,7 +63,7 @@ CALLS = {
     },
     "bench reproduce": {"": REPRODUCE, "dry run": [*REPRODUCE, "--dry-run"]},
     "eval": {
-        "agg": ["eval", "--tasks", "trtx", "--mode", "agg"],
+        "agg": ["eval", "--tasks", "trtx", "--mode", "agg", *TLS],
         "disagg": ["eval", "--tasks", "trtx", "--mode", "disagg"],
         "no GPU": ["eval", "--tasks", "trtx", "--engine", "paced"],
         "resume": ["eval", "--resume", "no-such-run"],
@@ -73,7 +75,7 @@ CALLS = {
         "": ["eval", "--tasks", "needle,perplexity", "--text", "a.txt", "--baseline", "run"],
     },
     "eval fidelity": {
-        "agg": ["eval", "fidelity", "--mode", "agg"],
+        "agg": ["eval", "fidelity", "--mode", "agg", *TLS],
         "disagg": ["eval", "fidelity", "--mode", "disagg"],
         "resume": ["eval", "fidelity", "--resume", "no-such-run"],
         "attach": ["eval", "fidelity", "--url", "http://127.0.0.1:9", "--reference", "synthetic:tiny"],
@@ -110,6 +112,10 @@ CALLS = {
         "promote": ["baseline", "promote", "main"],
         "expire": ["baseline", "expire"],
     },
+    "export nginx": {
+        "": ["export", "nginx", *TLS, "--listen-cert", "own.pem", "--listen-key", "own.key"],
+        "hosts": ["export", "nginx", "--hosts", "hosts.yaml"],
+    },
     "report": {"": ["report", "run"]},
     "doctor": {"": ["doctor"]},
 }
@@ -145,6 +151,10 @@ VALUES_IN |= {
     ("--workers", "serve"): "3",
     ("--workers", "no against"): "3",
 }
+VALUES |= {f"--{of}-cert": "other.pem" for of in ("tls", "listen")} | {
+    f"--{of}-key": "other.key" for of in ("tls", "listen")
+}
+VALUES |= {"--listen": "127.0.0.1:8081", "--hosts": "others.yaml"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
@@ -169,11 +179,13 @@ SEEN_ELSEWHERE = {
     ("compare", "--json"): "tests/unit/cli/test_compare.py",
     ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
     ("report", "--json"): "tests/unit/cli/test_report.py",
+    ("export nginx", "--output"): "tests/integration/test_nginx.py",
 }
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
 ROOMS = (
-    "trtx.launch.prepare", "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
+    "trtx.launch.prepare", "trtx.export.nginx.export",
+    "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
     "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation", "trtx.experiment.parity.check_parity",
     "trtx.experiment.parity.resume_parity",
     "trtx.experiment.fidelity.run_fidelity", "trtx.experiment.fidelity.resume_fidelity",
@@ -312,6 +324,13 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for number, name in enumerate(("one", "two", "three"), 1):
         Path(f"{name}.yaml").write_text(f"topology: {{workers: {number}}}\n")
     Path("a.yaml").write_text("max_batch_size: 1\n")
+    own = make(tmp_path, "own", ["localhost"])
+    make(tmp_path, "other", ["localhost"], private=own.private)
+    for name, first in (("hosts", 1), ("others", 2)):
+        Path(f"{name}.yaml").write_text(
+            f"etcd: [http://10.77.0.9:2379]\nnats: nats://10.77.0.9:4222\nhosts:\n"
+            f"- {{name: node{first}, address: 10.77.0.{first}, device: eth1}}\n"
+        )
 
 
 def asked_for(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:
@@ -377,6 +396,7 @@ IGNORED_BY_THE_ROOM = {
     *(("build", use) for use in ("none", "tensorrt", "check all")),
     *(("baseline", use) for use in ("list", "show", "save", "promote")),
     ("compare", "no gate"),
+    ("export nginx", "hosts"),  # but for the command that it says the frontends are started by
 }
 
 
