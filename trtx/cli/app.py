@@ -33,6 +33,7 @@ VERBS = {
         "Write a topology as manifests: for Dynamo's operator, or without it.",
     ),
     "export nginx": ("trtx.cli.export_nginx", "Write nginx's configuration for a topology's frontends."),
+    "export slurm": ("trtx.cli.export_slurm", "Write a topology as one batch file: Slurm places and starts it."),
     "compare": ("trtx.cli.compare", "Compare runs or baselines: ratios, intervals, which conditions differ."),
     "baseline": ("trtx.cli.baseline", "List, show, save, promote and expire baselines."),
     "report": ("trtx.cli.report", "Render a run directory again."),

@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from trtx.cli.topology_options import OptionGroup, TopologyOptions
+from trtx.cli.topology_options import OptionGroup, TopologyOptions, split_words
+from trtx.errors import UsageError
 from trtx.export import ExportedFile, as_one_text, write_files
 
 ExportOutput = Annotated[
@@ -40,3 +41,32 @@ def hand_over(files: Sequence[ExportedFile], output: Path | None, how: str) -> N
         return
     write_files(files, output)
     typer.echo(f"Wrote {', '.join(file.name for file in files)} to {output}.\n{how}")
+
+
+def bench_words(text: str) -> tuple[str, ...]:
+    """What ``--bench`` holds: flags of ``trtx bench``, which its own parser takes here, as a typing mistake would end a
+    job elsewhere. Raises UsageError for one that the job gives itself, or that means nothing beside --url.
+    """
+    from trtx.cli.app import Verbs
+    from trtx.cli.command import option_name, typed
+    from trtx.cli.placement import ignored_in
+
+    words = split_words("--bench", text)
+    command = Verbs().get_command(typer.Context, "bench")
+    context = command.make_context("bench", list(words))
+    for parameter in typed(context):
+        named = option_name(parameter)
+        reason = _NOT_IN_A_JOB.get(named)
+        if reason is None and "attach" in ignored_in("bench", named):
+            reason = "which describes what trtx bench would serve, and the job measures what is served already"
+        if reason is not None:
+            raise UsageError(f"--bench holds {named}, {reason}; leave it out")
+    return words
+
+
+_OF_THE_JOB = "which the job gives by itself"
+_NOT_IN_A_JOB = {
+    **dict.fromkeys(("--url", "--model", "--tokenizer", "--gpu-count", "--output"), _OF_THE_JOB),
+    "--dry-run": "with which the job would measure nothing",
+    "--resume": "and the job measures anew",
+}

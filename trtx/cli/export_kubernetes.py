@@ -226,7 +226,7 @@ def _bench_words(text: str) -> tuple[str, ...]:
 
     words = options.split_words("--bench", text)
     command = Verbs().get_command(typer.Context, "bench")
-    context = command.make_context("bench", list(words))
+    context = command.make_context("trtx bench", list(words))
     for parameter in typed(context):
         named = option_name(parameter)
         reason = _NOT_IN_A_JOB.get(named)

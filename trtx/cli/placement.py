@@ -113,6 +113,10 @@ USES: Mapping[str, Mapping[str, Use]] = {
     },
     "export nginx": {"hosts": Use("beside --hosts", "whose file says what is where", "leave it out")},
     "export kubernetes": {"agg": _SERVED["agg"], "disagg": _SERVED["disagg"], "no GPU": _SERVED["no GPU"]},
+    "export slurm": {
+        **_SERVED,
+        "no container": Use("without --container-image", "whose mounts they are", "add it, or leave it out"),
+    },
     "compare": {
         "no gate": Use("without --max-regression", "which alone refuses to compare", "add it, or leave it out"),
     },
@@ -253,6 +257,17 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("disagg",), "--workers"),
         (("agg",), "--prefill --decode"),
         (("no GPU",), "--tp"),
+    ),
+    "export slurm": _placed(
+        ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args --port"),
+        ((), "--name --time --partition --account --sbatch --nodes --frontends --interface --ucx-devices"),
+        ((), "--first-port --model-dir --local-dir --python --etcd --nats --mpi --container-image --bench --output"),
+        ((), "--ready-timeout-s --drain-s --lease-ttl-s"),
+        ((), _MEDIA),
+        (("no container",), "--container-mounts"),
+        (("disagg",), "--workers"),
+        (("agg",), "--prefill --decode"),
+        (("no GPU",), "--tp --gpus-per-node"),
     ),
     "compare": _placed(
         ((), "RUNS --metrics --window --max-regression --max-error-rate --max-drop --baseline-dir --json"),

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtx.checkpoint import Checkpoint, default_model, read_end_ids, read_model_config, resolve_checkpoint
+from trtx.checkpoint import (
+    Checkpoint,
+    default_model,
+    describe_checkpoint,
+    read_end_ids,
+    read_model_config,
+    resolve_checkpoint,
+)
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config import (
     Finding,
@@ -82,15 +89,20 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     return replace(_with_fault(as_seen_outside(planned, certificate), fault), findings=resolved.findings)
 
 
-def resolve(spec: TopologySpec, machine: Machine, *, has_gpu: bool) -> Resolved:
-    """Engine, checkpoint and configs. ``has_gpu``: there is one where it is served. Raises UsageError."""
+def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Resolved:
+    """Engine, checkpoint and configs. ``has_gpu``: there is one where it is served. ``machine`` None: that is
+    elsewhere, and what is installed here says nothing; ``spec.engine`` is then not auto. Raises UsageError."""
     check_size(spec)
     check_router_args(spec.router_args)
     check_flags(spec.router_args, spec.router_mode)
-    engine = _engine(spec, has_gpu=has_gpu)
+    engine = spec.engine if machine is None else _engine(spec, has_gpu=has_gpu)
     on_gpu = has_gpu and engine in ("torch", "tensorrt-llm")
-    model = spec.model or _default_model(engine) or default_model(on_gpu=on_gpu)
-    checkpoint = resolve_checkpoint(model)
+    if machine is None:  # the weights are where it is served
+        model = spec.model or default_model(on_gpu=on_gpu)
+        checkpoint = describe_checkpoint(model)
+    else:
+        model = spec.model or _default_model(engine) or default_model(on_gpu=on_gpu)
+        checkpoint = resolve_checkpoint(model)
     if engine == "torch":
         # Refuses what the engine would refuse once it runs, in the same words.
         read_model_config(checkpoint.path)
@@ -112,7 +124,7 @@ def resolve(spec: TopologySpec, machine: Machine, *, has_gpu: bool) -> Resolved:
     if engine == "torch":
         check_warm_up(configs, checkpoint)
         configs = with_embedding_dtype(configs, read_model_config(checkpoint.path).dtype, is_gpu=on_gpu)
-    version = installed_version() if engine == "tensorrt-llm" else None
+    version = installed_version() if engine == "tensorrt-llm" and machine is not None else None
     return Resolved(model, engine, version, checkpoint, configs, findings)
 
 
@@ -182,16 +194,16 @@ def _check(
     configs: Mapping[Role, ResolvedEngineConfig],
     engine: str,
     checkpoint: Checkpoint,
-    machine: Machine,
+    machine: Machine | None,
 ) -> tuple[Finding, ...]:
     """What is worth telling of the configs as they will run, ``--tp`` included. Raises UsageError for any error."""
     tp = {"tensor_parallel_size": spec.tp} if spec.tp > 1 else {}
     findings = check_engine_configs(
         {role: replace(config, values=config.values | tp) for role, config in configs.items()},
         engine=engine,
-        version=_installed_version(engine),
+        version=None if machine is None else _installed_version(engine),
         model=ModelFacts(checkpoint.architecture, checkpoint.context_length),
-        gpus=tuple(gpu.name for gpu in machine.gpus),
+        gpus=() if machine is None else tuple(gpu.name for gpu in machine.gpus),
     )
     refuse_errors(findings)
     return findings

@@ -101,6 +101,11 @@ CALLS = {
         "check": ["build", "--check", "--recipe", "qwen3"],
         "check all": ["build", "--check", "--all"],
     },
+    "export kubernetes": {
+        "agg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "agg"],
+        "disagg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "disagg"],
+        "no GPU": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--engine", "paced"],
+    },
     "compare": {
         "": ["compare", "main", "other", "--max-regression", "5%"],
         "no gate": ["compare", "main", "other"],
@@ -159,6 +164,12 @@ VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-m
 VALUES |= {"--media-memory-bytes": "99999999"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
+VALUES |= {
+    "--image": "reg/trtx:1.4.1", "--name": "other", "--namespace": "other", "--model-claim": "models", "--hub-secret":
+    "hub", "--image-pull-secret": "registry", "--tls-secret": "front-door", "--nats": "nats://nats:4222",
+    "--ucx-devices": "eth1", "--limit": "rdma/ib=1", "--node-selector": "pool=gpu", "--memory": "64Gi",
+    "--shared-memory": "8Gi", "--bench": "--concurrency 1",
+}  # fmt: skip
 # What stands in the calls above in the place of an argument.
 POSITIONAL = {
     "MODEL": ("synthetic:tiny",), "ACTION": tuple(CALLS["baseline"]), "WORDS": ("main",), "RUN": ("run",),
@@ -166,6 +177,8 @@ POSITIONAL = {
 }  # fmt: skip
 # What changes nothing that the engine room is asked for, and the file of the test that sees what it does.
 SEEN_ELSEWHERE = {
+    ("export kubernetes", "--output"): "tests/unit/export/test_kubernetes.py",
+    ("export kubernetes", "--allowed-media-path"): "tests/unit/export/test_kubernetes.py",
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
     ("eval", "--json"): "tests/integration/test_eval.py",
@@ -190,6 +203,7 @@ ROOMS = (
     "trtx.experiment.parity.resume_parity",
     "trtx.experiment.fidelity.run_fidelity", "trtx.experiment.fidelity.resume_fidelity",
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
+    "trtx.export.kubernetes.export",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
 )  # fmt: skip
 
@@ -393,6 +407,7 @@ IGNORED_BY_THE_ROOM = {
     ("eval parity", "against a model"),
     *(("eval", use) for use in ("no baseline", "attach")),
     *(("eval fidelity", use) for use in ("agg", "disagg", "attach")),
+    *(("export kubernetes", use) for use in ("agg", "disagg", "no GPU")),
     *(("build", use) for use in ("none", "tensorrt", "check all")),
     *(("baseline", use) for use in ("list", "show", "save", "promote")),
     ("compare", "no gate"),

@@ -60,7 +60,7 @@ _CRD = (
     "For the whole cluster, once, by who may do that; Dynamo's operator brings it too. Workers say there what "
     "frontends have to know."
 )
-_ACCESS = "The account of all pods, and what it may: no more than Dynamo 1.4.2 was seen to ask."
+_ACCESS = "The accounts of frontends and of workers, and what they may: no more than Dynamo 1.4.2 was seen to ask."
 _WORKERS = "The workers, and the Service by which frontends know which of them are ready."
 _FRONTEND = "The frontends, and the Service that clients reach."
 _POLICY = (
@@ -97,7 +97,24 @@ def _how(planned: PodPlan) -> str:
     return " ".join(words)
 
 
+class _Dumper(yaml.SafeDumper):
+    """No anchors, and texts of several lines as they are: a person reads and changes these files."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def _yaml(manifest: Manifest) -> str:
+    return str(yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=_WIDTH))
+
+
 def _file(name: str, about: str, manifests: Sequence[Manifest]) -> ExportedFile:
     comment = "".join(f"# {line}\n" for line in textwrap.wrap(about, _WIDTH, break_on_hyphens=False))
-    documents = "".join(f"---\n{yaml.safe_dump(one, sort_keys=False, width=_WIDTH)}" for one in manifests)
+    documents = "".join(f"---\n{_yaml(one)}" for one in manifests)
     return ExportedFile(name, comment + documents)

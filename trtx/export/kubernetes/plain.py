@@ -8,7 +8,9 @@ from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT
 
 DISCOVERY_LABEL = "nvidia.com/dynamo-discovery-enabled"
 """Frontends of Dynamo 1.4.2 watch the EndpointSlices that have it; they have the labels of their Service."""
-WORKER_LABEL = "trtx-worker"
+DISCOVERED_LABEL = "trtx-discovered"
+"""Of pods that other pods of the topology have to know of: workers, and KV routers that tell each other what they sent
+where."""
 METADATA_GROUP, METADATA_PLURAL = "nvidia.com", "dynamoworkermetadatas"
 
 
@@ -55,31 +57,36 @@ def metadata_crd() -> Manifest:
 
 
 def access(planned: PodPlan) -> list[Manifest]:
-    """Account, role and binding of every pod: exactly what Dynamo 1.4.2 was seen to ask of the API server."""
-    role = {
-        **_head(planned, "rbac.authorization.k8s.io/v1", "Role"),
-        "rules": [
-            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
-            {
-                "apiGroups": [METADATA_GROUP],
-                "resources": [METADATA_PLURAL],
-                "verbs": ["list", "watch", "create", "patch"],
-            },
-        ],
-    }
-    binding = {
-        **_head(planned, "rbac.authorization.k8s.io/v1", "RoleBinding"),
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": planned.target.name},
-        "subjects": [{"kind": "ServiceAccount", "name": planned.target.name, "namespace": planned.target.namespace}],
-    }
-    return [_head(planned, "v1", "ServiceAccount"), role, binding]
+    """Account, role and binding of frontends, and those of workers: what Dynamo 1.4.2 was seen to ask of the API.
+
+    A KV router writes an object of its own: where that is forbidden, its frontend serves no model, and says nothing.
+    """
+    reads, writes = ("list", "watch"), ("list", "watch", "create", "patch")
+    manifests = []
+    for part, verbs in (("frontend", writes if planned.routes_by_prefix else reads), ("worker", writes)):
+        role = {
+            **_head(planned, "rbac.authorization.k8s.io/v1", "Role", part),
+            "rules": [
+                {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+                {"apiGroups": [METADATA_GROUP], "resources": [METADATA_PLURAL], "verbs": list(verbs)},
+            ],
+        }
+        account = _head(planned, "v1", "ServiceAccount", part)
+        name, namespace = account["metadata"]["name"], planned.target.namespace
+        binding = {
+            **_head(planned, "rbac.authorization.k8s.io/v1", "RoleBinding", part),
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        }
+        manifests += [account, role, binding]
+    return manifests
 
 
 def deployment(planned: PodPlan, kind: PodKind, config_map: str) -> Manifest:
     """Workers give up their GPUs before their successors ask for them; of frontends one more is there first."""
     template = pod_template(planned, kind, config_map)
-    if kind.is_worker:
-        template["metadata"]["labels"] |= {WORKER_LABEL: "true"}
+    if kind.is_worker or (planned.routes_by_prefix and kind.replicas > 1):
+        template["metadata"]["labels"] |= {DISCOVERED_LABEL: "true"}
     limits = {"maxSurge": 0, "maxUnavailable": 1} if kind.is_worker else {"maxSurge": 1, "maxUnavailable": 0}
     return {
         **_head(planned, "apps/v1", "Deployment", kind.role),
@@ -105,13 +112,13 @@ def http_service(planned: PodPlan) -> Manifest:
 
 def discovery_service(planned: PodPlan) -> Manifest:
     """Nobody connects to it: it has Kubernetes write the EndpointSlices that frontends watch."""
-    head = _head(planned, "v1", "Service", "workers")
+    head = _head(planned, "v1", "Service", "discovery")
     head["metadata"]["labels"] |= {DISCOVERY_LABEL: "true"}
     return {
         **head,
         "spec": {
             "clusterIP": "None",
-            "selector": {TOPOLOGY_LABEL: planned.target.name, WORKER_LABEL: "true"},
+            "selector": {TOPOLOGY_LABEL: planned.target.name, DISCOVERED_LABEL: "true"},
             "ports": [{"name": "system", "port": SYSTEM_PORT, "targetPort": SYSTEM_PORT}],
         },
     }

@@ -7,28 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trtx.checkpoint import Checkpoint, default_model, describe_checkpoint, read_end_ids, read_model_config
-from trtx.checkpoint.vision import read_vision_config
-from trtx.config import (
-    Finding,
-    ModelFacts,
-    ResolvedEngineConfig,
-    Role,
-    TopologySpec,
-    check_engine_configs,
-    config_family,
-    load_engine_config,
-    refuse_errors,
-)
-from trtx.config.wording import quoted
+from trtx.checkpoint import Checkpoint, default_model
+from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
 from trtx.errors import UsageError
 from trtx.export.kubernetes.source import ModelSource, source_of
 from trtx.export.kubernetes.target import KubernetesTarget
 from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT, arguments, module_of, variables
-from trtx.launch import check_flags
-from trtx.topology import Gpu, Machine, Plan, Ports, ProcessSpec, check_router_args, check_size, plan
+from trtx.export.nodes import check_launched_words, nodes_of
+from trtx.launch import resolve
+from trtx.topology import Broker, Gpu, Machine, Plan, Ports, ProcessSpec, plan
 
 RUN_DIRECTORY = PurePosixPath("/run/trtx")
 CONFIG_DIRECTORY = RUN_DIRECTORY / "serve" / "configs"
@@ -64,6 +53,7 @@ class PodPlan:
     kinds: tuple[PodKind, ...]  # frontends first
     engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
     findings: tuple[Finding, ...]
+    routes_by_prefix: bool  # by the KV router
 
     @property
     def workers(self) -> tuple[PodKind, ...]:
@@ -76,28 +66,19 @@ class PodPlan:
 
 def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
     """Raises UsageError for what ``trtx serve`` would refuse on such nodes, and for what no pod can be told."""
-    check_size(spec)
-    check_router_args(spec.router_args)
-    check_flags(spec.router_args, spec.router_mode)
     if spec.engine not in ENGINES:
         raise UsageError(
-            f"--engine {spec.engine} can't be exported; expected one of {', '.join(ENGINES)}: auto is for a "
-            "machine that can be looked at"
+            f"--engine {spec.engine} can't be exported; expected one of {', '.join(ENGINES)}: auto is for a machine "
+            "that can be looked at"
         )
-    on_gpu = target.gpus_per_node > 0 and spec.engine != "paced"
-    name = spec.model or default_model(on_gpu=on_gpu)
-    checkpoint = describe_checkpoint(name)
-    source = source_of(name, checkpoint, target)
-    _check_model(spec, checkpoint)
-    configs = _configs(spec, checkpoint, on_gpu=on_gpu)
-    findings = check_engine_configs(
-        {role: replace(config, values=config.values | _tp(spec)) for role, config in configs.items()},
-        engine=spec.engine,
-        model=ModelFacts(checkpoint.architecture, checkpoint.context_length),
-    )
-    refuse_errors(findings)
-    nodes = {role: _nodes(role, config.values | _tp(spec), target, on_gpu=on_gpu) for role, config in configs.items()}
-    planned = _plan(spec, target, configs, checkpoint, source, on_gpu=on_gpu)
+    per_node = 0 if spec.engine == "paced" else target.gpus_per_node
+    resolved = resolve(spec, None, has_gpu=per_node > 0)
+    source = source_of(spec.model or default_model(on_gpu=per_node > 0), resolved.checkpoint, target)
+    nodes = {
+        role: _nodes(role, config.values | _tp(spec), target, spec.engine, per_node)
+        for role, config in resolved.configs.items()
+    }
+    planned = _plan(spec, target, resolved.configs, resolved.checkpoint, source, on_gpu=per_node > 0)
     return PodPlan(
         target=target,
         model=planned.model,
@@ -105,63 +86,24 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         source=source,
         kinds=tuple(_kinds(planned, target, nodes)),
         engine_configs=_engine_configs(planned, nodes, target),
-        findings=findings,
+        findings=resolved.findings,
+        routes_by_prefix=planned.routes_by_prefix,
     )
-
-
-def _check_model(spec: TopologySpec, checkpoint: Checkpoint) -> None:
-    said = [f"--{name.replace('_', '-')}" for name in spec.media.model_dump(exclude_defaults=True)]
-    if spec.engine == "torch":
-        read_model_config(checkpoint.path)
-        read_end_ids(checkpoint.path)
-    if said and (spec.engine != "torch" or read_vision_config(checkpoint.path) is None):
-        raise UsageError(
-            f"{said[0]} means nothing with --engine {spec.engine} and {checkpoint.served_model_name}, whose workers "
-            "take no images; leave it out"
-        )
-
-
-def _configs(spec: TopologySpec, checkpoint: Checkpoint, *, on_gpu: bool) -> dict[Role, ResolvedEngineConfig]:
-    family = config_family(checkpoint.architecture, on_gpu=on_gpu)
-    return {
-        role: load_engine_config(
-            role,
-            family=family,
-            path=spec.engine_configs.get(role),
-            overrides=spec.overrides,
-            engine=spec.engine,
-            model_dir=checkpoint.path,
-        )
-        for role in spec.roles
-    }
 
 
 def _tp(spec: TopologySpec) -> dict[str, int]:
     return {"tensor_parallel_size": spec.tp} if spec.tp > 1 else {}
 
 
-def _nodes(role: Role, values: Mapping[str, Any], target: KubernetesTarget, *, on_gpu: bool) -> int:
-    """Pods of one worker of ``role``. Raises UsageError where its GPUs can't be those of whole nodes."""
-    size, there = world_size(values) if on_gpu else 1, target.gpus_per_node
-    if not on_gpu or size <= there:
-        return 1
-    stated = values.get("gpus_per_node")
-    if size % there:
+def _nodes(role: Role, values: Mapping[str, Any], target: KubernetesTarget, engine: str, per_node: int) -> int:
+    """Pods of one worker of ``role``."""
+    nodes = nodes_of(role, values, engine, per_node)
+    if nodes > 1 and target.form == "plain":
         raise UsageError(
-            f"{role} asks for {size} GPUs a worker, and nodes have {there} (--gpus-per-node); expected at most "
-            f"{there}, or a multiple of it, as every pod of an engine has equally many"
+            f"{role} asks for {nodes} nodes of {per_node} GPUs a worker: engines over several nodes need Dynamo's "
+            "operator, which starts their pods together; leave --plain out, or use a smaller worker"
         )
-    if stated is not None and int(stated) != there:
-        raise UsageError(
-            f"{role} has gpus_per_node {stated} in its engine config, and --gpus-per-node is {there}; give both "
-            "the same number"
-        )
-    if target.form == "plain":
-        raise UsageError(
-            f"{role} asks for {size} GPUs a worker, {size // there} nodes of {there}: engines over several nodes need "
-            "Dynamo's operator, which starts their pods together; leave --plain out, or use a smaller worker"
-        )
-    return size // there
+    return nodes
 
 
 def _plan(
@@ -186,7 +128,11 @@ def _plan(
         checkpoint=replace(checkpoint, path=Path(source.path)),
         engine=spec.engine,
         engine_configs=without,
-        ports=Ports(HTTP_PORT, 1, 2, tuple(SYSTEM_PORT for _ in range(sum(spec.roles.values())))),
+        ports=Ports(
+            http=(HTTP_PORT,) * target.frontends,
+            brokers=(Broker(1, 2),) * target.frontends,
+            system=(SYSTEM_PORT,) * sum(spec.roles.values()),
+        ),
         namespace=f"{target.namespace}-{target.name}",
         run_dir=Path(RUN_DIRECTORY),
         scratch_dir=Path("/tmp"),
@@ -224,7 +170,8 @@ def _kinds(planned: Plan, target: KubernetesTarget, nodes: Mapping[Role, int]) -
             gpus=gpus,
             pods=pods,
         )
-        _check_words(kind)
+        if kind.pods > 1:
+            check_launched_words(kind.arguments)
         kinds.append(kind)
     return kinds
 
@@ -243,15 +190,6 @@ def _of_all_ranks(target: KubernetesTarget, role: str) -> list[dict[str, str]]:
     operator's ``mpirun`` hands on what the container's ``env`` names, and nothing else."""
     shared = {**RECIPE_VARIABLES, "TRTLLM_EPLB_SHM_NAME": f"trtx_eplb_{target.name}_{role}"}
     return [{"name": name, "value": value} for name, value in shared.items()]
-
-
-def _check_words(kind: PodKind) -> None:
-    """``trtllm-llmapi-launch`` expands its command unquoted: an argument with a space would be split."""
-    if kind.pods > 1 and (split := [word for word in kind.arguments if len(word.split()) != 1]):
-        raise UsageError(
-            f"{quoted(split[0])} has a space in it, and trtllm-llmapi-launch, which starts engines over several nodes, "
-            "splits arguments there; expected a name without spaces"
-        )
 
 
 def _engine_configs(planned: Plan, nodes: Mapping[Role, int], target: KubernetesTarget) -> dict[str, Mapping[str, Any]]:

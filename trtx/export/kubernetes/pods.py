@@ -25,7 +25,7 @@ def pod_template(planned: PodPlan, kind: PodKind, config_map: str) -> Manifest:
     spec: Manifest = {"terminationGracePeriodSeconds": WORKER_GRACE_S} if kind.is_worker else {}
     target = planned.target
     if target.form == "plain":
-        spec["serviceAccountName"] = target.name
+        spec["serviceAccountName"] = f"{target.name}-{'worker' if kind.is_worker else 'frontend'}"
     if target.image_pull_secret:
         spec["imagePullSecrets"] = [{"name": target.image_pull_secret}]
     if kind.is_worker and target.node_selector:

@@ -55,6 +55,11 @@ class ModelSource:
                 "command": ["python3", "-m", "trtx.checkpoint.fetch"],
                 "args": [self.fetched, *words],
                 "env": variables,
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                    "capabilities": {"drop": ["ALL"]},
+                },
                 "volumeMounts": [{"name": _VOLUME, "mountPath": str(MOUNT)}],
             }
         ]

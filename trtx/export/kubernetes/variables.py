@@ -58,7 +58,6 @@ _OPERATORS = {  # what the operator sets by itself, and a plain form has to
     "DYN_HEALTH_CHECK_ENABLED": "false",
 }
 _IDENTITY = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_UID": "metadata.uid"}
-_READY_BY_ENDPOINT = ("DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS", '["generate"]')
 
 FLAGS_DROPPED: Mapping[str, tuple[Form, ...]] = {
     "--broker-xsub": ("operator", "plain"),
@@ -81,8 +80,6 @@ def variables(process: ProcessSpec, target: KubernetesTarget, gpus: int) -> list
         entries += [_from_field(name, field) for name, field in _IDENTITY.items()]
     for name, value in process.env.items():
         entries += _variable(name, value, target, gpus, is_worker=process.role != "frontend")
-    if is_plain and process.role != "frontend":
-        entries.append(_of_value(*_READY_BY_ENDPOINT))
     return entries
 
 
