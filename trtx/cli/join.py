@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,9 +12,12 @@ from trtx.cli.command import Verb
 from trtx.cli.placement import refuse_ignored
 from trtx.config.hosts import parse_auth
 
+if TYPE_CHECKING:
+    from trtx.topology import Credentials
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_LEASE_TTL_S = 30  # of a client that registers nothing
+_LEASE_TTL_S = 90  # of a client that registers nothing
 
 
 @app.command(
@@ -68,26 +70,23 @@ def join(
     """
     refuse_ignored(context, ())
     from trtx.cli.serving import run_plan, warn_of_planes
-    from trtx.launch import find_published, new_run_directory, settle_share, withdrawn_at_the_end
-    from trtx.launch import this_host as host_of
-    from trtx.topology import Credentials, EtcdService
+    from trtx.launch import join_share, new_run_directory, withdrawn_at_the_end
+    from trtx.topology import EtcdService
 
-    here = Path.cwd()
-    own = None if etcd_auth is None else Credentials(**parse_auth("--etcd-auth", etcd_auth, here).model_dump())
-    found = find_published(EtcdService(tuple(etcd), _LEASE_TTL_S, own), name)
-    plan = found.plan
-    assert plan.etcd is not None and plan.nats is not None  # of every plan that is published
-    of_nats = plan.nats.credentials
-    if nats_auth is not None:
-        of_nats = Credentials(**parse_auth("--nats-auth", nats_auth, here).model_dump())
-    plan = replace(
-        plan,
-        etcd=replace(plan.etcd, credentials=own or plan.etcd.credentials),
-        nats=replace(plan.nats, credentials=of_nats),
+    share, whole = join_share(
+        EtcdService(tuple(etcd), _LEASE_TTL_S, _files("--etcd-auth", etcd_auth)),
+        name,
+        this_host=this_host,
+        model=model,
+        nats_files=_files("--nats-auth", nats_auth),
+        run_dir=new_run_directory(output, "serve-join"),
     )
-    host = host_of(plan.hosts, this_host)
-    path = found.check_here(model)
-    share = settle_share(plan, host, model_path=path, run_dir=new_run_directory(output, f"serve-{plan.mode}"))
     warn_of_planes(share)
-    with withdrawn_at_the_end(plan):
-        run_plan(share, plan)
+    with withdrawn_at_the_end(whole):
+        run_plan(share, whole)
+
+
+def _files(option: str, text: str | None) -> Credentials | None:
+    from trtx.topology import Credentials
+
+    return None if text is None else Credentials(**parse_auth(option, text, Path.cwd()).model_dump())

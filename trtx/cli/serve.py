@@ -88,10 +88,10 @@ def serve(
       trtx serve --frontends 2
       trtx serve --hosts hosts.yaml --mode disagg --dry-run
     """
-    refuse_ignored(context, (mode, *options.engine_uses(model.engine), *([] if hosts else ["no hosts"])))
-    if hosts is not None:
-        there = read_hosts(hosts)
+    there = None if hosts is None else read_hosts(hosts)
+    if there is not None:  # whose sentences come first: they name the file
         refuse_ignored(context, ("hosts", *(["roles"] if there.has_roles else [])))
+    refuse_ignored(context, (mode, *options.engine_uses(model.engine), *(["no hosts"] if there is None else [])))
     from trtx.cli.console import ProgressConsole
     from trtx.cli.serving import run_plan, serve_hosts
     from trtx.cli.topology_text import describe_plan
@@ -100,7 +100,7 @@ def serve(
     spec = options.build_spec(mode=mode, **asdict(model), **asdict(topology), **media)
     options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encode)
     run_dir = new_run_directory(output, f"serve-{mode}")
-    if hosts is not None:
+    if there is not None:
         serve_hosts(spec, there, this_host=this_host, run_dir=run_dir, dry_run=dry_run)
         return
     plan = prepare(spec, run_dir=run_dir, frontends=frontends)

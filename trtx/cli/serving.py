@@ -17,13 +17,13 @@ from trtx.config.hosts import HostsSpec
 from trtx.launch import (
     ServedTopology,
     check_planes,
+    host_here,
     host_named,
     name_of,
     prepare_hosts,
     publishing,
     serve,
     settle_share,
-    this_host,
 )
 from trtx.topology import Plan
 
@@ -45,7 +45,7 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
     if dry_run:
         typer.echo(describe_plan(plan if this_host is None else plan.share(host_named(plan.hosts, this_host).name)))
         return
-    host = _this(plan, this_host)
+    host = host_here(plan.hosts, this_host)
     settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)  # refused before anybody hears of it
     warn_of_planes(plan)
     with publishing(plan, model) as found:
@@ -65,10 +65,6 @@ def warn_of_planes(plan: Plan) -> None:
         "trtx: warning: what the hosts say to each other is neither encrypted nor authenticated; "
         "keep them on a network of their own"
     )
-
-
-def _this(plan: Plan, named: str | None) -> str:
-    return this_host(plan.hosts, named)
 
 
 def _join_command(plan: Plan) -> str:

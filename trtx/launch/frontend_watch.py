@@ -66,9 +66,12 @@ class FrontendWatch:
             f"files in {plan.model_path}; log: {self._spec.log_path}"
         )
 
-    def judge(self, frontend: Slot, now: float, *, is_whole: bool, wants_proof: bool) -> Judgement | None:
+    def judge(
+        self, frontend: Slot, now: float, *, is_whole: bool, is_known: bool, wants_proof: bool
+    ) -> Judgement | None:
         """From the first readiness on: does it answer, does it count every worker, does a request pass. None: nothing
-        to tell. ``is_whole``: every worker is up, and it is."""
+        to tell. ``is_whole``: every worker is up, and it is; ``is_known``: what is registered can be known now, so that
+        one that is started again could register."""
         self._whole_since = (self._whole_since or now) if is_whole else None
         whole_since, route = self._whole_since, self._route
         if route is None:
@@ -76,6 +79,8 @@ class FrontendWatch:
         route.expect(whole_since, proof=wants_proof)
         if frontend.child is None or frontend.state != "up" or frontend.ended_because is not None:
             return None
+        if is_known and self._log is not None and self._log.has_lost_lease:
+            return Judgement("useless", "its lease in etcd has ended, and with it all that it knew of workers")
         silent_s = now - max(route.answered_at or 0.0, frontend.up_since)
         is_frozen = silent_s > STOPPED_FRONTEND_S and is_stopped(frontend.child.pid)
         if is_frozen or silent_s > SILENT_FRONTEND_S:
@@ -119,14 +124,15 @@ class FrontendWatches:
         return next((watch.last_error for watch in self._watches.values() if watch.last_error), "")
 
     def judge(
-        self, slots: Sequence[Slot], now: float, *, lacks: bool, wants_proof: bool
+        self, slots: Sequence[Slot], now: float, *, lacks: bool, is_known: bool, wants_proof: bool
     ) -> list[tuple[Slot, Judgement]]:
-        """Each of which there is something to tell. ``slots``: of every process; ``lacks``: another host does."""
+        """Each of which there is something to tell. ``slots``: of every process; ``lacks``: another host does; the rest
+        as :meth:`FrontendWatch.judge`."""
         has_workers = not lacks and all(slot.state == "up" for slot in slots if slot.spec.role != "frontend")
         judged = []
         for slot in (slot for slot in slots if slot.spec.role == "frontend"):
             is_whole = has_workers and slot.state == "up"
-            found = self.of(slot).judge(slot, now, is_whole=is_whole, wants_proof=wants_proof)
+            found = self.of(slot).judge(slot, now, is_whole=is_whole, is_known=is_known, wants_proof=wants_proof)
             if found is not None:
                 judged.append((slot, found))
         return judged

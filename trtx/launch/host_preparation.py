@@ -22,9 +22,10 @@ from trtx.launch.discovery import etcd_auth, nats_auth
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.preparation import resolve
+from trtx.launch.published import find_published
 from trtx.planes.fitness import fit_or_refuse, judge_etcd, judge_nats, look_at_etcd
 from trtx.planes.nats import ask_nats
-from trtx.topology import Plan, PlannedHost, plan_hosts, settle, with_roles
+from trtx.topology import Credentials, EtcdService, Plan, PlannedHost, plan_hosts, settle, with_roles
 
 _INFINIBAND = Path("/sys/class/infiniband")
 
@@ -72,6 +73,33 @@ def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> P
     return with_memory(settled, machine) if settled.workers else settled
 
 
+def join_share(
+    etcd: EtcdService,
+    name: str,
+    *,
+    this_host: str | None,
+    model: str | None,
+    nats_files: Credentials | None,
+    run_dir: Path,
+) -> tuple[Plan, Plan]:
+    """This machine's share of the topology ``name`` that is planned in ``etcd``, settled, and the plan of all hosts.
+
+    ``this_host``, ``model``: see :func:`host_here` and :meth:`Published.check_here`. ``etcd.credentials`` and
+    ``nats_files`` replace the files that the plan names, which may lie elsewhere here. Raises UsageError, EtcdError.
+    """
+    found = find_published(etcd, name)
+    plan = found.plan
+    if plan.etcd is None or plan.nats is None:
+        raise UsageError(f"the plan of topology {name!r} names no etcd and no NATS; start it with trtx serve --hosts")
+    plan = replace(
+        plan,
+        etcd=replace(plan.etcd, credentials=etcd.credentials or plan.etcd.credentials),
+        nats=replace(plan.nats, credentials=nats_files or plan.nats.credentials),
+    )
+    host = host_here(plan.hosts, this_host)
+    return settle_share(plan, host, model_path=found.check_here(model), run_dir=run_dir), plan
+
+
 def check_planes(plan: Plan) -> tuple[str, ...]:
     """What is worth knowing of the etcd and the NATS of ``plan`` before anything starts, a sentence each. Raises
     LaunchError where one does not answer or is unfit, UsageError where a file of its credentials can't be read."""
@@ -91,7 +119,7 @@ def check_planes(plan: Plan) -> tuple[str, ...]:
     return tuple(str(one) for one in fit_or_refuse(found))
 
 
-def this_host(hosts: Sequence[PlannedHost], named: str | None) -> str:
+def host_here(hosts: Sequence[PlannedHost], named: str | None) -> str:
     """Which of ``hosts`` this machine is: the one whose address it has, or ``named`` (--this-host), which must have
     its address too. Raises UsageError."""
     own = {one.address for found in psutil.net_if_addrs().values() for one in found if one.family == socket.AF_INET}

@@ -243,7 +243,7 @@ class Supervisor:
             return
         if registered is not None:
             self._look_elsewhere(len(registered))
-        self._look_at_routes(now)
+        self._look_at_routes(now, is_known=registered is not None)
 
     def _registered(self) -> set[int] | None:
         """Workers that are registered now; None where that can't be known, which is no reason to look at nothing."""
@@ -351,12 +351,12 @@ class Supervisor:
         self._emit("vanished", f"{slot.spec.name} (pid {child.pid}) lives but {because}; it is started again", slot)
         self._kill(slot, child, because)
 
-    def _look_at_routes(self, now: float) -> None:
+    def _look_at_routes(self, now: float, *, is_known: bool) -> None:
         if not self._has_been_ready:
             return
         proved = []
         judgements = self._frontends.judge(
-            self.slots, now, lacks=bool(self._elsewhere.lack), wants_proof=self._is_degraded
+            self.slots, now, lacks=bool(self._elsewhere.lack), is_known=is_known, wants_proof=self._is_degraded
         )
         for slot, judged in judgements:
             if judged.is_now == "useless" and slot.child is not None:

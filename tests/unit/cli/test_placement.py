@@ -25,6 +25,7 @@ from trtx.experiment import ExperimentSpec
 from trtx.experiment.gate_spec import GateSpec
 
 REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml")]
+HOSTS = str(Path(__file__).with_name("{}.yaml"))  # without roles, and with them
 # verb -> use -> a command line that is in this use
 SESSIONS = ("--session-turns-mean", "3", "--session-turn-delay-mean", "9")
 TLS = ("--tls-cert", "own.pem", "--tls-key", "own.key")
@@ -33,7 +34,11 @@ CALLS = {
         "agg": ["serve", "--mode", "agg", *TLS],
         "disagg": ["serve", "--mode", "disagg"],
         "no GPU": ["serve", "--engine", "paced"],
+        "hosts": ["serve", "--hosts", HOSTS.format("hosts")],
+        "no hosts": ["serve"],
+        "roles": ["serve", "--hosts", HOSTS.format("roles")],
     },
+    "serve join": {"": ["serve", "join", "--etcd", "http://127.0.0.1:9", "--name", "one"]},
     "bench": {
         "agg": ["bench", "--mode", "agg", *TLS],
         "disagg": ["bench", "--mode", "disagg"],
@@ -119,7 +124,7 @@ CALLS = {
     },
     "export nginx": {
         "": ["export", "nginx", *TLS, "--listen-cert", "own.pem", "--listen-key", "own.key"],
-        "hosts": ["export", "nginx", "--hosts", "hosts.yaml"],
+        "hosts": ["export", "nginx", "--hosts", HOSTS.format("hosts")],
     },
     "report": {"": ["report", "run"]},
     "doctor": {"": ["doctor"]},
@@ -159,9 +164,17 @@ VALUES_IN |= {
 VALUES |= {f"--{of}-cert": "other.pem" for of in ("tls", "listen")} | {
     f"--{of}-key": "other.key" for of in ("tls", "listen")
 }
-VALUES |= {"--listen": "127.0.0.1:8081", "--hosts": "others.yaml"}
+VALUES |= {"--listen": "127.0.0.1:8081"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999"}
+VALUES |= {
+    "--hosts": HOSTS.format("roles"),
+    "--etcd": "http://127.0.0.1:8",
+    "--name": "other",
+    "--nats-auth": "token_file=a",
+}
+VALUES |= {"--etcd-auth": "username=a,password_file=b"}
+VALUES_IN |= {("--hosts", "roles"): HOSTS.format("hosts"), ("--mode", "roles"): "disagg", ("--mode", "hosts"): "disagg"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
 VALUES |= {
@@ -180,6 +193,7 @@ SEEN_ELSEWHERE = {
     ("export kubernetes", "--output"): "tests/unit/export/test_kubernetes.py",
     ("export kubernetes", "--allowed-media-path"): "tests/unit/export/test_kubernetes.py",
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
+    ("serve", "--this-host"): "tests/unit/cli/test_serve_hosts.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
     ("eval", "--json"): "tests/integration/test_eval.py",
     ("eval fidelity", "--json"): "tests/integration/test_fidelity.py",
@@ -197,7 +211,7 @@ SEEN_ELSEWHERE = {
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
 ROOMS = (
-    "trtx.launch.prepare", "trtx.export.nginx.export",
+    "trtx.launch.prepare", "trtx.cli.serving.prepare_hosts", "trtx.launch.join_share", "trtx.export.nginx.export",
     "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
     "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation", "trtx.experiment.parity.check_parity",
     "trtx.experiment.parity.resume_parity",
@@ -340,11 +354,6 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Path("a.yaml").write_text("max_batch_size: 1\n")
     own = make(tmp_path, "own", ["localhost"])
     make(tmp_path, "other", ["localhost"], private=own.private)
-    for name, first in (("hosts", 1), ("others", 2)):
-        Path(f"{name}.yaml").write_text(
-            f"etcd: [http://10.77.0.9:2379]\nnats: nats://10.77.0.9:4222\nhosts:\n"
-            f"- {{name: node{first}, address: 10.77.0.{first}, device: eth1}}\n"
-        )
 
 
 def asked_for(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:
@@ -403,6 +412,7 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
 # Uses in which a verb hands over what was typed, and the room that gets it makes nothing of it.
 IGNORED_BY_THE_ROOM = {
     *((verb, use) for verb in ("serve", "bench", "eval") for use in ("agg", "disagg", "no GPU")),
+    *(("serve", use) for use in ("hosts", "roles")),
     *(("eval parity", use) for use in ("no GPU", "no disagg", "one worker", "no chunks", "no against")),
     ("eval parity", "against a model"),
     *(("eval", use) for use in ("no baseline", "attach")),

@@ -1,0 +1,162 @@
+"""``trtx serve --hosts`` as typed: what is refused, and what a dry run says of several machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trtx.cli import app
+
+HOST = {"address": "10.77.0.1", "device": "eth1"}
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def written(tmp_path: Path, *hosts: dict[str, Any], **fields: Any) -> str:
+    """A hosts file: node1, node2 … with ``hosts`` over what they have by themselves."""
+    own = [
+        {"name": f"node{number}", "address": f"10.77.0.{number}", "device": "eth1"} | host
+        for number, host in enumerate(hosts, 1)
+    ]
+    document = {"name": "pair", "etcd": ["http://10.77.0.1:2379"], "nats": "nats://10.77.0.1:4222", "hosts": own}
+    path = tmp_path / "hosts.yaml"
+    path.write_text(yaml.safe_dump(document | fields), encoding="utf-8")
+    return str(path)
+
+
+def serve(tmp_path: Path, file: str, *arguments: str) -> int:
+    return app.run(
+        ["serve", "--hosts", file, "--dry-run", "--engine", "paced", "-o", str(tmp_path / "runs"), *arguments]
+    )
+
+
+ROLES = ({"roles": {"prefill": 1}}, {"roles": {"decode": 2}})
+
+
+def test_a_dry_run_names_each_process_with_its_host_ports_and_environment_and_what_is_clear(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, *ROLES, lease_ttl_s=45)
+    assert serve(tmp_path, file, "--mode", "disagg") == 0
+    said = capsys.readouterr().out
+    for words in (
+        "node1 10.77.0.1, device eth1: frontend, prefill-0",
+        "node2 10.77.0.2, device eth1: decode-0, decode-1",
+        "decode-1: on node2, no GPU, listens on 10.77.0.2:17006 (requests), 10.77.0.2:17007 (system)",
+        "frontend: on node1, no GPU, listens on 10.77.0.1:8000 (HTTP), 10.77.0.1:17000 (requests), 10.77.0.1:17001",
+        "ETCD_LEASE_TTL=45",
+        "ETCD_ENDPOINTS=http://10.77.0.1:2379",
+        "NATS_SERVER=nats://10.77.0.1:4222",
+        "DYN_SYSTEM_HOST=10.77.0.2",
+        "UCX_NET_DEVICES=eth1",
+        "HTTP to the frontends: clear, no authentication",
+        "etcd: clear, no authentication",
+        "KV between prefill and decode workers: clear",
+    ):
+        assert words in said
+    assert "DYN_TCP_RESPONSE_STREAM_HOST" not in said and "DYN_ZMQ_BROKER_URL" not in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_of_one_host_shows_its_share_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, *ROLES)
+    assert serve(tmp_path, file, "--mode", "disagg", "--this-host", "node2") == 0
+    said = capsys.readouterr().out
+    assert "decode-0: on node2" in said and "node1 10.77.0.1, device" not in said and "prefill-0:" not in said
+
+
+def test_secrets_are_named_by_their_files_and_looked_for_beside_the_hosts_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "password").write_text("hunter2\n")
+    auth = {"username": "trtx", "password_file": "password"}
+    file = written(tmp_path, *ROLES, etcd_auth=auth, nats_auth=auth)
+    assert serve(tmp_path, file, "--mode", "disagg") == 0
+    said = capsys.readouterr().out
+    assert "hunter2" not in said and "the password too" in said
+
+
+@pytest.mark.parametrize(
+    ("hosts", "fields", "words"),
+    [
+        (({"address": "127.0.0.1"}, {}), {}, ("127.0.0.1 of node1 is loopback", "network between")),
+        (({"address": "169.254.1.1"}, {}), {}, ("169.254.1.1 of node1 is link-local",)),
+        (({"address": "0.0.0.0"}, {}), {}, ("0.0.0.0 is not of one machine",)),
+        (({"address": "fe80::1"}, {}), {}, ("fe80::1 is IPv6",)),
+        (({"address": "node1.lan"}, {}), {}, ("'node1.lan' is no IP address",)),
+        (({"address": "10.77.0.2"}, {}), {}, ("address 10.77.0.2 twice",)),
+        (({"name": "node2"}, {}), {}, ("name node2 twice",)),
+        (({"device": "lo"}, {}), {}, ("node1 has the device lo", "eth1 or mlx5_0:1")),
+        (({"device": None}, {}), {}, ("node1 has no device",)),
+        (({"device": "all"}, {}), {}, ("'all'",)),
+        (({"gpus": [0, 0]}, {}), {}, ("names a GPU twice",)),
+        (({"gpus": "4"}, {}), {}, ("hosts[0].gpus '4'",)),
+        (({"speed": 4}, {}), {}, ("hosts[0].speed is not a field",)),
+        (({"frontends": 0}, {}), {}, ("no frontend",)),
+        (({}, {}), {"etcd": ["http://127.0.0.1:2379"]}, ("etcd http://127.0.0.1:2379 is another for each host",)),
+        (({}, {}), {"nats": "nats://localhost:4222"}, ("nats nats://localhost:4222 is another",)),
+        (({}, {}), {"nats": "tls://10.77.0.1:4222"}, ("TLS, which Dynamo 1.4.2 does not speak with NATS",)),
+        (({}, {}), {"nats": "nats://me:secret@10.77.0.1:4222"}, ("holds a user in its address",)),
+        (({}, {}), {"etcd": ["https://10.77.0.1:2379"]}, ("all of ca, certificate and key",)),
+        (({}, {}), {"etcd": ["10.77.0.1:2379"]}, ("http://10.77.0.1:2379",)),
+        (({}, {}), {"name": "a/b"}, ("name 'a/b'",)),
+        (({}, {}), {"lease_ttl_s": 1}, ("lease_ttl_s 1", "greater than or equal to 5")),
+        (({"roles": {"prefill": 1}}, {}), {}, ("names prefill, and --mode agg", "choose --mode disagg")),
+        (({"roles": {"encode": 1}}, {}), {}, ("encode workers hand embeddings over in files of one machine",)),
+        (({}, {}), {}, ("node2 has nothing to do",)),
+        (({"gpus": 1}, {}), {}, ("gpus of node1: engine paced uses no GPU",)),
+        (({"first_port": 32760, "roles": {"agg": 2}}, {"roles": {"agg": 1}}), {}, ("agg-1 on node1", "above 32767")),
+        (({"first_port": 7999, "roles": {"agg": 2}}, {"roles": {"agg": 1}}), {}, ("--port 8000 stands among",)),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_served_over_hosts_is_one_sentence(
+    hosts: tuple[dict[str, Any], ...],
+    fields: dict[str, Any],
+    words: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert serve(tmp_path, written(tmp_path, *hosts, **fields)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("trtx: ") and said.count("\n") == 1
+    for word in words:
+        assert word in said
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--mode", "agg", "--port", "0"), ("--port 0 is another port each time",)),
+        (("--this-host", "node3"), ("--this-host 'node3' is none of the hosts", "node1, node2")),
+        (("--encode", "1"), ("--encode 1",)),
+    ],
+)
+def test_options_that_make_no_sense_over_hosts_are_one_sentence(
+    arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, {"roles": {"agg": 1}}, {"roles": {"agg": 1}})
+    assert serve(tmp_path, file, *arguments) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for word in words:
+        assert word in said
+
+
+def test_a_host_that_is_not_this_machine_serves_nothing_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, {"roles": {"agg": 1}}, {"roles": {"agg": 1}})
+    command = ["serve", "--hosts", file, "--engine", "paced", "-o", str(tmp_path / "runs")]
+    assert app.run(command) == 2
+    assert "this machine has none of the hosts' addresses: 10.77.0.1 (node1)" in capsys.readouterr().err
+    assert app.run([*command, "--this-host", "node2"]) == 2
+    assert "--this-host node2 has address 10.77.0.2, and this machine has not" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,172 @@
+"""One host's share of a topology: what it says of others, its frontends, and an etcd or a NATS that is away."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launch_builders import plan_of, process
+from test_launch_supervisor import History
+
+from trtx.errors import UsageError
+from trtx.launch import host_here
+from trtx.launch.route import Route
+from trtx.launch.run_directory import RunDirectory
+from trtx.launch.shortage import Shortage
+from trtx.launch.supervisor import Supervisor
+from trtx.topology import EtcdService, NatsService, PlannedHost
+
+
+class Share(History):
+    """agg-0 and two frontends of this host, and ``everywhere`` workers on all hosts; the test gives the answers."""
+
+    def __init__(self, tmp_path: Path, everywhere: int = 1) -> None:
+        super().__init__(tmp_path)
+        frontends = [process(tmp_path, f"frontend-{number}", role="frontend") for number in range(2)]
+        self.plan = plan_of(tmp_path, *frontends, *self.plan.processes)
+        self.routes = {one.name: Route(self.plan, url=f"http://127.0.0.1:{n}") for n, one in enumerate(frontends)}
+        self.answering = set(self.routes)
+        self.children.clear()
+        self.supervisor = Supervisor(
+            self.plan,
+            self.events.append,
+            spawn=self._spawn,
+            clock=lambda: self.now,
+            routes=self.routes,
+            everywhere=everywhere,
+        )
+        for slot in self.supervisor.slots:
+            self.supervisor._start(slot)
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.25)):
+            for slot in self.supervisor.slots:
+                if slot.spec.role == "frontend" and slot.state == "starting":
+                    slot.state, slot.up_since = "up", self.now  # its port: tests/integration
+            for name in self.answering:
+                route = self.routes[name]
+                route.answered_at = route.routed_at = route.proved_at = self.now
+            super().run(0.25)
+
+    def told(self, kind: str) -> list[str]:
+        return [event.message for event in self.events if event.kind == kind]
+
+    def lives(self) -> dict[str, int]:
+        return {name: len(lives) for name, lives in self.children.items()}
+
+
+def test_a_frontend_that_dies_is_started_again_and_whole_is_told_once_all_of_them_are_proved(tmp_path: Path) -> None:
+    share = Share(tmp_path)
+    share.serve()
+    share.supervisor.mark_ready()
+    share.run(1)
+    share.children["frontend-1"][-1].code = -9
+    share.answering.discard("frontend-1")
+    share.run(3)
+    assert share.lives() == {"frontend-0": 1, "frontend-1": 2, "agg-0": 1}
+    assert share.told("recovered") == []
+    share.answering.add("frontend-1")
+    share.run(1)
+    assert len(share.told("recovered")) == 1
+
+
+def test_only_the_frontend_that_answers_nobody_is_killed(tmp_path: Path) -> None:
+    share = Share(tmp_path)
+    share.serve()
+    share.supervisor.mark_ready()
+    share.run(1)
+    share.answering.discard("frontend-0")
+    share.run(62)
+    assert "frontend-0 was killed by trtx" in share.told("exited")[0]
+    assert "frontend-1" not in "".join(share.told("exited"))
+
+
+def test_a_frontend_whose_lease_has_ended_is_started_again_once_what_is_registered_is_known(tmp_path: Path) -> None:
+    share = Share(tmp_path)
+    share.serve()
+    share.supervisor.mark_ready()
+    share.run(1)
+    known = share.supervisor.registry
+
+    class Away:
+        records_live_s = 10.0
+
+        def worker_ids(self) -> set[int]:
+            raise OSError("etcd is away")
+
+    share.supervisor.registry = Away()  # type: ignore[assignment]
+    with share.plan.frontends[0].log_path.open("a") as log:
+        log.write("2026-11-23T04:22:00Z ERROR dynamo_runtime: Unable to maintain lease. Check etcd server status\n")
+    share.run(2)
+    assert share.told("exited") == []  # it could not register
+    share.supervisor.registry = known
+    share.run(1)
+    (died,) = share.told("exited")
+    assert "frontend-0 was killed by trtx" in died and "its lease in etcd has ended" in died
+    share.run(3)
+    assert share.lives() == {"frontend-0": 2, "frontend-1": 1, "agg-0": 1}
+    assert len(share.told("recovered")) == 1
+
+
+def test_workers_of_other_hosts_are_waited_for_missed_and_proved_again(tmp_path: Path) -> None:
+    share = Share(tmp_path, everywhere=3)
+    share.serve()
+    assert not share.supervisor.is_whole and share.supervisor.elsewhere == "1 of 3 workers are registered"
+    share.register(0xCD)
+    share.register(0xEF)
+    assert share.supervisor.is_whole and share.supervisor.elsewhere == ""
+    share.supervisor.mark_ready()
+    share.run(1)
+    for path in share.plan.discovery_dir.rglob(f"*{0xEF:x}"):
+        path.unlink()
+    share.run(1)
+    assert share.told("lost") == [
+        "workers of other hosts are gone: 2 of 3 workers are registered; what is there serves on"
+    ]
+    assert share.told("recovered") == [] and share.lives() == {"frontend-0": 1, "frontend-1": 1, "agg-0": 1}
+    share.register(0x99)
+    share.run(1)
+    assert len(share.told("recovered")) == 1
+
+
+def test_its_own_worker_that_died_is_not_told_as_another_hosts(tmp_path: Path) -> None:
+    share = Share(tmp_path, everywhere=2)
+    share.serve()
+    share.register(0xCD)
+    share.supervisor.mark_ready()
+    share.run(1)
+    share.children["agg-0"][-1].code = -9
+    share.run(2)
+    assert share.told("lost") == []
+
+
+def over_hosts(tmp_path: Path, etcd_port: int, nats_port: int) -> Shortage:
+    plan = replace(
+        plan_of(tmp_path, process(tmp_path, "agg-0")),
+        discovery="etcd",
+        etcd=EtcdService((f"http://127.0.0.1:{etcd_port}",), 90),
+        nats=NatsService(f"nats://127.0.0.1:{nats_port}"),
+    )
+    return Shortage(plan, RunDirectory(plan), None)
+
+
+def test_nothing_starts_while_etcd_or_nats_takes_no_connection(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        there, also = one.getsockname()[1], other.getsockname()[1]
+        assert over_hosts(tmp_path, there, also)() is None
+        other.close()
+        assert f"NATS at nats://127.0.0.1:{also} takes no connection" in str(over_hosts(tmp_path, there, also)())
+    assert f"etcd at http://127.0.0.1:{there} takes no connection" in str(over_hosts(tmp_path, there, also)())
+
+
+def test_this_machine_is_the_host_whose_address_it_has() -> None:
+    here, there = PlannedHost("here", "127.0.0.1", "lo"), PlannedHost("there", "192.0.2.1", "eth1")
+    assert host_here((there, here), None) == host_here((there, here), "here") == "here"
+    with pytest.raises(UsageError, match="--this-host there has address 192.0.2.1, and this machine has not"):
+        host_here((there, here), "there")
+    with pytest.raises(UsageError, match="none of the hosts' addresses: 192.0.2.1"):
+        host_here((there,), None)
+    with pytest.raises(UsageError, match="several of the hosts' addresses"):
+        host_here((here, PlannedHost("also", "127.0.0.1", "lo")), None)
