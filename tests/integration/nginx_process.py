@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from processes import until
+from services import needs
 
-PROGRAM = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-needs_nginx = pytest.mark.skipif(PROGRAM is None, reason="nginx is not installed: apt-get install nginx-light")
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
@@ -36,13 +33,13 @@ class Nginx:
 @contextlib.contextmanager
 def running_nginx(directory: Path, exported: Path, port: int) -> Iterator[Nginx]:
     """nginx with the file ``exported``, which has it listen on ``port``, until the block is left."""
-    assert PROGRAM is not None
+    program = needs("nginx", "nginx-light")
     directory.mkdir()
     temporary = "".join(f"    {name}_temp_path {directory}/{name};\n" for name in _TEMPORARY)
     main = directory / "nginx.conf"
     main.write_text(
         f"daemon off;\nworker_processes 2;\npid {directory}/pid;\nerror_log {directory}/error.log info;\n"
-        + (f"user {'root'};\n" if os.geteuid() == 0 else "")
+        + ("user root;\n" if os.geteuid() == 0 else "")
         + "events { worker_connections 256; }\nhttp {\n"
         + temporary
         + "    log_format tried '$request_uri|$status|$upstream_addr|$upstream_status';\n"
@@ -50,7 +47,7 @@ def running_nginx(directory: Path, exported: Path, port: int) -> Iterator[Nginx]
         + f"    include {exported};\n}}\n"
     )
     process = subprocess.Popen(
-        [PROGRAM, "-c", str(main), "-p", str(directory), "-e", str(directory / "error.log")],
+        [program, "-c", str(main), "-p", str(directory), "-e", str(directory / "error.log")],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

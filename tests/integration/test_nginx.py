@@ -19,14 +19,13 @@ from typing import Any
 import pytest
 from called import call
 from certificates import make
-from nginx_process import Nginx, needs_nginx, running_nginx
+from nginx_process import Nginx, running_nginx
 from processes import free_port, until
 from topology_clients import trtx_serve
 
 from trtx.tls import pinned
 from trtx.topology import Plan
 
-pytestmark = needs_nginx
 KEY, HOLDER = "3f9c0a", "ada"
 PATH = "/v1/completions"
 
@@ -46,7 +45,7 @@ def gateway(directory: Path, port: int, *arguments: str) -> Iterator[tuple[Nginx
     listen = free_port()
     done = call(
         *("export", "nginx", "--frontends", "2", "--port", str(port), "--listen", f"127.0.0.1:{listen}"),
-        *(*arguments, "-o", str(directory / "exported")),
+        *(*arguments, "--output", str(directory / "exported")),
     )
     assert done.code == 0, done.err
     with running_nginx(directory / "nginx", directory / "exported" / "trtx.conf", listen) as nginx:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from certificates import make
 
 from trtx.bench import LoadSpec
 from trtx.build import BuildRequest
@@ -27,9 +28,10 @@ REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "g
 HOSTS = str(Path(__file__).with_name("{}.yaml"))  # without roles, and with them
 # verb -> use -> a command line that is in this use
 SESSIONS = ("--session-turns-mean", "3", "--session-turn-delay-mean", "9")
+TLS = ("--tls-cert", "own.pem", "--tls-key", "own.key")
 CALLS = {
     "serve": {
-        "agg": ["serve", "--mode", "agg"],
+        "agg": ["serve", "--mode", "agg", *TLS],
         "disagg": ["serve", "--mode", "disagg"],
         "no GPU": ["serve", "--engine", "paced"],
         "hosts": ["serve", "--hosts", HOSTS.format("hosts")],
@@ -38,7 +40,7 @@ CALLS = {
     },
     "serve join": {"": ["serve", "join", "--etcd", "http://127.0.0.1:9", "--name", "one"]},
     "bench": {
-        "agg": ["bench", "--mode", "agg"],
+        "agg": ["bench", "--mode", "agg", *TLS],
         "disagg": ["bench", "--mode", "disagg"],
         "no GPU": ["bench", "--engine", "simulated"],
         "resume": ["bench", "--resume", "no-such-run"],
@@ -66,7 +68,7 @@ CALLS = {
     },
     "bench reproduce": {"": REPRODUCE, "dry run": [*REPRODUCE, "--dry-run"]},
     "eval": {
-        "agg": ["eval", "--tasks", "trtx", "--mode", "agg"],
+        "agg": ["eval", "--tasks", "trtx", "--mode", "agg", *TLS],
         "disagg": ["eval", "--tasks", "trtx", "--mode", "disagg"],
         "no GPU": ["eval", "--tasks", "trtx", "--engine", "paced"],
         "resume": ["eval", "--resume", "no-such-run"],
@@ -78,7 +80,7 @@ CALLS = {
         "": ["eval", "--tasks", "needle,perplexity", "--text", "a.txt", "--baseline", "run"],
     },
     "eval fidelity": {
-        "agg": ["eval", "fidelity", "--mode", "agg"],
+        "agg": ["eval", "fidelity", "--mode", "agg", *TLS],
         "disagg": ["eval", "fidelity", "--mode", "disagg"],
         "resume": ["eval", "fidelity", "--resume", "no-such-run"],
         "attach": ["eval", "fidelity", "--url", "http://127.0.0.1:9", "--reference", "synthetic:tiny"],
@@ -127,6 +129,10 @@ CALLS = {
         "promote": ["baseline", "promote", "main"],
         "expire": ["baseline", "expire"],
     },
+    "export nginx": {
+        "": ["export", "nginx", *TLS, "--listen-cert", "own.pem", "--listen-key", "own.key"],
+        "hosts": ["export", "nginx", "--hosts", HOSTS.format("hosts")],
+    },
     "report": {"": ["report", "run"]},
     "doctor": {"": ["doctor", "--hosts", HOSTS.format("hosts")], "no hosts": ["doctor"]},
 }
@@ -163,6 +169,10 @@ VALUES_IN |= {
     ("--workers", "no against"): "3",
 }
 VALUES_IN |= {("--mode", "no container"): "disagg"}
+VALUES |= {f"--{of}-cert": "other.pem" for of in ("tls", "listen")} | {
+    f"--{of}-key": "other.key" for of in ("tls", "listen")
+}
+VALUES |= {"--listen": "127.0.0.1:8081"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999", "--max-image-pixels": "99999999", "--max-images": "9"}
 VALUES |= {"--decode-processes": "3", "--max-videos": "3"}
@@ -208,11 +218,12 @@ SEEN_ELSEWHERE = {
     ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
     ("report", "--json"): "tests/unit/cli/test_report.py",
     ("export slurm", "--output"): "tests/unit/export/slurm/test_slurm_spec.py",
+    ("export nginx", "--output"): "tests/integration/test_nginx.py",
 }
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
 ROOMS = (
-    "trtx.launch.prepare", "trtx.cli.serving.prepare_hosts", "trtx.launch.join_share",
+    "trtx.launch.prepare", "trtx.cli.serving.prepare_hosts", "trtx.launch.join_share", "trtx.export.nginx.export",
     "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
     "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation", "trtx.experiment.parity.check_parity",
     "trtx.experiment.parity.resume_parity",
@@ -354,6 +365,8 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for number, name in enumerate(("one", "two", "three"), 1):
         Path(f"{name}.yaml").write_text(f"topology: {{workers: {number}}}\n")
     Path("a.yaml").write_text("max_batch_size: 1\n")
+    own = make(tmp_path, "own", ["localhost"])
+    make(tmp_path, "other", ["localhost"], private=own.private)
 
 
 def asked_for(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:
@@ -422,6 +435,7 @@ IGNORED_BY_THE_ROOM = {
     *(("baseline", use) for use in ("list", "show", "save", "promote")),
     ("compare", "no gate"),
     *(("export slurm", use) for use in ("agg", "disagg", "no GPU", "no container")),
+    ("export nginx", "hosts"),  # but for the command that it says the frontends are started by
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from certificates import make
 from cyclopts import CycloptsError
 from judged_runs import GOLDEN, provenance
 from processes import free_port
@@ -91,6 +92,8 @@ OTHER: dict[type, dict[str, Any]] = {
         "gpus": [0],
         "host": "0.0.0.0",
         "port": None,  # one that nobody has, drawn below
+        "tls_cert": "own.pem",  # made below
+        "tls_key": "own.key",
         "router_mode": "kv",
         "router_args": ["--router-temperature", "0.5"],
         "engine_configs": {"agg": "agg.yaml"},
@@ -169,6 +172,7 @@ OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without wh
 }
 # Beside which no lengths are asked.
 DATASETS = ("input_file", "custom_dataset_type", "public_dataset", "fixed_schedule")
+TLS = {"tls_cert": "tls_key", "tls_key": "tls_cert"}  # field of a topology → the one without which it means nothing
 BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
     "mode": "topology.mode is not a field of a sweep; modes at the top is",
@@ -428,6 +432,17 @@ def test_a_field_of_a_topology_changes_its_plan_or_is_refused(field: str, tmp_pa
     value = {"agg": str(tmp_path / "agg.yaml")} if field == "engine_configs" else value
     value = free_port() if field == "port" else value
     changed = base | {"topology": base["topology"] | {field: value}}  # type: ignore[operator]
+    if field in TLS:
+        with pytest.raises(UsageError, match="means nothing without"):
+            _asked(changed, tmp_path)
+        own, other = make(tmp_path, "own", ["127.0.0.1"]), make(tmp_path, "other", ["127.0.0.1"])
+        other.key.write_bytes(own.key.read_bytes())
+        if field == "tls_cert":
+            other = make(tmp_path, "other", ["127.0.0.1"], private=own.private)
+        paths = {"tls_cert": own.certificate, "tls_key": own.key}
+        changed_to = {"tls_cert": other.certificate, "tls_key": other.key}[field]
+        base = {"topology": {"engine": "paced", **{name: str(path) for name, path in paths.items()}}}
+        changed = {"topology": base["topology"] | {field: str(changed_to)}}  # type: ignore[operator]
     if field in REFUSED:
         with pytest.raises(UsageError, match=re.escape(REFUSED[field])):
             _asked(changed, tmp_path)
