@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _MIB = 1 << 20
 _GIB = 1 << 30
+EMBEDDING_CACHE_BYTES = 512 * _MIB
+"""Of embeddings, in each worker that takes images: on the device of its engine; of encode workers in the topology's
+directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
