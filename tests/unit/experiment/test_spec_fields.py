@@ -155,7 +155,7 @@ LOCKED = {
     4: "219c4e44d760",
     5: "c586849e4d14",
     6: "2dc8f8e820a9",
-    7: "f4c28f499182",
+    7: "8b2c07a7d9ec",
 }
 TASK_OF = {  # field of an evaluation -> the task that it shapes
     "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",

@@ -249,7 +249,7 @@ def test_decode_gets_when_a_video_is() -> None:
     class Result:
         outputs = (type("Output", (), {"disaggregated_params": DisaggregatedParams(first_gen_tokens=[1])}),)
 
-    handoff.add_to(chunk, Result, request)
+    handoff.add_to(chunk, Result, request, "prefill-0")
     assert handoff.pictures_of(json.loads(json.dumps(chunk["disaggregated_params"]))) == (FILM,)
 
 
