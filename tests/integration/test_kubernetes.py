@@ -88,6 +88,8 @@ def test_the_plain_form_serves_with_exactly_the_roles_that_it_brings(tmp_path: P
             assert listening(pod) == {pod.address}
         facts = running.api.get("dynamoworkermetadatas", "shown-agg-0")
         assert facts is not None and "'name': 'shown-agg-0'" in str(facts["spec"])
+        published = HTTP.get(f"{running.url}/trtx/workers", timeout=10).json()
+        assert [one["facts"]["name"] for one in published] == ["shown-agg-0", "shown-agg-1"]
         with pytest.raises(LaunchError, match="2 of 3 agg"):
             wait(running.url, MODEL, {"agg": 3}, timeout_s=0)
 

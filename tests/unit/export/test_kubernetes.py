@@ -130,8 +130,9 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
     [wait] = [one for one in of_role("plain disagg", "bench")["spec"]["initContainers"] if one["name"] == "wait"]
     assert "prefill=1,decode=1" in wait["args"]
     assert of_role("plain disagg", "bench")["spec"]["containers"][0]["args"][-2:] == ["--concurrency", "1,8"]
-    args = of_role("operator disagg", "bench")["spec"]["containers"][0]["args"]
-    assert args[args.index("--gpu-count") + 1] == "4"
+    args = of_role("operator over nodes", "bench")["spec"]["containers"][0]["args"]
+    assert args[args.index("--gpu-count") + 1] == "32"  # its workers publish those of one node
+    assert "--gpu-count" not in of_role("operator disagg", "bench")["spec"]["containers"][0]["args"]
 
 
 # --- refusals ---
@@ -153,7 +154,7 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
         ((*TINY, "--name", "q" * 41), "at most 40 characters"),
         ((*TINY, "--namespace", "a_b"), "--namespace 'a_b' is not taken"),
         ((*TINY, "--image", "a b"), "--image is given twice"),
-        ((*TINY, "--limit", "rdma/ib"), "--limit 'rdma/ib' is not taken; expected NAME=VALUE"),
+        ((*TINY, "--resource", "rdma/ib"), "--resource 'rdma/ib' is not taken; expected NAME=VALUE"),
         ((*TINY, "--memory", "64 GB"), "--memory '64 GB' is not taken"),
         ((*TINY, "--nats", "http://a:1"), "--nats 'http://a:1' is not taken"),
         ((*TINY, "--frontends", "0"), "--frontends 0: expected greater than or equal to 1"),
