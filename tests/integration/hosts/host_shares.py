@@ -93,7 +93,7 @@ def write_hosts(hosts: Hosts, directory: Path, **fields: Any) -> Path:
     ]
     first = hosts.first.address
     document = {
-        "name": NAME,
+        "name": name_of(hosts),
         "etcd": [f"http://{first}:2379"],
         "nats": f"nats://{first}:4222",
         "hosts": of_hosts,
