@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -208,6 +209,25 @@ def test_a_key_opens_it_and_stays_there_and_metrics_are_nobodys(tmp_path: Path) 
         assert [seen for one in both for seen in one.seen] == [(PATH, None)], "the key stays at the gateway"
         assert KEY not in (tmp_path / "exported" / "trtx.conf").read_text()
         assert KEY not in nginx.errors()
+
+
+def test_a_service_that_decides_is_asked_as_the_document_says(tmp_path: Path) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    snippet = re.search(r"```nginx\n(.+?)```", document, re.DOTALL)
+    assert snippet is not None and "`auth_request /who;`" in document
+    port, decides, both = two_ports(), Frontend("401"), (Frontend(), Frontend())
+    door, listen = free_port(), free_port()
+    words = ("--frontends", "2", "--port", str(port), "--listen", f"127.0.0.1:{listen}")
+    exported = call("export", "nginx", *words).out
+    location = snippet[1].replace(":9000", f":{door}") + "    location / {\n        auth_request /who;"
+    file = tmp_path / "trtx.conf"
+    file.write_text(exported.replace("    location / {", location))
+    with played(port, *both), played(door, decides), running_nginx(tmp_path / "nginx", file, listen):
+        assert ask(listen, key=KEY)[0] == 401 and not [one for one in both if one.seen]
+        decides.behaves = "answers"
+        assert ask(listen, key=KEY)[0] == 200
+        assert decides.seen == [("/check", f"Bearer {KEY}")] * 2
+        assert ask(listen, "/who", key=KEY, method="GET")[0] == 404, "it is nobody else's"
 
 
 @dataclass

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 from pathlib import Path
 
@@ -22,6 +23,11 @@ LOAD = ("--concurrency", "2", "--isl", "32", "--osl", "8", "--request-count", "6
 
 def words(pair: Pair) -> tuple[str, ...]:
     return ("--tls-cert", str(pair.certificate), "--tls-key", str(pair.key))
+
+
+def shown(plan: Plan) -> str:
+    """The certificate that the HTTP port shows, in PEM."""
+    return ssl.get_server_certificate(("127.0.0.1", plan.port), timeout=10)
 
 
 def says_in_the_clear(plan: Plan) -> bytes:
@@ -53,10 +59,12 @@ def test_a_server_is_asked_by_its_certificate_whatever_its_name_and_through_a_fr
         key = pair.key.read_bytes()
         assert not [path for path in plan.run_dir.rglob("*") if path.is_file() and key in path.read_bytes()]
 
-        make(tmp_path, "own", ["llm.example.com"])
+        before = shown(plan)
+        after = make(tmp_path, "own", ["llm.example.com"]).certificate.read_text()
+        assert shown(plan) == before != after and ask() == 0, "curl alone goes by the file that is there now"
         os.kill(serve.pid_of("frontend"), signal.SIGKILL)
         wait_until(lambda: "the topology is whole again: a request went through" in serve.text(), 60, "whole again")
-        assert ask() > 0
+        assert shown(plan) == after and ask() > 0
 
 
 def test_a_run_measures_and_scores_its_own_topology_over_tls(tmp_path: Path) -> None:
