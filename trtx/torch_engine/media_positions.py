@@ -40,6 +40,13 @@ def position_delta(spans: Sequence[MediaSpan], length: int) -> int:
     return delta_behind(largest, after, shift, length)
 
 
+def answer_shift(spans: Sequence[MediaSpan], length: int) -> int:
+    """How much further a generated token is than the same token as text of a longer prompt: 0 but for videos that last
+    longer than their rows and columns are wide."""
+    text = sum(max(span.grid[1:]) - span.length for span in spans if span.grid is not None)
+    return position_delta(spans, length) - text if lasts(spans) else 0
+
+
 def delta_behind(largest: int, after: int, shift: int, length: int) -> int:
     """``largest``: one behind the largest position of media, which end at ``after``; text there is shifted."""
     return max(largest, length + shift if after < length else 0) - length

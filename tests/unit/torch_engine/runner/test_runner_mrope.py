@@ -185,6 +185,25 @@ def test_seconds_of_a_video_are_seen_in_the_logits(model: tuple[Any, Path], runn
     assert off > FAR if spans != one.spans else off < CLOSE
 
 
+def test_an_answer_about_a_video_is_other_text_in_the_next_prompt(model: tuple[Any, Path]) -> None:
+    """Behind a video that lasts, what was generated has positions further on than the same tokens have in a prompt: a
+    second turn finds no KV of theirs, and computes what transformers does."""
+    engine = engine_of(new_runner(model))
+    parts: list[int | Grid | Film] = [3, Film((3, 2, 1), 2.3), 5]
+    one = Seen(model[0], parts)
+    put(engine, [one])
+    submit(engine, 0, one, count=12, prompt=None)
+    engine.finish()
+    turn = Seen(model[0], parts)
+    answered = [token for token in engine.answers[0].tokens if token not in (IMAGE, VIDEO)]
+    turn.ids += [*engine.answers[0].tokens, 7, 8, 9]
+    submit(engine, 1, turn, prompt=None)
+    engine.finish()
+    assert len(answered) == 12, "transformers would take it for one of a video"
+    assert engine.core.scheduler.pool.counters.reused
+    assert_logits(turn, engine.answers[1])
+
+
 def test_a_video_that_plays_on_leaves_fewer_positions_for_the_answer(
     model: tuple[Any, Path], runner: TorchRunner
 ) -> None:
