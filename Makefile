@@ -6,7 +6,7 @@ SETUP := .venv/.setup-done
 # Every process that a test starts would compile trtx's sources anew, and each of pytest's those of the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo fmt check unit test proof test-gpu test-trtllm bench-streaming goldens lock clean
+.PHONY: help setup demo fmt check unit test proof test-gpu test-trtllm bench-streaming bench-gpu goldens lock clean
 
 help:     ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -31,7 +31,8 @@ check: $(SETUP) ## lint, types
 	$(VENV)/mypy trtx
 
 unit: $(SETUP) ## the loop of a day's work: under a minute, no server, no aiperf, no model that is more than tiny
-	$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "not proof and not gpu and not slow" tests/unit
+	$(VENV)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile quick \
+	  -m "not proof and not gpu and not slow" tests/unit
 
 # Files in the order they are found, or the few long tests would begin last; three, as many of them wait for processes.
 test: $(SETUP) ## the tests, without the long ones and those for GPUs
@@ -48,6 +49,9 @@ test-trtllm: $(SETUP) ## what CI runs with the stand-in, with the TensorRT-LLM t
 
 bench-streaming: $(SETUP) ## what streaming costs, beside upstream's way
 	$(VENV)/python benchmarks/streaming.py
+
+bench-gpu: $(SETUP) ## GPU figures again, in sections that are resumed; ARGS="--peer-path DIR" for vLLM beside them
+	$(VENV)/python benchmarks/bench_gpu.py $(ARGS)
 
 goldens: $(SETUP) ## write the files anew that follow from the records of the kept run, and fail: look at them
 	TRTX_WRITE_GOLDEN=1 $(VENV)/python -m pytest -q tests/unit/report/test_golden.py

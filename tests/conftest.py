@@ -15,6 +15,8 @@ _WHOLE_FILE = re.compile(r"^pytestmark = pytest\.mark\.(\w+)$", re.MULTILINE)
 
 # How long an example takes is the machine's, and says nothing of the code.
 hypothesis.settings.register_profile("trtx", deadline=None)
+# Of make unit: enough to see at once what broke altogether; make test draws them all.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)
 hypothesis.settings.load_profile("trtx")
 
 # What a shell starts in the background ignores SIGINT, and so would all that tests start and interrupt.

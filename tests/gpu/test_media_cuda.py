@@ -37,10 +37,10 @@ def answers(directory: Path, prompts: list[Seen], device: str, **more: Any) -> l
         SamplingParams(max_tokens=8, ignore_eos=True, logprobs=3, prompt_logprobs=0, temperature=0.0)
     )
     for at, one in enumerate(prompts):
-        for span, rows in zip(one.spans, one.features(), strict=True):
+        for key, rows in one.features().items():
             loaded = runner.load_embedding(share(rows, directory))
             assert isinstance(loaded, Embedding) and loaded.tensor.device.type == device
-            engine.core.scheduler.media.put(span.key, loaded)
+            engine.core.scheduler.media.put(key, loaded)
         engine.core.submit(Submit(at, one.ids, plan, media=one.spans))
     engine.finish()
     runner.close()

@@ -21,11 +21,13 @@ from typing import Any, Self
 from trtx.bench.endpoint import API_KEY_VARIABLE
 from trtx.bench.files import take_out
 from trtx.bench.load import MAX_CONCURRENCY
+from trtx.tls import CA_VARIABLE, trusted_beside
 
 GRACE_S = 5.0
 SCRATCH_PREFIX = "trtx-aiperf-"
 KEPT_VARIABLE = "TRTX_AIPERF_KEPT"  # directory of what all calls of a run read (kept_corpus.py)
 _KEPT = "kept"
+_TRUSTED = "trusted.pem"
 _SOCKET_PATH_BYTES = 107  # Linux's sun_path, its closing NUL aside
 _BELOW_SCRATCH_BYTES = len(f"/{SCRATCH_PREFIX}12345678/tmp12345678/aiperf/dataset_manager_proxy_frontend.ipc")
 # What aiperf's processes import for a run like ours, each anew: 7 s of CPU a trial where it takes 3 once and then 0.
@@ -66,14 +68,16 @@ class AiperfHost:
         guard: Callable[[Path], Callable[[int], None]] = lambda scratch: lambda session: None,
         *,
         api_key: str | None = None,
+        certificates: Sequence[Path] = (),
         program: Sequence[str] = (_ENTRY, *_PRELOAD),
     ) -> None:
         """``guard`` is for whoever ends all if we are killed. It gets the temporary directory before that is made, and
         what it returns gets the session of what was started: each process of it has ``TMPDIR`` set to that directory,
         in whatever session it is. ``api_key`` reaches our endpoint by the environment: a command line is for everybody
-        to see."""
+        to see. ``certificates``: PEM, of servers that are trusted beside those that are trusted here."""
         self.log_path = log_path
         self.api_key = api_key
+        self._certificates = tuple(certificates)
         self._guard = guard
         self._program = tuple(program)
         self._unread = b""
@@ -90,7 +94,7 @@ class AiperfHost:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(self.scratch, self.api_key),
+                env=_environment(self.scratch, self.api_key) | self._trust(),
                 start_new_session=True,
             )
         watch(self._process.pid)
@@ -109,6 +113,14 @@ class AiperfHost:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _trust(self) -> dict[str, str]:
+        """aiperf 0.13 verifies a server as aiohttp does by default: what OpenSSL reads of the environment."""
+        if not self._certificates:
+            return {}
+        file = self.scratch / _TRUSTED
+        file.write_text(trusted_beside(self._certificates), encoding="ascii")
+        return {CA_VARIABLE: str(file)}
 
     def call(self, argv: Sequence[str], log_path: Path) -> None:
         """Has it run once; :meth:`replies` says what became of it, also where the host has died."""
@@ -136,7 +148,7 @@ class AiperfHost:
     def tidy(self) -> None:
         """Removes what a call that ended left in the temporary directory, but what the next one reads."""
         for path in self.scratch.glob("*"):
-            if path.name == _KEPT:
+            if path.name in (_KEPT, _TRUSTED):
                 continue
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

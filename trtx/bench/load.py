@@ -55,6 +55,7 @@ class Target:
     worker_count: int | None = None  # None: not known
     routes_by_prefix: bool | None = None  # its router prefers workers that hold a prompt's beginning; None: not known
     api_key: str | None = field(default=None, repr=False)  # sent with each request, and written nowhere
+    certificate: Path | None = None  # of a server that trtx started and that speaks TLS, in PEM
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,15 @@ A returned path is complete, never half written, and nothing here imports torch,
 
 from trtx.checkpoint.facts import Checkpoint, read_end_ids
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
-from trtx.checkpoint.resolve import default_model, resolve_checkpoint
+from trtx.checkpoint.resolve import default_model, describe_checkpoint, hub_revision, resolve_checkpoint
 from trtx.checkpoint.shapes import list_shapes
 
 __all__ = [
     "Checkpoint",
     "ModelConfig",
     "default_model",
+    "describe_checkpoint",
+    "hub_revision",
     "list_shapes",
     "read_end_ids",
     "read_model_config",

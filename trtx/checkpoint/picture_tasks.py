@@ -12,7 +12,7 @@ from trtx.checkpoint.tokenizer import IM_END, IM_START
 
 TASKS = ("colour", "background", "shape", "place", "side", "count", "digit", "format", "which-colour", "which-digit")
 _ORDINALS = ("first", "second", "third")
-_WEIGHTS: dict[Kind, float] = {"one": 3.0, "two": 3.0, "count": 2.0, "digit": 2.0}
+_WEIGHTS: dict[Kind, float] = {"one": 3.0, "two": 3.0, "count": 3.0, "digit": 2.0}
 _SEVERAL = 0.35  # of the training's conversations: about several pictures
 
 

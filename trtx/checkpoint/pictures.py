@@ -111,7 +111,7 @@ def _figures(
             rng.choice((0.27, 0.73)) + rng.uniform(-0.07, 0.07),
             rng.choice((0.27, 0.73)) + rng.uniform(-0.07, 0.07),
         )
-        return (Figure(wanted or rng.choice(SHAPES), colours[0], *place, rng.uniform(0.16, 0.22)),)
+        return (Figure(wanted or rng.choice(SHAPES), colours[0], *place, rng.uniform(0.18, 0.22)),)
     if kind == "two":
         return _two(rng, colours, aspect)
     count, shape, radius = rng.randint(1, LARGEST_COUNT), wanted or rng.choice(SHAPES), rng.uniform(0.08, 0.13)
@@ -132,7 +132,7 @@ def _two(rng: random.Random, colours: list[str], aspect: float) -> tuple[Figure,
     """Two shapes, to one side and above or below of each other: a mirrored picture has another answer."""
     names = rng.sample(SHAPES, 2)
     while True:
-        radii = [rng.uniform(0.14, 0.18) for _ in names]
+        radii = [rng.uniform(0.16, 0.19) for _ in names]
         places = [(rng.uniform(0.2, 0.8), rng.uniform(0.2, 0.8)) for _ in names]
         right, down = abs(places[1][0] - places[0][0]), abs(places[1][1] - places[0][1])
         # In shorter sides; of squares the corners reach furthest.

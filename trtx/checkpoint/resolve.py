@@ -15,7 +15,8 @@ from trtx.checkpoint.weight_index import weight_files
 from trtx.errors import UsageError
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+_DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")
+_FILES = (*_DESCRIPTION, "*.safetensors")
 _DOWNLOAD_TIMEOUT_S = 10.0
 
 
@@ -43,6 +44,41 @@ def resolve_checkpoint(name: str, *, on_gpu: bool = False, cache_dir: Path | Non
     return _from_directory(_find_on_hub(name), name)
 
 
+def describe_checkpoint(name: str) -> Checkpoint:
+    """As :func:`resolve_checkpoint`, for a model that is served elsewhere: its weights need not be here, and those of
+    the hub are not fetched. Raises UsageError."""
+    directory = Path(name).expanduser()
+    if name.startswith(PREFIX):
+        return resolve_checkpoint(name)
+    if not directory.exists():
+        if name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
+            raise UsageError(f"model {name!r} is no directory on this machine; {_ways_out()}")
+        return read_checkpoint(_find_on_hub(name, _DESCRIPTION), name)
+    if not (directory / CONFIG).is_file():
+        raise UsageError(f"model directory {str(directory)!r} lacks {CONFIG}; {_ways_out()}")
+    return read_checkpoint(directory.resolve(), directory.resolve().name)
+
+
+def hub_revision(directory: Path) -> str | None:
+    """The commit of a directory of the Hugging Face cache; None for any other directory."""
+    return directory.name if directory.parent.name == "snapshots" else None
+
+
+def fetch_from_hub(name: str, directory: Path, *, revision: str | None, with_weights: bool) -> None:
+    """A model's files from the hub into ``directory``. Raises UsageError."""
+    from huggingface_hub import snapshot_download
+
+    files = _FILES if with_weights else _DESCRIPTION
+    try:
+        snapshot_download(name, revision=revision, allow_patterns=list(files), local_dir=directory)
+    except Exception as error:
+        said = next(iter(str(error).splitlines()), "")[:300]
+        raise UsageError(
+            f"model {name!r} can't be fetched from the hub into {directory} ({type(error).__name__}: {said}); is its "
+            "name right, does it need HF_TOKEN, and is the hub reached from here?"
+        ) from error
+
+
 def _from_directory(directory: Path, served_model_name: str) -> Checkpoint:
     if not directory.is_dir():
         raise UsageError(f"model {str(directory)!r} is a file; expected the directory that holds its config.json")
@@ -62,16 +98,16 @@ def _missing_files(directory: Path) -> list[str]:
     return missing
 
 
-def _find_on_hub(name: str) -> Path:
+def _find_on_hub(name: str, files: tuple[str, ...] = _FILES) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES), local_files_only=True))
+        return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=True))
     except Exception as error:
         reason: Exception = error
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("1", "true", "yes", "on"):
         try:
-            return Path(snapshot_download(name, allow_patterns=list(_FILES), etag_timeout=_DOWNLOAD_TIMEOUT_S))
+            return Path(snapshot_download(name, allow_patterns=list(files), etag_timeout=_DOWNLOAD_TIMEOUT_S))
         except Exception as error:
             reason = error
     raise UsageError(

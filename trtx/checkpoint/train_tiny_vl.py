@@ -41,16 +41,16 @@ from trtx.checkpoint.vl_scores import PER_TASK, score_pictures, score_table, wri
 log = logging.getLogger("train_tiny_vl")
 
 SHAPE = SHAPES["tiny-vl-trained"]
-TOWER_STEPS, PICTURES = 1100, 64
-STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 500, 32, 5, 2
+TOWER_STEPS, PICTURES = 3000, 64
+STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 1500, 32, 5, 2
 AFTER_SHARE = 0.25  # of the conversations: the pictures stand after the first question
 PROMPT_WEIGHT = 0.02
 GROUND_WEIGHT = 0.1  # of a row that no figure covers, which most are
-TOWER_KINDS: dict[Kind, float] = {"one": 3.0, "two": 3.0, "count": 1.0, "digit": 3.0}
+TOWER_KINDS: dict[Kind, float] = {"one": 4.0, "two": 4.0, "count": 1.0, "digit": 3.0}
 MUON_RATE, ADAM_RATE = 0.015, 3e-3
 EMBEDDING_STD, PLACE_STD = 0.04, 0.2
 EDGE_GAIN, MEAN_GAIN = 0.2, 0.06
-STATE_EVERY, EVALUATE_EVERY = 50, 200
+STATE_EVERY, EVALUATE_EVERY = 50, 500
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,11 @@ class VisionConfig:
     temporal_patch: int = 1  # frames of a video that one row stands for
     tokens_per_second: int | None = None  # by which a video's time positions count (Qwen2.5-VL); None: by frames
 
+    @property
+    def columns(self) -> int:
+        """Of an embedding: those of each level of deepstack stand behind a row's own."""
+        return self.hidden_size * (1 + self.deepstack_levels)
+
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:

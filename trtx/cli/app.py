@@ -28,6 +28,12 @@ VERBS = {
     "eval": ("trtx.cli.eval", "Score the answers of a served topology with lm-eval."),
     "eval fidelity": ("trtx.cli.fidelity", "Compare a served engine with the checkpoint's own precision."),
     "eval parity": ("trtx.cli.parity", "Send the same prompts through several routes of one model, and compare."),
+    "export kubernetes": (
+        "trtx.cli.export_kubernetes",
+        "Write a topology as manifests: for Dynamo's operator, or without it.",
+    ),
+    "export slurm": ("trtx.cli.export_slurm", "Write a topology as one batch file: Slurm places and starts it."),
+    "export nginx": ("trtx.cli.export_nginx", "Write nginx's configuration for a topology's frontends."),
     "compare": ("trtx.cli.compare", "Compare runs or baselines: ratios, intervals, which conditions differ."),
     "baseline": ("trtx.cli.baseline", "List, show, save, promote and expire baselines."),
     "report": ("trtx.cli.report", "Render a run directory again."),
@@ -55,6 +61,11 @@ class Verbs(TyperGroup):
         """A verb of two words goes before one that is its first word alone."""
         if (verb := " ".join(args[:2])) in VERBS and len(args) > 1:
             return verb, self.get_command(ctx, verb), args[2:]
+        if args[0] not in VERBS and (seconds := [two.split()[1] for two in VERBS if two.startswith(f"{args[0]} ")]):
+            raise UsageError(
+                f"trtx {args[0]} is no verb by itself; expected one of {', '.join(seconds)} after it, such as "
+                f"trtx {args[0]} {seconds[0]} --help"
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -109,6 +109,7 @@ def bench(
         ),
     ] = None,
     topology: options.TopologyOptions,
+    media: options.MediaOptions,
     axes: AxisOptions,
     gate: GateOptions,
     output: options.OutputOption = Path("runs"),

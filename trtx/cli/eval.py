@@ -139,6 +139,7 @@ def evaluate(
         ),
     ] = None,
     topology: options.TopologyOptions,
+    media: options.MediaOptions,
     output: options.OutputOption = Path("runs"),
     resume: Annotated[
         Path | None,

@@ -43,7 +43,7 @@ def describe_ports(process: ProcessSpec) -> str:
 
 def _paths(plan: Plan) -> Iterator[str]:
     assert plan.etcd is not None and plan.nats is not None
-    yield "HTTP to the frontends: clear, no authentication"
+    yield f"HTTP to the frontends: {'clear' if plan.tls is None else 'protected by TLS'}, no authentication"
     if plan.etcd.endpoints[0].startswith("https:"):
         yield "etcd: protected by mutual TLS"
     elif plan.etcd.credentials is not None:

@@ -36,6 +36,8 @@ def _rows(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
         yield "CUDA context", size_text(plan.context_bytes), "and NCCL" if plan.gpus > 1 else ""
     if plan.transfer_bytes:
         yield "KV transfer", size_text(plan.transfer_bytes), "buffers to send and to receive"
+    if plan.encoder_bytes:
+        yield "encoder", size_text(plan.encoder_bytes), "a process; its weights are among the above"
     if plan.others_bytes:
         yield "other processes", size_text(plan.others_bytes), "now"
     share = f"free_gpu_memory_fraction {plan.fraction:g} of what is left" if plan.is_gpu else ""
@@ -46,5 +48,7 @@ def _rows(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
     yield "holds", f"{plan.capacity_tokens:,}", blocks
     fewer = "" if plan.covers_batch else f"; max_batch_size is {plan.max_batch_size:,}"
     yield "sequences", f"{plan.sequences:,}", f"of {plan.max_seq_len:,} tokens{fewer}"
+    if plan.beside_bytes:
+        yield "images", size_text(plan.beside_bytes), "at most, beside the pool"
     if plan.uncertainty_bytes:
         yield "may be off by", size_text(plan.uncertainty_bytes), "either way: reserves are estimated"

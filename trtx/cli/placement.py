@@ -111,6 +111,12 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "check": Use("beside --check", "which builds nothing"),
         "check all": Use("beside --all", "which checks every shipped config by itself"),
     },
+    "export nginx": {"hosts": Use("beside --hosts", "whose file says what is where", "leave it out")},
+    "export kubernetes": {"agg": _SERVED["agg"], "disagg": _SERVED["disagg"], "no GPU": _SERVED["no GPU"]},
+    "export slurm": {
+        **_SERVED,
+        "no container": Use("without --container-image", "whose mounts they are", "add it, or leave it out"),
+    },
     "compare": {
         "no gate": Use("without --max-regression", "which alone refuses to compare", "add it, or leave it out"),
     },
@@ -140,9 +146,15 @@ def _placed(*rows: tuple[tuple[str, ...], str]) -> dict[str, tuple[str, ...]]:
 # ModelOptions and TopologyOptions but --model, which bench takes beside --url too.
 _TOPOLOGY = _placed(
     ((), "--served-model-name --engine --config --recipe --set --router-mode --router-args --host --port --encode"),
+    ((), "--tls-cert --tls-key"),
     (("disagg",), "--workers"),
     (("agg",), "--prefill --decode"),
     (("no GPU",), "--tp --gpus"),
+)
+_MEDIA = (
+    "--allowed-media-path --allow-http-media --allow-private-media --max-media-bytes --max-image-pixels --max-images "
+    "--max-videos --max-video-frames --max-video-s --media-timeout-s --media-idle-s --media-memory-bytes "
+    "--decode-processes --decode-queue --decode-timeout-s --decode-memory-bytes"
 )
 # verb -> option -> the uses in which it would be ignored. Every option stands here, or nobody asked the question of it;
 # those of a load's fields have it in their records (trtx/bench/load_field.py).
@@ -158,9 +170,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             ((), "--model --mode --output --dry-run --hosts"),
             (("hosts",), "--frontends"),
             (("no hosts",), "--this-host"),
-            ((), "--allowed-media-path --allow-http-media --allow-private-media --max-media-bytes --max-image-pixels"),
-            ((), "--max-images --media-timeout-s --media-idle-s --decode-processes --decode-queue --decode-timeout-s"),
-            ((), "--decode-memory-bytes --media-memory-bytes"),
+            ((), _MEDIA),
         ),
     },
     "serve join": _placed(((), "--etcd --name --this-host --model --etcd-auth --nats-auth --output")),
@@ -175,6 +185,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume",), "--allow-different --baseline-dir --save-baseline"),
             (("resume", "serve"), "--tokenizer --gpu-count --etcd --etcd-auth"),
             (("resume", "attach"), "--mode --axis"),
+            (("resume", "attach"), _MEDIA),
             (("dry run",), "--json"),
         ),
     },
@@ -196,6 +207,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume", "no perplexity"), "--text"),
             (("resume", "serve"), "--tokenizer"),
             (("resume", "attach"), "--mode"),
+            (("resume", "attach"), _MEDIA),
         ),
     },
     "eval fidelity": {
@@ -232,6 +244,32 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("tensorrt",), "--gpu"),
         (("build",), "--mode --all --json"),
         (("check all",), "MODEL --config --recipe"),
+    ),
+    "export nginx": _placed(
+        ((), "--hosts --port --tls-cert --tls-key --max-media-bytes"),
+        (("hosts",), "--frontends --host"),
+        ((), "--listen --listen-cert --listen-key --api-keys --output"),
+    ),
+    "export kubernetes": _placed(
+        ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args"),
+        ((), "--image --plain --name --namespace --frontends --model-claim --hub-secret --image-pull-secret"),
+        ((), "--tls-secret --nats --gpus-per-node --ucx-devices --resource --node-selector --cpu --memory"),
+        ((), "--shared-memory --bench --output"),
+        ((), _MEDIA),
+        (("disagg",), "--workers"),
+        (("agg",), "--prefill --decode"),
+        (("no GPU",), "--tp"),
+    ),
+    "export slurm": _placed(
+        ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args --port"),
+        ((), "--name --time --partition --account --sbatch --nodes --frontends --interface --ucx-devices"),
+        ((), "--first-port --model-dir --local-dir --python --etcd --nats --mpi --container-image --bench --output"),
+        ((), "--ready-timeout-s --drain-s --lease-ttl-s"),
+        ((), _MEDIA),
+        (("no container",), "--container-mounts"),
+        (("disagg",), "--workers"),
+        (("agg",), "--prefill --decode"),
+        (("no GPU",), "--tp --gpus-per-node"),
     ),
     "compare": _placed(
         ((), "RUNS --metrics --window --max-regression --max-error-rate --max-drop --baseline-dir --json"),

@@ -107,9 +107,6 @@ def serve(
     if dry_run:
         typer.echo(describe_plan(plan))
         return
-    if not plan.is_local:
-        ProgressConsole(stderr=True, soft_wrap=True).print(
-            f"trtx: warning: HTTP listens on {plan.host}:{plan.port} without authentication: "
-            "whoever reaches this machine can use it"
-        )
+    for warning in plan.warnings:
+        ProgressConsole(stderr=True, soft_wrap=True).print(f"trtx: warning: {warning}")
     run_plan(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import typer
 
@@ -58,7 +59,7 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
 def warn_of_planes(plan: Plan) -> None:
     """Tells what etcd and NATS lack. Raises LaunchError where one can't be used."""
     console = ProgressConsole(stderr=True, soft_wrap=True)
-    for warning in check_planes(plan):
+    for warning in (*check_planes(plan), *plan.warnings):
         console.print(f"trtx: warning: {warning}")
     console.print(
         "trtx: warning: what the hosts say to each other is neither encrypted nor authenticated; "
@@ -83,6 +84,19 @@ def _show_until_the_end(served: ServedTopology, view: View) -> None:
         served.wait(_REFRESH_S)
 
 
+def _curl(plan: Plan) -> str:
+    """How it is asked on this machine: under a name that its certificate is for, wherever that leads elsewhere."""
+    if plan.tls is None:
+        return f"curl -s {plan.url}"
+    here = urlsplit(plan.url).hostname
+    names = plan.tls.names or (here,)
+    curl = f"curl -s --cacert {shlex.quote(str(plan.tls.certificate))}"
+    if here in names:
+        return f"{curl} {plan.url}"
+    name = str(names[0]).replace("*", "www")
+    return f"{curl} --connect-to ::{here}: https://{name}:{plan.port}"
+
+
 def _ready_text(topology: ServedTopology) -> str:
     plan, whole = topology.plan, topology.whole
     body = json.dumps({"model": plan.model, "max_tokens": 32}).removesuffix("}")
@@ -92,7 +106,7 @@ def _ready_text(topology: ServedTopology) -> str:
         workers += f" on {len(whole.hosts)} hosts"
     return (
         f"Ready: {', '.join(whole.urls)} serves {plan.model} ({plan.mode}, {workers}). Try:\n\n"
-        f"curl -s {topology.url}/v1/chat/completions \\\n"
+        f"{_curl(plan)}/v1/chat/completions \\\n"
         "  -H 'Content-Type: application/json' \\\n"
         f"  -d '{body},\n  \"messages\": {message}}}'\n\n"
         f"Logs and plan: {plan.run_dir}. Ctrl-C stops it{' here' if plan.this_host else ''}.\n"

@@ -150,6 +150,17 @@ class TopologyOptions:
     port: Annotated[int, typer.Option("--port", help="HTTP port; 0 takes a free one.", rich_help_panel=_TOPOLOGY)] = (
         8000
     )
+    tls_cert: Annotated[
+        Path | None,
+        _option(
+            _TOPOLOGY,
+            "--tls-cert",
+            "Certificate of the HTTP port in PEM, its authorities' behind it; the port then speaks TLS.",
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None, _option(_TOPOLOGY, "--tls-key", "Private key of --tls-cert in PEM, without a passphrase.")
+    ] = None
 
 
 OPTION_NAMES = tuple(field.name for group in (ModelOptions, TopologyOptions) for field in fields(group))
@@ -212,7 +223,7 @@ def _media_option(name: str) -> tuple[Any, Any]:
         f"--{name.replace('_', '-')}",
         help=record.help + (told if type(field.default) in (int, float) else ""),
         metavar=record.metavar,
-        rich_help_panel="Images",
+        rich_help_panel="Media",
         show_default=False,
     )
     return (Annotated[bool | None, option] if kind is bool else Annotated[kind | None, option], None)
@@ -339,7 +350,21 @@ def topology_fields(given: dict[str, Any], modes: list[str]) -> dict[str, Any]:
             checked = build_spec(mode=mode, **kept).model_dump(mode="json")
             names = (_FIELDS.get(name, name) for name in kept)
             fields |= {name: checked[name] for name in names}
+    if media := {name: given[name] for name in media_fields() if name in given}:
+        fields["media"] = _typed_media(media)
     return fields
+
+
+_AT_ODDS = ("media_memory_bytes", "max_media_bytes")
+
+
+def _typed_media(media: dict[str, Any]) -> dict[str, Any]:
+    """Checked by the same rules, but for one that may be at odds with another that a sweep file says: it is looked at
+    with that."""
+    is_half = sum(name in media for name in _AT_ODDS) == 1
+    alone = {name: value for name, value in media.items() if not (is_half and name in _AT_ODDS)}
+    checked = build_spec(mode="agg", **alone).model_dump(mode="json")["media"]
+    return {name: checked[name] if name in alone else value for name, value in media.items()}
 
 
 def parse_modes(text: str) -> list[str]:

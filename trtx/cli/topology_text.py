@@ -54,6 +54,11 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield ""
         yield "Engine configs, worth knowing:"
         yield from describe_findings(plan.findings)
+    if plan.warnings:
+        yield ""
+        yield "Warnings:"
+        for warning in plan.warnings:
+            yield from textwrap.wrap(warning, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
     yield ""
     yield "Decided:"
     for reason in plan.reasons:

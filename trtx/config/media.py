@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _MIB = 1 << 20
 _GIB = 1 << 30
+EMBEDDING_CACHE_BYTES = 512 * _MIB
+"""Of embeddings, in each worker that takes images: on the device of its engine; of encode workers in the topology's
+directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +53,29 @@ class MediaLimits(BaseModel):
     max_image_pixels: Annotated[
         int,
         Field(ge=1, le=1 << 30),
-        MediaField(help="Largest picture, in pixels; read from its header before anything is decoded.", metavar="N"),
+        MediaField(
+            help="Largest picture, or frame of a video, in pixels; read from its header before anything is decoded.",
+            metavar="N",
+        ),
     ] = 50_000_000
     max_images: Annotated[
         int, Field(ge=0, le=4096), MediaField(help="Pictures in one request; 0 refuses all.", metavar="N")
     ] = 16
+    max_videos: Annotated[
+        int, Field(ge=0, le=256), MediaField(help="Videos in one request; 0 refuses all.", metavar="N")
+    ] = 2
+    max_video_frames: Annotated[
+        int,
+        Field(ge=2, le=4096),
+        MediaField(
+            help="Frames that are taken of one video, spread over all of it; shorter ones have fewer.", metavar="N"
+        ),
+    ] = 32
+    max_video_s: Annotated[
+        float,
+        Field(gt=0, le=86400),
+        MediaField(help="Longest video, in seconds of playing; longer ones are refused.", metavar="SECONDS"),
+    ] = 600.0
     media_timeout_s: Annotated[
         float,
         Field(gt=0, le=3600),
@@ -74,17 +95,17 @@ class MediaLimits(BaseModel):
         ),
     ] = _GIB
     decode_processes: Annotated[
-        int, Field(ge=1, le=256), MediaField(help="Processes of a worker that decode pictures.", metavar="N")
+        int, Field(ge=1, le=256), MediaField(help="Processes of a worker that decode pictures and videos.", metavar="N")
     ] = 2
     decode_queue: Annotated[
         int,
         Field(ge=0, le=65536),
-        MediaField(help="Pictures that may wait for such a process; more are refused with 429.", metavar="N"),
+        MediaField(help="Media that may wait for such a process; more are refused with 429.", metavar="N"),
     ] = 128
     decode_timeout_s: Annotated[
         float,
         Field(gt=0, le=3600),
-        MediaField(help="Longest time to decode and prepare one picture, in seconds.", metavar="SECONDS"),
+        MediaField(help="Longest time to decode and prepare one medium, in seconds.", metavar="SECONDS"),
     ] = 20.0
     decode_memory_bytes: Annotated[
         int,

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from trtx.config.files import name_problem
 from trtx.config.media import MediaLimits
@@ -64,12 +64,27 @@ class TopologySpec(BaseModel):
     gpus: tuple[int, ...] | None = None  # indices into the caller's visible set; None: all of them
     host: Annotated[str, AfterValidator(_bindable)] = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
+    # PEM, of the HTTP port; None: it speaks plain HTTP
+    tls_cert: Annotated[Path, BeforeValidator(_locatable)] | None = None  # the server's own, its authorities' behind it
+    tls_key: Annotated[Path, BeforeValidator(_locatable)] | None = Field(default=None, validate_default=True)
     router_mode: RouterMode = "round-robin"
     router_args: tuple[str, ...] = ()  # further flags of dynamo.frontend; the last of a kind wins
     engine_configs: dict[Role, Annotated[Path, BeforeValidator(_locatable)]] = Field(
         default_factory=dict
     )  # role -> YAML; absent: shipped defaults
     overrides: tuple[str, ...] = ()  # "a.b=c", every role; "prefill.a.b=c", one role
+
+    @field_validator("tls_key", mode="after")
+    @classmethod
+    def _has_both_or_none(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        certificate = (info.data or {}).get("tls_cert")  # pydantic 2.13 has no data for a default read from JSON
+        if value is not None and certificate is None:
+            raise ValueError("tls_key means nothing without tls_cert; name both, or leave it out")
+        if value is None and certificate is not None:
+            raise ValueError(
+                "tls_key is missing beside a certificate, which means nothing without its key; name both, or neither"
+            )
+        return value
 
     @property
     def roles(self) -> dict[Role, int]:

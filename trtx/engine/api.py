@@ -18,11 +18,14 @@ from trtx.torch_engine.embeddings import (
     EmbeddingReader,
     parse_handle,
 )
+from trtx.torch_engine.encoder_messages import Clip
+from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import MediaSpan
 from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, read_shared, remove_shared, share
 
 __all__ = [
     "ENGINE_KINDS",
+    "Clip",
     "EmbeddingExports",
     "EmbeddingHandle",
     "EmbeddingMismatch",
@@ -46,6 +49,7 @@ __all__ = [
     "remove_shared",
     "share",
     "stated",
+    "stretch",
 ]
 
 EngineKind = Literal["torch", "tensorrt-llm", "paced"]
@@ -80,16 +84,19 @@ class EngineFacts:
     max_num_tokens: int | None = None
     dp_size: int = 1  # attention-DP ranks, each with KV of its own; 1 without attention DP
     has_kv_events: bool = False  # it says what it stored and removed, where its config asks for that
+    embedding_dtype: str | None = None  # of the rows that an encoder makes
     left_out: tuple[str, ...] = ()  # arguments that it took and makes nothing of: they change speed or memory alone
 
 
 @dataclass(frozen=True, slots=True)
 class TowerOutput:
-    """One picture's embedding. ``rows``: ``[tokens, hidden]`` in the decoder's dtype; whoever got it removes the file.
-    ``grid``: (t, h, w) in merged patches, one a row; None where the model's pictures have one size."""
+    """The embedding of a picture or video. ``rows``: ``[tokens, hidden]`` in the decoder's dtype; whoever got it
+    removes the file. ``grid``: (t, h, w) in merged patches, one a row; None where the model's pictures have one size.
+    ``clip``: of a video, which an encoder alone does not know."""
 
     rows: SharedTensor
     grid: tuple[int, int, int] | None = None
+    clip: Clip | None = None
 
 
 class HandoffTotals(Protocol):

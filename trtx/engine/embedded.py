@@ -93,6 +93,7 @@ class TorchEncoder(Engine):
             context_length=read_model_config(model).max_position,
             max_batch_size=encoder.args.max_batch_size,
             max_num_tokens=encoder.args.max_num_tokens,
+            embedding_dtype=encoder.dtype,
             left_out=tuple(encoder.unsupported_fields),
         )
 

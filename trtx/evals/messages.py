@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pydantic import TypeAdapter
@@ -48,6 +49,7 @@ class Endpoint:
     directory: str  # that its samples and scores are written to
     patience_s: float  # how long it may be gone: what trtx serves is started again meanwhile
     api_key: str | None = None
+    certificate: Path | None = None  # of a server that trtx started and that speaks TLS, in PEM
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ _KINDS: dict[str, type[Down | Up]] = {kind.__name__: kind for kind in (Job, Endp
 
 
 def to_line(message: Down | Up) -> str:
-    return json.dumps({"kind_of": type(message).__name__, **asdict(message)}) + "\n"
+    fields = TypeAdapter(type(message)).dump_python(message, mode="json")
+    return json.dumps({"kind_of": type(message).__name__, **fields}) + "\n"
 
 
 def from_line(line: str) -> Down | Up:

@@ -25,6 +25,8 @@ _NO_AXIS = {
     "engine_configs": "recipe names the configs of every role",
     "port": "each topology takes a free one",
     "host": "it changes nothing that is measured",
+    "tls_cert": "it belongs to the machine, and tls_key to it",
+    "tls_key": "it belongs to tls_cert",
     "model": "figures of two models do not compare; make a run of each",
     "served_model_name": "it changes nothing that is measured",
 }

@@ -21,6 +21,7 @@ from trtx.planes.etcd import Etcd
 from trtx.planes.etcd_registry import EtcdRegistry
 from trtx.planes.registry import RegistryUnknown
 from trtx.report.forms import Deployment
+from trtx.tls import CA_VARIABLE, trust_of
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"  # as for OpenAI's own clients, and for ``aiperf chat``
 _TIMEOUT_S = 10.0
@@ -42,7 +43,8 @@ def ask_deployment(attach: Attach) -> Deployment:
     # Each request on a connection of its own: uvicorn closes one on which a handler raised, as that of transformers'
     # server does over a chat without messages, and whatever is asked on it next is reset.
     limits = httpx.Limits(max_keepalive_connections=0)
-    with httpx.Client(base_url=attach.url, timeout=_TIMEOUT_S, limits=limits) as client:
+    trust = trust_of(attach.url)
+    with httpx.Client(base_url=attach.url, timeout=_TIMEOUT_S, limits=limits, verify=trust) as client:
         uses_key = _asks_for_key(client)
         if uses_key:
             client.headers["Authorization"] = f"Bearer {_needed_key(attach.url)}"
@@ -76,7 +78,8 @@ def ask_context_length(deployment: Deployment) -> int | None:
     """Tokens of prompt and answer, as its list of models tells: Dynamo and vLLM do, each in its own word."""
     key = api_key(deployment)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=deployment.url, timeout=_TIMEOUT_S, headers=headers) as client:
+    trust = trust_of(deployment.url)
+    with httpx.Client(base_url=deployment.url, timeout=_TIMEOUT_S, headers=headers, verify=trust) as client:
         entries = _at(_document(client, "/v1/models"), "data")
     for entry in entries if isinstance(entries, list) else ():
         if _at(entry, "id") == deployment.model:
@@ -137,6 +140,11 @@ def _served_model(client: httpx.Client, attach: Attach) -> tuple[str, str | None
 def _no_openai(client: httpx.Client, error: Exception) -> UsageError:
     url = f"{str(client.base_url).rstrip('/')}/v1/models"
     reason = " ".join(str(error).split()) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in reason:  # httpx keeps the sentence alone of what ssl raised
+        return UsageError(
+            f"the certificate of {str(client.base_url).rstrip('/')} is not trusted here ({reason}); ask for a name "
+            f"that it has, or set {CA_VARIABLE} to the certificates of its authority, in PEM"
+        )
     return UsageError(f"{url} did not answer as OpenAI's API does ({reason}); check --url")
 
 

@@ -23,6 +23,8 @@ from trtx.launch import write_problem
 from trtx.report.forms import LOCK, PLAN, Provenance
 
 PROVENANCE = "provenance"  # the field of the lock that no sweep has
+# Fields of topology.media that came with version 7: workers before it took no videos.
+MEDIA_CAME_WITH, BEFORE_VIDEOS = 7, {"max_videos": 0, "max_video_frames": 32, "max_video_s": 600.0}
 # Fields of a sweep that came later -> the version of the lock, and what the runs before it did. "" is its top.
 CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
     ("gate", "window"): (3, "whole"),
@@ -30,7 +32,9 @@ CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
     ("topology", "encode"): (5, 0),
     ("attach", "etcd"): (7, []),
     ("attach", "etcd_auth"): (7, None),
-    ("topology", "media"): (5, MediaLimits().model_dump(mode="json")),
+    ("topology", "media"): (5, MediaLimits().model_dump(mode="json") | BEFORE_VIDEOS),
+    ("topology", "tls_cert"): (7, None),
+    ("topology", "tls_key"): (7, None),
     **{("load", name): (record.since, record.before) for name, record in field_records(LoadSpec).items()},
 }
 
@@ -117,6 +121,23 @@ def _with_later_fields(fields: dict[str, Any]) -> dict[str, Any]:
             complete["arms"] = {
                 label: {name: value, **arm} if isinstance(arm, dict) else arm for label, arm in arms.items()
             }
+    if fields["schema_version"] < MEDIA_CAME_WITH:
+        complete = _with_videos(complete)
+    return complete
+
+
+def _with_videos(fields: dict[str, Any]) -> dict[str, Any]:
+    """With the fields of videos in each ``media``, of the topology and of arms."""
+
+    def filled(topology: Any) -> Any:
+        media = topology.get("media") if isinstance(topology, dict) else None
+        return {**topology, "media": {**BEFORE_VIDEOS, **media}} if isinstance(media, dict) else topology
+
+    complete = dict(fields)
+    if "topology" in complete:
+        complete["topology"] = filled(complete["topology"])
+    if isinstance(arms := complete.get("arms"), dict):
+        complete["arms"] = {label: filled(arm) for label, arm in arms.items()}
     return complete
 
 

@@ -18,7 +18,7 @@ from trtx.experiment.scoring import common_tokenizer, open_session, wait_loaded
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, check_fits, common_context_length, target_of
-from trtx.launch import prepare
+from trtx.launch import check_usual_client, prepare
 from trtx.report.forms import ComparedWith, Deployment
 from trtx.topology import Plan
 
@@ -58,6 +58,7 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
     for topology in spec.topologies:
         plan = prepare(topology.spec, run_dir=run_dir / topology.label)
         check_fits(plan, spec.load)
+        check_usual_client(plan)
         plans[topology.label] = plan
         calls = _aiperf(spec, target_of(topology.label, plan), run_dir)
         topologies.append(PlannedTopology(topology.label, plan, calls))

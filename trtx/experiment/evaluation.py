@@ -231,7 +231,8 @@ def _serve_and_ask(state: _Evaluation, session: Session, label: str) -> None:
             state.check_directory()
 
         target = target_of(label, plan)
-        session.ask(endpoint_of(state.run_dir, label, target.url, target.model), check, state.listener.on_progress)
+        endpoint = endpoint_of(state.run_dir, label, target.url, target.model, certificate=target.certificate)
+        session.ask(endpoint, check, state.listener.on_progress)
 
 
 @contextmanager

@@ -248,7 +248,8 @@ def _serve_and_ask(state: _Run, label: str, sequences: tuple[Scored, ...]) -> No
         state.journal.note(TopologyReady(topology=label, load_seconds=loaded, warm_up_seconds=warmed_up))
         try:
             target = target_of(label, plan)
-            endpoint = Endpoint(label, target.url, target.model, _home(state, label), _SERVED_PATIENCE_S)
+            home, own = _home(state, label), target.certificate
+            endpoint = Endpoint(label, target.url, target.model, home, _SERVED_PATIENCE_S, certificate=own)
             _ask(state, endpoint, sequences, served.check)
         finally:
             restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)

@@ -12,6 +12,7 @@ from trtx.engine import worker_facts
 from trtx.evals.parity import Answer
 from trtx.evals.parity.forms import Count, Evidence
 from trtx.experiment.parity_kill import Kill
+from trtx.tls import trust_of
 from trtx.topology import Plan
 
 _TIMEOUT_S = 5.0
@@ -36,8 +37,7 @@ class Reading:
 
 
 def read_counts(plan: Plan) -> Reading:
-    # Plain HTTP to this machine: reading the system's certificates would cost 30 ms of CPU.
-    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=False) as client:
+    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=trust_of(plan.url, plan.certificate)) as client:
         workers = {
             one.name: None if one.system_port is None else _families(client, f"http://127.0.0.1:{one.system_port}")
             for one in plan.workers

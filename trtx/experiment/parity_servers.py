@@ -16,6 +16,7 @@ from trtx.experiment.parity_spec import ParitySpec
 from trtx.experiment.spec import Attach
 from trtx.report.forms import Deployment
 from trtx.report.parity import SERVERS, KnownServer, KnownServers
+from trtx.tls import trust_of
 
 PATIENCE_S = 5.0
 _PAUSE_S = 0.5
@@ -112,7 +113,8 @@ class Presence:
         key = api_key(self._deployment)
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         deadline = time.monotonic() + PATIENCE_S
-        with httpx.Client(timeout=PATIENCE_S, trust_env=False, headers=headers) as client:
+        trust = trust_of(self._deployment.url)
+        with httpx.Client(timeout=PATIENCE_S, trust_env=False, headers=headers, verify=trust) as client:
             while not self._is_there(client):
                 self._check()
                 if time.monotonic() > deadline:

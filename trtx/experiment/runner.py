@@ -44,7 +44,7 @@ from trtx.experiment.serving import serve_noted
 from trtx.experiment.spec import ExperimentSpec
 from trtx.experiment.targets import attached_target, check_fits, common_context_length, target_of
 from trtx.experiment.verdict import error_of
-from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, prepare
+from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, check_usual_client, prepare
 from trtx.report import REPORT_FILE, render
 from trtx.report.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, RunVerdict
 from trtx.topology import Plan
@@ -217,6 +217,7 @@ def _plan(state: _Run) -> None:
         if topology.label in ahead:
             plan = prepare(topology.spec, run_dir=state.run_dir / topology.label)
             check_fits(plan, state.spec.load)
+            check_usual_client(plan)
             state.plans[topology.label] = plan
 
 
@@ -245,7 +246,9 @@ def _aiperf_host(state: _Run) -> Iterator[AiperfHost]:
             return watch
 
         key = None if state.target is None else state.target.api_key
-        with AiperfHost(state.run_dir / "aiperf" / "host.log", guard, api_key=key) as host:
+        own = sorted({plan.certificate for plan in state.plans.values() if plan.certificate is not None})
+        log = state.run_dir / "aiperf" / "host.log"
+        with AiperfHost(log, guard, api_key=key, certificates=own) as host:
             yield host
 
 
@@ -303,7 +306,9 @@ def _score(state: _Run, target: Target, still_serving: Callable[[], None]) -> No
 
     if state.session is None:
         raise ValueError("nothing has read the tasks: see _session()")
-    endpoint = endpoint_of(state.run_dir, target.topology, target.url, target.model, target.api_key)
+    endpoint = endpoint_of(
+        state.run_dir, target.topology, target.url, target.model, target.api_key, certificate=target.certificate
+    )
     state.session.ask(endpoint, check, state.listener.on_scored)
 
 

@@ -61,10 +61,12 @@ def _compared_shares(loaded: Loaded) -> list[str]:
     return [f"{metric} of {task}" for task, metric in first.items() if metric in loaded.shares.get(task, ())]
 
 
-def endpoint_of(run_dir: Path, label: str, url: str, model: str, api_key: str | None = None) -> Endpoint:
+def endpoint_of(
+    run_dir: Path, label: str, url: str, model: str, api_key: str | None = None, *, certificate: Path | None = None
+) -> Endpoint:
     """Of a topology that answers, or of what the run is attached to."""
     patience_s = _ATTACHED_PATIENCE_S if label == ATTACHED else _SERVED_PATIENCE_S
-    return Endpoint(label, url, model, str(eval_directory(run_dir, label)), patience_s, api_key)
+    return Endpoint(label, url, model, str(eval_directory(run_dir, label)), patience_s, api_key, certificate)
 
 
 def is_scored(run_dir: Path, label: str) -> bool:

@@ -22,10 +22,12 @@ from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
 from trtx.bench.pictures import PictureCounts
 from trtx.doctor import GpuProcess, GpuState, open_gpus
 from trtx.engine import worker_facts
+from trtx.tls import trust_of
 from trtx.topology import Plan, is_loopback
 
 Read = Callable[[], ServerReading]
 
+_WORKERS = "http://127.0.0.1"  # their system ports, which never speak TLS
 _TIMEOUT_S = 1.0  # a worker that doesn't answer within a reading's time does not say
 _LOOKUPS = re.compile(rb'^trtx_embedding_cache_lookups_total\{[^}]*outcome="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 _STAGES = re.compile(rb'^trtx_media_(seconds|pictures)_total\{[^}]*stage="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
@@ -56,8 +58,7 @@ def open_topology(plan: Plan) -> Iterator[Read]:
         if worker.system_port is not None
     )
     workers = metered if len(metered) == plan.worker_count else ()
-    # Plain HTTP to this machine: reading the system's certificates would cost 30 ms of CPU.
-    http = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=False)
+    http = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=trust_of(_WORKERS))
     with open_gpus(tuple(gpus.values())) as read_gpus, http as client:
 
         def read() -> ServerReading:
@@ -80,7 +81,7 @@ def open_topology(plan: Plan) -> Iterator[Read]:
 @contextlib.contextmanager
 def open_attached(target: Target) -> Iterator[Read | None]:
     """Reads what the workers of an attached deployment publish; None where that is nothing."""
-    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
+    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=trust_of(target.url)) as client:
         workers = _published(client, target)
         if not workers:
             yield None
@@ -146,7 +147,7 @@ def _told(
     handoffs: dict[str, dict[str, HandoffCounts]] | None = {}
     for worker in workers:
         try:
-            body = client.get(f"http://127.0.0.1:{worker.port}/metrics").raise_for_status().content
+            body = client.get(f"{_WORKERS}:{worker.port}/metrics").raise_for_status().content
         except httpx.HTTPError:
             return None, None, None
         if not (counts := _ENDED.findall(body)):  # one for each outcome

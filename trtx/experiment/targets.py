@@ -18,7 +18,14 @@ from trtx.topology import Plan
 def target_of(label: str, plan: Plan) -> Target:
     """The topology of ``plan``, as a load sees it."""
     return Target(
-        plan.url, plan.model, plan.model_path, label, plan.gpu_count, plan.worker_count, plan.routes_by_prefix
+        plan.url,
+        plan.model,
+        plan.model_path,
+        label,
+        plan.gpu_count,
+        plan.worker_count,
+        plan.routes_by_prefix,
+        certificate=plan.certificate,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 
 from trtx.errors import TrtxError, UsageError
@@ -29,6 +30,15 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return args, rest
 
 
+def address_of(host: str, port: int) -> str:
+    """The address that a name stands for, the first, as the launcher holds its port: with TLS, Dynamo 1.4.2 listens on
+    no name ("invalid socket address syntax"). Raises UsageError for a name that stands for none."""
+    try:
+        return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except socket.gaierror as error:
+        raise UsageError(f"--http-host {host!r} is no address of this machine ({error.strerror})") from error
+
+
 def main(argv: list[str]) -> None:
     """Runs until SIGTERM or SIGINT; dynamo.frontend owns the event loop and the signals."""
     args, rest = _parse(argv)
@@ -37,7 +47,7 @@ def main(argv: list[str]) -> None:
     NodelayListener(args.http_port).start()
     from dynamo.frontend.main import main as dynamo_frontend  # after the broker: workers may connect already
 
-    own = ["--http-host", args.http_host, "--http-port", str(args.http_port)]
+    own = ["--http-host", address_of(args.http_host, args.http_port), "--http-port", str(args.http_port)]
     own += ["--frontend-route-extension", WORKERS_ROUTE]  # further ones in rest stand beside it
     sys.argv = [sys.argv[0], *own, *rest]
     dynamo_frontend()

@@ -1,4 +1,4 @@
-"""Encode workers make rows in the dtype of those that take them: followed where nothing is said, else refused."""
+"""One dtype for a topology: of prefill and decode, and of the rows that encode workers make for them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from trtx.memory.torch_engine import compute_dtype
 def with_embedding_dtype(
     configs: Mapping[Role, ResolvedEngineConfig], own: str, *, is_gpu: bool
 ) -> dict[Role, ResolvedEngineConfig]:
-    """The configs of one topology of the torch engine, all of which compute in one dtype if there are encode workers.
+    """The configs of one topology of the torch engine, all of which compute in one dtype.
 
     What role ``encode`` says nothing of follows the others, with a reason. ``own``: the checkpoint's dtype, for
-    ``auto``. Raises UsageError for two dtypes: an engine refuses rows of another one than its own, so each request
-    with an image would fail.
+    ``auto``. Raises UsageError for two dtypes: decode would read KV of another layout, or go on in other numbers than
+    prefill's, and an engine refuses rows of another dtype than its own.
     """
     found = dict(configs)
-    if "encode" not in found:
-        return found
     stated = {role: config.values.get("dtype") for role, config in found.items()}
     resolved = {role: compute_dtype(dtype or "auto", own, is_gpu=is_gpu) for role, dtype in stated.items()}
     takers = [role for role in found if role != "encode"]
@@ -30,10 +28,11 @@ def with_embedding_dtype(
     for role in takers[1:]:
         if resolved[role] != wanted:
             raise UsageError(
-                f"{taker} computes in {wanted} and {role} in {resolved[role]}, and both take embeddings of the same "
-                f"encode workers; set {taker}.dtype and {role}.dtype to the same with --set, or leave --encode out"
+                f"{taker} computes in {wanted} ({_origin(found[taker])}) and {role} in {resolved[role]} "
+                f"({_origin(found[role])}), and {role} goes on where {taker} ends; set {taker}.dtype and {role}.dtype "
+                "to the same with --set"
             )
-    if resolved["encode"] == wanted:
+    if "encode" not in found or resolved["encode"] == wanted:
         return found
     if stated["encode"] is not None:
         raise UsageError(

@@ -73,10 +73,11 @@ def pairs_of(plan: Plan, most: int = MOST_PAIRS) -> tuple[Pair, ...]:
     return tuple(Pair(one.name, other.name) for one, other in everything)
 
 
-def ask_worker_ids(url: str, model: str) -> dict[str, int]:
-    """Instance ids by name, of the workers that are registered; without those that two claim, or nobody publishes."""
+def ask_worker_ids(url: str, model: str, certificate: Path | None = None) -> dict[str, int]:
+    """Instance ids by name, of the workers that are registered; without those that two claim, or nobody publishes.
+    ``certificate``: as :func:`request`."""
     try:
-        code, body = request(url, "GET", worker_facts.PATH, timeout_s=_ASKED_TIMEOUT_S)
+        code, body = request(url, "GET", worker_facts.PATH, timeout_s=_ASKED_TIMEOUT_S, certificate=certificate)
     except (OSError, http.client.HTTPException):
         return {}
     found: dict[str, list[int]] = {}
@@ -126,7 +127,7 @@ class HandoffProofs:
 
     def worker_ids(self) -> dict[str, int]:
         """As the frontend tells them now."""
-        return ask_worker_ids(self._url, self._plan.model) if self.pairs else {}
+        return ask_worker_ids(self._url, self._plan.model, self._plan.certificate) if self.pairs else {}
 
     def prove_missing(self, ids: Mapping[str, int], timeout_s: float) -> str | None:
         """All that are missing. None, or a clause: the first pair that is not proved, with the cause.
@@ -204,7 +205,15 @@ class HandoffProofs:
         if (lives := _lives(pair, ids)) is not None:
             headers = dict(zip((TO_PREFILL, TO_WORKER), map(str, lives), strict=True))
         try:
-            code, answer = request(self._url, "POST", path, body, headers=headers, timeout_s=timeout_s)
+            code, answer = request(
+                self._url,
+                "POST",
+                path,
+                body,
+                headers=headers,
+                timeout_s=timeout_s,
+                certificate=self._plan.certificate,
+            )
             return code, answer.decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
             return 0, f"{type(error).__name__}: {error}"

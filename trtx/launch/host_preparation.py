@@ -17,6 +17,7 @@ from trtx.config.hosts import HostsSpec
 from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
+from trtx.launch.certificates import as_seen_outside, check_certificate, read_certificate, with_certificate
 from trtx.launch.discovery import etcd_auth, nats_auth
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
@@ -35,7 +36,7 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
     found by. Starts nothing, holds no port, and looks at no other machine. Raises UsageError for whatever can't be
     served there."""
     refuse_planted_fault()
-    spec = with_roles(spec, hosts)
+    spec, certificate = with_certificate(with_roles(spec, hosts))
     machine = probe()
     has_gpu = any(host.gpu_indices for host in hosts.hosts)
     resolved = resolve(spec, machine, has_gpu=has_gpu)
@@ -50,13 +51,17 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
         scratch_dir=Path(tempfile.gettempdir()),
         engine_version=resolved.engine_version,
     )
-    return replace(planned, findings=resolved.findings), resolved.model
+    return replace(as_seen_outside(planned, certificate), findings=resolved.findings), resolved.model
 
 
 def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> Plan:
-    """What ``host``, which is this machine, runs of ``plan``. Raises UsageError where it can't: a GPU or a device that
-    is not here, or a model that does not fit."""
+    """What ``host``, which is this machine, runs of ``plan``. Raises UsageError where it can't: a GPU, a device or the
+    frontends' certificate is not here, or a model does not fit."""
     share = plan.share(host)
+    if share.tls is not None and share.frontends:
+        check_certificate(share.tls.certificate, share.tls.key)
+    elif share.tls is not None:  # the frontends of other hosts are asked by it
+        read_certificate(share.tls.certificate)
     _check_device(next(one for one in plan.hosts if one.name == host))
     machine = probe()
     settled = settle(

@@ -92,8 +92,10 @@ class PictureProofs:
             "temperature": 0.0,
         }
         try:
-            headers = self._headers(target)
-            code, answer = request(self._url, "POST", CHAT, body, headers=headers, timeout_s=timeout_s)
+            headers, certificate = self._headers(target), self._plan.certificate
+            code, answer = request(
+                self._url, "POST", CHAT, body, headers=headers, timeout_s=timeout_s, certificate=certificate
+            )
             if code == 200:
                 return None
             return f"HTTP {code}: {json.loads(answer)['message']}"

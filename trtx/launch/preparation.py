@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtx.checkpoint import Checkpoint, default_model, read_end_ids, read_model_config, resolve_checkpoint
+from trtx.checkpoint import (
+    Checkpoint,
+    default_model,
+    describe_checkpoint,
+    read_end_ids,
+    read_model_config,
+    resolve_checkpoint,
+)
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config import (
     Finding,
@@ -25,6 +32,7 @@ from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
 from trtx.errors import UsageError
+from trtx.launch.certificates import as_seen_outside, with_certificate
 from trtx.launch.embedding_dtype import with_embedding_dtype
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
@@ -57,6 +65,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     """
     _check_fault(fault)
     machine = probe()
+    spec, certificate = with_certificate(spec)
     resolved = resolve(spec, machine, has_gpu=bool(machine.gpus))
     namespace = f"trtx-{secrets.token_hex(4)}"
     ports = _hold_ports(spec, frontends)
@@ -77,18 +86,20 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     except UsageError:
         HOLDER.release((*ports.http, *ports.internal))
         raise
-    return replace(_with_fault(planned, fault), findings=resolved.findings)
+    return replace(_with_fault(as_seen_outside(planned, certificate), fault), findings=resolved.findings)
 
 
-def resolve(spec: TopologySpec, machine: Machine, *, has_gpu: bool) -> Resolved:
-    """Engine, checkpoint and configs. ``has_gpu``: there is one where it is served. Raises UsageError."""
+def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Resolved:
+    """Engine, checkpoint and configs. ``has_gpu``: there is one where it is served. ``machine`` None: that is
+    elsewhere, and what is installed here says nothing; ``spec.engine`` is then not auto. Raises UsageError."""
     check_size(spec)
     check_router_args(spec.router_args)
     check_flags(spec.router_args, spec.router_mode)
-    engine = _engine(spec, has_gpu=has_gpu)
+    engine = spec.engine if machine is None else _engine(spec, has_gpu=has_gpu)
     on_gpu = has_gpu and engine in ("torch", "tensorrt-llm")
     model = spec.model or _default_model(engine) or default_model(on_gpu=on_gpu)
-    checkpoint = resolve_checkpoint(model)
+    # Elsewhere the weights are where it is served.
+    checkpoint = describe_checkpoint(model) if machine is None else resolve_checkpoint(model)
     if engine == "torch":
         # Refuses what the engine would refuse once it runs, in the same words.
         read_model_config(checkpoint.path)
@@ -110,7 +121,7 @@ def resolve(spec: TopologySpec, machine: Machine, *, has_gpu: bool) -> Resolved:
     if engine == "torch":
         check_warm_up(configs, checkpoint)
         configs = with_embedding_dtype(configs, read_model_config(checkpoint.path).dtype, is_gpu=on_gpu)
-    version = installed_version() if engine == "tensorrt-llm" else None
+    version = installed_version() if engine == "tensorrt-llm" and machine is not None else None
     return Resolved(model, engine, version, checkpoint, configs, findings)
 
 
@@ -180,16 +191,16 @@ def _check(
     configs: Mapping[Role, ResolvedEngineConfig],
     engine: str,
     checkpoint: Checkpoint,
-    machine: Machine,
+    machine: Machine | None,
 ) -> tuple[Finding, ...]:
     """What is worth telling of the configs as they will run, ``--tp`` included. Raises UsageError for any error."""
     tp = {"tensor_parallel_size": spec.tp} if spec.tp > 1 else {}
     findings = check_engine_configs(
         {role: replace(config, values=config.values | tp) for role, config in configs.items()},
         engine=engine,
-        version=_installed_version(engine),
+        version=None if machine is None else _installed_version(engine),
         model=ModelFacts(checkpoint.architecture, checkpoint.context_length),
-        gpus=tuple(gpu.name for gpu in machine.gpus),
+        gpus=() if machine is None else tuple(gpu.name for gpu in machine.gpus),
     )
     refuse_errors(findings)
     return findings

@@ -10,8 +10,11 @@ import http.client
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
+
+from trtx.tls import trust_of
 
 # What Dynamo calls each role in /v1/models/<name>/ready.
 _WORKER_TYPES = {"agg": "aggregated", "prefill": "prefill", "decode": "decode", "encode": "encode"}
@@ -40,10 +43,14 @@ def parse_readiness(document: Mapping[str, Any], namespace: str, expected: Mappi
     return Readiness(False, summary, serves)
 
 
-def ask_readiness(url: str, model: str, namespace: str, expected: Mapping[str, int]) -> Readiness:
-    """One question to the frontend. Anything but its answer means not ready yet."""
+def ask_readiness(
+    url: str, model: str, namespace: str, expected: Mapping[str, int], *, certificate: Path | None = None
+) -> Readiness:
+    """One question to the frontend. Anything but its answer means not ready yet. ``certificate``: as :func:`request`,
+    here and below."""
     try:
-        code, body = request(url, "GET", f"/v1/models/{quote(model, safe='')}/ready", timeout_s=2.0)
+        path = f"/v1/models/{quote(model, safe='')}/ready"
+        code, body = request(url, "GET", path, timeout_s=2.0, certificate=certificate)
         if code == 404:
             return Readiness(False, "it knows no worker")
         document = json.loads(body)
@@ -52,20 +59,22 @@ def ask_readiness(url: str, model: str, namespace: str, expected: Mapping[str, i
         return Readiness(False, f"the frontend does not answer ({error})", has_answered=False)
 
 
-def is_live(url: str) -> bool:
+def is_live(url: str, *, certificate: Path | None = None) -> bool:
     """Whether the frontend answers at all. Seen with Dynamo 1.4.2: 200 whatever it serves, and no line in its log."""
     try:
-        request(url, "GET", "/live", timeout_s=2.0)
+        request(url, "GET", "/live", timeout_s=2.0, certificate=certificate)
     except (OSError, http.client.HTTPException):
         return False
     return True
 
 
-def complete(url: str, model: str, prompt: str, max_tokens: int, *, timeout_s: float) -> str | None:
+def complete(
+    url: str, model: str, prompt: str, max_tokens: int, *, timeout_s: float, certificate: Path | None = None
+) -> str | None:
     """One real request through frontend and workers. None when it made tokens, else what went wrong."""
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
     try:
-        code, answer = request(url, "POST", "/v1/completions", body, timeout_s=timeout_s)
+        code, answer = request(url, "POST", "/v1/completions", body, timeout_s=timeout_s, certificate=certificate)
         if code != 200:
             return f"HTTP {code}: {answer.decode(errors='replace')[:300] or 'empty body'}"
         document = json.loads(answer)
@@ -84,10 +93,19 @@ def request(
     *,
     headers: Mapping[str, str] | None = None,
     timeout_s: float,
+    certificate: Path | None = None,
 ) -> tuple[int, bytes]:
-    """One HTTP request, never through a proxy. Status code and body; raises OSError or HTTPException."""
+    """One HTTP request, never through a proxy. ``certificate``: of a frontend that speaks TLS, which is asked under
+    whatever address it has here. Status code and body; raises OSError or HTTPException."""
     address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
+    host, port = address.hostname or "", address.port
+    if address.scheme == "https":
+        trust = trust_of(url, certificate)
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            host, port, timeout=timeout_s, context=trust
+        )
+    else:
+        connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         payload = None if body is None else json.dumps(body)
         kind = {"Content-Type": "application/json"} if payload else {}

@@ -83,10 +83,12 @@ class Route:
     def _ask(self) -> None:
         plan, asked_at = self._plan, time.monotonic()
         if self._whole_since is None:
-            if is_live(self._url):
+            if is_live(self._url, certificate=plan.certificate):
                 self.answered_at = time.monotonic()
             return
-        seen = ask_readiness(self._url, plan.model, plan.namespace, plan.expected_workers())
+        seen = ask_readiness(
+            self._url, plan.model, plan.namespace, plan.expected_workers(), certificate=plan.certificate
+        )
         if seen.has_answered:
             self.answered_at = time.monotonic()
         self.serves, self.problem = seen.serves, "" if seen.is_ready else seen.summary
@@ -102,7 +104,7 @@ class Route:
         plan, began_at = self._plan, time.monotonic()
         self._requests += 1
         prompt = f"{_PROOF_PROMPT}{self._requests}."
-        problem = complete(self._url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S) or ""
+        problem = complete(self._url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S, certificate=plan.certificate)
         # Where that failed too: this names the pair and the cause.
         self.handoff_problem = self._handoffs.prove_missing(self._handoffs.worker_ids(), _PROOF_TIMEOUT_S) or ""
         self.request_problem = problem or self._pictures.prove_missing(_PROOF_TIMEOUT_S) or ""

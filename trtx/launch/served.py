@@ -241,7 +241,7 @@ def _ask(plan: Plan) -> Readiness:
     """Every frontend, until one says no: which then says so by its address, where there are several."""
     seen = Readiness(False, "it has no frontend")
     for url in plan.urls:
-        seen = ask_readiness(url, plan.model, plan.namespace, plan.expected_workers())
+        seen = ask_readiness(url, plan.model, plan.namespace, plan.expected_workers(), certificate=plan.certificate)
         if not seen.is_ready:
             return seen if len(plan.urls) == 1 else replace(seen, summary=f"{seen.summary} at {url}")
     return seen
@@ -271,7 +271,8 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, pictures: Pictur
     def ask(number: int) -> Future[str | None]:
         prompt = warm_up_prompt(number)
         url = urls[number % len(urls)]
-        return pool.submit(complete, url, plan.model, prompt, WARM_UP_TOKENS, timeout_s=request_s)
+        own = plan.certificate
+        return pool.submit(complete, url, plan.model, prompt, WARM_UP_TOKENS, timeout_s=request_s, certificate=own)
 
     def prove() -> str | None:
         return handoffs.prove_missing(handoffs.worker_ids(), request_s)

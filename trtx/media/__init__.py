@@ -7,27 +7,33 @@ holds: nothing of a file's content is parsed in the caller's process, or stands 
 """
 
 from trtx.config.media import MediaField, MediaLimits, media_fields
-from trtx.media.blob import Blob
+from trtx.media.blob import Blob, Kind
 from trtx.media.errors import THIS_PICTURE, MediaError
 from trtx.media.fetch import fetch
 from trtx.media.held import HeldMedia
-from trtx.media.keys import content_key, processor_options
-from trtx.media.messages import Grid
+from trtx.media.keys import content_key, embedding_options, processor_options, video_options
+from trtx.media.messages import VideoRule
 from trtx.media.pool import GivenEmbedding, PicturePool, Prepared
+from trtx.torch_engine.encoder_messages import Clip, Grid
 
 __all__ = [
     "THIS_PICTURE",
     "Blob",
+    "Clip",
     "GivenEmbedding",
     "Grid",
     "HeldMedia",
+    "Kind",
     "MediaError",
     "MediaField",
     "MediaLimits",
     "PicturePool",
     "Prepared",
+    "VideoRule",
     "content_key",
+    "embedding_options",
     "fetch",
     "media_fields",
     "processor_options",
+    "video_options",
 ]

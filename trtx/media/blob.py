@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import urlsplit
 
 LABEL_CHARACTERS = 120
+Kind = Literal["image", "video", "embedding"]
+"""An embedding is an image's, that a client made itself."""
 
 _MEDIA_TYPE = re.compile(r"data:([\w.+-]{1,32}/[\w.+-]{1,32})?[;,]", re.ASCII)
 _LOOKED_AT = 2048  # of a URL's beginning
@@ -18,6 +21,7 @@ class Blob:
 
     data: bytes = field(repr=False)
     label: str
+    kind: Kind = "image"  # what it was sent as; its content may be another thing
 
 
 def label_of(url: str) -> str:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from trtx.config.media import MediaLimits
 from trtx.media import files, http, inline
 from trtx.media.addresses import Resolver, look_up
-from trtx.media.blob import Blob, label_of
+from trtx.media.blob import Blob, Kind, label_of
 from trtx.media.errors import MediaError
 from trtx.media.held import HeldMedia
 
 
-async def fetch(url: str, limits: MediaLimits, *, held: HeldMedia | None = None, resolve: Resolver = look_up) -> Blob:
+async def fetch(
+    url: str,
+    limits: MediaLimits,
+    *,
+    kind: Kind = "image",
+    held: HeldMedia | None = None,
+    resolve: Resolver = look_up,
+) -> Blob:
     """The bytes behind http:, https:, data: or file:, as far as ``limits`` let it. Raises MediaError.
 
     While it is fetched, a file takes up to twice ``limits.max_media_bytes``; how many are at a time is the caller's.
@@ -31,5 +38,5 @@ async def fetch(url: str, limits: MediaLimits, *, held: HeldMedia | None = None,
         raise MediaError(400, f"{label} is no URL of a kind that is taken: expected https:, http:, data: or file:")
     if not data:
         raise MediaError(400, f"{label} holds no bytes")
-    blob = Blob(data, label)
+    blob = Blob(data, label, kind)
     return blob if held is None else held.hold(blob)

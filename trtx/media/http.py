@@ -8,18 +8,17 @@ cookie kept, no content encoding accepted.
 from __future__ import annotations
 
 import asyncio
-import functools
 import ssl
 from collections.abc import Iterable
 from typing import Any
 
-import certifi
 import httpcore
 import httpx
 
 from trtx.config.media import MediaLimits
 from trtx.media.addresses import Resolver, checked_addresses
 from trtx.media.errors import MediaError, too_large
+from trtx.tls import default_trust
 
 MAX_REDIRECTS = 3
 _MAX_URL_CHARACTERS = 8192
@@ -58,7 +57,7 @@ async def get(url: str, label: str, limits: MediaLimits, resolve: Resolver) -> b
         async with asyncio.timeout(limits.media_timeout_s):
             backend = _CheckedAddresses(resolve, limits.allow_private_media)
             async with httpcore.AsyncConnectionPool(
-                ssl_context=await asyncio.to_thread(_tls), max_connections=1, network_backend=backend
+                ssl_context=await asyncio.to_thread(default_trust), max_connections=1, network_backend=backend
             ) as connections:
                 return await _follow(connections, url, label, limits)
     except TimeoutError:
@@ -149,12 +148,3 @@ async def _body(response: httpcore.Response, label: str, limits: MediaLimits) ->
             raise too_large(label, limits.max_media_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    """The system's certificates (an operator's own: SSL_CERT_FILE or SSL_CERT_DIR) and, as many images of containers
-    have none, those that httpx brings. Made once: it takes tens of milliseconds."""
-    context = ssl.create_default_context()
-    context.load_verify_locations(certifi.where())
-    return context

@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
 _DOMAIN = b"trtx medium 1"
 _DOCUMENTS = ("preprocessor_config.json", "processor_config.json")
+_OF_VIDEOS = ("video_preprocessor_config.json",)
 _DECODED_BY = ("pillow", "transformers", "numpy")
+_VIDEOS_BY = ("av",)
 KEY_BYTES = 32
 DECODING = 1
 """Of what ``decoder/pictures.py`` makes of a file: another number for each change of a pixel."""
+EMBEDDING_READING = 1
+"""The same of ``decoder/embeddings.py``."""
+VIDEO_DECODING = 1
+"""The same of ``decoder/videos.py`` and ``decoder/sampling.py``."""
 
 
 def content_key(data: bytes, *, model: str, options: str) -> bytes:
@@ -30,11 +37,25 @@ def content_key(data: bytes, *, model: str, options: str) -> bytes:
 
 
 def processor_options(model_dir: Path) -> str:
-    """All that decides which pixels a file becomes: the checkpoint's processor, the packages, and what we make of a
+    """All that decides which pixels a picture becomes: the checkpoint's processor, the packages, and what we make of a
     file ourselves. Reads two small files and imports none of the packages.
 
     Raises OSError, or ValueError for a document that is no JSON.
     """
-    documents = {name: json.loads(path.read_bytes()) for name in _DOCUMENTS if (path := model_dir / name).is_file()}
-    packages = {name: metadata.version(name) for name in _DECODED_BY}
-    return json.dumps({"decoding": DECODING, "packages": packages, **documents}, sort_keys=True)
+    return json.dumps({"decoding": DECODING, **_stated(model_dir, _DOCUMENTS, _DECODED_BY)}, sort_keys=True)
+
+
+def video_options(model_dir: Path, max_frames: int) -> str:
+    """The same of a video, of which at most ``max_frames`` are taken. No picture has the key of a video."""
+    stated = _stated(model_dir, _DOCUMENTS + _OF_VIDEOS, _DECODED_BY + _VIDEOS_BY)
+    return json.dumps({"video_decoding": VIDEO_DECODING, "frames": max_frames, **stated}, sort_keys=True)
+
+
+def embedding_options() -> str:
+    """The same of an embedding that a client made itself."""
+    return json.dumps({"embedding": EMBEDDING_READING})
+
+
+def _stated(model_dir: Path, documents: tuple[str, ...], packages: tuple[str, ...]) -> dict[str, Any]:
+    found = {name: json.loads(path.read_bytes()) for name in documents if (path := model_dir / name).is_file()}
+    return {"packages": {name: metadata.version(name) for name in packages}, **found}

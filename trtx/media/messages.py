@@ -12,19 +12,26 @@ from typing import Literal
 import msgspec
 
 from trtx.media.errors import Status
+from trtx.torch_engine.encoder_messages import Clip, Grid
 from trtx.torch_engine.shared_tensor import SharedTensor
 
 LENGTH = struct.Struct("<I")
-Grid = tuple[int, int, int]  # time, height, width, in patches before any are merged
-Work = Literal["pixels", "rgb", "embedding"]
+Work = Literal["pixels", "frames", "rgb", "embedding"]
+
+
+VideoRule = Literal["each", "all"]
+"""Whether a model's processor counts the pixels of each frame of a video (Qwen2.5-VL) or of all together (Qwen3-VL)."""
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
     """What a process is for."""
 
-    model_dir: str | None  # None: no "pixels"
+    model_dir: str | None  # None: no "pixels", and no "frames"
+    videos: VideoRule | None  # None: no "frames"
     directory: str  # of shared tensors
-    max_pixels: int
+    max_pixels: int  # of a picture, or of one frame
+    max_frames: int  # that are taken of a video
+    max_video_s: float
     memory_bytes: int  # beyond what it has when it is ready
 
 
@@ -35,6 +42,7 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     label: str
     size: int
     hidden: int = 0  # columns that an embedding must have
+    dtype: str = "float32"  # that it is made
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -52,10 +60,11 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, tag=True):
-    """Of "pixels" and "embedding": float32."""
+    """Of "pixels" and "frames": float32; of "embedding" what was asked for. ``clip``: of "frames" alone."""
 
     tensor: SharedTensor
     grid: Grid | None
+    clip: Clip | None = None
 
 
 class Rgb(msgspec.Struct, frozen=True, tag=True):

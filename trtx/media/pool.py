@@ -19,7 +19,8 @@ from trtx.errors import LaunchError, UsageError
 from trtx.media.blob import Blob
 from trtx.media.decoding import DecodingProcess, ProcessEnded
 from trtx.media.errors import MediaError
-from trtx.media.messages import Answer, Failed, Grid, Job, Refused, Rgb, Setup, Tensor
+from trtx.media.messages import Answer, Failed, Job, Refused, Rgb, Setup, Tensor, VideoRule, Work
+from trtx.torch_engine.encoder_messages import Clip, Grid
 from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, remove_shared
 
 if TYPE_CHECKING:
@@ -36,16 +37,18 @@ class Prepared:
 
     ``pixels``: float32, of one picture, as the checkpoint's image processor shapes them: ``[1, 3, height, width]`` of
     CLIP's, ``[patches, values]`` of Qwen's. ``grid``: time, height and width in patches, before any are merged; None
-    for a processor that gives none.
+    for a processor that gives none. ``clip``: of a video.
     """
 
     pixels: SharedTensor
     grid: Grid | None
+    clip: Clip | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GivenEmbedding:
-    """``rows``: float32 ``[rows, hidden]`` as the client sent them, whoever got it removes the tensor."""
+    """``rows``: ``[rows, hidden]`` as the client sent them, in the dtype that was asked for; whoever got it removes the
+    tensor. ``grid``: in patches, before any are merged."""
 
     rows: SharedTensor
     grid: Grid | None
@@ -63,16 +66,27 @@ class _Waiting:
 class PicturePool:
     """``model_dir``: whose image processor prepares; None: no ``prepare``. One event loop, an async context manager.
 
-    ``directory``: where shared tensors go; None: the process's own for temporary files, which a topology removes.
+    ``videos``: how the model takes them; None: not at all. ``directory``: where shared tensors go; None: the process's
+    own for temporary files, which a topology removes.
     """
 
-    def __init__(self, model_dir: Path | None, limits: MediaLimits, *, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        model_dir: Path | None,
+        limits: MediaLimits,
+        *,
+        videos: VideoRule | None = None,
+        directory: Path | None = None,
+    ) -> None:
         self._limits = limits
         self._has_model = model_dir is not None
         self._setup = Setup(
             model_dir=None if model_dir is None else str(model_dir.resolve()),
+            videos=videos,
             directory=str(directory or tempfile.gettempdir()),
             max_pixels=limits.max_image_pixels,
+            max_frames=limits.max_video_frames,
+            max_video_s=limits.max_video_s,
             memory_bytes=limits.decode_memory_bytes,
         )
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
@@ -126,11 +140,13 @@ class PicturePool:
             _fail(self._queue.get_nowait(), _stopping())
 
     async def prepare(self, blob: Blob) -> Prepared:
-        """A picture as the model's image processor makes it. Raises MediaError; SharedTensorError for a full disk."""
+        """A picture, or frames of a video, as the model's processor makes them. Raises MediaError; SharedTensorError
+        for a full disk."""
         assert self._has_model, "a pool that prepares has a model"
-        answer, _ = await self._ask(Job("pixels", blob.label, len(blob.data)), blob.data)
+        work: Work = "frames" if blob.kind == "video" else "pixels"
+        answer, _ = await self._ask(Job(work, blob.label, len(blob.data)), blob.data)
         assert isinstance(answer, Tensor)
-        return Prepared(answer.tensor, answer.grid)
+        return Prepared(answer.tensor, answer.grid, answer.clip)
 
     async def rgb(self, blob: Blob) -> np.ndarray:
         """``[height, width, 3]`` uint8, turned as EXIF says, on white. Raises MediaError."""
@@ -140,12 +156,12 @@ class PicturePool:
         assert isinstance(answer, Rgb)
         return np.frombuffer(pixels, np.uint8).reshape(answer.height, answer.width, 3)
 
-    async def embedding(self, blob: Blob, *, hidden: int) -> GivenEmbedding:
-        """A ``.safetensors`` file with one embedding of ``hidden`` columns. Raises MediaError.
+    async def embedding(self, blob: Blob, *, hidden: int, dtype: str = "float32") -> GivenEmbedding:
+        """A ``.safetensors`` file with one embedding of ``hidden`` columns, in ``dtype``. Raises MediaError.
 
         How many rows a model expects is the caller's to check.
         """
-        answer, _ = await self._ask(Job("embedding", blob.label, len(blob.data), hidden), blob.data)
+        answer, _ = await self._ask(Job("embedding", blob.label, len(blob.data), hidden, dtype), blob.data)
         assert isinstance(answer, Tensor)
         return GivenEmbedding(answer.tensor, answer.grid)
 

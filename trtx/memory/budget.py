@@ -20,13 +20,15 @@ CPU_MARGIN = 1.5
 class Model:
     """A checkpoint as one engine holds it. ``kv_width``: bytes of a KV element.
 
-    ``activation_bytes``: the engine's own formula, of one pass and what comes with it.
+    ``activation_bytes``: the engine's own formula, of one pass and what comes with it. ``encoder_bytes``: of the
+    process that encodes for this worker on the same device, beside the tower's weights.
     """
 
     shape: ModelShape
     weights: Weights
     kv_width: float
     activation_bytes: Callable[[Limits], int]
+    encoder_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,16 @@ def _budget(model: Model, limits: Limits, device: Device, share: RankShare) -> B
     hidden = reserves.hidden_bytes(device)
     free = device.total_bytes - hidden if device.free_bytes is None else device.free_bytes
     others = max(0, device.total_bytes - hidden - free)
-    left = device.total_bytes - others - context - share.weight_bytes - activations - graphs - transfers
+    left = (
+        device.total_bytes
+        - others
+        - context
+        - model.encoder_bytes
+        - share.weight_bytes
+        - activations
+        - graphs
+        - transfers
+    )
     if device.is_gpu:
         pool = pool_room(left, limits.fraction)
         if limits.max_gpu_total_bytes and limits.engine != "torch":

@@ -12,6 +12,7 @@ from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.quantization import read_quantization
 from trtx.memory import reserves, torch_engine
 from trtx.memory.budget import Model
+from trtx.memory.encoder import Media
 from trtx.memory.gpus import Device, capability_of
 from trtx.memory.limits import Limits
 from trtx.memory.shapes import ModelShape, model_shape
@@ -19,12 +20,13 @@ from trtx.memory.sizing import Weights
 from trtx.memory.weights import full_width, model_weights, width_text
 
 
-def read_model(directory: Path, limits: Limits, device: Device) -> Model:
-    """Raises UsageError for a checkpoint that the engine refuses, UnknownShapeError for one that nobody counts."""
+def read_model(directory: Path, limits: Limits, device: Device, media: Media | None = None) -> Model:
+    """``media``: None counts the tower's weights alone. Raises UsageError for a checkpoint that the engine refuses,
+    UnknownShapeError for one that nobody counts."""
     config = read_config(directory)
     shape = model_shape(config, dtype=dtype_of(directory, config))
     if limits.engine == "torch":
-        return _for_torch(directory, shape, limits, device)
+        return _for_torch(directory, shape, limits, device, media)
     quantization = read_quantization(directory, config)
     width = full_width(shape, limits)
     calibrated = quantization.kv_cache_algorithm if quantization is not None else None
@@ -37,7 +39,8 @@ def read_model(directory: Path, limits: Limits, device: Device) -> Model:
     )
 
 
-def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Device) -> Model:
+def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Device, media: Media | None) -> Model:
+    has_tower = media is None or media.has_encoder
     config = read_model_config(directory)
     capability = (device.capability or capability_of(device.name)) if device.is_gpu else None
     dtype = torch_engine.compute_dtype(limits.dtype, config.dtype, is_gpu=device.is_gpu)
@@ -54,7 +57,7 @@ def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Devic
         layers=tuple(Counter({"whole": count}) for count in layers),  # one GPU has them all
         embedding=vocabulary,
         head=0 if config.tied_head else vocabulary,
-        vision=torch_engine.tower_bytes(read_config(directory), dtype),
+        vision=torch_engine.tower_bytes(read_config(directory), dtype) if has_tower else 0,
         norm=config.hidden_size * width,
         source=f"counted, {kept or width_text(width)}",
     )
@@ -69,4 +72,5 @@ def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Devic
             dtype=dtype,
             scaled_products=scaled,
         ),
+        encoder_bytes=reserves.process_bytes(device) if media is not None and media.has_encoder else 0,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtx.memory.budget import Budget, Model, fits, tightest
+from trtx.memory.encoder import Media, encoder_share
 from trtx.memory.gpus import Device
 from trtx.memory.limits import Limits, limits_of
 from trtx.memory.models import read_model
@@ -15,16 +16,22 @@ from trtx.memory.refusal import refuse
 from trtx.memory.reserves import UNCERTAINTY
 from trtx.memory.shapes import ModelShape
 from trtx.memory.sizing import RankShare, layer_kv_elements
+from trtx.memory.units import size_text
 from trtx.memory.weights import draft_weights
+
+ENCODER_TOKENS = 16384
+"""Rows of an encoder's largest batch: the torch engine's ``DEFAULT_MAX_NUM_TOKENS``, which is not imported here."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """One role's worker, on the GPU of it that holds the fewest tokens. Bytes are of that GPU.
 
-    ``pool_bytes`` = ``free_gpu_memory_fraction`` x (total - others - context - weights - activations - graphs -
-    transfers), or what ``max_tokens`` asks for if that is less. ``capacity_tokens``: in sequences of ``max_seq_len``
+    ``pool_bytes`` = ``free_gpu_memory_fraction`` x (total - others - encoder - context - weights - activations - graphs
+    - transfers), or what ``max_tokens`` asks for if that is less. ``capacity_tokens``: in sequences of ``max_seq_len``
     where layers have windows. ``uncertainty_bytes``: by how much the reserves may be off, either way.
+    ``encoder_bytes``: of the process that encodes for this worker, beside the tower's weights. ``beside_bytes``: what
+    that takes while it encodes, and embeddings that are held: at most, and in no pool.
     """
 
     role: str
@@ -33,6 +40,8 @@ class MemoryPlan:
     gpus: int
     total_bytes: int
     others_bytes: int
+    encoder_bytes: int
+    beside_bytes: int
     context_bytes: int
     weight_bytes: int
     weight_source: str
@@ -68,20 +77,34 @@ class MemoryPlan:
         return self.capacity_blocks // -(-tokens // self.tokens_per_block)
 
 
-def plan_memory(checkpoint: Path, role: str, values: Mapping[str, Any], *, engine: str, device: Device) -> MemoryPlan:
+def plan_memory(
+    checkpoint: Path,
+    role: str,
+    values: Mapping[str, Any],
+    *,
+    engine: str,
+    device: Device,
+    media: Media | None = None,
+) -> MemoryPlan:
     """Reads ``config.json`` and the headers of the weights' files; touches no device.
 
-    ``values``: the resolved engine config of ``role``. Raises UsageError for what can't fit, with the numbers and the
-    largest values that would; UnknownShapeError for a model that this arithmetic does not cover.
+    ``values``: the resolved engine config of ``role``. ``media``: of a worker that takes images. Raises UsageError for
+    what can't fit, with the numbers and the largest values that would; UnknownShapeError for a model that this
+    arithmetic does not cover.
     """
     limits = limits_of(values, engine=engine)
-    model = read_model(checkpoint, limits, device)
+    model = read_model(checkpoint, limits, device, media)
     if not fits(model, limits, device):
         raise refuse(role, model, limits, device)
-    return _plan(role, model, limits, device, tightest(model, limits, device))
+    beside = 0
+    if media is not None:
+        beside = media.embedding_bytes
+        if media.has_encoder:
+            beside += encoder_share(checkpoint, values, device, max_num_tokens=ENCODER_TOKENS).batch_bytes
+    return _plan(role, model, limits, device, tightest(model, limits, device), beside)
 
 
-def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budget) -> MemoryPlan:
+def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budget, beside: int) -> MemoryPlan:
     share, pool = budget.share, budget.pool
     if limits.max_tokens is not None:
         # TensorRT-LLM rounds max_tokens up to whole blocks, the torch engine down.
@@ -102,6 +125,8 @@ def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budge
         gpus=limits.world,
         total_bytes=device.total_bytes,
         others_bytes=budget.others,
+        encoder_bytes=model.encoder_bytes,
+        beside_bytes=beside,
         context_bytes=budget.context,
         weight_bytes=share.weight_bytes,
         weight_source=model.weights.source,
@@ -120,8 +145,20 @@ def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budge
         sequence_bytes=sequence,
         max_batch_size=limits.max_batch_size,
         uncertainty_bytes=int(reserved * UNCERTAINTY) if device.is_gpu else 0,
-        notes=tuple(_notes(model.shape, limits, share, tokens, longest)),
+        notes=(
+            *_notes(model.shape, limits, share, tokens, longest),
+            *(_beside_note(budget.left - pool, beside) if device.is_gpu and beside else ()),
+        ),
     )
+
+
+def _beside_note(room: int, beside: int) -> Iterator[str]:
+    """``room``: what the pool leaves, activations and reserves apart."""
+    if room < beside:
+        yield (
+            f"images may take {size_text(beside)} beside the pool, which leaves {size_text(max(0, room))}: lower "
+            "kv_cache_config.free_gpu_memory_fraction, or encode on other GPUs (--encode)"
+        )
 
 
 def _formula(model: Model, limits: Limits, budget: Budget) -> str:

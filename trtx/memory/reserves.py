@@ -35,6 +35,11 @@ def hidden_bytes(device: Device) -> int:
     return int(device.total_bytes * _HIDDEN_SHARE) if device.is_gpu else 0
 
 
+def process_bytes(device: Device) -> int:
+    """Of the CUDA context of one more process. 0 on a CPU."""
+    return _CONTEXT_BYTES if device.is_gpu else 0
+
+
 def context_bytes(device: Device, limits: Limits) -> int:
     """Of the driver, the CUDA context and, beyond one GPU, NCCL. 0 on a CPU."""
     if not device.is_gpu:

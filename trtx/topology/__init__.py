@@ -6,7 +6,7 @@ Enter through :func:`plan`, over several machines :func:`plan_hosts` and :func:`
 Always holds: the same arguments give the same plan, no GPU serves two workers, ports differ, a plan survives JSON.
 """
 
-from trtx.topology.commands import Broker
+from trtx.topology.commands import Broker, body_mib
 from trtx.topology.host_planner import plan_hosts, with_roles
 from trtx.topology.machine import Gpu, Machine
 from trtx.topology.plan import (
@@ -17,6 +17,7 @@ from trtx.topology.plan import (
     Plan,
     PlannedHost,
     ProcessSpec,
+    ServerTls,
     is_loopback,
 )
 from trtx.topology.planner import Ports, plan
@@ -36,6 +37,8 @@ __all__ = [
     "PlannedHost",
     "Ports",
     "ProcessSpec",
+    "ServerTls",
+    "body_mib",
     "check_router_args",
     "check_size",
     "is_loopback",

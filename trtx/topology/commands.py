@@ -36,8 +36,8 @@ OWNED_FRONTEND_FLAGS = {
     "--event-plane": _OF_THE_TOPOLOGY,
     "--broker-xsub": _OF_THE_TOPOLOGY,
     "--broker-xpub": _OF_THE_TOPOLOGY,
-    "--tls-cert-path": "and trtx speaks plain HTTP with its frontend; put TLS in front of it",
-    "--tls-key-path": "and trtx speaks plain HTTP with its frontend; put TLS in front of it",
+    "--tls-cert-path": "which is trtx's own --tls-cert",
+    "--tls-key-path": "which is trtx's own --tls-key",
     "--kserve-grpc-server": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
     "--interactive": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
     "-i": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
@@ -210,6 +210,8 @@ def frontend_command(
         command += ["--broker-xsub", f"tcp://{_LOOPBACK}:{broker.xsub}"]
         command += ["--broker-xpub", f"tcp://{_LOOPBACK}:{broker.xpub}"]
     command += ["--namespace", namespace]
+    if spec.tls_cert is not None:
+        command += ["--tls-cert-path", str(spec.tls_cert), "--tls-key-path", str(spec.tls_key)]
     command += ["--router-mode", spec.router_mode, "--migration-limit", str(_MIGRATION_LIMIT)]
     if spec.router_mode == "kv":
         command += KV_ROUTER_FLAGS

@@ -131,6 +131,7 @@ def plan_hosts(
         ),
         etcd=etcd,
         nats=nats,
+        tls=work.tls,
     )
 
 

@@ -92,6 +92,15 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerTls:
+    """What the HTTP port speaks TLS with. Both files are PEM."""
+
+    certificate: Path  # the server's own, its authorities' behind it
+    key: Path
+    names: tuple[str, ...] = ()  # DNS names and addresses that the certificate is for
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that starting, watching, measuring and stopping a topology needs to know. Frontend first."""
 
@@ -116,11 +125,13 @@ class Plan:
     this_host: str = ""  # in a share: whose it is
     etcd: EtcdService | None = None  # with discovery etcd
     nats: NatsService | None = None  # the same
+    tls: ServerTls | None = None  # None: the HTTP ports speak plain HTTP
+    warnings: tuple[str, ...] = ()  # what whoever starts it should know before others reach it
 
     @property
     def url(self) -> str:
         """Where clients on its machine reach the first frontend. A wildcard host is reached through loopback."""
-        return _url("127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host, self.port)
+        return self._url("127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host, self.port)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -130,13 +141,22 @@ class Plan:
     def url_of(self, frontend: ProcessSpec) -> str:
         """Of one of its frontends, as :attr:`url`."""
         host, port = self.http_of(frontend)
-        return _url(frontend.address if host in ("0.0.0.0", "::") else host, port)
+        return self._url(frontend.address if host in ("0.0.0.0", "::") else host, port)
 
     def http_of(self, frontend: ProcessSpec) -> tuple[str, int]:
         """What one of its frontends listens on for HTTP."""
         if frontend.http_port is None:  # a plan of version 1
             return self.host, self.port
         return frontend.http_host, frontend.http_port
+
+    def _url(self, host: str, port: int) -> str:
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    @property
+    def certificate(self) -> Path | None:
+        """By which its own clients know its frontends (:func:`trtx.tls.trust_of`)."""
+        return None if self.tls is None else self.tls.certificate
 
     @property
     def frontends(self) -> tuple[ProcessSpec, ...]:
@@ -221,6 +241,9 @@ class Plan:
             fields[name] = Path(fields[name])
         for name in ("internal_ports", "gpu_names", "reasons"):
             fields[name] = tuple(fields[name])
+        if (tls := fields.get("tls")) is not None:
+            fields["tls"] = ServerTls(Path(tls["certificate"]), Path(tls["key"]), tuple(tls["names"]))
+        fields["warnings"] = tuple(fields.get("warnings", ()))
         fields["findings"] = tuple(Finding.from_json(entry) for entry in fields.get("findings", ()))
         fields["memory"] = tuple(
             MemoryPlan(**{**entry, "notes": tuple(entry["notes"])}) for entry in fields.get("memory", ())
@@ -252,10 +275,6 @@ def group_of(namespace: str, host: str) -> str:
 def _gpu_slots(workers: tuple[ProcessSpec, ...]) -> list[tuple[str, int]]:
     """Host and index of each GPU, in the order of ``gpu_names``."""
     return [(worker.host, index) for worker in workers for index in worker.gpu_indices]
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _credentials(entry: dict[str, Any]) -> Credentials | None:

@@ -101,6 +101,7 @@ def plan(
         engine_configs=work.engine_configs,
         gpu_names=tuple(gpu.name for group in gpus for gpu in group),
         reasons=tuple(reasons),
+        tls=work.tls,
     )
 
 

@@ -16,7 +16,7 @@ from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
 from trtx.engine.tensorrt_llm.versions import pipelines_prefill
 from trtx.errors import UsageError
 from trtx.topology import commands
-from trtx.topology.plan import ProcessSpec, config_path
+from trtx.topology.plan import ProcessSpec, ServerTls, config_path
 
 ENGINES_WITHOUT_GPU = ("simulated", "paced")
 _NO_ENCODER = {  # engine -> why it has no encode workers
@@ -117,6 +117,12 @@ class Workload:
     def engine_configs(self) -> dict[str, dict[str, Any]]:
         """By role, as a plan has them."""
         return {str(role): values for role, values in self.values.items()}
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """Of every frontend."""
+        spec = self.spec
+        return None if spec.tls_cert is None or spec.tls_key is None else ServerTls(spec.tls_cert, spec.tls_key)
 
     def frontend(
         self, name: str, env: Mapping[str, str], site: Site, *, broker: commands.Broker | None, is_one_of_many: bool

@@ -101,7 +101,8 @@ class ScheduledSequence:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Sequences of one step, decodes (one new token that samples, ``start > 0``, no media) before prompt chunks."""
+    """Sequences of one step, decodes (one new token that samples, ``start > 0``, no media, and none of a prompt with a
+    video) before prompt chunks."""
 
     sequences: list[ScheduledSequence] = field(default_factory=list)
 

@@ -15,6 +15,14 @@ Grid = tuple[int, int, int]
 """Of a picture or a video: time, height, width."""
 
 
+class Clip(msgspec.Struct, frozen=True, array_like=True):
+    """When the steps of a video's grid are: one entry of ``at_s`` for each, seconds from the beginning, the middle of
+    the frames that it holds. ``step_s``: seconds from one to the next, by the rate at which frames were taken."""
+
+    step_s: float
+    at_s: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderArgs:
     """Resolved. ``model`` is a directory; ``dtype`` "auto" is the decoder's, which the encoder's process finds out."""

@@ -28,12 +28,18 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     ``key``: ``MEDIA_KEY_BYTES`` of the item's content and of whatever makes an embedding of it. Two items with
     one key are one to the engine: they share an embedding, and blocks of the prefix cache.
     ``grid``: rows of merged patches (t, h, w), of models whose positions need it; None for all others.
+    ``time_step``: positions in time from one step of the grid to the next, as far as whole ones are reached; a video's.
+    ``first``, ``rows``: where the span is a part of an embedding, from which of its rows on, and how many that has;
+    0 rows: the span is all of it.
     """
 
     start: int
     length: int
     key: bytes
     grid: tuple[int, int, int] | None = None
+    time_step: float = 1.0
+    first: int = 0
+    rows: int = 0
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -54,13 +54,16 @@ class SharedTensor(msgspec.Struct, frozen=True, array_like=True):
         return _nbytes(self.dtype, self.shape)
 
 
-def share(value: np.ndarray[Any, Any] | torch.Tensor, directory: Path | None = None) -> SharedTensor:
+def share(
+    value: np.ndarray[Any, Any] | torch.Tensor, directory: Path | None = None, dtype: str | None = None
+) -> SharedTensor:
     """Writes a numpy array or a torch tensor (on any device; it is copied) to a new file that only this user can read.
 
-    ``directory``: the scratch directory; None is this process's. Raises SharedTensorError, and leaves no file, for
+    ``directory``: the scratch directory; None is this process's. ``dtype``: what its elements are, where numpy has no
+    name for it. Raises SharedTensorError, and leaves no file, for
     another dtype and where the directory is gone or full.
     """
-    name = str(value.dtype).removeprefix("torch.")
+    name = dtype or str(value.dtype).removeprefix("torch.")
     shape = tuple(int(size) for size in value.shape)
     size = _nbytes(name, shape)
     said = msgspec.msgpack.encode((name, shape))

@@ -6,12 +6,14 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
+from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
 from trtx.engine.api import (
     EmbeddingHandle,
@@ -24,7 +26,7 @@ from trtx.engine.api import (
     remove_shared,
     share,
 )
-from trtx.media import Blob, MediaError, MediaLimits, PicturePool
+from trtx.media import Blob, Kind, MediaError, MediaLimits, PicturePool, VideoRule
 from trtx.worker.media_metrics import MediaMetrics
 
 logger = logging.getLogger(__name__)
@@ -50,19 +52,26 @@ class Embedder(Protocol):
 class LocalEmbedder:
     """Decoding processes and a vision encoder, both started, of this worker."""
 
-    def __init__(self, pool: PicturePool, encoder: Engine, metrics: MediaMetrics) -> None:
-        self._pool, self._encoder, self._metrics = pool, encoder, metrics
+    def __init__(self, pool: PicturePool, encoder: Engine, config: VisionConfig, metrics: MediaMetrics) -> None:
+        self._pool, self._encoder, self._config, self._metrics = pool, encoder, config, metrics
 
     @classmethod
     async def begin(
-        cls, model: Path, config: Mapping[str, Any], start: Start, limits: MediaLimits, metrics: MediaMetrics
+        cls,
+        model: Path,
+        config: Mapping[str, Any],
+        start: Start,
+        limits: MediaLimits,
+        metrics: MediaMetrics,
+        *,
+        vision: VisionConfig,
     ) -> LocalEmbedder:
         """With an encoder of its own; takes seconds. Raises UsageError for a checkpoint whose pictures can't be
         prepared or encoded."""
-        pool = PicturePool(model, limits)
+        pool = PicturePool(model, limits, videos=video_rule(vision))
         await pool.start()
         try:
-            return cls(pool, await asyncio.to_thread(start, model, config), metrics)
+            return cls(pool, await asyncio.to_thread(start, model, config), vision, metrics)
         except BaseException:
             await pool.close()
             raise
@@ -73,19 +82,66 @@ class LocalEmbedder:
         return self._encoder.is_alive()
 
     async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+        if blob.kind == "embedding":
+            return await self._given(blob)
         with self._metrics.timed("prepare"):
             prepared = await self._pool.prepare(blob)
         try:
             with self._metrics.timed("encode"):
-                return await self._encoder.encode_pixels(prepared.pixels, prepared.grid)
+                made = await self._encoder.encode_pixels(prepared.pixels, prepared.grid)
+            return replace(made, clip=prepared.clip)
         except ValueError as error:
             raise MediaError(422, f"{blob.label} can't be encoded: {error}") from error
         finally:
             remove_shared(prepared.pixels)
 
+    async def _given(self, blob: Blob) -> TowerOutput:
+        """Made by the client: read, and checked against what the model would make."""
+        config, dtype = self._config, self._encoder.facts.embedding_dtype
+        assert dtype is not None, "an engine whose encoder takes pixels says its dtype"
+        with self._metrics.timed("prepare"):
+            given = await self._pool.embedding(blob, hidden=config.columns, dtype=dtype)
+        try:
+            return TowerOutput(given.rows, _checked_grid(config, given.rows.shape[0], given.grid, blob.label))
+        except MediaError:
+            remove_shared(given.rows)
+            raise
+
     async def close(self) -> None:
         await self._pool.close()
         await asyncio.to_thread(self._encoder.shutdown)
+
+
+def video_rule(config: VisionConfig) -> VideoRule | None:
+    """How the model's processor takes videos; None: the model takes none."""
+    if config.video_token_id is None:
+        return None
+    return "all" if config.tokens_per_second is None else "each"
+
+
+def _checked_grid(
+    config: VisionConfig, rows: int, patches: tuple[int, int, int] | None, label: str
+) -> tuple[int, int, int] | None:
+    """The grid of an embedding's rows. Raises MediaError 422 where they are not as many as a picture of it has."""
+    if config.tokens_per_image is not None:
+        if rows != config.tokens_per_image or patches is not None:
+            raise MediaError(
+                422,
+                f"{label} holds {rows} rows{'' if patches is None else ' and a grid_thw'}; expected "
+                f"{config.tokens_per_image} and none, as each image of this model has",
+            )
+        return None
+    merge = config.spatial_merge
+    if patches is None:
+        raise MediaError(422, f"{label} holds no grid_thw; expected one, as this model's positions depend on it")
+    time, height, width = patches
+    if time != 1 or height % merge or width % merge or height * width != rows * merge**2:
+        raise MediaError(
+            422,
+            f"{label} holds {rows} rows and a grid_thw of {time} x {height} x {width}; expected 1 x height x width in "
+            f"patches, of which {merge} x {merge} are a row",
+        )
+    return 1, height // merge, width // merge
 
 
 class StartedEmbedder:
@@ -162,7 +218,7 @@ class RemoteEmbedder:
                 asked.add(worker)
                 try:
                     with self._metrics.timed("remote"):
-                        return await self._ask(worker, question(picture, key))
+                        return await self._ask(worker, question(picture, key, blob.kind))
                 except MediaError as error:
                     raise error.about(blob.label) from error
                 except Exception as error:
@@ -177,7 +233,7 @@ class RemoteEmbedder:
     async def _ask(self, worker: int, asked: Mapping[str, Any]) -> TowerOutput:
         async with asyncio.timeout(self._seconds):
             handle = read_answer(await self._workers.ask(worker, asked), bytes.fromhex(asked["key"]))
-            return TowerOutput(self._reader.read(handle), handle.grid)
+            return TowerOutput(self._reader.read(handle), handle.grid, handle.clip)
 
     async def close(self) -> None:
         if self._fallback is not None:
@@ -194,19 +250,20 @@ def preferred(workers: Iterable[int], key: bytes) -> int:
 # --- what the two ends say to each other, as JSON ---
 
 
-def question(picture: SharedTensor, key: bytes) -> dict[str, Any]:
+def question(picture: SharedTensor, key: bytes, kind: Kind) -> dict[str, Any]:
     """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one."""
-    return {"picture": msgspec.to_builtins(picture), "key": key.hex()}
+    return {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind}
 
 
-def read_question(asked: Any) -> tuple[SharedTensor, bytes]:
+def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind]:
     """Raises ValueError for what is no question."""
     if not isinstance(asked, Mapping):
-        raise ValueError("expected picture and key")
+        raise ValueError("expected picture, key and kind")
     try:
-        return msgspec.convert(asked.get("picture"), SharedTensor), bytes.fromhex(str(asked.get("key")))
+        kind: Kind = msgspec.convert(asked.get("kind"), Kind)
+        return msgspec.convert(asked.get("picture"), SharedTensor), bytes.fromhex(str(asked.get("key"))), kind
     except (msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"expected picture and key: {error}") from error
+        raise ValueError(f"expected picture, key and kind: {error}") from error
 
 
 def refusal(error: MediaError) -> dict[str, Any]:

@@ -117,7 +117,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "token_ids": _honoured("the engine: the prompt"),
         "eos_token_ids": _STOPS,
         "prompt_embeds": _refused("prompt_embeds is given, expected a prompt of text or token ids; send one of them"),
-        "multi_modal_data": _media(_honoured("the worker, which refuses what is no image")),
+        "multi_modal_data": _media(_honoured("the worker, which refuses what the model does not take")),
         "multi_modal_uuids": _media(_BY_ITS_BYTES),
         "mm_processor_kwargs": _refused(
             "mm_processor_kwargs is given ({value}), expected none: images are prepared as the checkpoint says; leave "

@@ -213,15 +213,16 @@ class RequestHandler:
         if len(pictures) != len(looking):
             if answer is not None:
                 raise InvalidRequest(
-                    f"prefill made room for {len(pictures)} images and the request has {len(looking)}; both workers "
+                    f"prefill made room for {len(pictures)} media and the request has {len(looking)}; both workers "
                     "must run this version of trtx"
                 )
             pictures = await looking.pictures()
-        token_ids, media = expand(parsed.token_ids, self._sight.config.image_token_id, pictures)
+        token_ids, media = expand(parsed.token_ids, self._sight.config, pictures, self._loaded.encode_text)
         return with_media(
             parsed,
             token_ids,
             media,
+            pictures=pictures,
             context_length=self._loaded.engine.facts.context_length,
             routing=wire.get("mm_routing_info"),
         )

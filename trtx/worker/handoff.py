@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from trtx.engine.api import stated
+from trtx.engine.api import Clip, stated
 from trtx.worker.pictures import Picture
 from trtx.worker.request import InvalidRequest, WorkerRequest
 
@@ -45,9 +45,10 @@ def add_to(chunk: dict[str, Any], result: Any, request: WorkerRequest, prefill: 
             result.outputs[0].disaggregated_params, prompt_tokens=request.received_tokens
         )
         chunk["disaggregated_params"][_PREFILL] = prefill
-        if request.media:
+        if request.pictures:
             chunk["disaggregated_params"][_MEDIA] = [
-                {"rows": span.length, "key": span.key.hex(), "grid": span.grid} for span in request.media
+                {"rows": one.rows, "key": one.key.hex(), "grid": one.grid, "clip": msgspec.to_builtins(one.clip)}
+                for one in request.pictures
             ]
         if engine_data := chunk.pop("engine_data", None):
             # The 1.4.2 frontend hands no engine_data of prefill on to the client, but the params to decode.
@@ -66,10 +67,16 @@ def prefill_of(wire: Mapping[str, Any]) -> str | None:
 
 
 def pictures_of(wire: Mapping[str, Any]) -> tuple[Picture, ...]:
-    """The prompt's, in order, as prefill made room for them. Raises InvalidRequest when they can't be read."""
+    """The prompt's, in the order of ``sent_media``, as prefill made room for them. Raises InvalidRequest when they
+    can't be read."""
     try:
         return tuple(
-            Picture(bytes.fromhex(one["key"]), msgspec.convert(one["rows"], int), msgspec.convert(one["grid"], _Grid))
+            Picture(
+                bytes.fromhex(one["key"]),
+                msgspec.convert(one["rows"], int),
+                msgspec.convert(one["grid"], _Grid),
+                msgspec.convert(one.get("clip"), Clip | None),
+            )
             for one in wire.get(_MEDIA) or ()
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -50,6 +51,13 @@ class LoadedEngine:
             include=request.includes_stop_string,
             min_tokens=request.sampling.get("min_tokens", 0),
         )
+
+    @property
+    def encode_text(self) -> Callable[[str], list[int]] | None:
+        """Text to token ids, none added; None: the model has no fast tokenizer."""
+        if (tokenizer := self.tokenizer) is None:
+            return None
+        return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def shutdown(self) -> bool:
         """Ends the engine; False when it did not end in time, so that the caller must not wait for its threads."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
-from trtx.config.media import MediaLimits
+from trtx.config.media import EMBEDDING_CACHE_BYTES, MediaLimits
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Role
 from trtx.config.wording import a_kind
@@ -24,9 +24,6 @@ STALL_SECONDS = 300.0
 
 Encoders = Literal["local", "remote"]
 """Who encodes the images of a worker's requests: itself, or the encode workers of its topology."""
-
-EMBEDDING_CACHE_BYTES = 512 << 20
-"""Of images, in each worker that takes any: on the device of its engine; of encode workers in their host's memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from trtx.engine.api import (
     read_shared,
     remove_shared,
 )
-from trtx.media import THIS_PICTURE, Blob, MediaError
+from trtx.media import THIS_PICTURE, Blob, Kind, MediaError
 from trtx.worker.chunks import Chunk
 from trtx.worker.embedders import Embedder, read_question, refusal
 from trtx.worker.embedding_cache import EmbeddingCache, NotMade, TooLarge, Wanted
@@ -49,11 +49,11 @@ class PictureEncoder:
         remove no file."""
         asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
-            picture, key = read_question(asked)
+            picture, key, kind = read_question(asked)
         except ValueError as error:
             raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
         try:
-            handle = await self._encode(picture, key)
+            handle = await self._encode(picture, key, kind)
             if not is_wanted() and handle.path is not None:
                 Path(handle.path).unlink(missing_ok=True)  # and so its lease ends
             answered = handle.to_dict()
@@ -66,9 +66,9 @@ class PictureEncoder:
         chunk: Chunk = dict(encoder_terminal_chunk(answered))
         return chunk
 
-    async def _encode(self, picture: SharedTensor, key: bytes) -> EmbeddingHandle:
+    async def _encode(self, picture: SharedTensor, key: bytes, kind: Kind) -> EmbeddingHandle:
         async def make() -> tuple[TowerOutput, int]:
-            blob = Blob(await asyncio.to_thread(read_shared, picture), THIS_PICTURE)
+            blob = Blob(await asyncio.to_thread(read_shared, picture), THIS_PICTURE, kind)
             made = await self._embedder.embed(blob, key)
             return made, made.rows.nbytes
 
@@ -78,7 +78,7 @@ class PictureEncoder:
             raise MediaError(413, f"{THIS_PICTURE} makes a larger embedding than this worker holds: {error}") from error
         try:
             held = (await lease.embeddings())[key]
-            return self._exports.offer(key, lend(held.rows), held.grid)
+            return self._exports.offer(key, lend(held.rows), held.grid, held.clip)
         finally:
             lease.release()
 

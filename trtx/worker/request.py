@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo.common.backend.health_check import is_probe
 
-from trtx.engine.api import Hints, MediaSpan
+from trtx.engine.api import Hints, MediaSpan, stretch
 from trtx.errors import TrtxError
 from trtx.worker import fields
 from trtx.worker.values import Unsuitable
+
+if TYPE_CHECKING:
+    from trtx.worker.pictures import Picture
 
 
 class InvalidRequest(TrtxError):
@@ -28,7 +31,7 @@ class WorkerRequest:
     """What one request asks for. ``sampling`` holds keyword arguments of the LLM API's ``SamplingParams``; of them
     ``max_tokens`` is always there, 1 at least and clamped to what is left of the context.
 
-    ``media`` says which of ``token_ids`` are pictures' placeholders: see :func:`with_media`."""
+    ``media`` says which of ``token_ids`` are placeholders of ``pictures``: see :func:`with_media`."""
 
     token_ids: list[int]
     received_tokens: int  # of the prompt, as the frontend sent it
@@ -42,6 +45,7 @@ class WorkerRequest:
     hints: Hints
     wants_engine_data: bool = False  # the frontend hands on what the worker says beside the answer
     media: tuple[MediaSpan, ...] = ()
+    pictures: tuple[Picture, ...] = ()  # and videos, as the request brought them
     routing_token_ids: tuple[int, ...] | None = None  # by which a KV router knows this prompt; None: by its own
 
 
@@ -108,6 +112,7 @@ def with_media(
     token_ids: list[int],
     media: Sequence[MediaSpan],
     *,
+    pictures: Sequence[Picture],
     context_length: int,
     routing: Mapping[str, Any] | None = None,
 ) -> WorkerRequest:
@@ -116,7 +121,7 @@ def with_media(
     ``routing``: Dynamo's ``mm_routing_info``, whose frontend computes the places of pictures itself where it knows the
     model's processor; used where it came to the same length.
     """
-    room = _room(token_ids, context_length)
+    room = _room(token_ids, context_length, stretch(media, len(token_ids)))
     sampling = dict(request.sampling, max_tokens=min(request.sampling["max_tokens"], room))
     if "min_tokens" in sampling:
         sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
@@ -128,13 +133,19 @@ def with_media(
         token_ids=token_ids,
         sampling=sampling,
         media=tuple(media),
+        pictures=tuple(pictures),
         routing_token_ids=tuple(known[:length]) if is_known else None,
     )
 
 
-def _room(token_ids: Sequence[int], context_length: int) -> int:
-    """Tokens that an answer may have."""
-    room = context_length - len(token_ids)
+def _room(token_ids: Sequence[int], context_length: int, stretched: int = 0) -> int:
+    """Tokens that an answer may have. ``stretched``: positions that media take beyond their tokens."""
+    room = context_length - len(token_ids) - stretched
+    if room < 1 and stretched:
+        raise InvalidRequest(
+            f"the prompt has {len(token_ids)} tokens and a video in it plays for {stretched} positions more, and the "
+            f"context holds {context_length} together with the output; send a shorter video"
+        )
     if room < 1:
         raise InvalidRequest(
             f"the prompt has {len(token_ids)} tokens and the context holds {context_length} together with the output; "

@@ -10,8 +10,8 @@ from trtx.checkpoint.vision import VisionConfig, read_vision_config
 from trtx.engine import Engine
 from trtx.engine.api import EmbeddingExports
 from trtx.errors import UsageError
-from trtx.media import PicturePool, processor_options
-from trtx.worker.embedders import Embedder, LocalEmbedder, RemoteEmbedder, StartedEmbedder
+from trtx.media import Kind, PicturePool, embedding_options, processor_options, video_options
+from trtx.worker.embedders import Embedder, LocalEmbedder, RemoteEmbedder, StartedEmbedder, video_rule
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import EncodeEndpoint
 from trtx.worker.encoding import ImageEncoder
@@ -54,7 +54,10 @@ class Seeing:
         assert start is not None, "an engine that takes embeddings makes them too"
         dtype = options.llm_args.get("dtype")
         config = {} if dtype is None else {"dtype": dtype}
-        self._local = StartedEmbedder(lambda: LocalEmbedder.begin(options.model, config, start, options.media, metrics))
+        vision = self._config
+        self._local = StartedEmbedder(
+            lambda: LocalEmbedder.begin(options.model, config, start, options.media, metrics, vision=vision)
+        )
         self._exit.push_async_callback(self._local.close)
         # Decode has KV of pictures that others looked at; encode workers do it for whoever has some.
         if options.encoders == "local" and options.role != "decode":
@@ -84,7 +87,8 @@ class Seeing:
                 cache=cache,
                 limits=options.media,
                 metrics=self.metrics,
-                identity=(str(options.model), processor_options(options.model)),
+                model=str(options.model),
+                options=_processing(options, self._config),
                 reserved_bytes=self._reserved_bytes(self._config, loaded),
             )
 
@@ -96,13 +100,13 @@ class Seeing:
         if self._config is None:
             raise UsageError(f"{options.model} is a text model, expected one that sees: it has nothing to encode")
         self.metrics = MediaMetrics()
-        pool = PicturePool(options.model, options.media)
+        pool = PicturePool(options.model, options.media, videos=video_rule(self._config))
         await pool.start()
         self._exit.push_async_callback(pool.close)
         cache: EmbeddingCache[Any] = EmbeddingCache(options.embedding_cache_bytes, discard)
         self._exit.push_async_callback(cache.close)
         self.metrics.cache = cache
-        embedder = LocalEmbedder(pool, loaded, self.metrics)
+        embedder = LocalEmbedder(pool, loaded, self._config, self.metrics)
         exports = EmbeddingExports()
         self._exit.callback(exports.close)
         self.encoder = PictureEncoder(embedder, cache, self._reserved_bytes(self._config, loaded), exports)
@@ -111,10 +115,18 @@ class Seeing:
         """For one picture's embedding: all that it may have, but no more than lets a request bring as many pictures as
         it may. How large it is, where that depends on the picture, is known once it is there."""
         rows = config.tokens_per_image or min(_ROWS_OF_A_PICTURE, loaded.facts.context_length)
-        largest = rows * config.hidden_size * (1 + config.deepstack_levels) * _BYTES_OF_A_NUMBER
+        largest = rows * config.columns * _BYTES_OF_A_NUMBER
         return min(largest, self._options.embedding_cache_bytes // max(1, self._options.media.max_images))
 
     async def close(self) -> None:
         """Ends what was started here, and no engine. Idempotent."""
         self.sight = self.encoder = None
         await self._exit.aclose()
+
+
+def _processing(options: WorkerOptions, config: VisionConfig) -> dict[Kind, str]:
+    """Of each kind that the model takes, what decides what a file of it becomes."""
+    found: dict[Kind, str] = {"image": processor_options(options.model), "embedding": embedding_options()}
+    if config.video_token_id is not None:
+        found["video"] = video_options(options.model, options.media.max_video_frames)
+    return found

@@ -1,4 +1,4 @@
-"""A request's pictures on their way into the engine: fetched, known by their content, encoded where they are new."""
+"""A request's media on their way into the engine: fetched, known by their content, encoded where they are new."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
 from trtx.engine.api import TowerOutput, remove_shared
-from trtx.media import THIS_PICTURE, Blob, HeldMedia, MediaError, MediaLimits, content_key, fetch
+from trtx.media import THIS_PICTURE, Blob, HeldMedia, Kind, MediaError, MediaLimits, content_key, fetch
 from trtx.worker.embedders import Embedder
 from trtx.worker.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
 from trtx.worker.media_metrics import MediaMetrics
-from trtx.worker.pictures import Picture, check_placeholders, picture_urls
+from trtx.worker.pictures import Picture, Sent, check_placeholders, sent_media
 from trtx.worker.request import InvalidRequest
 
 FETCHES = 32
@@ -35,17 +35,17 @@ class Seen:
 class Looking:
     """One request's pictures: looked at when somebody needs them, once, and let go of at its end."""
 
-    def __init__(self, sight: Sight, urls: Sequence[str]) -> None:
-        self._sight, self._urls = sight, urls
+    def __init__(self, sight: Sight, sent: Sequence[Sent]) -> None:
+        self._sight, self._sent = sight, sent
         self._seen: Seen | None = None
 
     def __len__(self) -> int:
-        return len(self._urls)
+        return len(self._sent)
 
     async def pictures(self) -> tuple[Picture, ...]:
         """The engine has the embeddings of them until :meth:`close`. Raises as :meth:`Sight.look` does."""
         if self._seen is None:
-            self._seen = await self._sight.look(self._urls)
+            self._seen = await self._sight.look(self._sent)
         return self._seen.pictures
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Looking:
 
 
 class Sight:
-    """One worker's. ``identity``: model and processor options, by which keys of other models differ."""
+    """One worker's. ``model``, and of each kind the ``options`` that a file is prepared by: keys hold them."""
 
     def __init__(
         self,
@@ -65,12 +65,13 @@ class Sight:
         cache: EmbeddingCache[Picture],
         limits: MediaLimits,
         metrics: MediaMetrics,
-        identity: tuple[str, str],
+        model: str,
+        options: Mapping[Kind, str],
         reserved_bytes: int,
     ) -> None:
         self.config = config
         self._engine, self._embedder, self._cache = engine, embedder, cache
-        self._limits, self._metrics, self._identity = limits, metrics, identity
+        self._limits, self._metrics, self._model, self._options = limits, metrics, model, options
         self._reserved_bytes = reserved_bytes
         self._fetches = asyncio.Semaphore(FETCHES)
         self._held = HeldMedia(limits.media_memory_bytes)
@@ -78,24 +79,30 @@ class Sight:
     def looking(self, wire: Mapping[str, Any]) -> Looking | None:
         """At the pictures of Dynamo's request, of which nothing is fetched yet; None: it has none, and no place for
         one. Raises InvalidRequest."""
-        urls = picture_urls(wire)
-        if len(urls) > self._limits.max_images:
-            raise InvalidRequest(f"the request brings {len(urls)} images, expected at most {self._limits.max_images}")
-        check_placeholders(wire.get("token_ids") or (), self.config.image_token_id, len(urls))
-        return Looking(self, urls) if urls else None
+        sent = sent_media(wire, self.config)
+        videos = sum(one.kind == "video" for one in sent)
+        limits = self._limits
+        for what, count, most in (
+            ("images", len(sent) - videos, limits.max_images),
+            ("videos", videos, limits.max_videos),
+        ):
+            if count > most:
+                raise InvalidRequest(f"the request brings {count} {what}, expected at most {most}")
+        check_placeholders(wire.get("token_ids") or (), self.config, sent)
+        return Looking(self, sent) if sent else None
 
-    async def look(self, urls: Sequence[str]) -> Seen:
+    async def look(self, sent: Sequence[Sent]) -> Seen:
         """Raises MediaError, InvalidRequest, or NotMade of what no encoder could do. Nothing stays pinned then, or
         where it is cancelled.
 
         Whether there is room in the context is known afterwards.
         """
-        fetched = await self._fetch_all(urls)
+        fetched = await self._fetch_all(sent)
         wanted = [Wanted(key, self._reserved_bytes, self._maker(key, blob)) for key, blob in fetched]
         try:
             lease = await self._cache.lease(wanted)
         except TooLarge as error:
-            raise InvalidRequest(f"the request's images make {error}; send fewer") from error
+            raise InvalidRequest(f"the request's media make {error}; send fewer") from error
         try:
             found = await lease.embeddings()
         except NotMade as failed:
@@ -109,26 +116,26 @@ class Sight:
             raise
         return Seen(tuple(found[key] for key, _ in fetched), lease)
 
-    async def _fetch_all(self, urls: Sequence[str]) -> list[tuple[bytes, Blob]]:
+    async def _fetch_all(self, sent: Sequence[Sent]) -> list[tuple[bytes, Blob]]:
         """Keys and files, in order; the first that fails ends the others."""
-        tasks = [asyncio.create_task(self._fetch(url)) for url in urls]
+        tasks = [asyncio.create_task(self._fetch(one)) for one in sent]
         try:
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _fetch(self, url: str) -> tuple[bytes, Blob]:
+    async def _fetch(self, sent: Sent) -> tuple[bytes, Blob]:
         with self._metrics.timed("fetch"):
             async with self._fetches:
-                blob = await fetch(url, self._limits, held=self._held)
-            model, options = self._identity
-            return await asyncio.to_thread(content_key, blob.data, model=model, options=options), blob
+                blob = await fetch(sent.url, self._limits, kind=sent.kind, held=self._held)
+            options = self._options[sent.kind]
+            return await asyncio.to_thread(content_key, blob.data, model=self._model, options=options), blob
 
     def _maker(self, key: bytes, blob: Blob) -> Callable[[], Awaitable[tuple[Picture, int]]]:
         async def make() -> tuple[Picture, int]:
             # Others join who know it by URLs of their own. ``blob`` stays here: as long as it does, its bytes count.
-            made = await self._embedder.embed(Blob(blob.data, THIS_PICTURE), key)
+            made = await self._embedder.embed(Blob(blob.data, THIS_PICTURE, blob.kind), key)
             try:
                 picture = self._picture(key, made)
                 with self._metrics.timed("put"):
@@ -141,7 +148,7 @@ class Sight:
 
     def _picture(self, key: bytes, made: TowerOutput) -> Picture:
         rows, columns = made.rows.shape
-        fixed, width = self.config.tokens_per_image, self.config.hidden_size * (1 + self.config.deepstack_levels)
+        fixed, width = self.config.tokens_per_image, self.config.columns
         if columns != width or (fixed is not None and rows != fixed):
             raise RuntimeError(f"an embedding of shape {[rows, columns]} was made, expected {[fixed or rows, width]}")
-        return Picture(key, rows, made.grid)
+        return Picture(key, rows, made.grid, made.clip)

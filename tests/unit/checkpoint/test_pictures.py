@@ -145,5 +145,12 @@ def test_rows_are_told_what_covers_them() -> None:
     rows = [(NAMES[name], SURFACES[surface], CENTRES[centre]) for name, surface, centre, *_ in targets]
     assert rows[0] == rows[4] == rows[20] == ("nothing", "padding", "none")
     assert rows[2 * 5 + 1] == ("circle", "red", "one")
+    corner = 6 * 20 + 1  # of the square around it, which no circle reaches
+    for name, told_as in (("circle", "nothing"), ("square", "square")):
+        figure = Scene("one", 100, 50, "white", (Figure(name, "red", 0.25, 0.5, 0.4),), 0)
+        assert NAMES[row_targets(figure, 20)[corner][0]] == told_as
+    triangle = Scene("one", 100, 100, "white", (Figure("triangle", "blue", 0.5, 0.5, 0.5),), 0)
+    told = [NAMES[name] for name, *_ in row_targets(triangle, 5)]
+    assert told[20:25] == ["triangle"] * 5 and told[:2] == told[3:5] == ["nothing"] * 2
     assert rows[2 * 5 + 4] == ("nothing", "white", "none")
     assert sum(centre == "one" for _, _, centre in rows) == 1

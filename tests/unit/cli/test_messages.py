@@ -19,7 +19,9 @@ ROOT = Path(trtx.__file__).parent
 _OTHER_PROGRAMS = ("worker", "frontend", "launch/guardian.py", "checkpoint/train_tiny")
 # Options of other tools, in the commands that a fix spells out.
 _OTHERS = {"--help", "--version", "--ulimit", "--shm-size", "--ipc", "--pid", "--ntasks", "--router-temperature"}
-_OTHERS |= {"--repo-type"}
+_OTHERS |= {"--repo-type", "--cacert", "--connect-to"}
+_OTHERS |= {"--batch", "--qos", "--signal"}  # Slurm's
+_OTHERS |= {"--client-cert-auth", "--enable-grpc-gateway", "--listen-client-urls"}  # etcd's
 
 
 def _texts() -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from certificates import make
 
 from trtx.bench import LoadSpec
 from trtx.build import BuildRequest
@@ -27,9 +28,10 @@ REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "g
 HOSTS = str(Path(__file__).with_name("{}.yaml"))  # without roles, and with them
 # verb -> use -> a command line that is in this use
 SESSIONS = ("--session-turns-mean", "3", "--session-turn-delay-mean", "9")
+TLS = ("--tls-cert", "own.pem", "--tls-key", "own.key")
 CALLS = {
     "serve": {
-        "agg": ["serve", "--mode", "agg"],
+        "agg": ["serve", "--mode", "agg", *TLS],
         "disagg": ["serve", "--mode", "disagg"],
         "no GPU": ["serve", "--engine", "paced"],
         "hosts": ["serve", "--hosts", HOSTS.format("hosts")],
@@ -38,7 +40,7 @@ CALLS = {
     },
     "serve join": {"": ["serve", "join", "--etcd", "http://127.0.0.1:9", "--name", "one"]},
     "bench": {
-        "agg": ["bench", "--mode", "agg"],
+        "agg": ["bench", "--mode", "agg", *TLS],
         "disagg": ["bench", "--mode", "disagg"],
         "no GPU": ["bench", "--engine", "simulated"],
         "resume": ["bench", "--resume", "no-such-run"],
@@ -66,7 +68,7 @@ CALLS = {
     },
     "bench reproduce": {"": REPRODUCE, "dry run": [*REPRODUCE, "--dry-run"]},
     "eval": {
-        "agg": ["eval", "--tasks", "trtx", "--mode", "agg"],
+        "agg": ["eval", "--tasks", "trtx", "--mode", "agg", *TLS],
         "disagg": ["eval", "--tasks", "trtx", "--mode", "disagg"],
         "no GPU": ["eval", "--tasks", "trtx", "--engine", "paced"],
         "resume": ["eval", "--resume", "no-such-run"],
@@ -78,7 +80,7 @@ CALLS = {
         "": ["eval", "--tasks", "needle,perplexity", "--text", "a.txt", "--baseline", "run"],
     },
     "eval fidelity": {
-        "agg": ["eval", "fidelity", "--mode", "agg"],
+        "agg": ["eval", "fidelity", "--mode", "agg", *TLS],
         "disagg": ["eval", "fidelity", "--mode", "disagg"],
         "resume": ["eval", "fidelity", "--resume", "no-such-run"],
         "attach": ["eval", "fidelity", "--url", "http://127.0.0.1:9", "--reference", "synthetic:tiny"],
@@ -104,6 +106,18 @@ CALLS = {
         "check": ["build", "--check", "--recipe", "qwen3"],
         "check all": ["build", "--check", "--all"],
     },
+    "export slurm": {
+        "": ["export", "slurm", "--container-image", "image"],
+        "agg": ["export", "slurm", "--mode", "agg"],
+        "disagg": ["export", "slurm", "--mode", "disagg"],
+        "no GPU": ["export", "slurm", "--engine", "paced"],
+        "no container": ["export", "slurm"],
+    },
+    "export kubernetes": {
+        "agg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "agg"],
+        "disagg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "disagg"],
+        "no GPU": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--engine", "paced"],
+    },
     "compare": {
         "": ["compare", "main", "other", "--max-regression", "5%"],
         "no gate": ["compare", "main", "other"],
@@ -114,6 +128,10 @@ CALLS = {
         "save": ["baseline", "save", "run", "main"],
         "promote": ["baseline", "promote", "main"],
         "expire": ["baseline", "expire"],
+    },
+    "export nginx": {
+        "": ["export", "nginx", *TLS, "--listen-cert", "own.pem", "--listen-key", "own.key"],
+        "hosts": ["export", "nginx", "--hosts", HOSTS.format("hosts")],
     },
     "report": {"": ["report", "run"]},
     "doctor": {"": ["doctor", "--hosts", HOSTS.format("hosts")], "no hosts": ["doctor"]},
@@ -150,8 +168,14 @@ VALUES_IN |= {
     ("--workers", "serve"): "3",
     ("--workers", "no against"): "3",
 }
+VALUES_IN |= {("--mode", "no container"): "disagg"}
+VALUES |= {f"--{of}-cert": "other.pem" for of in ("tls", "listen")} | {
+    f"--{of}-key": "other.key" for of in ("tls", "listen")
+}
+VALUES |= {"--listen": "127.0.0.1:8081"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
-VALUES |= {"--media-memory-bytes": "99999999"}
+VALUES |= {"--media-memory-bytes": "99999999", "--max-image-pixels": "99999999", "--max-images": "9"}
+VALUES |= {"--decode-processes": "3", "--max-videos": "3"}
 VALUES |= {
     "--hosts": HOSTS.format("roles"),
     "--etcd": "http://127.0.0.1:8",
@@ -162,6 +186,14 @@ VALUES |= {"--etcd-auth": "username=a,password_file=b"}
 VALUES_IN |= {("--hosts", "roles"): HOSTS.format("hosts"), ("--mode", "roles"): "disagg", ("--mode", "hosts"): "disagg"}
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
+VALUES |= {
+    "--time": "00:05:00", "--sbatch": "--qos=high", "--interface": "eth1", "--first-port": "17100", "--model-dir": "/m",
+    "--local-dir": "/scratch", "--lease-ttl-s": "60",
+    "--image": "reg/trtx:1.4.1", "--name": "other", "--namespace": "other", "--model-claim": "models", "--hub-secret":
+    "hub", "--image-pull-secret": "registry", "--tls-secret": "front-door", "--nats": "nats://nats:4222",
+    "--ucx-devices": "eth1", "--resource": "rdma/ib=1", "--node-selector": "pool=gpu", "--memory": "64Gi",
+    "--shared-memory": "8Gi", "--decode-processes": "3", "--bench": "--concurrency 1",
+}  # fmt: skip
 # What stands in the calls above in the place of an argument.
 POSITIONAL = {
     "MODEL": ("synthetic:tiny",), "ACTION": tuple(CALLS["baseline"]), "WORDS": ("main",), "RUN": ("run",),
@@ -169,6 +201,8 @@ POSITIONAL = {
 }  # fmt: skip
 # What changes nothing that the engine room is asked for, and the file of the test that sees what it does.
 SEEN_ELSEWHERE = {
+    ("export kubernetes", "--output"): "tests/unit/export/test_kubernetes.py",
+    ("export kubernetes", "--allowed-media-path"): "tests/unit/export/test_kubernetes.py",
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
     ("serve", "--this-host"): "tests/unit/cli/test_serve_hosts.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
@@ -183,17 +217,21 @@ SEEN_ELSEWHERE = {
     ("compare", "--json"): "tests/unit/cli/test_compare.py",
     ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
     ("report", "--json"): "tests/unit/cli/test_report.py",
+    ("export slurm", "--output"): "tests/unit/export/slurm/test_slurm_spec.py",
+    ("export nginx", "--output"): "tests/integration/test_nginx.py",
 }
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
 ROOMS = (
-    "trtx.launch.prepare", "trtx.cli.serving.prepare_hosts", "trtx.launch.join_share",
+    "trtx.launch.prepare", "trtx.cli.serving.prepare_hosts", "trtx.launch.join_share", "trtx.export.nginx.export",
     "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
     "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation", "trtx.experiment.parity.check_parity",
     "trtx.experiment.parity.resume_parity",
     "trtx.experiment.fidelity.run_fidelity", "trtx.experiment.fidelity.resume_fidelity",
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
+    "trtx.export.kubernetes.export",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
+    "trtx.export.slurm.export",
 )  # fmt: skip
 
 
@@ -327,6 +365,8 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for number, name in enumerate(("one", "two", "three"), 1):
         Path(f"{name}.yaml").write_text(f"topology: {{workers: {number}}}\n")
     Path("a.yaml").write_text("max_batch_size: 1\n")
+    own = make(tmp_path, "own", ["localhost"])
+    make(tmp_path, "other", ["localhost"], private=own.private)
 
 
 def asked_for(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:
@@ -390,9 +430,12 @@ IGNORED_BY_THE_ROOM = {
     ("eval parity", "against a model"),
     *(("eval", use) for use in ("no baseline", "attach")),
     *(("eval fidelity", use) for use in ("agg", "disagg", "attach")),
+    *(("export kubernetes", use) for use in ("agg", "disagg", "no GPU")),
     *(("build", use) for use in ("none", "tensorrt", "check all")),
     *(("baseline", use) for use in ("list", "show", "save", "promote")),
     ("compare", "no gate"),
+    *(("export slurm", use) for use in ("agg", "disagg", "no GPU", "no container")),
+    ("export nginx", "hosts"),  # but for the command that it says the frontends are started by
 }
 
 

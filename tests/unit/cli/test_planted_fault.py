@@ -14,10 +14,14 @@ TAKES = {"eval parity"}
 
 
 def _needed(verb: str) -> list[str]:
-    """A word for each argument, so that the command line is whole; an option where there is none."""
+    """A word for each argument and each option that must be there, so that the command line is whole; an option where
+    there is none and it is needed."""
     command: Any = _command(verb)
     words = ["list" for one in command.params if not str(one.opts[0]).startswith("-")]
-    return words or (["--engine", "auto"] if any("--engine" in one.opts for one in command.params) else ["--json"])
+    options = {option for one in command.params for option in one.opts}
+    for one in command.params:
+        words += [one.opts[0], "http://127.0.0.1:9"] if one.required and str(one.opts[0]).startswith("-") else []
+    return words or (["--engine", "auto"] if "--engine" in options else ["--json"] if "--json" in options else [])
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in TAKES])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from certificates import make
 from cyclopts import CycloptsError
 from judged_runs import GOLDEN, provenance
 from processes import free_port
@@ -28,7 +29,7 @@ from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
 from trtx.experiment.deployment import ask_deployment
-from trtx.experiment.directory import CAME_WITH, create, read_lock, write_lock
+from trtx.experiment.directory import BEFORE_VIDEOS, CAME_WITH, create, read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import _COUNTED
@@ -91,6 +92,8 @@ OTHER: dict[type, dict[str, Any]] = {
         "gpus": [0],
         "host": "0.0.0.0",
         "port": None,  # one that nobody has, drawn below
+        "tls_cert": "own.pem",  # made below
+        "tls_key": "own.key",
         "router_mode": "kv",
         "router_args": ["--router-temperature", "0.5"],
         "engine_configs": {"agg": "agg.yaml"},
@@ -152,7 +155,7 @@ LOCKED = {
     4: "219c4e44d760",
     5: "c586849e4d14",
     6: "2dc8f8e820a9",
-    7: "f4c28f499182",
+    7: "8b2c07a7d9ec",
 }
 TASK_OF = {  # field of an evaluation -> the task that it shapes
     "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",
@@ -169,6 +172,7 @@ OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without wh
 }
 # Beside which no lengths are asked.
 DATASETS = ("input_file", "custom_dataset_type", "public_dataset", "fixed_schedule")
+TLS = {"tls_cert": "tls_key", "tls_key": "tls_cert"}  # field of a topology → the one without which it means nothing
 BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
     "mode": "topology.mode is not a field of a sweep; modes at the top is",
@@ -269,6 +273,23 @@ def test_the_arms_of_a_lock_from_before_encode_workers_had_none(tmp_path: Path) 
         del topology["encode"], topology["media"]
     lock.write_text(yaml.safe_dump(written))
     assert [one.spec.encode for one in read_lock(tmp_path).topologies] == [0, 0]
+
+
+@pytest.mark.parametrize("version", [4, 6, 7])
+def test_workers_of_a_lock_from_before_videos_took_none(tmp_path: Path, version: int) -> None:
+    write_lock(tmp_path, load_sweep(None, {"arms": {"a": {}, "b": {"media": {"max_images": 3}}}}), provenance(GOLDEN))
+    lock = tmp_path / LOCK.file
+    written = yaml.safe_load(lock.read_text()) | {"schema_version": version}
+    for topology in (written["topology"], *written["arms"].values()):
+        for name in BEFORE_VIDEOS:
+            del topology["media"][name]
+    lock.write_text(yaml.safe_dump(written))
+    if version == 7:
+        with pytest.raises(UsageError, match="max_videos is missing"):
+            read_lock(tmp_path)
+        return
+    assert [one.spec.media.max_videos for one in read_lock(tmp_path).topologies] == [0, 0]
+    assert [one.spec.media.max_images for one in read_lock(tmp_path).topologies] == [16, 3]
 
 
 def _in_place_of_numbers(value: Any, number: float) -> Any:
@@ -411,6 +432,17 @@ def test_a_field_of_a_topology_changes_its_plan_or_is_refused(field: str, tmp_pa
     value = {"agg": str(tmp_path / "agg.yaml")} if field == "engine_configs" else value
     value = free_port() if field == "port" else value
     changed = base | {"topology": base["topology"] | {field: value}}  # type: ignore[operator]
+    if field in TLS:
+        with pytest.raises(UsageError, match="means nothing without"):
+            _asked(changed, tmp_path)
+        own, other = make(tmp_path, "own", ["127.0.0.1"]), make(tmp_path, "other", ["127.0.0.1"])
+        other.key.write_bytes(own.key.read_bytes())
+        if field == "tls_cert":
+            other = make(tmp_path, "other", ["127.0.0.1"], private=own.private)
+        paths = {"tls_cert": own.certificate, "tls_key": own.key}
+        changed_to = {"tls_cert": other.certificate, "tls_key": other.key}[field]
+        base = {"topology": {"engine": "paced", **{name: str(path) for name, path in paths.items()}}}
+        changed = {"topology": base["topology"] | {field: str(changed_to)}}  # type: ignore[operator]
     if field in REFUSED:
         with pytest.raises(UsageError, match=re.escape(REFUSED[field])):
             _asked(changed, tmp_path)

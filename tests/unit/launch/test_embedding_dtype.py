@@ -1,4 +1,4 @@
-"""Encode workers and those that take their embeddings compute in one dtype, or nothing is planned."""
+"""Prefill, decode and encode workers of a topology compute in one dtype, or nothing is planned."""
 
 from __future__ import annotations
 
@@ -59,12 +59,15 @@ def test_another_dtype_for_encode_is_refused_in_one_sentence(tmp_path: Path) -> 
         with_embedding_dtype(configs(encode="bfloat16", agg=None), "float32", is_gpu=False)
 
 
-def test_takers_of_two_dtypes_are_refused_with_encode_workers_alone(tmp_path: Path) -> None:
-    overrides = ("prefill.dtype=bfloat16", "decode.dtype=float16")
-    with pytest.raises(UsageError, match="prefill computes in bfloat16 and decode in float16, .* leave --encode out"):
-        planned(tmp_path, *overrides, encode=1, mode="disagg")
-    same = configs(prefill="bfloat16", decode="float16")
+@pytest.mark.parametrize("encode", [0, 1])
+def test_prefill_and_decode_of_two_dtypes_are_refused(tmp_path: Path, encode: int) -> None:
+    says = r"prefill computes in bfloat16 \(--set\) and decode in float32 \(default\), and decode goes on where prefill"
+    with pytest.raises(UsageError, match=says):
+        planned(tmp_path, "prefill.dtype=bfloat16", encode=encode, mode="disagg")
+    same = configs(prefill="bfloat16", decode="bfloat16")
     assert with_embedding_dtype(same, "float32", is_gpu=False) == same
+    same = configs(prefill="float32", decode=None)  # auto, on a CPU
+    assert with_embedding_dtype(same, "bfloat16", is_gpu=False) == same
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import picture_files as files
 import pytest
+import torch
 from PIL import Image
 
 from trtx.errors import UsageError
@@ -153,6 +154,25 @@ async def test_embeddings_are_read_exactly(tmp_path: Path) -> None:
             np.testing.assert_array_equal(open_shared(given.rows).numpy(), expected, err_msg=name)
             assert given.grid == grid
             remove_shared(given.rows)
+
+
+async def test_embeddings_are_rounded_as_torch_rounds_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    spread = rng.standard_normal((50, 8)) * 10.0 ** rng.integers(-8, 4, (50, 8))
+    halves = 1 + np.arange(400).reshape(50, 8) / 256  # on and between two values of bfloat16
+    values = np.concatenate([spread, halves, -halves]).astype(np.float32)
+    file = safetensors({"e": ("F32", [150, 8], values.tobytes())})
+    huge = safetensors({"e": ("F32", [1, 8], np.full(8, 3.4e38, np.float32).tobytes())})
+    async with PicturePool(None, ONE, directory=tmp_path) as pool:
+        for dtype in (torch.bfloat16, torch.float16):
+            name = str(dtype).removeprefix("torch.")
+            given = await pool.embedding(Blob(file, "it"), hidden=8, dtype=name)
+            found = open_shared(given.rows)
+            assert found.dtype == dtype
+            assert torch.equal(found, torch.tensor(values).to(dtype))
+            remove_shared(given.rows)
+            with pytest.raises(MediaError, match=f"values beyond those of {name}"):
+                await pool.embedding(Blob(huge, "it"), hidden=8, dtype=name)
 
 
 _BAD = np.full((3, 8), np.nan, np.float32)

@@ -322,7 +322,7 @@ def test_temporary_files_of_every_process_go_where_the_topology_ends() -> None:
         (("--router-temperature", "0.5", "--router-mode", "kv"), "--router-mode"),
         (("--namesp", "x"), "--namesp (--namespace)"),
         (("--discovery-backend", "etcd"), "keep it apart from others"),
-        (("--tls-cert-path=cert.pem",), "plain HTTP"),
+        (("--tls-cert-path=cert.pem",), "trtx's own --tls-cert"),
         (("-i",), "serves no HTTP"),
         (("--help",), "ends at once"),
     ],

@@ -12,7 +12,16 @@ import trtx
 ROOT = Path(trtx.__file__).parent
 ENGINE = ROOT / "torch_engine"
 PACKAGE = "trtx.torch_engine"
-SHARED = {"messages", "encoder_messages", "channel", "sampling_plan", "llm_args", "kv_fault", "shared_tensor"}
+SHARED = {
+    "messages",
+    "media_positions",
+    "encoder_messages",
+    "channel",
+    "sampling_plan",
+    "llm_args",
+    "kv_fault",
+    "shared_tensor",
+}
 CHILD = {"parent", "device"}  # what the engine's process and the encoder's have in common
 # What each part of the package may import of it. Whoever wants more of the other process adds to the messages.
 TOWERS: dict[str, set[str]] = {

@@ -13,11 +13,22 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save
 
-from trtx.engine.api import SharedTensor, TowerOutput, read_shared, remove_shared, share
-from trtx.media import Blob, MediaError
+from trtx.checkpoint.vision import VisionConfig
+from trtx.engine.api import Engine, EngineFacts, SharedTensor, TowerOutput, read_shared, remove_shared, share
+from trtx.media import Blob, MediaError, MediaLimits, PicturePool
 from trtx.torch_engine.embeddings import EmbeddingExports, EmbeddingMismatch
-from trtx.worker.embedders import Embedder, NoEncoder, RemoteEmbedder, is_refusal, preferred, question, read_answer
+from trtx.worker.embedders import (
+    Embedder,
+    LocalEmbedder,
+    NoEncoder,
+    RemoteEmbedder,
+    is_refusal,
+    preferred,
+    question,
+    read_answer,
+)
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.media_metrics import MediaMetrics
@@ -118,7 +129,7 @@ def test_an_answer_that_nobody_reads_goes_at_its_deadline_and_one_for_another_pi
         now = 1000.0
         exports = EmbeddingExports(lease_s=5, clock=lambda: now)
         worker = encode_worker(Tower(tmp_path), exports)
-        asked = question(picture := share(np.frombuffer(PICTURE.data, np.uint8)), KEY)
+        asked = question(picture := share(np.frombuffer(PICTURE.data, np.uint8)), KEY, "image")
         answered = (await worker.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
         remove_shared(picture)
         assert read_answer(answered, KEY).tensor_size == (2, 4)
@@ -186,7 +197,7 @@ def test_a_refusal_can_be_told_from_an_embedding(tmp_path: Path) -> None:
     async def scenario() -> None:
         encoder = encode_worker(Tower(tmp_path))
         for data, refused in ((b"bad.", True), (b"good", False)):
-            asked = question(share(np.frombuffer(data, np.uint8), tmp_path), data * 8)
+            asked = question(share(np.frombuffer(data, np.uint8), tmp_path), data * 8, "image")
             answered = (await encoder.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
             assert is_refusal(answered) is refused
 
@@ -260,7 +271,7 @@ def test_a_cancelled_question_leaves_no_file(tmp_path: Path) -> None:
 def test_an_answer_that_nobody_waits_for_any_more_leaves_no_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         encoder = encode_worker(Tower(tmp_path))
-        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY)
+        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY, "video")
         for is_wanted, count in ((False, 2), (True, 3)):  # the picture, what the worker keeps, what it lends
             await encoder.encode({"extra_args": {ASKED: asked}}, is_wanted=lambda: is_wanted)  # noqa: B023
             assert files(tmp_path) == count
@@ -273,3 +284,47 @@ def test_what_is_no_question_of_a_worker_is_refused(asked: Any, tmp_path: Path) 
     wire = {"token_ids": [1], "extra_args": {ASKED: asked}}
     with pytest.raises(InvalidRequest, match="an encode worker answers other workers of trtx alone"):
         asyncio.run(encode_worker(Tower(tmp_path)).encode(wire))
+
+
+def safetensors(rows: int, columns: int, grid: tuple[int, ...] | None) -> bytes:
+    tensors = {"embedding": np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)}
+    if grid is not None:
+        tensors["grid_thw"] = np.array(grid, np.int64)
+    return bytes(save(tensors))
+
+
+QWEN = VisionConfig(
+    "Qwen3VLForConditionalGeneration", hidden_size=2, image_token_id=9, tokens_per_image=None, spatial_merge=2,
+    video_token_id=8, deepstack_levels=1, temporal_patch=2,
+)  # fmt: skip
+LLAVA = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_token_id=9, tokens_per_image=3)
+
+
+async def test_embeddings_of_clients_are_checked_against_what_the_model_makes(tmp_path: Path) -> None:
+    class Encoder(Engine):
+        facts = EngineFacts(context_length=100, embedding_dtype="float32")
+
+    async with PicturePool(None, MediaLimits(decode_processes=1, decode_timeout_s=300)) as pool:
+
+        async def sent(config: VisionConfig, rows: int, columns: int, grid: tuple[int, ...] | None) -> TowerOutput:
+            embedder = LocalEmbedder(pool, Encoder(), config, MediaMetrics())
+            return await embedder.embed(Blob(safetensors(rows, columns, grid), "it", "embedding"), KEY)
+
+        made = await sent(LLAVA, 3, 4, None)
+        assert made.grid is None and rows_of(made) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        made = await sent(QWEN, 6, 4, (1, 4, 6))
+        assert made.grid == (1, 2, 3) and len(rows_of(made)) == 6
+        for config, rows, columns, grid, says in (
+            (LLAVA, 2, 4, None, "it holds 2 rows; expected 3 and none"),
+            (LLAVA, 3, 4, (1, 2, 2), "3 rows and a grid_thw; expected 3 and none"),
+            (LLAVA, 3, 5, None, r"shape \[3, 5\]; this model expects \[rows, 4\]"),
+            (QWEN, 6, 2, (1, 4, 6), r"expects \[rows, 4\]"),  # without the levels of deepstack
+            (QWEN, 6, 4, None, "it holds no grid_thw; expected one"),
+            (QWEN, 6, 4, (1, 2, 3), "6 rows and a grid_thw of 1 x 2 x 3; expected 1 x height x width in patches"),
+            (QWEN, 6, 4, (1, 4, 4), "grid_thw of 1 x 4 x 4"),
+            (QWEN, 6, 4, (3, 2, 4), "grid_thw of 3 x 2 x 4"),
+        ):
+            with pytest.raises(MediaError, match=says) as refused:
+                await sent(config, rows, columns, grid)
+            assert refused.value.status == 422
+    assert files(tmp_path) == 0

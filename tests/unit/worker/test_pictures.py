@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import load
+from trtx.engine.api import Clip, MediaSpan
 from trtx.torch_engine.llmapi import DisaggregatedParams
 from trtx.worker import handoff, roles
-from trtx.worker.pictures import Picture, check_placeholders, expand, picture_urls
+from trtx.worker.pictures import Picture, Sent, check_placeholders, expand, sent_media
 from trtx.worker.request import InvalidRequest, WorkerRequest, parse, with_media
 
-IMAGE = 9
+IMAGE, VIDEO = 9, 8
+LLAVA = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_token_id=IMAGE, tokens_per_image=2)
+QWEN = VisionConfig(
+    "Qwen2_5_VLForConditionalGeneration",
+    hidden_size=4,
+    image_token_id=IMAGE,
+    tokens_per_image=None,
+    spatial_merge=2,
+    video_token_id=VIDEO,
+    temporal_patch=2,
+    tokens_per_second=3,
+)
+QWEN_3 = replace(QWEN, architecture="Qwen3VLForConditionalGeneration", tokens_per_second=None)
 
 
 def url(text: str) -> dict[str, str]:
@@ -24,14 +39,35 @@ def url(text: str) -> dict[str, str]:
 
 def test_addresses_come_in_their_order_and_none_where_there_are_none() -> None:
     media = {"image_url": [url("b"), url("a"), url("b")]}
-    assert picture_urls({"multi_modal_data": media}) == ("b", "a", "b")
-    assert picture_urls({}) == picture_urls({"multi_modal_data": None}) == picture_urls({"multi_modal_data": {}}) == ()
+    assert sent_media({"multi_modal_data": media}, LLAVA) == (Sent("b"), Sent("a"), Sent("b"))
+    for nothing in ({}, {"multi_modal_data": None}, {"multi_modal_data": {}}):
+        assert sent_media(nothing, LLAVA) == ()
+    media |= {"video_url": [url("v")]}
+    assert sent_media({"multi_modal_data": media}, QWEN) == (Sent("b"), Sent("a"), Sent("b"), Sent("v", "video"))
+
+
+def test_a_name_tells_an_embedding_from_a_picture() -> None:
+    told = {
+        "https://host/a.safetensors?signature=x": "embedding",
+        "file:///dir/a.SAFETENSORS": "embedding",
+        "data:application/x-safetensors;base64,AAAA": "embedding",
+        "data:application/vnd.safetensors,AAAA": "embedding",
+        "https://host/a.png?name=.safetensors": "image",
+        "https://host/a.safetensors.png": "image",
+        "data:image/png;base64,safetensors": "image",
+        "data:,x.safetensors": "image",
+    }
+    for address, kind in told.items():
+        assert sent_media({"multi_modal_data": {"image_url": [url(address)]}}, LLAVA) == (Sent(address, kind),)
+    (sent,) = sent_media({"multi_modal_data": {"video_url": [url("https://host/a.safetensors")]}}, QWEN)
+    assert sent.kind == "video"
+    check_placeholders([IMAGE, IMAGE], QWEN, [Sent("a"), Sent("b", "embedding")])
 
 
 @pytest.mark.parametrize(
     ("media", "says"),
     [
-        ({"video_url": [url("v")], "image_url": [url("a")]}, "brings video_url, expected images alone"),
+        ({"video_url": [url("v")], "image_url": [url("a")]}, "brings video_url, expected images alone: this model"),
         ({"audio_url": [url("v")]}, "brings audio_url, expected images alone"),
         ({"image_url": [{"UuidOnly": "name"}]}, "a uuid alone, expected its url too"),
         ({"image_url": [{"Decoded": {"shape": [1]}}]}, "a form that this worker does not read"),
@@ -40,14 +76,26 @@ def test_addresses_come_in_their_order_and_none_where_there_are_none() -> None:
 )
 def test_what_is_no_picture_with_an_address_is_refused(media: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        picture_urls({"multi_modal_data": media})
+        sent_media({"multi_modal_data": media}, LLAVA)
+
+
+@pytest.mark.parametrize(
+    ("media", "says"),
+    [
+        ({"audio_url": [url("v")]}, "brings audio_url, expected images and videos alone: .* image_url or video_url"),
+        ({"video_url": [{"UuidOnly": "name"}]}, "a video comes with a uuid alone"),
+    ],
+)
+def test_models_that_take_videos_refuse_the_rest(media: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        sent_media({"multi_modal_data": media}, QWEN)
 
 
 @pytest.mark.parametrize(
     ("token_ids", "count", "says"),
     [
         ([1, IMAGE, IMAGE], 1, "2 image placeholders and the request 1 images.*leave the placeholder's text out"),
-        ([1, 2], 1, "0 image placeholders and the request 1 images.*see the model's chat template"),
+        ([1, 2], 1, "0 image placeholders and the request 1 images.*see the model's template"),
         ([IMAGE], 0, "1 image placeholders and the request 0 images"),
     ],
 )
@@ -55,7 +103,16 @@ def test_pictures_without_a_place_and_places_without_a_picture_are_refused(
     token_ids: list[int], count: int, says: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        check_placeholders(token_ids, IMAGE, count)
+        check_placeholders(token_ids, LLAVA, [Sent("a")] * count)
+
+
+def test_videos_are_counted_apart_from_pictures() -> None:
+    check_placeholders([IMAGE, VIDEO], QWEN, [Sent("a"), Sent("v", "video")])
+    check_placeholders([IMAGE, VIDEO], LLAVA, [Sent("a")])  # whose id of that number is a word
+    with pytest.raises(InvalidRequest, match="1 image placeholders and the request 0 images"):
+        check_placeholders([IMAGE], QWEN, [Sent("v", "video")])
+    with pytest.raises(InvalidRequest, match="2 video placeholders and the request 1 videos"):
+        check_placeholders([VIDEO, VIDEO], QWEN, [Sent("v", "video")])
 
 
 @given(
@@ -65,19 +122,65 @@ def test_pictures_without_a_place_and_places_without_a_picture_are_refused(
 def test_a_place_becomes_as_long_as_its_picture_and_all_else_stays(between: list[list[int]], rows: list[int]) -> None:
     pictures = [Picture(bytes([index]) * 32, rows[index], (1, 1, rows[index])) for index in range(len(between) - 1)]
     prompt = [token for index, words in enumerate(between) for token in ([IMAGE] if index else []) + words]
-    check_placeholders(prompt, IMAGE, len(pictures))
-    expanded, spans = expand(prompt, IMAGE, pictures)
+    check_placeholders(prompt, LLAVA, [Sent("")] * len(pictures))
+    expanded, spans = expand(prompt, LLAVA, pictures)
     assert [token for token in expanded if token != IMAGE] == [token for words in between for token in words]
     assert [(span.key, span.length, span.grid) for span in spans] == [(one.key, one.rows, one.grid) for one in pictures]
     covered = {position for span in spans for position in range(span.start, span.start + span.length)}
     assert covered == {position for position, token in enumerate(expanded) if token == IMAGE}
 
 
+CLIP = Clip(1.5, (0.25, 1.75))
+FILM = Picture(b"v" * 32, 6, (2, 1, 3), CLIP)
+
+
+def encode(text: str) -> list[int]:
+    """Of the marks around a step of a video, and of the text before it, a token a character."""
+    marks = {"<|vision_start|>": [100], "<|vision_end|>": [101]}
+    return marks.get(text) or [200 + "<0123456789. second>".index(one) for one in text]
+
+
+def test_positions_in_time_say_when_the_steps_of_a_video_are() -> None:
+    still = Picture(b"p" * 32, 2, (1, 1, 2))
+    expanded, spans = expand([1, VIDEO, 2, IMAGE], QWEN, [still, FILM])
+    assert expanded == [1, *[VIDEO] * 6, 2, IMAGE, IMAGE]
+    assert spans == [MediaSpan(1, 6, FILM.key, (2, 1, 3), time_step=4.5), MediaSpan(8, 2, still.key, (1, 1, 2))]
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_or_text_before_each_of_them_does(marks: bool) -> None:
+    before, after = ([100], [101]) if marks else ([], [])
+    expanded, spans = expand([1, *before, VIDEO, *after, 2, 101], QWEN_3, [FILM], encode)
+    first, second = encode("<0.2 seconds>"), encode("<1.8 seconds>")  # halves are rounded to even, as in Python
+    assert expanded == [1, *first, 100, *[VIDEO] * 3, 101, *second, 100, *[VIDEO] * 3, 101, 2, 101]
+    assert [(span.start, span.length, span.first, span.rows, span.grid) for span in spans] == [
+        (15, 3, 0, 6, (1, 1, 3)),
+        (33, 3, 3, 6, (1, 1, 3)),
+    ]
+    with pytest.raises(InvalidRequest, match="need a fast tokenizer"):
+        expand([VIDEO], QWEN_3, [FILM])
+
+
+def test_a_video_that_plays_for_longer_than_the_context_leaves_no_room() -> None:
+    request = parse({"token_ids": [5, VIDEO]}, context_length=30, sees=True)
+
+    def room(step_s: float) -> int:
+        film = Picture(b"v" * 32, 6, (2, 1, 3), Clip(step_s, (0.0, step_s)))
+        token_ids, spans = expand(request.token_ids, QWEN, [film])
+        found = with_media(request, token_ids, spans, pictures=[film], context_length=30)
+        return int(found.sampling["max_tokens"])
+
+    assert (room(1.0), room(4.0)) == (30 - 7, 30 - 7 - 7)  # positions go to 1 + 12
+    with pytest.raises(InvalidRequest, match="7 tokens and a video in it plays for 25 positions more"):
+        room(10.0)
+
+
 def seen(wire: dict[str, Any], rows: int = 4, context_length: int = 20) -> WorkerRequest:
     request = parse(wire, context_length=context_length, sees=True)
-    token_ids, spans = expand(wire["token_ids"], IMAGE, [Picture(b"k" * 32, rows, (1, 2, 2))])
+    pictures = [Picture(b"k" * 32, rows, (1, 2, 2))]
+    token_ids, spans = expand(wire["token_ids"], LLAVA, pictures)
     return with_media(
-        request, token_ids, spans, context_length=context_length, routing=wire.get("mm_routing_info")
+        request, token_ids, spans, pictures=pictures, context_length=context_length, routing=wire.get("mm_routing_info")
     )  # fmt: skip
 
 
@@ -129,12 +232,25 @@ def test_decode_gets_the_places_of_pictures_and_no_picture() -> None:
     answer = json.loads(json.dumps(chunk["disaggregated_params"]))
     pictures = handoff.pictures_of(answer)
     assert pictures == (Picture(b"k" * 32, 4, (1, 2, 2)),)
-    assert expand(WIRE["token_ids"], IMAGE, pictures) == (request.token_ids, list(request.media))
+    assert expand(WIRE["token_ids"], LLAVA, pictures) == (request.token_ids, list(request.media))
     wire = WIRE | {"prefill_result": {"disaggregated_params": answer}}
     assert roles.handed_over("decode", request, wire) == answer
     assert roles.handed_over("agg", request, wire) is None
     longer = parse(wire | {"token_ids": [5, IMAGE, 6, 7]}, context_length=20, sees=True)  # it moved, with a token more
     assert roles.handed_over("decode", longer, wire) is None
+
+
+def test_decode_gets_when_a_video_is() -> None:
+    request = parse({"token_ids": [5, VIDEO]}, context_length=30, sees=True)
+    token_ids, spans = expand(request.token_ids, QWEN, [FILM])
+    request = with_media(request, token_ids, spans, pictures=[FILM], context_length=30)
+    chunk: dict[str, Any] = {"finish_reason": "length"}
+
+    class Result:
+        outputs = (type("Output", (), {"disaggregated_params": DisaggregatedParams(first_gen_tokens=[1])}),)
+
+    handoff.add_to(chunk, Result, request, "prefill-0")
+    assert handoff.pictures_of(json.loads(json.dumps(chunk["disaggregated_params"]))) == (FILM,)
 
 
 @pytest.mark.parametrize("media", [[{}], [{"key": "no hex", "rows": 1, "grid": None}], [7]])

@@ -17,7 +17,7 @@ from trtx.media import THIS_PICTURE, Blob, MediaError, MediaLimits
 from trtx.media.blob import label_of
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.media_metrics import MediaMetrics
-from trtx.worker.pictures import Picture
+from trtx.worker.pictures import Picture, Sent
 from trtx.worker.sight import Sight
 
 CONFIG = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_token_id=9, tokens_per_image=2)
@@ -46,13 +46,14 @@ def sight_of(gate: Gate, metrics: MediaMetrics) -> Sight:
     metrics.cache = EmbeddingCache[Picture](1 << 20, lambda key, picture: None)
     engine: Any = gate
     return Sight(
-        CONFIG, engine, gate, cache=metrics.cache, limits=MediaLimits(), metrics=metrics, identity=("model", "options"),
+        CONFIG, engine, gate, cache=metrics.cache, limits=MediaLimits(), metrics=metrics, model="model",
+        options={"image": "options"},
         reserved_bytes=64,
     )  # fmt: skip
 
 
-def url(data: bytes, media_type: str = "image/png") -> str:
-    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+def url(data: bytes, media_type: str = "image/png") -> Sent:
+    return Sent(f"data:{media_type};base64,{base64.b64encode(data).decode()}")
 
 
 def scraped(metrics: MediaMetrics) -> dict[tuple[str, str], float]:
@@ -78,7 +79,7 @@ async def test_who_joins_is_refused_under_its_own_label_alone_and_with_an_error_
     gate.is_broken.set_result(True)
     first, second = await asyncio.gather(*looking, return_exceptions=True)
     assert isinstance(first, MediaError) and isinstance(second, MediaError) and first is not second
-    assert [str(first), str(second)] == [f"{label_of(one)} is no picture" for one in urls]
+    assert [str(first), str(second)] == [f"{label_of(one.url)} is no picture" for one in urls]
     assert [first.status, second.status] == [415, 415]
     assert [blob.label for blob in gate.seen] == [THIS_PICTURE], "made once, and of nobody's"
 

@@ -14,7 +14,7 @@ _SITE_PREFIXES = ("OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_coll")
 
 # Set in the 852 published worker configs of InferenceX@843c6254 and srt-slurm@c88ef731 from which the shipped engine
 # configs come: by all of them, by 847, by 791. A value that the caller has set wins.
-_RECIPE_VARIABLES = {
+RECIPE_VARIABLES = {
     "TRTLLM_WORKER_DISABLE_GC": "1",  # no pause of the step loop for Python's garbage collector
     "NCCL_GRAPH_MIXING_SUPPORT": "0",  # CUDA graphs and plain launches share one stream here
     "TRTLLM_ENABLE_PDL": "1",  # kernels start while the one before them ends; read on compute 9.0 and up
@@ -38,7 +38,7 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> list[str]:
     cleared = job_variables(environment)
     for name in cleared:
         del environment[name]
-    for name, value in _RECIPE_VARIABLES.items():
+    for name, value in RECIPE_VARIABLES.items():
         environment.setdefault(name, value)
     environment.setdefault("TLLM_LOG_LEVEL", "INFO")  # a load takes minutes, and its steps are logged at this level
     environment["TRTLLM_EPLB_SHM_NAME"] = f"trtx_eplb_{os.getpid()}_{secrets.token_hex(4)}"

@@ -16,6 +16,7 @@ import httpx
 from trtx.bench.answers import Answer as Whole
 from trtx.bench.answers import Asked, words
 from trtx.evals.parity.forms import Answer, Prompt
+from trtx.tls import trust_of
 
 TOP = 5  # likeliest tokens that are asked for at each position: as many as OpenAI's completions give
 _TIMEOUT_S = 600.0
@@ -124,7 +125,12 @@ def _client(server: Server, concurrency: int) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     headers = {} if server.api_key is None else {"Authorization": f"Bearer {server.api_key}"}
     return httpx.AsyncClient(
-        base_url=f"{server.url}/v1/", timeout=_TIMEOUT_S, limits=limits, headers=headers, trust_env=False
+        base_url=f"{server.url}/v1/",
+        timeout=_TIMEOUT_S,
+        limits=limits,
+        headers=headers,
+        trust_env=False,
+        verify=trust_of(server.url),
     )
 
 

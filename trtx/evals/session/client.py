@@ -13,6 +13,7 @@ import httpx
 
 from trtx.bench.answers import words
 from trtx.evals.messages import REQUEST_TIMEOUT_S, Endpoint
+from trtx.tls import trust_of
 
 _ATTEMPTS = 3  # at a request that the server answers with its own failure, or breaks off
 _PAUSE_S = 0.5
@@ -60,6 +61,7 @@ class Client:
             headers=headers,
             timeout=request_timeout_s,
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+            verify=trust_of(endpoint.url, endpoint.certificate),
         )
 
     async def __aenter__(self) -> Client:

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from trtx.media.errors import MediaError
-from trtx.media.messages import Grid
+from trtx.torch_engine.encoder_messages import Grid
 
 GRID = "grid_thw"
 _HEADER_BYTES = 1 << 16
@@ -32,6 +32,24 @@ def read(data: bytes | bytearray, label: str, hidden: int) -> tuple[np.ndarray, 
     if len(tensors) != 1:
         raise MediaError(422, f"{label} holds {len(tensors)} tensors beside {GRID}; expected one embedding")
     return _rows(next(iter(tensors.values())), label, hidden), grid
+
+
+def made(rows: np.ndarray, dtype: str, label: str) -> np.ndarray:
+    """``rows``, float32, rounded to ``dtype``; "bfloat16" as its 16 bits. Raises MediaError 422 for values beyond."""
+    if dtype == "float32":
+        return rows
+    if dtype == "bfloat16":
+        bits = rows.view(np.uint32)
+        rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # to the nearest, halves to the even one
+        is_beyond = bool((rounded & 0x7F80 == 0x7F80).any())
+    else:
+        assert dtype == "float16", f"no model computes in {dtype}"
+        with np.errstate(over="ignore"):
+            rounded = rows.astype(np.float16)
+        is_beyond = not np.isfinite(rounded).all()
+    if is_beyond:
+        raise MediaError(422, f"{label} holds values beyond those of {dtype}, in which this model computes")
+    return rounded
 
 
 def _grid(stated: Any, label: str) -> Grid:

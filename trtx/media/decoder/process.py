@@ -19,7 +19,7 @@ import msgspec
 
 from trtx.errors import UsageError
 from trtx.media.decoder import embeddings, pictures
-from trtx.media.decoder.processor import ImageProcessor
+from trtx.media.decoder.processor import ImageProcessor, VideoLimits
 from trtx.media.errors import MediaError
 from trtx.media.messages import (
     LENGTH,
@@ -53,7 +53,7 @@ def main() -> None:
     setup = _message(parent)
     assert isinstance(setup, Setup), f"the first message is {type(setup).__name__}"
     try:
-        processor = None if setup.model_dir is None else ImageProcessor(Path(setup.model_dir))
+        processor = None if setup.model_dir is None else ImageProcessor(Path(setup.model_dir), setup.videos)
     except UsageError as error:
         parent.sendall(frame(Unusable(str(error))))
         return
@@ -80,7 +80,12 @@ def _answer(job: Job, data: bytearray, setup: Setup, processor: ImageProcessor |
     try:
         if job.work == "embedding":
             rows, grid = embeddings.read(data, job.label, job.hidden)
-            return Tensor(share(rows, directory), grid), b""
+            return Tensor(share(embeddings.made(rows, job.dtype, job.label), directory, job.dtype), grid), b""
+        if job.work == "frames":
+            assert processor is not None, "a pool without a model was asked for frames"
+            limits = VideoLimits(setup.max_pixels, setup.max_frames, setup.max_video_s)
+            pixels, grid, clip = processor.prepare_video(data, job.label, limits)
+            return Tensor(share(pixels, directory), grid, clip), b""
         picture = pictures.decode(data, job.label, setup.max_pixels)
         if job.work == "rgb":
             return Rgb(picture.height, picture.width), picture.tobytes()

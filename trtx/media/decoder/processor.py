@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from trtx.errors import UsageError
+from trtx.media.decoder.sampling import VideoOptions, clip_of, frame_indices, frame_size, read_options
 from trtx.media.errors import MediaError
-from trtx.media.messages import Grid
+from trtx.media.messages import VideoRule
+from trtx.torch_engine.encoder_messages import Clip, Grid
 
 logger = logging.getLogger(__name__)
 
 _KNOWN = {"pixel_values", "image_grid_thw"}
 
 
+@dataclass(frozen=True, slots=True)
+class VideoLimits:
+    """Of one video. ``max_pixels``: of a frame; ``max_frames``: that are taken of it."""
+
+    max_pixels: int
+    max_frames: int
+    max_seconds: float
+
+
 class ImageProcessor:
     """Raises UsageError for a checkpoint whose processor can't be had, or gives what no encoder here takes."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, videos: VideoRule | None = None) -> None:
         # transformers takes its absence as it is, and these processors use none of it: 75 MB and 1 s for a process
         # with transformers 5.23 instead of 380 MB and 4 s.
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
@@ -40,6 +52,9 @@ class ImageProcessor:
             self.prepare(Image.new("RGB", (64, 48), (255, 255, 255)), "a white picture")
         except MediaError as error:
             raise UsageError(f"the image processor of {model_dir} fails: {error}") from error
+        self._video: VideoOptions | None = None
+        if videos is not None:
+            self._video = read_options(model_dir, self._processor, videos)
 
     def prepare(self, picture: Image.Image, label: str) -> tuple[np.ndarray, Grid | None]:
         """float32 ``pixel_values`` of one RGB picture, shaped as the model's class wants them, and its grid.
@@ -65,3 +80,47 @@ class ImageProcessor:
             return pixels, None
         time, height, width = (int(one) for one in grids[0])
         return pixels, (time, height, width)
+
+    def prepare_video(self, data: bytearray, label: str, limits: VideoLimits) -> tuple[np.ndarray, Grid, Clip]:
+        """The same of frames of a video, ``[patches, values]``, and when they are. Raises as :meth:`prepare` does."""
+        from trtx.media.decoder import videos  # FFmpeg: 40 MB that no picture needs
+
+        options = self._video
+        if options is None:
+            raise MediaError(415, f"{label} is a video, and this model takes pictures alone")
+        facts = videos.look_at(data, label, max_pixels=limits.max_pixels, max_seconds=limits.max_seconds)
+        indices = frame_indices(options, facts.frames, facts.fps, limits.max_frames)
+        sizes: dict[tuple[int, int], tuple[int, int]] = {}
+
+        def made(frame: Image.Image) -> Image.Image:
+            if frame.size not in sizes:
+                if sizes:
+                    raise MediaError(422, f"{label} changes its size while it plays; write it with one")
+                sizes[frame.size] = _size(options, len(indices), frame, label)
+            return frame.resize(sizes[frame.size], Image.Resampling(self._processor.resample))
+
+        frames = videos.take(data, label, indices, made, max_pixels=limits.max_pixels)
+        frames += frames[-1:] * (-len(frames) % options.temporal_patch)
+        return *self._patches(frames, options), clip_of(options, indices, facts.frames, facts.fps)
+
+    def _patches(self, frames: list[Image.Image], options: VideoOptions) -> tuple[np.ndarray, Grid]:
+        """The image processor makes ``temporal_patch`` copies of a picture into each patch: of these one is taken from
+        each frame of a step."""
+        found = self._processor(images=frames, do_resize=False, return_tensors="np")
+        (_, height, width), depth = found["image_grid_thw"][0], options.temporal_patch
+        rows = int(height) * int(width)
+        # [steps, frames of a step, patches, channels, copies, values of a copy]
+        each = np.asarray(found["pixel_values"], np.float32).reshape(-1, depth, rows, 3, depth, options.patch**2)
+        one_copy = each[:, :, :, :, 0].transpose(0, 2, 3, 1, 4)  # [steps, patches, channels, frames of a step, values]
+        pixels = np.ascontiguousarray(one_copy).reshape(len(each) * rows, -1)
+        return pixels, (len(each), int(height), int(width))
+
+
+def _size(options: VideoOptions, count: int, frame: Image.Image, label: str) -> tuple[int, int]:
+    """Width and height, as Pillow takes them. Raises MediaError."""
+    width, height = frame.size
+    try:
+        high, wide = frame_size(options, count, height, width)
+    except ValueError:
+        raise MediaError(422, f"{label} has frames of {width}x{height} pixels, which this model can't take") from None
+    return wide, high

@@ -293,6 +293,8 @@ class EngineCore:
         problem = media_problem(sequence.media, sequence.routing_token_ids, length, needs_grids=needs_grids)
         if problem is not None:
             return problem
+        if needs_grids and (problem := sequence.leave_room(self.max_seq_len)) is not None:
+            return problem
         vocab_size = self.runner.vocab_size
         for name, tokens in (("the prompt has", prompt), ("first_gen_tokens have", sequence.first_gen_tokens)):
             if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):

@@ -17,6 +17,8 @@ from trtx.torch_engine.messages import MEDIA_KEY_BYTES, MediaSpan
 
 MAX_ROUTING_ID = 2**32 - 1
 """A router's ids are unsigned 32-bit numbers."""
+MAX_TIME_STEP = 1e6
+"""Positions that one step of a video may take: more than any context has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,10 @@ class MediaStore:
                     text = f"the embedding of the media at token {span.start} can't be used: {known}"
                     return Shortage(text, is_failure=not isinstance(known, ValueError))
                 missing.append(span.key)
-            elif embedding.rows != span.length:
+            elif embedding.rows != (span.rows or span.length):
                 return Shortage(
                     f"the embedding of the media at token {span.start} has {embedding.rows} rows; expected "
-                    f"{span.length}, as many as the prompt has placeholders for it"
+                    f"{span.rows or span.length}, as many as the prompt has placeholders for it"
                 )
         if not missing:
             return None
@@ -111,6 +113,13 @@ def media_problem(
                 f"media {index} has a grid of {' x '.join(map(str, span.grid))} and {span.length} tokens; expected as "
                 "many tokens as the grid has rows"
             )
+        if span.first < 0 or (span.rows or span.length) < span.first + span.length:
+            return (
+                f"media {index} is said to be rows {span.first} to {span.first + span.length} of "
+                f"{span.rows or span.length}; expected a part of its embedding"
+            )
+        if not 0 < span.time_step <= MAX_TIME_STEP:
+            return f"media {index} has a time_step of {span.time_step}; expected one above 0, up to {MAX_TIME_STEP}"
         if needs_grids and span.grid is None:
             return f"media {index} has no grid; expected (t, h, w) in rows, as this model's positions depend on it"
         before = span.start + span.length
@@ -133,7 +142,7 @@ def rows_between(
             break
         assert embedding is not None, "see Scheduler._admit"
         first, last = max(start, span.start), min(end, span.start + span.length)
-        found.append(EmbeddingRows(first - start, embedding, first - span.start, last - first))
+        found.append(EmbeddingRows(first - start, embedding, span.first + first - span.start, last - first))
     return tuple(found)
 
 
@@ -146,6 +155,6 @@ def media_identity(spans: Sequence[MediaSpan], start: int, end: int) -> bytes:
         if span.start >= end:
             break
         first, last = max(start, span.start), min(end, span.start + span.length)
-        numbers = (first - start, first - span.start, last - first, *(span.grid or (0, 0, 0)))
-        found += array("i", numbers).tobytes() + span.key
+        numbers = (first - start, span.first + first - span.start, last - first, *(span.grid or (0, 0, 0)))
+        found += array("i", numbers).tobytes() + array("d", (span.time_step,)).tobytes() + span.key
     return bytes(found)

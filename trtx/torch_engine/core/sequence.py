@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
 from trtx.torch_engine.batch import FROM_SLOT, Embedding, Sampled, ScheduledSequence
 from trtx.torch_engine.core.block_pool import block_name, root_name
 from trtx.torch_engine.core.media import media_identity, rows_between
+from trtx.torch_engine.media_positions import answer_shift, lasts, stretch
 from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
@@ -46,8 +48,8 @@ class Sequence:
     handoff: Handoff | None = None
     media: list[MediaSpan] = field(default_factory=list)
     routing_token_ids: list[int] | None = None
-    # Positions before it are computed in prompt chunks, never as a decode: the first one, and all before the end of the
-    # last media.
+    # Positions before it are computed in prompt chunks, never as a decode: the first one, all before the end of the
+    # last media, and with a video all of the prompt: text behind one may have other positions than what is generated.
     chunked_until: int = 1
 
     state: State = State.WAITING
@@ -72,6 +74,7 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     banned_ids: tuple[int, ...] = ()  # what would end it, as far as the model has it: not before min_tokens
     min_tokens: int = 0
+    answer_shift: int = 0  # of the positions of what is generated, behind a video
     embeddings: list[Embedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them more
 
     @classmethod
@@ -100,12 +103,27 @@ class Sequence:
             handoff=handoff,
             media=submit.media,
             routing_token_ids=submit.routing_token_ids,
-            chunked_until=max(1, submit.media[-1].start + submit.media[-1].length) if submit.media else 1,
+            chunked_until=_chunked_until(submit),
             num_tokens=len(prompt),
             stop_ids=stop_ids,
             banned_ids=tuple(sorted(token_id for token_id in ends if 0 <= token_id < vocab_size)),
             min_tokens=sampling.min_tokens,
         )
+
+    def leave_room(self, max_seq_len: int) -> str | None:
+        """For positions of media beyond their tokens, so that none is past ``max_seq_len``. What is wrong where no room
+        for a token is left; None: there is."""
+        more = stretch(self.media, len(self.prompt_token_ids))
+        room = max_seq_len - len(self.prompt_token_ids) - more
+        if room < 1:
+            return (
+                f"the prompt has {len(self.prompt_token_ids)} tokens, and a video in it plays {more} positions longer; "
+                f"expected fewer than {max_seq_len} together, the longest sequence here; send a shorter video"
+            )
+        self.answer_shift = answer_shift(self.media, len(self.prompt_token_ids))
+        self.max_tokens = min(self.max_tokens, room)
+        self.most_tokens = len(self.prompt_token_ids) + self.max_tokens
+        return None
 
     def ban_problem(self, vocab_size: int) -> str | None:
         """Why no token could be first; None where one can. Beside what is banned, which it has to name."""
@@ -174,6 +192,9 @@ class Sequence:
             start = index * tokens_per_block
             end = start + tokens_per_block
             media = media_identity(self.media, start, end) if self.media else b""
+            if self.answer_shift and end > len(self.prompt_token_ids):
+                # As text of a later prompt these tokens have other positions, and other KV.
+                media += b"answer" + array("i", (len(self.prompt_token_ids) - start, self.answer_shift)).tobytes()
             parent = block_name(parent, self.tokens(start, end), media)
             known.append(parent)
         return known
@@ -291,3 +312,9 @@ class Sequence:
         elif len(self.output_token_ids) >= self.max_tokens:
             update.finish_reason = "length"
         return update
+
+
+def _chunked_until(submit: Submit) -> int:
+    if lasts(submit.media):
+        return len(submit.prompt_token_ids)
+    return max(1, submit.media[-1].start + submit.media[-1].length) if submit.media else 1

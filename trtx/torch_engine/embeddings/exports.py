@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trtx.torch_engine.embeddings.arena import BLOCK_BYTES, Arena
 from trtx.torch_engine.embeddings.handle import EmbeddingHandle
-from trtx.torch_engine.encoder_messages import Grid
+from trtx.torch_engine.encoder_messages import Clip, Grid
 from trtx.torch_engine.handoff.leases import LeaseTable
 from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, remove_shared
 
@@ -79,16 +79,16 @@ class EmbeddingExports:
         """Leases that nobody read in time, since the start."""
         return self._num_expired
 
-    def offer(self, key: bytes, tensor: SharedTensor, grid: Grid | None) -> EmbeddingHandle:
+    def offer(self, key: bytes, tensor: SharedTensor, grid: Grid | None, clip: Clip | None = None) -> EmbeddingHandle:
         """Takes over the tensor of an embedding, ``[rows, width]``, also where it raises NoRoom."""
         try:
             with self._lock:
-                return self._offer(key, tensor, grid)
+                return self._offer(key, tensor, grid, clip)
         except BaseException:
             remove_shared(tensor)
             raise
 
-    def _offer(self, key: bytes, tensor: SharedTensor, grid: Grid | None) -> EmbeddingHandle:
+    def _offer(self, key: bytes, tensor: SharedTensor, grid: Grid | None, clip: Clip | None) -> EmbeddingHandle:
         if self._is_closed or self._bytes + tensor.nbytes > self._max_bytes:
             self._sweep()
         if self._is_closed or self._bytes + tensor.nbytes > self._max_bytes:
@@ -105,6 +105,7 @@ class EmbeddingExports:
             dtype=tensor.dtype,  # type: ignore[arg-type]  # an encoder gives no other
             key=key,
             grid=grid,
+            clip=clip,
             deadline_s=deadline_s,
             path=tensor.path,
             nixl=self._arena.offer(blocks, lease_id) if self._arena is not None else None,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from trtx.torch_engine.encoder_messages import Grid
+from trtx.torch_engine.encoder_messages import Clip, Grid
 from trtx.torch_engine.shared_tensor import DTYPE_BYTES
 
 FORMAT_VERSION = 1
@@ -42,6 +42,7 @@ class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     dtype: Literal["bfloat16", "float16", "float32"]
     key: bytes
     grid: Grid | None = None  # of the rows, in merged patches
+    clip: Clip | None = None  # of a video
     deadline_s: float  # Unix seconds
     path: str | None = None  # of the shared tensor, where the reader has the same scratch directory
     nixl: NixlOffer | None = None
@@ -67,6 +68,10 @@ class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         if rows < 1 or columns < 1 or (self.grid is not None and (min(self.grid) < 1 or prod(self.grid) != rows)):
             raise EmbeddingMismatch(
                 f"an embedding has {rows} rows of {columns} and the grid {self.grid}; expected one row a patch"
+            )
+        if self.clip is not None and (self.grid is None or len(self.clip.at_s) != self.grid[0]):
+            raise EmbeddingMismatch(
+                f"an embedding of a video has {len(self.clip.at_s)} times and the grid {self.grid}; expected one a step"
             )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trtx.checkpoint.rope import RopeConfig
 from trtx.torch_engine.batch import ScheduledSequence
+from trtx.torch_engine.media_positions import delta_behind, extent, position_delta, step_positions
 from trtx.torch_engine.messages import MediaSpan
 from trtx.torch_engine.runner.kernels import int32
 
@@ -21,45 +22,29 @@ from trtx.torch_engine.runner.kernels import int32
 def positions_between(spans: Sequence[MediaSpan], length: int, start: int, end: int) -> npt.NDArray[np.int32]:
     """``[3, end - start]`` of the tokens ``[start, end)`` of a sequence whose prompt has ``length``.
 
-    As transformers' ``get_rope_index`` (5.23) for images: one begins where the text before it ends, counts rows and
-    columns of its grid from there, and the text after it goes on behind the longer side. What is generated goes on
-    behind the largest position of the prompt.
+    As transformers' ``get_rope_index`` (5.23): an image or video begins where the text before it ends, counts steps,
+    rows and columns of its grid from there, and the text after it goes on behind the longer side of its rows and
+    columns. What is generated goes on behind the largest position of the prompt.
     """
     index = np.arange(start, end)
     found = np.broadcast_to(index, (3, end - start)).copy()
     shift = largest = after = 0
     for span in spans:
         assert span.grid is not None, "see media_problem"
-        time, height, width = span.grid
+        _, height, width = span.grid
         begin, after = span.start + shift, span.start + span.length
         if span.start < end and after > start:
             inside = (index >= span.start) & (index < after)
             row = index[inside] - span.start
-            of_grid = row // (height * width), row // width % height, row % width
+            of_grid = step_positions(span)[row // (height * width)], row // width % height, row % width
             found[:, inside] = np.stack(of_grid) + begin
         shift += max(height, width) - span.length
-        largest = max(largest, begin + max(time, height, width))
+        largest = max(largest, begin + extent(span))
         found[:, index >= after] = index[index >= after] + shift
     generated = index >= length
     if generated.any():
-        found[:, generated] = index[generated] + _delta(largest, after, shift, length)
+        found[:, generated] = index[generated] + delta_behind(largest, after, shift, length)
     return found.astype(np.int32)
-
-
-def position_delta(spans: Sequence[MediaSpan], length: int) -> int:
-    """What is added to the place of a generated token to get its position: never above 0."""
-    shift = largest = after = 0
-    for span in spans:
-        assert span.grid is not None, "see media_problem"
-        largest = max(largest, span.start + shift + max(span.grid))
-        shift += max(span.grid[1:]) - span.length
-        after = span.start + span.length
-    return _delta(largest, after, shift, length)
-
-
-def _delta(largest: int, after: int, shift: int, length: int) -> int:
-    """``largest``: one behind the largest position of media, which end at ``after``; text there is shifted."""
-    return max(largest, length + shift if after < length else 0) - length
 
 
 class Mrope:

@@ -191,6 +191,12 @@ KEY = key_of("cat")
         ),
         ([MediaSpan(3, 6, KEY, (1, 2, 2))], "a grid of 1 x 2 x 2 and 6 tokens"),
         ([MediaSpan(3, 6, KEY, (1, -2, -3))], "a grid of 1 x -2 x -3"),
+        ([MediaSpan(3, 6, KEY, first=1)], "media 0 is said to be rows 1 to 7 of 6; expected a part"),
+        ([MediaSpan(3, 6, KEY, first=3, rows=8)], "rows 3 to 9 of 8"),
+        ([MediaSpan(3, 6, KEY, first=-1, rows=8)], "rows -1 to 5 of 8"),
+        ([MediaSpan(3, 6, KEY, time_step=0.0)], "a time_step of 0.0; expected one above 0"),
+        ([MediaSpan(3, 6, KEY, time_step=float("nan"))], "a time_step of nan"),
+        ([MediaSpan(3, 6, KEY, time_step=1e9)], "up to 1000000.0"),
     ],
 )
 def test_spans_that_cannot_be_are_refused_with_numbers(media: list[MediaSpan], says: str) -> None:
@@ -275,14 +281,17 @@ def contents(tokens: list[int], spans: list[MediaSpan]) -> list[Any]:
     found: list[Any] = list(tokens)
     for span in spans:
         for row in range(span.length):
-            found[span.start + row] = (tokens[span.start + row], span.key, row, span.grid)
+            row_of_it = span.first + row
+            found[span.start + row] = (tokens[span.start + row], span.key, row_of_it, span.grid, span.time_step)
     return found
 
 
 prompts = st.lists(
     st.one_of(
         st.integers(1, 3),
-        st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.sampled_from([None, None, "wide", "tall"])),
+        st.tuples(
+            st.sampled_from("abc"), st.integers(1, 6), st.sampled_from([None, None, "wide", "tall", "slow", "part"])
+        ),
     ), min_size=1, max_size=6,
 )  # fmt: skip
 
@@ -295,8 +304,13 @@ def spelled(parts: list[Any]) -> tuple[list[int], list[MediaSpan]]:
             tokens += [PLACEHOLDER] * part
         else:
             name, rows, form = part
-            grid = {None: None, "wide": (1, 1, rows), "tall": (1, rows, 1)}[form]
-            spans.append(MediaSpan(len(tokens), rows, key_of(name), grid))
+            grid = {"wide": (1, 1, rows), "tall": (1, rows, 1), "slow": (rows, 1, 1)}.get(form)
+            spans.append(
+                MediaSpan(
+                    len(tokens), rows, key_of(name), grid, time_step=1.5 if form == "slow" else 1.0,
+                    first=2 if form == "part" else 0, rows=rows + 3 if form == "part" else 0,
+                )
+            )  # fmt: skip
             tokens += [PLACEHOLDER] * rows
     return tokens, spans
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from runner_player import VOCAB, random_prompt
 from torch import Tensor
@@ -54,62 +56,133 @@ def build_vl(family: str) -> Any:
 
 
 Grid = tuple[int, int, int]
-PROMPTS: dict[str, list[int | Grid]] = {
+
+
+class Film(NamedTuple):
+    """A video: the grid of its rows, and seconds from one step to the next."""
+
+    grid: Grid
+    step_s: float
+
+
+PROMPTS: dict[str, list[int | Grid | Film]] = {
     "portrait": [4, (1, 3, 2), 5],
     "landscape": [4, (1, 2, 3), 5],
     "several": [2, (1, 4, 1), 1, (1, 2, 2), 7, (1, 1, 5), 3],
     "ends with it": [3, (1, 2, 4)],
     "text": [11],
+    "video": [3, Film((3, 2, 1), 1.3), 4],
+    "slow video and pictures": [2, (1, 2, 2), 1, Film((2, 1, 3), 2.5), 2, (1, 2, 1), 1, Film((2, 2, 2), 0.2)],
 }
 
 
 class Seen:
     """One prompt, and what transformers makes of it."""
 
-    def __init__(self, model: Any, parts: list[int | Grid], names: str = "") -> None:
+    def __init__(self, model: Any, parts: Sequence[int | Grid | Film], names: str = "") -> None:
         self.ids: list[int] = []
         self.spans: list[MediaSpan] = []
-        pixels, self.grids = [], []
+        self.model = model
+        self.films: list[Film] = []
+        self.grids: list[Grid] = []
+        self._keys: list[bytes] = []  # of pictures
+        self._film_keys: list[bytes] = []
+        pixels, frames = [], []
         for at, part in enumerate(parts):
             if isinstance(part, int):
-                self.ids += [token % (VOCAB - 5) for token in random_prompt(part, at + part)]
+                self._say(part, at)
                 continue
-            t, h, w = part
-            rows = t * h * w
-            self.spans.append(MediaSpan(len(self.ids), rows, bytes([at, t, h, w]) * 8, part))
+            t, h, w = grid = part.grid if isinstance(part, Film) else part
+            key, rows = bytes([at, t, h, w]) * 8, t * h * w
+            noise = torch.Generator().manual_seed(at * 100 + h * 10 + w)
+            values = torch.randn(rows * MERGE**2, 3 * 2 * 4 * 4, generator=noise)
+            if isinstance(part, Film):
+                self._show(part, key)
+                self.films.append(part)
+                self._film_keys.append(key)
+                frames.append(values)
+                continue
+            self.spans.append(MediaSpan(len(self.ids), rows, key, grid))
             self.ids += [IMAGE] * rows
             self.grids.append((t, h * MERGE, w * MERGE))
-            noise = torch.Generator().manual_seed(at * 100 + h * 10 + w)
-            pixels.append(torch.randn(rows * MERGE**2, 3 * 2 * 4 * 4, generator=noise))
+            self._keys.append(key)
+            pixels.append(values)
         self.grid = torch.tensor(self.grids) if self.grids else None
         self.pixels = torch.cat(pixels) if pixels else None
-        self.model = model
+        self._frames = torch.cat(frames) if frames else None
 
-    def features(self) -> list[Tensor]:
-        """Rows of each picture, with those that deepstack adds behind them."""
-        if self.pixels is None:
-            return []
+    def _say(self, count: int, at: int) -> None:
+        self.ids += [token % (VOCAB - 5) for token in random_prompt(count, at + count)]
+
+    def _show(self, film: Film, key: bytes) -> None:
+        """As the processors of the two write it: in one piece, or each step behind text that says when it is."""
+        t, h, w = film.grid
+        rows = h * w
+        if self._is_timed:
+            step = np.float32(self.model.config.vision_config.tokens_per_second) * np.float32(film.step_s)
+            self.spans.append(MediaSpan(len(self.ids), t * rows, key, film.grid, time_step=float(step)))
+            self.ids += [VIDEO] * t * rows
+            return
+        for step in range(t):
+            self._say(3, step)
+            self.ids.append(START)
+            self.spans.append(MediaSpan(len(self.ids), rows, key, (1, h, w), first=step * rows, rows=t * rows))
+            self.ids += [*[VIDEO] * rows, END]
+
+    @property
+    def _is_timed(self) -> bool:
+        return hasattr(self.model.config.vision_config, "tokens_per_second")
+
+    def _of_films(self) -> dict[str, Any]:
+        if not self.films:
+            return {}
+        grids = [(film.grid[0], film.grid[1] * MERGE, film.grid[2] * MERGE) for film in self.films]
+        found: dict[str, Any] = {"video_grid_thw": torch.tensor(grids)}
+        if self._is_timed:
+            found["second_per_grid_ts"] = torch.tensor([film.step_s for film in self.films])
+        return found
+
+    def features(self) -> dict[bytes, Tensor]:
+        """By key, the rows of each picture and video, with those that deepstack adds behind them."""
+        found: dict[bytes, Tensor] = {}
         with torch.no_grad():
-            found = self.model.model.get_image_features(self.pixels, self.grid, return_dict=True)
-        sizes = [span.length for span in self.spans]
-        rows = torch.cat(list(found.pooler_output))
-        stacked = getattr(found, "deepstack_features", None) or []
-        levels = [torch.cat(list(level)) if isinstance(level, tuple) else level for level in stacked]
-        return list(torch.cat([rows, *levels], dim=1).split(sizes))
+            if self.pixels is not None:
+                made = self.model.model.get_image_features(self.pixels, self.grid, return_dict=True)
+                found |= zip(self._keys, _rows(made), strict=True)
+            if self._frames is not None:
+                grids = self._of_films()["video_grid_thw"]
+                made = self.model.model.get_video_features(self._frames, grids, return_dict=True)
+                found |= zip(self._film_keys, _rows(made), strict=True)
+        return found
 
     def kinds(self, ids: list[int]) -> Tensor:
-        return torch.tensor([[int(token == IMAGE) for token in ids]])
+        return torch.tensor([[{IMAGE: 1, VIDEO: 2}.get(token, 0) for token in ids]])
 
     def positions(self, ids: list[int]) -> tuple[Tensor, int]:
-        found, delta = self.model.model.get_rope_index(torch.tensor([ids]), self.kinds(ids), image_grid_thw=self.grid)
+        found, delta = self.model.model.get_rope_index(
+            torch.tensor([ids]), self.kinds(ids), image_grid_thw=self.grid, **self._of_films()
+        )
         return found[:, 0], int(delta)
 
     @torch.no_grad()
     def logprobs(self, ids: list[int]) -> Tensor:
-        """``[len(ids), vocab]``"""
+        """``[len(ids), vocab]``; what stands behind the prompt was generated, and goes on behind its largest position,
+        as transformers' ``generate`` has it."""
+        found, delta = self.positions(self.ids)
+        after = (torch.arange(len(self.ids), len(ids)) + delta).expand(3, -1)
         more = {} if self.pixels is None else {"pixel_values": self.pixels, "image_grid_thw": self.grid}
+        if self._frames is not None:
+            more |= {"pixel_values_videos": self._frames, **self._of_films()}
         logits = self.model(
             input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            mm_token_type_ids=self.kinds(ids), **more,
+            mm_token_type_ids=self.kinds(ids), position_ids=torch.cat([found, after], dim=1)[:, None], **more,
         ).logits[0]  # fmt: skip
         return torch.log_softmax(logits.float(), dim=-1)
+
+
+def _rows(found: Any) -> list[Tensor]:
+    """Of each item."""
+    each = list(found.pooler_output)
+    stacked = getattr(found, "deepstack_features", None) or []
+    levels = [torch.cat(list(level)) if isinstance(level, tuple) else level for level in stacked]
+    return list(torch.cat([torch.cat(each), *levels], dim=1).split([len(one) for one in each]))

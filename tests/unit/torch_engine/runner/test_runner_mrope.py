@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 from engine_player import Answer, Engine
-from mrope_player import FAMILIES, IMAGE, PROMPTS, VIDEO, Grid, Seen, build_vl
+from mrope_player import FAMILIES, IMAGE, PROMPTS, VIDEO, Film, Grid, Seen, build_vl
 
 from trtx.torch_engine.batch import Embedding
 from trtx.torch_engine.core.engine_core import EngineCore
@@ -59,8 +59,8 @@ def engine_of(runner: TorchRunner, tokens: int = 64, transport: KvTransport | No
 
 def put(engine: Engine, prompts: list[Seen]) -> None:
     for one in prompts:
-        for span, rows in zip(one.spans, one.features(), strict=True):
-            engine.core.scheduler.media.put(span.key, Embedding(rows.shape[0], rows))
+        for key, rows in one.features().items():
+            engine.core.scheduler.media.put(key, Embedding(rows.shape[0], rows))
 
 
 def submit(
@@ -166,6 +166,64 @@ def test_a_transposed_grid_is_seen_in_the_logits(runner: TorchRunner, prompts: l
     assert max(off) > FAR
 
 
+def test_seconds_of_a_video_are_seen_in_the_logits(model: tuple[Any, Path], runner: TorchRunner) -> None:
+    """Of Qwen2.5-VL, in whose positions they are; Qwen3-VL reads them."""
+    parts: list[int | Grid | Film] = [3, Film((3, 2, 1), 1.3), 4]
+    one = Seen(model[0], parts)
+    engine = engine_of(runner)
+    put(engine, [one])
+    spans = [msgspec.structs.replace(span, time_step=1.0) for span in one.spans]
+    plan = resolve_sampling(SamplingParams(max_tokens=1, ignore_eos=True, prompt_logprobs=0))
+    engine.core.submit(Submit(0, one.ids, plan, media=spans))
+    engine.finish()
+    expected = one.logprobs(one.ids)
+    entries = engine.answers[0].prompt_logprobs
+    off = max(
+        abs(entry[token].logprob - expected[position, token].item())
+        for position, (entry, token) in enumerate(zip(entries, one.ids[1:], strict=True))
+    )
+    assert off > FAR if spans != one.spans else off < CLOSE
+
+
+def test_an_answer_about_a_video_is_other_text_in_the_next_prompt(model: tuple[Any, Path]) -> None:
+    """Behind a video that lasts, what was generated has positions further on than the same tokens have in a prompt: a
+    second turn finds no KV of theirs, and computes what transformers does."""
+    engine = engine_of(new_runner(model))
+    parts: list[int | Grid | Film] = [3, Film((3, 2, 1), 2.3), 5]
+    one = Seen(model[0], parts)
+    put(engine, [one])
+    submit(engine, 0, one, count=12, prompt=None)
+    engine.finish()
+    turn = Seen(model[0], parts)
+    answered = [token for token in engine.answers[0].tokens if token not in (IMAGE, VIDEO)]
+    turn.ids += [*engine.answers[0].tokens, 7, 8, 9]
+    submit(engine, 1, turn, prompt=None)
+    engine.finish()
+    assert len(answered) == 12, "transformers would take it for one of a video"
+    assert engine.core.scheduler.pool.counters.reused
+    assert_logits(turn, engine.answers[1])
+
+
+def test_a_video_that_plays_on_leaves_fewer_positions_for_the_answer(
+    model: tuple[Any, Path], runner: TorchRunner
+) -> None:
+    """Of 360, which the blocks hold: no position past them is computed, which no table has."""
+    engine = engine_of(runner)
+    for at, (step_s, expected) in enumerate(((40.0, 360 - 1 - 2 * 160 - 1), (80.0, 0))):
+        one = Seen(model[0], [1, Film((3, 1, 1), step_s)])
+        if len(one.spans) > 1:
+            pytest.skip("Qwen3-VL reads when a step is, and has it in no position")
+        put(engine, [one])
+        plan = resolve_sampling(SamplingParams(max_tokens=500, ignore_eos=True, temperature=0.0))
+        engine.core.submit(Submit(at, one.ids, plan, media=one.spans))
+        if expected:
+            engine.finish()
+            assert len(engine.answers[at].tokens) == expected
+        else:
+            with pytest.raises(AssertionError, match="4 tokens, and a video in it plays 638 positions longer"):
+                engine.finish()
+
+
 def test_media_without_a_grid_are_refused(runner: TorchRunner, prompts: list[Seen]) -> None:
     engine = engine_of(runner)
     put(engine, prompts)
@@ -184,9 +242,14 @@ def test_media_without_a_grid_are_refused(runner: TorchRunner, prompts: list[See
         [1, (4, 2, 2), 1, (1, 2, 2), 2],
         [1, (6, 1, 2)],
         [(5, 1, 1), 2, (1, 3, 3)],
+        [Film((4, 1, 2), 0.3), 1, (1, 1, 2)],
+        [1, Film((3, 2, 2), 11.7)],
+        [2, Film((2, 1, 1), 0.9), 1, Film((2, 1, 1), 0.9), (2, 1, 1), 1],
     ],
 )
-def test_positions_are_those_of_get_rope_index_in_every_cut(model: tuple[Any, Path], parts: list[int | Grid]) -> None:
+def test_positions_are_those_of_get_rope_index_in_every_cut(
+    model: tuple[Any, Path], parts: list[int | Grid | Film]
+) -> None:
     """Media that lasts too: positions of what follows it go by its sides alone, those of an answer by its time too."""
     one = Seen(model[0], parts)
     expected, delta = one.positions(one.ids)

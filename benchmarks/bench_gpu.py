@@ -1,0 +1,284 @@
+"""All GPU figures of docs/performance.md again, in sections that are resumed: trtx, the peer beside it, and the limit.
+
+    make bench-gpu                                              # every section that this machine has the GPUs for
+    python benchmarks/bench_gpu.py --sections http-8b --peer-path DIR     # vLLM from the folder DIR beside it
+
+A section is at most 8 minutes and leaves one file, ``<out>/<section>.json``: its commands, their documents, device,
+commit and time. One that has its file, of this device and commit, is not run again (``--again`` runs it). What is not
+there (a peer, a second GPU) is an empty cell, never a guess. The table of all files is printed last, and written to
+``--docs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import trtx
+from trtx.checkpoint import resolve_checkpoint
+
+HERE = Path(__file__).parent
+LIMIT_S = 480.0
+MODELS = {"0.6b": "synthetic:qwen3-0.6b", "8b": "synthetic:qwen3-8b"}
+PREFILLS = {"1 x 8192": ("1", "8192"), "64 x 512": ("64", "512")}
+IN = "directory of "
+"""Before a model's name in a command: the directory that it is in takes its place, for who knows no names of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What one call measures. ``commands``: script and arguments by what its document is called; those of ``peer``
+    need vLLM, and run in a process that has its folder on PYTHONPATH."""
+
+    name: str
+    gpus: int
+    commands: dict[str, tuple[str, ...]]
+    peer: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the table; None: not measured here. ``higher``: whether more of the unit is better."""
+
+    section: str
+    case: str
+    unit: str
+    trtx: float | None
+    peer: float | None = None
+    limit: float | None = None
+
+
+def sections(models: dict[str, str], batches: str, peer_path: Path | None) -> list[Section]:
+    """In the order in which they are run."""
+    found = []
+    beside = ("--peer-path", str(peer_path)) if peer_path is not None else ()
+    for size, model in models.items():
+        shape = ("--model", model, "--batch", batches)
+        found.append(
+            Section(
+                f"runner-{size}",
+                1,
+                {"limits": ("gpu_limits.py", *shape), "trtx": ("engine_decode.py", *shape)},
+                {"peer": ("peer_decode.py", "--model", f"{IN}{model}", "--batch", batches)},
+            )
+        )
+        found.append(
+            Section(
+                f"http-{size}",
+                1,
+                {"both": ("http_beside_peer.py", "--model", model, "--concurrency", batches, *beside)},
+                {},
+            )
+        )
+        found.append(Section(f"loop-{size}", 1, {"trtx": ("overlap.py", *shape)}, {}))
+    size, model = list(models.items())[-1]
+    prefills = {
+        name: ("--batch", batch, "--isl", isl, "--osl", "8", "--model") for name, (batch, isl) in PREFILLS.items()
+    }
+    found.append(
+        Section(
+            f"prefill-{size}",
+            1,
+            {f"limits {name}": ("gpu_limits.py", *words, model) for name, words in prefills.items()}
+            | {f"trtx {name}": ("engine_decode.py", *words, model) for name, words in prefills.items()},
+            {f"peer {name}": ("peer_decode.py", *words, f"{IN}{model}") for name, words in prefills.items()},
+        )
+    )
+    found.append(Section("handoff", 2, {"trtx": ("kv_handoff.py", "--json")}, {}))
+    found.append(Section("handoff-engines", 2, {"trtx": ("kv_handoff_engines.py",)}, {}))
+    return found
+
+
+def lines_of(section: str, documents: dict[str, Any]) -> Iterator[Line]:
+    """The table's lines of one section's documents, by the name of the section."""
+    kind = section.split("-")[0]
+    if kind == "runner":
+        peer = _by_batch(documents.get("peer"))
+        limits = _by_batch(documents["limits"])
+        for row in documents["trtx"]["rows"]:
+            batch, unit = row["batch"], "decode tokens/s"
+            name = f"batch {batch}" + ("" if row["kind"] == "greedy" else f", {row['kind']}")
+            theirs, most = (of.get(batch, {}).get("decode_tokens_per_s") for of in (peer, limits))
+            yield Line(section, name, unit, row["decode_tokens_per_s"], theirs, most)
+    elif kind == "prefill":
+        for name in PREFILLS:
+            rows = {
+                who: documents[f"{who} {name}"]["rows"][0]["prefill_tokens_per_s"]
+                for who in ("trtx", "peer", "limits")
+                if f"{who} {name}" in documents
+            }
+            yield Line(section, name, "prompt tokens/s", rows["trtx"], rows.get("peer"), rows["limits"])
+    elif kind == "http":
+        both = documents["both"]
+        servers = {(row["server"], row["concurrency"]): row for row in both["rows"]}
+        for concurrency in sorted({row["concurrency"] for row in both["rows"]}):
+            ours, theirs = servers[("trtx", concurrency)], servers.get(("vllm", concurrency), {})
+            for figure, unit in (("output_token_throughput", "tokens/s"), ("time_to_first_token_p50", "TTFT p50 ms"),
+                                 ("time_to_first_token_p90", "TTFT p90 ms"), ("inter_token_latency_p50", "ITL p50 ms"),
+                                 ("inter_token_latency_p99", "ITL p99 ms")):  # fmt: skip
+                yield Line(section, f"concurrency {concurrency}", unit, ours[figure], theirs.get(figure))
+        yield Line(section, "start to ready", "s", both["start_s"]["trtx"], both["start_s"].get("vllm"))
+    elif kind == "loop":
+        for row in documents["trtx"]["rows"]:
+            yield Line(section, f"batch {row['batch']}", "decode tokens/s, whole engine", row["on"]["decode"])
+    elif section == "handoff":
+        for row in documents["trtx"]["rows"]:
+            yield Line(section, f"{row['route']}, {row['tokens']} tokens", "GB/s", row["gbps"], None, row["copy_gbps"])
+    elif section == "handoff-engines":
+        for row in documents["trtx"]:
+            yield Line(section, f"{row['tokens']} tokens", "ms that disagg adds", row["disagg_adds_ms"])
+
+
+def _by_batch(document: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
+    return {} if document is None else {row["batch"]: row for row in document["rows"]}
+
+
+def table(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Markdown: each section's lines under its device and commit, with the commands that made them."""
+    out = []
+    for result in results:
+        out += ["", f"## {result['section']}", ""]
+        out.append(f"{result['device']}, {result['versions']}, commit {result['commit']}, {result['started']}, "
+                   f"{result['seconds']:.0f} s")  # fmt: skip
+        out += ["", *(f"    {' '.join(command)}" for command in result["commands"].values()), ""]
+        out += ["| case | unit | trtx | peer | trtx / peer | limit | of the limit |", "|---|---|--:|--:|--:|--:|--:|"]
+        for line in lines_of(result["section"], result["documents"]):
+            cells = [_number(line.trtx), _number(line.peer), _ratio(line.trtx, line.peer)]
+            cells += [_number(line.limit), _ratio(line.trtx, line.limit)]
+            out.append(f"| {line.case} | {line.unit} | {' | '.join(cells)} |")
+    return out
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _ratio(value: float | None, other: float | None) -> str:
+    return "" if value is None or not other else f"{value / other:.3f}"
+
+
+def run(section: Section, peer_path: Path | None) -> dict[str, Any]:
+    """Raises RuntimeError with the end of what a command said, where one fails or the section takes too long."""
+    began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    commands = dict(section.commands)
+    if peer_path is not None:
+        commands |= section.peer
+    documents = {}
+    for name, words in commands.items():
+        is_peer = name in section.peer
+        script, *arguments = [_directory(word) if word.startswith(IN) else word for word in words]
+        command = [sys.executable, str(HERE / script), *arguments]
+        environment = os.environ | ({"PYTHONPATH": str(peer_path)} if is_peer else {})
+        try:
+            ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False,
+                                   timeout=LIMIT_S - (time.monotonic() - began))  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{script} did not end within the section's {LIMIT_S:g} s") from None
+        sys.stdout.write(ended.stdout)
+        if ended.returncode != 0:
+            raise RuntimeError(f"{script} ended with {ended.returncode}:\n{(ended.stdout + ended.stderr)[-2000:]}")
+        documents[name] = json.loads(ended.stdout.splitlines()[-1])
+    return {
+        "section": section.name, "device": device(), "sources": sources(), "commit": _commit(), "started": started,
+        "versions": f"torch {torch.__version__}, Python {sys.version.split()[0]}",
+        "seconds": time.monotonic() - began, "documents": documents,
+        "commands": {name: ["python", f"benchmarks/{words[0]}", *words[1:]] for name, words in commands.items()},
+    }  # fmt: skip
+
+
+def _directory(word: str) -> str:
+    return str(resolve_checkpoint(word.removeprefix(IN), on_gpu=torch.cuda.is_available()).path)
+
+
+def device() -> str:
+    if not torch.cuda.is_available():
+        return "CPU"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"{len(names)} x {names[0]}"
+
+
+def _commit() -> str:
+    asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=10"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"
+
+
+def sources() -> str:
+    """Of trtx and these scripts: what measured before they changed is measured again, with git or without."""
+    digest = hashlib.blake2b(digest_size=6)
+    for root in (HERE, Path(trtx.__file__).parent):
+        for path in sorted(root.rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def kept(out: Path, name: str) -> dict[str, Any] | None:
+    """What a section left in ``out``; None where it left nothing, or nothing that can be read."""
+    try:
+        found: dict[str, Any] = json.loads((out / f"{name}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sections", help="some of them, by name with commas; default: all")
+    parser.add_argument("--models", default=",".join(f"{size}={model}" for size, model in MODELS.items()),
+                        help="NAME=MODEL with commas (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--batch", default="1,8,64,256", help="sizes, and concurrencies (default: %(default)s)")
+    parser.add_argument("--peer-path", type=Path, help="folder that holds vLLM; without it the peer's cells are empty")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-gpu"), help="default: %(default)s")
+    parser.add_argument("--docs", type=Path, help="write the table there too, as a page")
+    parser.add_argument("--again", action="store_true", help="run what has its file too")
+    options = parser.parse_args()
+    models = dict(pair.split("=", 1) for pair in options.models.split(","))
+    known = sections(models, options.batch, options.peer_path)
+    names = [section.name for section in known] if options.sections is None else options.sections.split(",")
+    if unknown := [name for name in names if name not in {section.name for section in known}]:
+        parser.error(f"no section {unknown[0]!r}; there are {', '.join(section.name for section in known)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    gpus, failed = torch.cuda.device_count(), []
+    for section in known:
+        before = kept(options.out, section.name)
+        done = before is not None and (before["device"], before["sources"]) == (device(), sources())
+        if section.name not in names or (done and not options.again):
+            continue
+        if section.gpus > max(gpus, 1):
+            print(f"{section.name}: not run, it takes {section.gpus} GPUs and {gpus} are here", flush=True)
+            continue
+        print(f"{section.name}:", flush=True)
+        try:
+            result = run(section, options.peer_path)
+        except RuntimeError as error:
+            failed.append(section.name)
+            print(f"{section.name}: {error}", flush=True)
+            continue
+        path = options.out / f"{section.name}.json"
+        path.with_suffix(".tmp").write_text(json.dumps(result))
+        path.with_suffix(".tmp").replace(path)
+    results = [result for section in known if (result := kept(options.out, section.name)) is not None]
+    page = ["# GPU figures", "", "Written by `make bench-gpu`; an empty cell was not measured.", *table(results), ""]
+    print("\n".join(page))
+    if options.docs is not None:
+        options.docs.write_text("\n".join(page))
+    if failed:
+        raise SystemExit(f"not measured, see above: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The peer's decode and prefill speed in its own process: vLLM without HTTP, as engine_decode.py runs ours.
+
+    PYTHONPATH=<where vllm is> python benchmarks/peer_decode.py --model DIR --batch 1,8,64,256 --isl 512 --osl 128
+
+Random weights (``load_format dummy``) in the shape that DIR's config.json has, greedy, no prefix cache. All prompts
+of a batch are there at once; prefill is the time to one token of each, decode what ``osl - 1`` more take beyond it,
+medians of three. Seen with vLLM 0.24.0. The last line of stdout is one JSON document with the rows of
+engine_decode.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from typing import Any
+
+ROUNDS = 3
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # its start hangs for minutes otherwise, on a machine without a network
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+def seconds(llm: Any, params: type, batch: int, isl: int, osl: int) -> float:
+    """Until every sequence of a batch has ``osl`` tokens."""
+    prompts = [{"prompt_token_ids": [random.randint(10, 1000) for _ in range(isl)]} for _ in range(batch)]
+    asked = params(max_tokens=osl, ignore_eos=True, temperature=0.0, detokenize=False)
+    began = time.perf_counter()
+    llm.generate(prompts, asked, use_tqdm=False)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a directory with a config.json")
+    parser.add_argument("--batch", default="1,8,64,256")
+    parser.add_argument("--isl", type=int, default=512, help="prompt tokens")
+    parser.add_argument("--osl", type=int, default=128, help="generated tokens")
+    options = parser.parse_args()
+    batches = [int(text) for text in options.batch.split(",")]
+    import vllm
+    from vllm import LLM, SamplingParams
+
+    began = time.perf_counter()
+    llm = LLM(model=options.model, load_format="dummy", skip_tokenizer_init=True, enable_prefix_caching=False,
+              max_model_len=options.isl + options.osl + 16, max_num_seqs=max(batches),
+              gpu_memory_utilization=0.85)  # fmt: skip
+    start_s = time.perf_counter() - began
+    seconds(llm, SamplingParams, min(4, max(batches)), 128, 16)
+    print(f"vllm {vllm.__version__}, start {start_s:.0f} s, ISL {options.isl}, OSL {options.osl}")
+    rows = []
+    for batch in batches:
+        prefills, wholes = (
+            [seconds(llm, SamplingParams, batch, options.isl, osl) for _ in range(ROUNDS)] for osl in (1, options.osl)
+        )
+        prefill, whole = statistics.median(prefills), statistics.median(wholes)
+        row = {"batch": batch, "prefill_tokens_per_s": batch * options.isl / prefill, "kind": "greedy"}
+        if options.osl > 1:
+            row["decode_tokens_per_s"] = batch * (options.osl - 1) / (whole - prefill)
+        rows.append(row)
+        print(row, flush=True)
+    print(json.dumps({"model": options.model, "peer": f"vllm {vllm.__version__}", "start_s": start_s, "rows": rows}))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

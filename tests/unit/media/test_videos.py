@@ -1,0 +1,141 @@
+"""Videos in the pool: frames as the file has them, prepared as transformers prepares them; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import picture_files
+import pytest
+import torch
+import video_files as files
+from PIL import Image
+
+from trtx.media import Blob, MediaError, MediaLimits, PicturePool, VideoRule, content_key, processor_options
+from trtx.media import video_options as video_options_of
+from trtx.media.decoder.sampling import frame_indices, frame_size, read_options
+from trtx.torch_engine.shared_tensor import open_shared, remove_shared
+
+pytestmark = pytest.mark.slow
+LIMITS = MediaLimits(
+    decode_processes=1, decode_timeout_s=300, max_video_frames=6, max_video_s=20, max_image_pixels=200 * 200
+)
+_MEAN, _STD = [0.48, 0.45, 0.4], [0.26, 0.27, 0.28]
+PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 16,
+    "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "image_mean": _MEAN, "image_std": _STD,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture
+async def pool(model: Path) -> AsyncIterator[PicturePool]:
+    async with PicturePool(model, LIMITS, videos="each") as one:
+        yield one
+
+
+def expected(model: Path, file: bytes, rule: VideoRule, fps: float, turned: bool = False) -> tuple[torch.Tensor, Any]:
+    """Patches and grid: frames of another decoding, Pillow's resizing, transformers' own patches."""
+    from transformers import AutoImageProcessor
+
+    pictures = files.decoded(file)
+    options = read_options(model, AutoImageProcessor.from_pretrained(model, backend="pil"), rule)
+    shown = []
+    indices = frame_indices(options, len(pictures), fps, LIMITS.max_video_frames)
+    for index in indices:
+        picture = Image.fromarray(np.rot90(pictures[index]) if turned else pictures[index])
+        height, width = frame_size(options, len(indices), picture.height, picture.width)
+        shown.append(np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC)))
+    values = (np.stack(shown).astype(np.float32) / 255 - np.float32(_MEAN)) / np.float32(_STD)
+    batch = torch.tensor(values).permute(0, 3, 1, 2)[None]
+    patches, time, high, wide = files.QWEN_2.patchify(None, batch, 14, 2, 2)
+    return patches[0], (time, high, wide)
+
+
+CASES: dict[str, tuple[bytes, float, VideoRule]] = {
+    "H.264": (files.saved(files.drawn(25)), 10.0, "each"),
+    "of all frames' pixels": (files.saved(files.drawn(9, 90, 50), rate=2), 2.0, "all"),
+    "VP9": (files.saved(files.drawn(12), codec="libvpx-vp9", container="webm"), 10.0, "each"),
+    "VP8 in Matroska": (files.saved(files.drawn(7), codec="libvpx", container="matroska", rate=1), 1.0, "each"),
+    "AV1": (files.saved(files.drawn(5, 80, 80), codec="libsvtav1"), 10.0, "each"),
+    "one frame": (files.saved(files.drawn(1)), 10.0, "each"),
+    "tall": (files.saved(files.drawn(6, 50, 120)), 10.0, "each"),
+}
+
+
+async def test_frames_are_prepared_as_transformers_does(model: Path) -> None:
+    for rule in ("each", "all"):
+        async with PicturePool(model, LIMITS, videos=rule) as pool:
+            for name, (file, fps, of_rule) in CASES.items():
+                if of_rule != rule:
+                    continue
+                prepared = await pool.prepare(Blob(file, name, "video"))
+                wanted, grid = expected(model, file, rule, fps)
+                found = open_shared(prepared.pixels)
+                remove_shared(prepared.pixels)
+                assert prepared.grid == grid, name
+                assert prepared.clip is not None and len(prepared.clip.at_s) == grid[0], name
+                torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0, msg=name)
+
+
+async def test_a_video_is_turned_as_it_says(pool: PicturePool, model: Path) -> None:
+    file = files.saved(files.drawn(4, 100, 60), rotation=90)
+    prepared = await pool.prepare(Blob(file, "a telephone's", "video"))
+    wanted, grid = expected(model, file, "each", 10.0, turned=True)
+    assert prepared.grid == grid and grid[1] > grid[2]
+    torch.testing.assert_close(open_shared(prepared.pixels), wanted, atol=1e-5, rtol=0)
+    remove_shared(prepared.pixels)
+
+
+VIDEO = files.saved(files.drawn(8))
+WEBM = files.saved(files.drawn(60), codec="libvpx-vp9", container="webm")
+REFUSED: dict[str, tuple[bytes, int, str]] = {
+    "a picture": (picture_files.png_header(4, 4), 415, "no video of a kind that is taken; expected MP4"),
+    "a list of other files": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", 415, "no video of a kind"),
+    "sound": (files.sound(), 422, "holds no video stream"),
+    "a cut one": (VIDEO[: len(VIDEO) // 2], 422, "send the whole file"),
+    "a cut WebM": (WEBM[: len(WEBM) // 2], 422, "broken or cut short"),
+    "noise": (b"\0\0\0\x18ftypisom" + bytes(range(256)) * 8, 422, "send the whole file"),
+    "noise in the middle": (VIDEO[:200] + bytes(len(VIDEO) - 900) + VIDEO[-700:], 422, "broken or cut short"),
+    "a long one": (files.saved(files.drawn(25), rate=1), 413, "plays longer than 20 s"),
+    "a large one": (files.saved(files.drawn(3, 400, 300)), 413, "400x300 pixels; expected at most 40000"),
+    "a thin one": (files.saved(files.drawn(3, 1202, 4)), 422, "1202x4 pixels, which this model can't take"),
+    "another codec": (
+        files.saved(files.drawn(3), codec="ffv1", container="matroska"),
+        415,
+        "encoded as ffv1, which is not taken; expected one of av1",
+    ),
+}
+
+
+async def test_what_is_no_video_that_can_be_taken_is_refused_and_harms_no_other(pool: PicturePool) -> None:
+    processes = pool.pids
+    for name, (file, status, says) in REFUSED.items():
+        with pytest.raises(MediaError, match=says) as refused:
+            await pool.prepare(Blob(file, f"[{name}]", "video"))
+        assert refused.value.status == status, name
+        assert str(refused.value).startswith(f"[{name}]")
+    assert pool.pids == processes, "none cost a process"
+    remove_shared((await pool.prepare(Blob(VIDEO, "whole", "video"))).pixels)
+
+
+async def test_a_video_is_no_picture_and_models_may_take_none(model: Path) -> None:
+    async with PicturePool(model, LIMITS) as pool:
+        with pytest.raises(MediaError, match="no picture of a kind that is taken"):
+            await pool.prepare(Blob(VIDEO, "a video sent as a picture"))
+        with pytest.raises(MediaError, match="is a video, and this model takes pictures alone"):
+            await pool.prepare(Blob(VIDEO, "a video", "video"))
+
+
+def test_a_key_tells_a_video_from_a_picture_and_how_many_frames_are_taken(model: Path) -> None:
+    options = [processor_options(model), video_options_of(model, 6), video_options_of(model, 8)]
+    assert len({content_key(VIDEO, model="m", options=one) for one in options}) == 3

@@ -1,0 +1,83 @@
+"""Video files made here, by the encoders that PyAV brings; and what transformers' video processors compute."""
+
+from __future__ import annotations
+
+import ast
+import io
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import av
+import numpy as np
+import torch
+import transformers
+
+Array = np.ndarray[Any, Any]
+av.logging.set_level(None)
+_QUIET = {"libx265": {"x265-params": "log-level=none"}}
+
+
+def drawn(frames: int, width: int = 64, height: int = 48) -> list[Array]:
+    """Flat colours, so that encoders change them little, another in each frame; the left half brighter in red."""
+    made = []
+    for index in range(frames):
+        picture = np.full((height, width, 3), 20 + index * 200 // max(frames, 2), np.uint8)
+        picture[:, : width // 2, 0] = 230
+        made.append(picture)
+    return made
+
+
+def saved(
+    pictures: list[Array], *, codec: str = "libx264", container: str = "mp4", rate: int = 10, rotation: int = 0
+) -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream: Any = output.add_stream(codec, rate=rate, options=_QUIET.get(codec, {}))
+        stream.height, stream.width = pictures[0].shape[:2]
+        stream.pix_fmt = "bgr0" if codec == "ffv1" else "yuv420p"
+        if rotation:
+            stream.set_display_rotation(rotation)
+        for picture in pictures:
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        output.mux(stream.encode())
+    return file.getvalue()
+
+
+def sound() -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as output:
+        stream: Any = output.add_stream("aac", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 8000
+        output.mux(stream.encode(frame))
+        output.mux(stream.encode())
+    return file.getvalue()
+
+
+def decoded(file: bytes) -> list[Array]:
+    with av.open(io.BytesIO(file)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def theirs(module: str) -> Any:
+    """Functions of one of transformers' modules that import a torchvision which does not load beside a CPU's torch:
+    its ``smart_resize``, and the methods ``sample_frames``, ``patchify`` and ``_calculate_timestamps``."""
+    path = Path(transformers.__file__).parent / "models" / module
+    found: dict[str, Any] = {}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        wanted = ("smart_resize", "sample_frames", "patchify", "_calculate_timestamps")
+        if isinstance(node, ast.FunctionDef) and node.name in wanted:
+            node.returns, node.decorator_list = None, []
+            for argument in (*node.args.args, *node.args.kwonlyargs):
+                argument.annotation = None
+            names: dict[str, Any] = {"math": math, "torch": torch, "np": np}
+            exec(compile(ast.fix_missing_locations(ast.Module([node], [])), str(path), "exec"), names)
+            found[node.name] = names[node.name]
+    return SimpleNamespace(**found)
+
+
+QWEN_2 = theirs("qwen2_vl/video_processing_qwen2_vl.py")
+QWEN_3 = theirs("qwen3_vl/video_processing_qwen3_vl.py")
+QWEN_3_TEXT = theirs("qwen3_vl/processing_qwen3_vl.py")

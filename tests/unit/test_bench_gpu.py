@@ -1,0 +1,49 @@
+"""``make bench-gpu``: sections that are resumed, and a table that says nothing of what was not measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+def bench_gpu(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_gpu.py"), "--out", str(out), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_section_is_measured_once_and_again_where_it_is_another_devices(tmp_path: Path) -> None:
+    words = ("--models", "tiny=synthetic:tiny", "--batch", "1", "--sections", "runner-tiny,handoff")
+    first = bench_gpu(tmp_path, *words, "--docs", str(tmp_path / "page.md"))
+    assert first.returncode == 0, first.stderr
+    assert "handoff: not run, it takes 2 GPUs and 0 are here" in first.stdout
+    kept = tmp_path / "runner-tiny.json"
+    result = json.loads(kept.read_text())
+    (row,) = result["documents"]["trtx"]["rows"]
+    page = (tmp_path / "page.md").read_text()
+    assert "python benchmarks/engine_decode.py --model synthetic:tiny --batch 1" in page
+    (line,) = [line for line in page.splitlines() if line.startswith("| batch 1 |")]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[2] == f"{row['decode_tokens_per_s']:.4g}" or cells[2] == f"{row['decode_tokens_per_s']:,.0f}"
+    assert cells[3] == cells[4] == "" and float(cells[6]) > 0  # no peer was asked; a limit was measured
+
+    second = bench_gpu(tmp_path, *words)
+    assert json.loads(kept.read_text()) == result and "runner-tiny:\n" not in second.stdout
+
+    kept.write_text(json.dumps(result | {"device": "8 x another"}))
+    third = bench_gpu(tmp_path, *words)
+    assert "runner-tiny:\n" in third.stdout and json.loads(kept.read_text())["device"] == result["device"]
+
+
+def test_what_fails_is_named_and_leaves_no_figure(tmp_path: Path) -> None:
+    asked = bench_gpu(tmp_path, "--models", f"none={tmp_path}", "--batch", "1", "--sections", "runner-none")
+    assert asked.returncode == 1 and "not measured, see above: runner-none" in asked.stderr
+    assert not list(tmp_path.glob("*.json"))
+    unknown = bench_gpu(tmp_path, "--sections", "runner")
+    assert unknown.returncode == 2 and "no section 'runner'; there are runner-0.6b, http-0.6b" in unknown.stderr

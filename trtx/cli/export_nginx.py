@@ -1,0 +1,111 @@
+"""``trtx export nginx``: a gateway in front of the frontends of a topology."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trtx.cli import topology_options as options
+from trtx.cli.command import Verb, typed
+from trtx.cli.export import ExportOutput, hand_over, topology_group
+from trtx.cli.placement import refuse_ignored
+from trtx.config import TopologySpec
+from trtx.config.hosts import MAX_FRONTENDS, read_hosts
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+_FRONTENDS, _NGINX = "Frontends", "nginx"
+_OF_SERVE = ("frontends", "hosts", "host", "port", "max_media_bytes", "tls_cert", "tls_key")
+
+
+def _option(panel: str, name: str, help: str, **more: Any) -> Any:
+    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
+
+
+@app.command(cls=Verb, no_args_is_help=False, epilog="Exit codes: 0 written; 2 usage, or files that nginx can't use.")
+@options.spread()
+def nginx(
+    context: typer.Context,
+    *,
+    frontends: Annotated[
+        int,
+        _option(_FRONTENDS, "--frontends", "As for trtx serve. Default: 1.", min=1, max=MAX_FRONTENDS),
+    ] = 1,
+    hosts: Annotated[
+        Path | None, _option(_FRONTENDS, "--hosts", "As for trtx serve: the frontends of all hosts.", metavar="FILE")
+    ] = None,
+    topology: Annotated[Mapping[str, Any], topology_group("host", "port", "tls_cert", "tls_key")],
+    max_media_bytes: Annotated[
+        int | None, _option(_FRONTENDS, "--max-media-bytes", "As for trtx serve: bodies may be as large.")
+    ] = None,
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            help="Where nginx listens; 0.0.0.0:8443 opens it to the network.",
+            metavar="ADDRESS:PORT",
+            rich_help_panel=_NGINX,
+        ),
+    ] = "127.0.0.1:8080",
+    listen_cert: Annotated[
+        Path | None, _option(_NGINX, "--listen-cert", "Certificate of nginx in PEM. Default: the frontends', if any.")
+    ] = None,
+    listen_key: Annotated[
+        Path | None, _option(_NGINX, "--listen-key", "Private key of --listen-cert in PEM, without a passphrase.")
+    ] = None,
+    api_keys: Annotated[
+        Path | None,
+        _option(
+            _NGINX, "--api-keys", 'File where nginx finds them, a line each: "Bearer KEY" HOLDER; (it is not read).'
+        ),
+    ] = None,
+    output: ExportOutput = None,
+) -> None:
+    """Write nginx's configuration for the frontends of a topology.
+
+    nginx spreads requests over them, sends what none has begun to answer to
+    another when one dies, streams unbuffered, and can ask for an API key.
+
+    \b
+    Examples:
+      trtx export nginx --frontends 2 -o gateway
+      trtx export nginx --hosts hosts.yaml --listen 0.0.0.0:8443 \\
+        --listen-cert cert.pem --listen-key key.pem --api-keys keys.map
+    """
+    refuse_ignored(context, ["hosts"] if hosts is not None else [])
+    from trtx.cli.console import ProgressConsole
+    from trtx.export import nginx as gateways
+    from trtx.launch import check_certificate
+    from trtx.topology import body_mib
+
+    media = {} if max_media_bytes is None else {"max_media_bytes": max_media_bytes}
+    spec: TopologySpec = options.build_spec(mode="agg", **topology, **media)
+    there = None if hosts is None else read_hosts(hosts)
+    shared = check_certificate(spec.tls_cert, spec.tls_key)
+    own = check_certificate(listen_cert, listen_key, options=("--listen-cert", "--listen-key")) or shared
+    gateway = gateways.Gateway(
+        listen=gateways.parse_listen(listen),
+        frontends=gateways.frontends_of(spec, frontends, there),
+        body_mib=body_mib(spec.media),
+        tls=None if own is None else own.tls,
+        frontend_tls=None if shared is None else shared.tls,
+        api_keys=None if api_keys is None else api_keys.expanduser().absolute(),
+    )
+    file = gateways.export(gateway, started_by=_started_by(context))
+    told = dict.fromkeys(warning for one in (shared, own) if one is not None for warning in one.warnings)
+    for warning in (*told, *gateways.warnings_of(gateway)):
+        ProgressConsole(stderr=True, soft_wrap=True).print(f"trtx: warning: {warning}")
+    hand_over((file,), output, "Put it into /etc/nginx/conf.d, then: nginx -t && nginx -s reload")
+
+
+def _started_by(context: typer.Context) -> str:
+    """The options that ``trtx serve`` has to have too, as they were typed."""
+    words = ["trtx", "serve"]
+    for parameter in typed(context):
+        if str(parameter.name) in _OF_SERVE:
+            words += [max(parameter.opts, key=len), str(context.params[str(parameter.name)])]
+    return shlex.join(words)

@@ -1,0 +1,200 @@
+"""From what was asked for to the kinds of pods that serve it: the checks of ``trtx serve`` but those of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from trtx.checkpoint import Checkpoint
+from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
+from trtx.engine.tensorrt_llm.arguments import world_size
+from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
+from trtx.errors import UsageError
+from trtx.export.kubernetes.source import ModelSource, source_of
+from trtx.export.kubernetes.target import KubernetesTarget
+from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT, arguments, module_of, variables
+from trtx.export.nodes import check_launched_words, nodes_of
+from trtx.launch import resolve
+from trtx.topology import Broker, Gpu, Machine, Plan, Ports, ProcessSpec, plan
+
+RUN_DIRECTORY = PurePosixPath("/run/trtx")
+CONFIG_DIRECTORY = RUN_DIRECTORY / "serve" / "configs"
+"""Where the engine configs are in a worker's container: below its run directory, as on one machine."""
+ENGINES = ("tensorrt-llm", "torch", "paced")
+
+
+@dataclass(frozen=True, slots=True)
+class PodKind:
+    """Pods that are equal: the frontends, or the workers of one role."""
+
+    role: str
+    replicas: int  # of frontends or workers
+    command: tuple[str, ...]
+    arguments: tuple[str, ...]
+    variables: tuple[Mapping[str, Any], ...]  # EnvVar
+    gpus: int  # of one pod
+    pods: int  # of one worker: more than 1 where its engine spans nodes
+
+    @property
+    def is_worker(self) -> bool:
+        return self.role != "frontend"
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlan:
+    """Everything that the manifests are made of."""
+
+    target: KubernetesTarget
+    model: str  # the name that clients send
+    engine: str
+    source: ModelSource
+    kinds: tuple[PodKind, ...]  # frontends first
+    engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
+    findings: tuple[Finding, ...]
+    routes_by_prefix: bool  # by the KV router
+
+    @property
+    def workers(self) -> tuple[PodKind, ...]:
+        return tuple(kind for kind in self.kinds if kind.is_worker)
+
+    @property
+    def gpu_count(self) -> int:
+        return sum(kind.replicas * kind.pods * kind.gpus for kind in self.kinds)
+
+
+def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
+    """Raises UsageError for what ``trtx serve`` would refuse on such nodes, and for what no pod can be told."""
+    if spec.engine not in ENGINES:
+        raise UsageError(
+            f"--engine {spec.engine} can't be exported; expected one of {', '.join(ENGINES)}: auto is for a machine "
+            "that can be looked at"
+        )
+    per_node = 0 if spec.engine == "paced" else target.gpus_per_node
+    resolved = resolve(spec, None, has_gpu=per_node > 0)
+    source = source_of(resolved.model, resolved.checkpoint, target)
+    nodes = {
+        role: _nodes(role, config.values | _tp(spec), target, spec.engine, per_node)
+        for role, config in resolved.configs.items()
+    }
+    planned = _plan(spec, target, resolved.configs, resolved.checkpoint, source, on_gpu=per_node > 0)
+    return PodPlan(
+        target=target,
+        model=planned.model,
+        engine=planned.engine,
+        source=source,
+        kinds=tuple(_kinds(planned, target, nodes)),
+        engine_configs=_engine_configs(planned, nodes, target),
+        findings=resolved.findings,
+        routes_by_prefix=planned.routes_by_prefix,
+    )
+
+
+def _tp(spec: TopologySpec) -> dict[str, int]:
+    return {"tensor_parallel_size": spec.tp} if spec.tp > 1 else {}
+
+
+def _nodes(role: Role, values: Mapping[str, Any], target: KubernetesTarget, engine: str, per_node: int) -> int:
+    """Pods of one worker of ``role``."""
+    nodes = nodes_of(role, values, engine, per_node)
+    if nodes > 1 and target.form == "plain":
+        raise UsageError(
+            f"{role} asks for {nodes} nodes of {per_node} GPUs a worker: engines over several nodes need Dynamo's "
+            "operator, which starts their pods together; leave --plain out, or use a smaller worker"
+        )
+    return nodes
+
+
+def _plan(
+    spec: TopologySpec,
+    target: KubernetesTarget,
+    configs: Mapping[Role, ResolvedEngineConfig],
+    checkpoint: Checkpoint,
+    source: ModelSource,
+    *,
+    on_gpu: bool,
+) -> Plan:
+    """Of a machine with as many GPUs as are asked for: where a worker's pod runs is the cluster's to decide."""
+    sizes = {role: world_size(config.values | _tp(spec)) for role, config in configs.items()}
+    wanted = sum(sizes[role] * count for role, count in spec.roles.items())
+    gpus = tuple(Gpu(index, f"GPU-{index}", "GPU", 0) for index in range(wanted if on_gpu else 0))
+    # Half the cores of a machine are for engines, and here all those of the pod are one engine's.
+    cores = 2 * _whole_cores(target.cpu) * sum(spec.roles.values())
+    without = {role: replace(one, values=_without_nodes(one.values)) for role, one in configs.items()}
+    return plan(
+        spec.model_copy(update={"host": "0.0.0.0"}),
+        Machine(gpus, cores),
+        checkpoint=replace(checkpoint, path=Path(source.path)),
+        engine=spec.engine,
+        engine_configs=without,
+        ports=Ports(
+            http=(HTTP_PORT,) * target.frontends,
+            brokers=(Broker(1, 2),) * target.frontends,
+            system=(SYSTEM_PORT,) * sum(spec.roles.values()),
+        ),
+        namespace=f"{target.namespace}-{target.name}",
+        run_dir=Path(RUN_DIRECTORY),
+        scratch_dir=Path("/tmp"),
+    )
+
+
+def _whole_cores(quantity: str) -> int:
+    """Of a quantity of CPU such as ``4`` or ``500m``; at least 1."""
+    cores = float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity.rstrip("kMGTPi"))
+    return max(1, int(cores))
+
+
+def _without_nodes(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "gpus_per_node"}
+
+
+def _kinds(planned: Plan, target: KubernetesTarget, nodes: Mapping[Role, int]) -> list[PodKind]:
+    """One for the frontends and one a role, of the first process of each: they differ in nothing but what a pod gets
+    anew."""
+    first: dict[str, ProcessSpec] = {}
+    for process in planned.processes:
+        first.setdefault(process.role, process)
+    counts = planned.expected_workers()
+    kinds = []
+    for role, process in first.items():
+        pods = nodes.get(role, 1)  # type: ignore[call-overload]  # a frontend has one
+        gpus = len(process.gpu_indices) // pods
+        entries = [*variables(process, target, gpus), *(_of_all_ranks(target, role) if pods > 1 else ())]
+        kind = PodKind(
+            role=role,
+            replicas=counts.get(role, target.frontends),
+            command=tuple(module_of(process.argv)),
+            arguments=(*arguments(process, target.form), *_tls_flags(role, target)),
+            variables=tuple(entries),
+            gpus=gpus,
+            pods=pods,
+        )
+        if kind.pods > 1:
+            check_launched_words(kind.arguments)
+        kinds.append(kind)
+    return kinds
+
+
+TLS_DIRECTORY = "/run/trtx-tls"
+
+
+def _tls_flags(role: str, target: KubernetesTarget) -> tuple[str, ...]:
+    if role != "frontend" or target.tls_secret is None:
+        return ()
+    return ("--tls-cert-path", f"{TLS_DIRECTORY}/tls.crt", "--tls-key-path", f"{TLS_DIRECTORY}/tls.key")
+
+
+def _of_all_ranks(target: KubernetesTarget, role: str) -> list[dict[str, str]]:
+    """What :func:`trtx.engine.tensorrt_llm.environment.prepare` sets in a worker's own process, rank 0's alone: the
+    operator's ``mpirun`` hands on what the container's ``env`` names, and nothing else."""
+    shared = {**RECIPE_VARIABLES, "TRTLLM_EPLB_SHM_NAME": f"trtx_eplb_{target.name}_{role}"}
+    return [{"name": name, "value": value} for name, value in shared.items()]
+
+
+def _engine_configs(planned: Plan, nodes: Mapping[Role, int], target: KubernetesTarget) -> dict[str, Mapping[str, Any]]:
+    several = {role for role, count in nodes.items() if count > 1}
+    return {
+        role: {**values, "gpus_per_node": target.gpus_per_node} if role in several else values
+        for role, values in planned.engine_configs.items()
+    }

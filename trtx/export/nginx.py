@@ -1,0 +1,216 @@
+"""nginx in front of a topology's frontends: its configuration from the addresses that ``trtx serve`` plans.
+
+Seen with nginx 1.22.1 and Dynamo 1.4.2. What a frontend has sent nobody any part of an answer to is sent to another one
+when it dies; a stream's first part is its header, which Dynamo sends before the first token.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtx.config import TopologySpec
+from trtx.config.hosts import HostsSpec
+from trtx.config.wording import shown
+from trtx.errors import UsageError
+from trtx.export.files import ExportedFile
+from trtx.tls import handshake
+from trtx.topology import ServerTls
+
+FILE = "trtx.conf"
+_UNQUOTABLE = re.compile(r"[$\"'\\{};\x00-\x1f\x7f]")  # variables, ends and comments of nginx's language
+_CONNECT_S = 1  # to a host that is gone; a port that nobody listens on is refused at once
+# That a frontend is left alone after it failed one request: while its host is gone, one request in so long waits to be
+# connected there. Once all have failed, nginx itself says 502 for as long, so it is not longer.
+_AWAY_S = 2
+_ANSWER = "1h"  # one that is not streamed comes as a whole, however long it takes
+_KEEPALIVE = 64  # idle connections that each process of nginx keeps to the frontends
+_RETRIED = (
+    "To another frontend goes what this one has sent no part of an answer to: it is gone, has no worker (503), or was",
+    "started again and knows no model yet (404). A prompt has no effect but its answer, so a POST is sent again too.",
+    "Of a stream, the header comes before the first token: what is cut after it is the client's to send again.",
+)
+_NO_KEY = '{"error": {"message": "an API key is needed", "type": "invalid_request_error", "code": "invalid_api_key"}}'
+_NOT_HERE = '{"error": {"message": "asked of each frontend, not of the gateway", "type": "not_found", "code": 404}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What nginx listens on and where it passes requests on to."""
+
+    listen: tuple[str, int]
+    frontends: tuple[tuple[str, int], ...]
+    body_mib: int  # of one request, as the frontends take
+    tls: ServerTls | None = None  # of nginx itself
+    frontend_tls: ServerTls | None = None
+    api_keys: Path | None = None  # a map file of nginx: "Bearer <key>" name;
+
+
+def frontends_of(spec: TopologySpec, count: int, hosts: HostsSpec | None) -> tuple[tuple[str, int], ...]:
+    """Where the frontends listen that ``trtx serve`` starts of the same options: address and port. ``count``: of one
+    machine. Raises UsageError for what nginx has no use for."""
+    if spec.port == 0:
+        raise UsageError("--port 0 is another port each time, and nginx has to know it; give the one of trtx serve")
+    if hosts is not None:
+        found = [(one.address, spec.port + index) for one in hosts.hosts for index in range(hosts.frontends_of(one))]
+    else:
+        if spec.host in ("0.0.0.0", "::"):
+            raise UsageError(
+                f"--host {spec.host} lets everybody go round nginx; leave it out, here and of trtx serve, and the "
+                "frontends listen on loopback"
+            )
+        found = [(spec.host, spec.port + index) for index in range(count)]
+    if any(port > 65535 for _, port in found):
+        raise UsageError(f"--port {spec.port} leaves no ports for all frontends; give a lower one")
+    return tuple(found)
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """``ADDRESS:PORT``, an IPv6 address in brackets. Raises UsageError."""
+    address, _, port = text.rpartition(":")
+    try:
+        found = str(ipaddress.ip_address(address.removeprefix("[").removesuffix("]") if "[" in address else address))
+        if (":" in found) == address.startswith("[") and port.isdecimal() and 0 < int(port) < 1 << 16:
+            return found, int(port)
+    except ValueError:
+        pass
+    raise UsageError(f"--listen {shown(text)} is no address; expected such as 127.0.0.1:8080 or [::]:8443")
+
+
+def export(gateway: Gateway, *, started_by: str) -> ExportedFile:
+    """The configuration, a file for the ``http`` part of nginx. ``started_by``: the command of the frontends.
+
+    Raises UsageError where nginx would read a path otherwise, could not trust the frontends, or would listen where one
+    of them does.
+    """
+    _check(gateway)
+    return ExportedFile(FILE, "\n".join(_lines(gateway, started_by)) + "\n")
+
+
+def warnings_of(gateway: Gateway) -> tuple[str, ...]:
+    """What whoever opens it to others should know."""
+    address, port = gateway.listen
+    if ipaddress.ip_address(address).is_loopback:
+        return ()
+    lacks = [] if gateway.tls else ["in clear text (--listen-cert and --listen-key)"]
+    lacks += [] if gateway.api_keys else ["without authentication (--api-keys)"]
+    return (f"nginx would listen on {_joined(address, port)} {' and '.join(lacks)}",) if lacks else ()
+
+
+def _check(gateway: Gateway) -> None:
+    for option, tls in (("--listen-cert", gateway.tls), ("--tls-cert", gateway.frontend_tls)):
+        for path in () if tls is None else (tls.certificate, tls.key):
+            _quoted(option, path)
+    address, port = gateway.listen
+    for taken in gateway.frontends:
+        if taken[1] == port and (taken[0] == address or ipaddress.ip_address(address).is_unspecified):
+            raise UsageError(
+                f"--listen {_joined(address, port)} is where a frontend listens already; choose another port"
+            )
+    if gateway.frontend_tls is not None:
+        _check_trust(gateway.frontend_tls)
+
+
+def _check_trust(tls: ServerTls) -> None:
+    """nginx verifies a frontend by the file of its certificate and a name in it, as OpenSSL does without more."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(tls.certificate, tls.key)
+    client.load_verify_locations(tls.certificate)
+    try:
+        handshake(server, client, _name(tls))
+    except ssl.SSLCertVerificationError as error:
+        raise UsageError(
+            f"--tls-cert {shown(tls.certificate)}: nginx could not verify frontends by it ({error.verify_message}); "
+            "put the certificates of its authority behind it in the file, the authority's own too"
+        ) from error
+
+
+def _name(tls: ServerTls) -> str:
+    """A name that the certificate is for. One that is for none is refused by the handshake."""
+    return (tls.names or ("none",))[0].replace("*", "www")
+
+
+def _lines(gateway: Gateway, started_by: str) -> Iterator[str]:
+    scheme = "http" if gateway.frontend_tls is None else "https"
+    yield "# Written by trtx export nginx, for the frontends of"
+    yield f"#   {started_by}"
+    yield "# It belongs into the http part of nginx's configuration, on Debian as /etc/nginx/conf.d/trtx.conf. Then:"
+    yield "#   nginx -t && nginx -s reload"
+    yield "# Each stream takes two of worker_connections in nginx.conf, of which Debian gives a process 768."
+    yield ""
+    yield "upstream trtx {"
+    yield "    zone trtx 256k;  # all processes of nginx know which frontend failed, and count its streams together"
+    yield "    least_conn;      # a request may last for minutes, so their number is no measure"
+    for address, port in gateway.frontends:
+        yield f"    server {_joined(address, port)} max_fails=1 fail_timeout={_AWAY_S}s;"
+    yield f"    keepalive {_KEEPALIVE};"
+    yield "}"
+    if gateway.api_keys is not None:
+        yield ""
+        yield '# A line for each key, in a file that only nginx can read:   "Bearer sk-..." name-of-its-holder;'
+        yield "map $http_authorization $trtx_holder {"
+        yield '    default "";'
+        yield f"    include {_quoted('--api-keys', gateway.api_keys)};"
+        yield "}"
+    yield ""
+    yield "server {"
+    yield f"    listen {_joined(*gateway.listen)}{'' if gateway.tls is None else ' ssl'};"
+    if gateway.tls is not None:
+        yield f"    ssl_certificate {_quoted('--listen-cert', gateway.tls.certificate)};"
+        yield f"    ssl_certificate_key {_quoted('--listen-key', gateway.tls.key)};"
+        yield "    ssl_protocols TLSv1.2 TLSv1.3;"
+    yield f"    client_max_body_size {gateway.body_mib}m;  # as the frontends take"
+    yield ""
+    yield "    location / {"
+    if gateway.api_keys is not None:
+        yield '        if ($trtx_holder = "") { return 401; }'
+        yield "        error_page 401 @no_key;"
+        yield '        proxy_set_header Authorization "";  # the key stays here'
+    yield f"        proxy_pass {scheme}://trtx;"
+    if gateway.frontend_tls is not None:
+        yield "        proxy_ssl_verify on;"
+        yield f"        proxy_ssl_trusted_certificate {_quoted('--tls-cert', gateway.frontend_tls.certificate)};"
+        yield f"        proxy_ssl_name {_name(gateway.frontend_tls)};"
+        yield "        proxy_ssl_server_name on;"
+        yield "        proxy_ssl_protocols TLSv1.2 TLSv1.3;"
+    yield "        proxy_http_version 1.1;"
+    yield '        proxy_set_header Connection "";  # kept open between requests'
+    yield "        proxy_set_header Host $host;"
+    yield "        proxy_buffering off;             # each token as it comes"
+    yield f"        proxy_connect_timeout {_CONNECT_S}s;"
+    yield f"        proxy_read_timeout {_ANSWER};           # an answer that is no stream comes as a whole"
+    yield ""
+    for line in _RETRIED:
+        yield f"        # {line}"
+    yield "        proxy_next_upstream error timeout http_502 http_503 http_404 non_idempotent;"
+    yield f"        proxy_next_upstream_tries {len(gateway.frontends)};"
+    yield "    }"
+    yield ""
+    yield "    location = /metrics { default_type application/json; return 404 '" + _NOT_HERE + "'; }"
+    if gateway.api_keys is not None:
+        yield ""
+        yield "    location @no_key {"
+        yield "        default_type application/json;"
+        yield "        add_header WWW-Authenticate Bearer always;"
+        yield "        return 401 '" + _NO_KEY + "';"
+        yield "    }"
+    yield "}"
+
+
+def _quoted(option: str, path: Path) -> str:
+    """A word of nginx's language. Raises UsageError for a path that it would read as something else."""
+    text = str(path)
+    if _UNQUOTABLE.search(text):
+        raise UsageError(
+            f"{option} {shown(text)} has a character that nginx's configuration gives a meaning of its own; expected a "
+            "path without any of $ \" ' \\ { } ;"
+        )
+    return f'"{text}"'
+
+
+def _joined(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,229 @@
+"""From what was asked for to the steps of a job: the plan of ``trtx serve --hosts`` for nodes that nobody knows yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trtx.checkpoint import default_model, resolve_checkpoint
+from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
+from trtx.config.hosts import HostSpec, HostsSpec
+from trtx.engine.tensorrt_llm.arguments import world_size
+from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
+from trtx.errors import UsageError
+from trtx.export.nodes import check_launched_words, nodes_of
+from trtx.export.slurm.placement import Place, place_on_nodes
+from trtx.export.slurm.spec import JobSpec
+from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, arguments, variables
+from trtx.export.slurm.words import Shell
+from trtx.launch import resolve
+from trtx.topology import Plan, ProcessSpec, plan_hosts
+
+ENGINES = ("tensorrt-llm", "torch", "paced")
+_MOST_GPUS = 64  # of one engine: what a host of a plan may have (HostSpec)
+_SERVICE_PORTS = 3  # before those of the processes: etcd's two, NATS's one
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One process of the topology. ``nodes``: indices into the job's; on each run ``tasks`` of it, one a GPU."""
+
+    name: str
+    role: str
+    nodes: tuple[int, ...]
+    tasks: int
+    gpus: tuple[int, ...]  # of each node; none: it computes on the CPU, or nothing
+    command: tuple[str, ...]  # words, those of :class:`Shell` the script's own
+    environment: Mapping[str, str]  # values likewise
+
+    @property
+    def is_worker(self) -> bool:
+        return self.role != "frontend"
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """Everything that the file is made of."""
+
+    job: JobSpec
+    spec: TopologySpec
+    node_count: int
+    model: str  # the name that clients send
+    model_dir: Path  # as nodes see it
+    engine: str
+    steps: tuple[Step, ...]  # frontends first
+    engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
+    expected_workers: Mapping[str, int]
+    reasons: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def workers(self) -> tuple[Step, ...]:
+        return tuple(step for step in self.steps if step.is_worker)
+
+    @property
+    def frontends(self) -> tuple[Step, ...]:
+        return tuple(step for step in self.steps if not step.is_worker)
+
+    @property
+    def tasks_per_node(self) -> int:
+        """The most tasks that a step has on a node."""
+        return max(step.tasks for step in self.steps)
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.job.gpus_per_node if any(step.gpus for step in self.steps) else 0
+
+
+def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
+    """Raises UsageError for what ``trtx serve`` would refuse on such nodes, and for what a job can't be told."""
+    if spec.engine not in ENGINES:
+        raise UsageError(
+            f"--engine {spec.engine} can't be exported; expected one of {', '.join(ENGINES)}, as nobody is asked on "
+            "the nodes"
+        )
+    if spec.port == 0:
+        raise UsageError("--port 0 is another port each time, and the file names one; give one")
+    if spec.engine == "tensorrt-llm" and not job.gpus_per_node:
+        raise UsageError("--gpus-per-node 0: engine tensorrt-llm needs GPUs; give their number, or use --engine torch")
+    per_node = 0 if spec.engine == "paced" else job.gpus_per_node
+    if job.model_dir is None:
+        _check_weights(spec.model, per_node)
+    resolved = resolve(spec, None, has_gpu=per_node > 0)
+    values = {role: config.values | _tp(spec, role) for role, config in resolved.configs.items()}
+    spans = {role: nodes_of(role, values[role], spec.engine, per_node) for role in spec.roles}
+    if most := next((role for role, span in spans.items() if span * per_node > _MOST_GPUS and span > 1), None):
+        raise UsageError(
+            f"{most} asks for {spans[most] * per_node} GPUs a worker; expected at most {_MOST_GPUS} for one engine"
+        )
+    if job.mpi is not None and max(spans.values()) == 1:
+        raise UsageError(f"--mpi {job.mpi} means nothing here, where no engine is larger than a node; leave it out")
+    sizes = [(role, world_size(values[role]) if per_node else 0) for role in _in_turn(spec)]
+    count, places = place_on_nodes([size for _, size in sizes], gpus_per_node=per_node, nodes=job.nodes)
+    units = _units(zip((role for role, _ in sizes), places, strict=True))
+    if job.frontends > len(units):
+        raise UsageError(
+            f"--frontends {job.frontends}: the job has {len(units)} places for one, a node or the nodes of an engine; "
+            f"ask for {len(units)} at most, or more nodes"
+        )
+    planned = plan_hosts(
+        spec,
+        _hosts(units, job, per_node),
+        checkpoint=resolved.checkpoint,
+        engine=resolved.engine,
+        engine_configs={role: _of_one_host(config, spans[role]) for role, config in resolved.configs.items()},
+        namespace=f"trtx-{job.name}",
+        run_dir=RUN_DIR,
+        scratch_dir=SCRATCH_DIR,
+    )
+    by_host = {f"node{index}": unit for index, unit in enumerate(units)}
+    return JobPlan(
+        job=job,
+        spec=spec,
+        node_count=count,
+        model=planned.model,
+        model_dir=job.model_dir or planned.model_path,
+        engine=planned.engine,
+        steps=tuple(_step(process, by_host[process.host].nodes, planned, job) for process in planned.processes),
+        engine_configs={
+            role: {**values, "gpus_per_node": per_node} if spans.get(role, 1) > 1 else values  # type: ignore[call-overload]
+            for role, values in planned.engine_configs.items()
+        },
+        expected_workers=planned.expected_workers(),
+        reasons=planned.reasons[1:],  # the first says that the hosts' roles place workers, and trtx did
+        findings=resolved.findings,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Nodes that are one host of the plan: one, or those of an engine over several."""
+
+    nodes: tuple[int, ...]
+    roles: Mapping[Role, int]
+
+
+def _check_weights(model: str | None, per_node: int) -> None:
+    """Nodes load them from where they are here. Raises UsageError where they are not."""
+    try:
+        resolve_checkpoint(model or default_model(on_gpu=per_node > 0))
+    except UsageError as error:
+        raise UsageError(f"{error}; or say with --model-dir where the nodes have it") from error
+
+
+def _in_turn(spec: TopologySpec) -> list[Role]:
+    """The role of each worker, as a plan numbers them."""
+    return [role for index in range(max(spec.roles.values())) for role, count in spec.roles.items() if index < count]
+
+
+def _units(placed: Any) -> list[_Unit]:
+    counts: dict[tuple[int, ...], dict[Role, int]] = {}
+    place: Place
+    for role, place in placed:
+        there = counts.setdefault(place.nodes, {})
+        there[role] = there.get(role, 0) + 1
+    return [_Unit(nodes, counts[nodes]) for nodes in sorted(counts)]
+
+
+def _hosts(units: list[_Unit], job: JobSpec, per_node: int) -> HostsSpec:
+    """With addresses of no machine, which the file's own variables take the place of."""
+    head = ADDRESSES[0]
+    return HostsSpec(
+        name=job.name,
+        etcd=(f"http://{head}:{job.first_port}",),
+        nats=f"nats://{head}:{job.first_port + 2}",
+        lease_ttl_s=job.lease_ttl_s,
+        hosts=tuple(
+            HostSpec(
+                name=f"node{index}",
+                address=ADDRESSES[index],
+                device=DEVICE,
+                gpus=per_node * len(unit.nodes),
+                frontends=int(index < job.frontends),
+                roles=dict(unit.roles),
+                first_port=job.first_port + _SERVICE_PORTS,
+            )
+            for index, unit in enumerate(units)
+        ),
+    )
+
+
+def _tp(spec: TopologySpec, role: Role) -> dict[str, int]:
+    return {"tensor_parallel_size": spec.tp} if spec.tp > 1 and role != "encode" else {}
+
+
+def _of_one_host(config: ResolvedEngineConfig, nodes: int) -> ResolvedEngineConfig:
+    """A plan takes the nodes of an engine for one host."""
+    if nodes == 1:
+        return config
+    return replace(config, values={name: value for name, value in config.values.items() if name != "gpus_per_node"})
+
+
+def _step(process: ProcessSpec, nodes: tuple[int, ...], planned: Plan, job: JobSpec) -> Step:
+    is_worker = process.role != "frontend"
+    nodes = nodes if is_worker else nodes[:1]
+    several = len(nodes) > 1
+    command, environment = arguments(process), variables(process, job)
+    if several:
+        command = [Shell("${LAUNCHER}"), *command]
+        shared = {name: Shell(f"${{{name}:-{value}}}") for name, value in RECIPE_VARIABLES.items()}
+        # A worker sets these in its own process, which is rank 0's alone.
+        # The launcher looks for itself, for python3 and for MPI by PATH.
+        environment |= {"PATH": Shell("${PYTHON_DIR}${PATH}")}
+        environment |= {**shared, "TRTLLM_EPLB_SHM_NAME": Shell("trtx_eplb_${SLURM_JOB_ID}_" + process.name)}
+        own = (str(job.model_dir or planned.model_path), *([job.python] if job.python else []))
+        check_launched_words((*own, *(one for one in command if not isinstance(one, Shell))))
+    elif is_worker and not process.gpu_indices:
+        environment |= {"OMP_NUM_THREADS": Shell("${THREADS}"), "MKL_NUM_THREADS": Shell("${THREADS}")}
+    per_node = len(process.gpu_indices) // len(nodes)
+    return Step(
+        name=process.name,
+        role=process.role,
+        nodes=nodes,
+        tasks=per_node if several else 1,
+        gpus=tuple(range(per_node)) if several else process.gpu_indices,
+        command=tuple(command),
+        environment=environment,
+    )

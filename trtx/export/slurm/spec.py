@@ -1,0 +1,117 @@
+"""What a person asks of a job beside its topology: nodes, limits, containers, the network between the nodes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+
+from trtx.config.wording import quoted
+
+FIRST_PORT = 17_000
+"""Where the planned ports begin. Dynamo 1.4.2 reads a worker's system port as a signed 16-bit number."""
+DEFAULT_MPI = "pmix"
+"""The kind that TensorRT-LLM's and Dynamo's own examples start ranks by."""
+_LAST_PORT = 32_000  # first_port: 256 workers have theirs above it, below 32768
+_TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{1,2}){0,2}")
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,-]*")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+_DEVICE = re.compile(r"[A-Za-z0-9_.:-]{1,200}(,[A-Za-z0-9_.:-]{1,200})*")
+_OWN_FLAGS = (
+    "--nodes", "--ntasks", "--ntasks-per-node", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gres", "--signal",
+    "--job-name", "--output", "--error", "--array", "--requeue", "--no-requeue", "--time", "--partition", "--account",
+    "--wrap", "--chdir", "--export", "--export-file", "--cpus-per-task", "--overcommit", "--wait",
+)  # fmt: skip
+"""Flags of sbatch that the file sets itself, or with which it would not run as it is written."""
+
+
+def _time(value: str, info: ValidationInfo) -> str:
+    if not _TIME.fullmatch(value):
+        raise ValueError(f"{info.field_name} {quoted(value)} is no time of Slurm; expected such as 04:00:00 or 1-12")
+    return value
+
+
+def _plain(value: str, info: ValidationInfo) -> str:
+    if not _PLAIN.fullmatch(value):
+        raise ValueError(
+            f"{info.field_name} {quoted(value)} is no name of Slurm; expected letters, digits, - _ . and ,"
+        )
+    return value
+
+
+def _job_name(value: str, info: ValidationInfo) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            f"{info.field_name} {quoted(value)} is no name; expected at most 32 lower-case letters, digits and dashes"
+        )
+    return value
+
+
+def _device(value: str, info: ValidationInfo) -> str:
+    if not _DEVICE.fullmatch(value):
+        raise ValueError(f"{info.field_name} {quoted(value)} is no device; expected such as eth1 or mlx5_0:1")
+    if "lo" in value.split(","):
+        raise ValueError(f"{info.field_name} {quoted(value)} is loopback, which leads to no other node; name another")
+    return value
+
+
+def _printable(value: str, info: ValidationInfo) -> str:
+    if not value.isprintable():
+        raise ValueError(f"{info.field_name} {quoted(value)} holds a line end or a control character; leave it out")
+    return value
+
+
+def _directory(value: Path, info: ValidationInfo) -> Path:
+    if not value.is_absolute() or not str(value).isprintable():
+        raise ValueError(f"{info.field_name} {quoted(str(value))} is no absolute path; give one that starts with /")
+    return value
+
+
+def _sbatch(values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        flag = value.partition("=")[0]
+        if not value.startswith("--") or not value.isprintable() or " " in flag:
+            raise ValueError(f"sbatch {quoted(value)} is no flag of sbatch; expected such as --qos=high")
+        if any(own == flag or (len(flag) > 2 and own.startswith(flag)) for own in _OWN_FLAGS):
+            raise ValueError(
+                f"sbatch {quoted(value)} is what the file sets itself; leave it out, or use trtx's own option"
+            )
+    return values
+
+
+_Plain = Annotated[str, AfterValidator(_plain)]
+_Line = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_printable)]
+_Device = Annotated[str, AfterValidator(_device)]
+_Directory = Annotated[Path, AfterValidator(_directory)]
+
+
+class JobSpec(BaseModel):
+    """Asked for, not yet resolved. Its fields have the names of the options of ``trtx export slurm``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, AfterValidator(_job_name)] = "serve"
+    nodes: int | None = Field(default=None, ge=1, le=64)  # None: as few as hold all workers
+    gpus_per_node: int = Field(default=8, ge=0, le=64)  # 0: workers run on the CPU
+    frontends: int = Field(default=1, ge=1, le=16)  # on the first nodes
+    time: Annotated[str, AfterValidator(_time)] = "04:00:00"
+    partition: _Plain | None = None
+    account: _Plain | None = None
+    sbatch: Annotated[tuple[str, ...], AfterValidator(_sbatch)] = ()
+    container_image: _Line | None = None
+    container_mounts: _Line | None = None
+    python: _Line | None = None  # None: the one that runs now; in a container python3
+    model_dir: _Directory | None = None  # None: where the model is here
+    local_dir: _Directory = Path("/tmp")
+    interface: _Device | None = None  # None: the one that nodes reach each other by, as Slurm does
+    ucx_devices: _Device | None = None  # None: the interface
+    first_port: int = Field(default=FIRST_PORT, ge=1024, le=_LAST_PORT)
+    etcd: _Line = "etcd"
+    nats: _Line = "nats-server"
+    mpi: _Plain | None = None  # srun's, for engines over several nodes; None: pmix
+    bench: tuple[_Line, ...] | None = None  # words of trtx bench; None: serve until the job ends
+    lease_ttl_s: int = Field(default=30, ge=5, le=600)  # how long etcd may be away, and a dead worker stays routable
+    ready_timeout_s: int = Field(default=1800, ge=1, le=86_400)
+    drain_s: int = Field(default=15, ge=1, le=600)  # a worker's, to end the requests that it has begun

@@ -1,0 +1,172 @@
+"""Which frames of a video a model sees, at which size, and when they are: as transformers' video processors do it.
+
+Those need a torchvision that does not load beside the CPU build of torch; a decoding process has no torch either. What
+is here is arithmetic, held to theirs (5.23) by ``tests/unit/media/test_video_sampling.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtx.errors import UsageError
+from trtx.media.messages import VideoRule
+from trtx.torch_engine.encoder_messages import Clip
+
+_LARGEST_ASPECT = 200
+_VIDEO_DOCUMENTS = ("video_preprocessor_config.json", "preprocessor_config.json")
+_IN_PROCESSOR = ("processor_config.json", "video_processor")
+# Of both, where they are stated: frames go through the image processor.
+_AS_OF_PICTURES = (
+    "image_mean", "image_std", "rescale_factor", "patch_size", "merge_size", "temporal_patch_size", "resample",
+)  # fmt: skip
+FPS, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768
+
+
+@dataclass(frozen=True, slots=True)
+class VideoOptions:
+    """Of one checkpoint. ``counts_all_frames``: its limits of pixels are of all frames together (Qwen3-VL), else of
+    each (Qwen2.5-VL), and frames are spread from the first to the last, else over equal parts."""
+
+    counts_all_frames: bool
+    patch: int
+    merge: int
+    temporal_patch: int
+    min_pixels: int
+    max_pixels: int
+    fps: float = FPS
+    min_frames: int = MIN_FRAMES
+    max_frames: int = MAX_FRAMES
+    max_tokens_to_cap: int | None = None  # cap_pixels_per_frame: bounds the pixels of each by max_video_tokens
+
+    @property
+    def factor(self) -> int:
+        """Pixels of a side that one row stands for."""
+        return self.patch * self.merge
+
+
+def read_options(model_dir: Path, processor: Any, rule: VideoRule) -> VideoOptions:
+    """As transformers finds them: nested in processor_config.json, else of a file of its own, else the image
+    processor's. ``processor``: the checkpoint's image processor, whose patches these are. Raises UsageError."""
+    stated, is_third = _stated(model_dir), rule == "all"
+    size = stated.get("size") or {}
+    classic = {} if is_third else stated  # of Qwen3-VL's class these two names say nothing
+    default = (128 * 32 * 32, 32 * 32 * 768) if is_third else (128 * 28 * 28, 28 * 28 * 768)
+    try:
+        least = int(classic.get("min_pixels") or size.get("shortest_edge") or default[0])
+        most = int(classic.get("max_pixels") or size.get("longest_edge") or default[1])
+        capped = stated.get("max_video_tokens", 768 if is_third else 128000)
+        found = VideoOptions(
+            counts_all_frames=is_third,
+            patch=int(processor.patch_size),
+            merge=int(processor.merge_size),
+            temporal_patch=int(processor.temporal_patch_size),
+            min_pixels=least,
+            max_pixels=most,
+            fps=float(stated.get("fps") or FPS),
+            min_frames=int(stated.get("min_frames") or MIN_FRAMES),
+            max_frames=int(stated.get("max_frames") or MAX_FRAMES),
+            max_tokens_to_cap=int(capped) if stated.get("cap_pixels_per_frame") else None,
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"the video processor's options in {model_dir} can't be read ({error})") from error
+    for name in _AS_OF_PICTURES:
+        own, of_pictures = _listed(stated.get(name)), _listed(getattr(processor, name, None))
+        if own is not None and of_pictures is not None and own != of_pictures:
+            raise UsageError(
+                f"the video processor's {name} in {model_dir} is {own}, and the image processor's is {of_pictures}: "
+                "both must be the same here, since frames are prepared as pictures are"
+            )
+    if min(found.min_pixels, found.max_pixels, found.min_frames, found.max_frames, found.fps) <= 0:
+        raise UsageError(f"the video processor's options in {model_dir} hold a limit that is not above 0")
+    return found
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _stated(model_dir: Path) -> Mapping[str, Any]:
+    """Raises UsageError for a document that is no JSON object."""
+    name, inner = _IN_PROCESSOR
+    if (nested := _document(model_dir / name).get(inner)) is not None:
+        return dict(nested)
+    for name in _VIDEO_DOCUMENTS:
+        if found := _document(model_dir / name):
+            return found
+    return {}
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON ({error}); download the checkpoint again") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no JSON object; download the checkpoint again")
+    return found
+
+
+def frame_indices(options: VideoOptions, count: int, fps: float, most: int) -> list[int]:
+    """Which of ``count`` frames are taken, rising: ``options.fps`` of each second of ``fps``, at most ``most``."""
+    if options.counts_all_frames:
+        wanted = int(count / fps * options.fps)
+        taken = min(max(wanted, options.min_frames), options.max_frames, count, most)
+        found: list[int] = np.linspace(0, count - 1, max(taken, 1)).round().astype(int).tolist()
+        return found
+    step = options.temporal_patch
+    largest = math.floor(min(options.max_frames, count, most) / step) * step
+    taken = math.floor(min(max(count / fps * options.fps, options.min_frames), largest, count) / step) * step
+    return [at * count // taken for at in range(taken)] if taken else [0]
+
+
+def clip_of(options: VideoOptions, indices: list[int], count: int, fps: float) -> Clip:
+    """When the steps of the grid are."""
+    padded = [*indices, *(indices[-1:] * (-len(indices) % options.temporal_patch))]
+    times = [index / fps for index in padded]
+    size = options.temporal_patch
+    at_s = tuple((times[at] + times[at + size - 1]) / 2 for at in range(0, len(times), size))
+    return Clip(size / (len(indices) / count * fps), at_s)
+
+
+def frame_size(options: VideoOptions, frames: int, height: int, width: int) -> tuple[int, int]:
+    """Height and width that each frame is made, multiples of ``options.factor``. Raises ValueError for a shape that no
+    model takes."""
+    factor, least, most = options.factor, options.min_pixels, options.max_pixels
+    if options.max_tokens_to_cap is not None:
+        most = _capped(options, frames)
+    if options.counts_all_frames and (height < factor or width < factor):
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    if max(height, width) / min(height, width) > _LARGEST_ASPECT:
+        raise ValueError(f"a side is more than {_LARGEST_ASPECT} times the other")
+    high, wide = round(height / factor) * factor, round(width / factor) * factor
+    counted = max(frames, options.temporal_patch) if options.counts_all_frames else 1
+    rounded = round(counted / options.temporal_patch) * options.temporal_patch or 1
+    if rounded * high * wide > most:
+        shrink = math.sqrt(counted * height * width / most)
+        high = max(factor, math.floor(height / shrink / factor) * factor)
+        wide = max(factor, math.floor(width / shrink / factor) * factor)
+    elif rounded * high * wide < least:
+        grow = math.sqrt(least / (counted * height * width))
+        high = math.ceil(height * grow / factor) * factor
+        wide = math.ceil(width * grow / factor) * factor
+    return high, wide
+
+
+def _capped(options: VideoOptions, frames: int) -> int:
+    assert options.max_tokens_to_cap is not None
+    area = options.factor**2
+    floor = int(options.min_pixels * 1.05)
+    if options.counts_all_frames:
+        return frames * max(min(options.max_tokens_to_cap * area, options.max_pixels // frames), floor)
+    total = int(options.max_tokens_to_cap * area * 0.9)
+    return max(min(options.max_pixels, total * options.temporal_patch // frames), floor)
