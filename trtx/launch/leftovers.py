@@ -1,6 +1,6 @@
 """What a share that was cut off on this host has left, power lost or all killed: taken away before another starts.
 
-Its directory has the same name again. What it left registered, ``discovery`` takes out.
+Its directory has the same name again. What it left registered, ``discovery.remove_left_behind`` takes out.
 """
 
 from __future__ import annotations
