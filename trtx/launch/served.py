@@ -9,12 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from trtx.errors import LaunchError, UsageError
-from trtx.launch.discovery import remove_left_behind
 from trtx.launch.events import Event
 from trtx.launch.frontend_watch import UNROUTED_S
 from trtx.launch.guardian import Guardian
 from trtx.launch.handoffs import HandoffProofs
 from trtx.launch.interruption import Interruption, catch_signals
+from trtx.launch.leftovers import clear_leftovers
 from trtx.launch.picture_proofs import PictureProofs
 from trtx.launch.ports import HOLDER
 from trtx.launch.readiness import Readiness, ask_readiness, complete
@@ -117,6 +117,7 @@ def serve(
     whole = whole or plan
     with catch_signals(interruption), contextlib.ExitStack() as cleanup:
         held = _hold_ports(plan)
+        clear_leftovers(plan)
         scratch = _make_directories(plan)
         cleanup.callback(scratch.remove)
         guardian = Guardian(plan.marker, plan.scratch_dir, plan.etcd)
@@ -132,9 +133,6 @@ def serve(
         )
         topology = ServedTopology(plan, whole, supervisor, interruption)
         on_slots(topology.slots)
-        if count := remove_left_behind(plan):
-            told = f"{count} workers of a share that was cut off here were still registered, and are taken out"
-            on_event(Event("lost", told))
         HOLDER.release(held)
         try:
             start = time.monotonic()
@@ -196,11 +194,6 @@ def _make_directories(plan: Plan) -> Scratch:
     try:
         scratch.make()
     except OSError as error:
-        if plan.this_host and isinstance(error, FileExistsError):
-            raise UsageError(
-                f"{str(plan.scratch_dir)!r} is there already, so a share of {plan.namespace} runs on "
-                f"{plan.this_host}, or was cut off there; end it, or remove that directory"
-            ) from error
         raise UsageError(
             f"the topology's directory {str(plan.scratch_dir)!r} can't be made ({error.strerror}); "
             "set TMPDIR to a directory that you can write to"

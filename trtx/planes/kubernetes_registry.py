@@ -1,8 +1,8 @@
 """Dynamo's discovery in Kubernetes, as seen from outside.
 
 In Dynamo 1.4.2 each process applies one ``DynamoWorkerMetadata`` (``nvidia.com/v1alpha1``) called as its pod, with its
-endpoints and model cards under the keys that it has in etcd; frontends route to those whose pod is a ready endpoint of a
-slice labelled ``nvidia.com/dynamo-discovery-enabled``. There is no lease: the object goes with its pod, by its
+endpoints and model cards under the keys that it has in etcd; frontends route to those whose pod is a ready endpoint of
+a slice labelled ``nvidia.com/dynamo-discovery-enabled``. There is no lease: the object goes with its pod, by its
 ownerReference, and a pod that is not ready is out after half a second. So to delete the object takes a worker out, and
 needs a role that may; Dynamo's own processes need none that does.
 """
@@ -10,8 +10,10 @@ needs a role that may; Dynamo's own processes need none that does.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from trtx.planes.registry import Card, Instance, RegistryUnknown, read_card, read_instance
@@ -30,8 +32,8 @@ class KubernetesRegistry:
     def __init__(
         self, kubernetes_namespace: str, namespace: str, *, is_prefix: bool = False, timeout_s: float = 2.0
     ) -> None:
-        """Asks nothing yet. ``namespace``: Dynamo's; ``is_prefix``: and all that begin with it, as the operator gives the
-        workers of a rolling update. ``timeout_s`` bounds each question."""
+        """Asks nothing yet. ``namespace``: Dynamo's; ``is_prefix``: and all that begin with it, as the operator gives
+        the workers of a rolling update. ``timeout_s`` bounds each question."""
         self._pods = kubernetes_namespace
         self._namespace = namespace
         self._is_prefix = is_prefix
@@ -130,9 +132,14 @@ class KubernetesRegistry:
 
 
 def _connect() -> Any:
+    """By ``KUBECONFIG``, the user's own file, or the account of the pod that this runs in: in Dynamo's order."""
     from kubernetes import client, config  # half a second of CPU, and only here
 
-    config.load_config()
-    configuration = client.Configuration.get_default_copy()
+    file = Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
+    configuration = client.Configuration()
+    if file.is_file():
+        config.load_kube_config(config_file=str(file), client_configuration=configuration)
+    else:
+        config.load_incluster_config(client_configuration=configuration)
     configuration.retries = 0  # whoever asks has to be answered in time, and asks again
     return client.CustomObjectsApi(client.ApiClient(configuration))

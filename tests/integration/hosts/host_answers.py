@@ -42,6 +42,28 @@ def answer(url: str, model: str, prompt: list[int]) -> list[int]:
     return [int(token.removeprefix("token_id:")) for token in said["choices"][0]["logprobs"]["tokens"]]
 
 
+def hit_rate(url: str, model: str, metrics: list[str]) -> float:
+    """Of the prompt tokens of all workers, whose ``metrics`` are at these addresses, those found in a prefix cache.
+
+    9 prefixes of 128 tokens, each asked 4 times with 16 tokens of its own. 9 is odd: in turn over two workers each
+    prefix would come to each of them.
+    """
+    for turn in range(4):
+        for prefix in range(9):
+            own = [(turn * 97 + prefix * 11 + at * 7) % 1000 + 5 for at in range(16)]
+            answer(url, model, [(prefix * 101 + at * 13) % 1000 + 5 for at in range(128)] + own)
+    texts = [HTTP.get(address, timeout=10).text for address in metrics]
+    cached, prompts = (
+        [float(re.findall(rf"^trtx_{name}_tokens_total\{{.*\}} (\S+)$", text, re.MULTILINE)[0]) for text in texts]
+        for name in ("cached", "prompt")
+    )
+    assert all(prompts), "every worker has served"
+    return sum(cached) / sum(prompts)
+
+
+BEST_HIT_RATE = 3 / 4 * 128 / 144
+
+
 def listening(host: Host) -> dict[int, list[tuple[str, int]]]:
     """Process -> address and port of each of its sockets on a host, TCP and UDP, on which something is waited for."""
     found: dict[int, list[tuple[str, int]]] = {}

@@ -24,7 +24,6 @@ from topology_clients import ServeCommand
 from trtx.launch.published import find_published
 from trtx.topology import EtcdService, Plan, ProcessSpec
 
-NAME = "pair"
 _END_S = 60.0
 _READY = "Ready: "
 # UCX takes the memory that processes of one machine share, where nothing says otherwise.
@@ -81,6 +80,11 @@ class ServedHosts:
         return "\n".join(f"--- {name}\n{share.text()}" for name, share in self.shares.items())
 
 
+def name_of(hosts: Hosts) -> str:
+    """Of the topology. The namespaces share their processes' ids: a share that ends would end those of another run."""
+    return hosts.first.namespace.removesuffix(f"-{hosts.first.name}").replace("trtx", "pair")
+
+
 def write_hosts(hosts: Hosts, directory: Path, **fields: Any) -> Path:
     """hosts.yaml: ``fields`` of the file, and of its hosts those under their names (``node1={"frontends": 1}``)."""
     of_hosts = [
@@ -89,7 +93,7 @@ def write_hosts(hosts: Hosts, directory: Path, **fields: Any) -> Path:
     ]
     first = hosts.first.address
     document = {
-        "name": NAME,
+        "name": name_of(hosts),
         "etcd": [f"http://{first}:2379"],
         "nats": f"nats://{first}:4222",
         "hosts": of_hosts,
@@ -148,7 +152,7 @@ def served_hosts(
             second = start()
             for one in (first, second):
                 until("both shares are ready", lambda one=one: _is_ready(one))  # type: ignore[misc]
-            plan = find_published(EtcdService((servers.etcd.url,), lease_ttl_s=30), NAME).plan
+            plan = find_published(EtcdService((servers.etcd.url,), lease_ttl_s=30), name_of(hosts)).plan
             yield ServedHosts(hosts, servers, plan, {hosts.first.name: first, hosts.second.name: second}, start)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
-from host_answers import MODEL, PROMPTS, answer, listening
+from host_answers import BEST_HIT_RATE, MODEL, PROMPTS, answer, hit_rate, listening
 from host_servers import ETCD_PEER_PORT, ETCD_PORT, NATS_PORT
 from host_shares import ServedHosts, served_hosts
 from host_topology import Servers
 from namespaces import Hosts
+from topology_clients import trtx_serve
 
 from trtx.planes.etcd import Etcd
 
@@ -58,3 +60,21 @@ def test_nothing_listens_but_what_was_planned(disagg: ServedHosts, hosts: Hosts,
         unused = {process.request_port for process in here if process.role == "frontend"}
         assert planned - unused <= ports - of_kv <= planned
         assert len(ports & of_kv) == len([process for process in here if process.kv_ports])
+
+
+@pytest.mark.proof
+def test_the_router_knows_the_prefixes_of_both_hosts_as_of_one(hosts: Hosts, servers: Servers) -> None:
+    arguments = ("--engine", "torch", "--model", MODEL, "--workers", "2", "--router-mode", "kv")
+    arguments += ("--set", "kv_cache_config.tokens_per_block=16")
+    found = []
+    for name in ("one machine", "two hosts"):
+        with contextlib.ExitStack() as stack:
+            if name == "one machine":
+                plan = stack.enter_context(trtx_serve(*arguments)).wait_ready()
+            else:
+                plan = stack.enter_context(served_hosts(hosts, servers, hosts.directory / "kv", *arguments)).plan
+            metrics = [f"http://{worker.address}:{worker.system_port}/metrics" for worker in plan.workers]
+            found.append(hit_rate(plan.url, plan.model, metrics))
+    print(f"prefix hit rate on one machine {found[0]:.3f}, over two hosts {found[1]:.3f}, at most {BEST_HIT_RATE:.3f}")
+    assert found[1] >= found[0] - 0.03
+    assert found[1] > 0.9 * BEST_HIT_RATE
