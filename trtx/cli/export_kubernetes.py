@@ -94,10 +94,13 @@ def kubernetes(
         str | None,
         _option(_NODES, "--ucx-devices", "Network devices in a worker's pod that KV goes by. Default: eth0."),
     ] = None,
-    limits: Annotated[
+    resources: Annotated[
         list[str] | None,
         _option(
-            _NODES, "--limit", "Further resource of each worker's pod, such as rdma/ib=1. Repeatable.", metavar="NAME=N"
+            _NODES,
+            "--resource",
+            "Further resource of each worker's pod, such as rdma/ib=1. Repeatable.",
+            metavar="NAME=N",
         ),
     ] = None,
     node_selector: Annotated[
@@ -162,7 +165,7 @@ def kubernetes(
         "nats": nats,
         "gpus_per_node": gpus_per_node,
         "ucx_devices": ucx_devices,
-        "limits": limits,
+        "resources": resources,
         "node_selector": node_selector,
         "cpu": cpu,
         "memory": memory,
@@ -175,7 +178,7 @@ def kubernetes(
     hand_over(made.files, output, made.how)
 
 
-_OPTIONS = {"limits": "limit"}  # field -> option, where they differ
+_OPTIONS = {"resources": "resource"}  # field -> option, where they differ
 _OF_THIS_MACHINE = dict.fromkeys(
     ("--resume", "--sweep", "SWEEP_FILE", "--input-file", "--baseline", "--baseline-dir", "--save-baseline"),
     "and the Job's pod has no file of this machine",

@@ -244,7 +244,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "export kubernetes": _placed(
         ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args"),
         ((), "--image --plain --name --namespace --frontends --model-claim --hub-secret --image-pull-secret"),
-        ((), "--tls-secret --nats --gpus-per-node --ucx-devices --limit --node-selector --cpu --memory"),
+        ((), "--tls-secret --nats --gpus-per-node --ucx-devices --resource --node-selector --cpu --memory"),
         ((), "--shared-memory --bench --output"),
         ((), _MEDIA),
         (("disagg",), "--workers"),

@@ -180,8 +180,8 @@ VALUES |= {
     "--local-dir": "/scratch", "--lease-ttl-s": "60",
     "--image": "reg/trtx:1.4.1", "--name": "other", "--namespace": "other", "--model-claim": "models", "--hub-secret":
     "hub", "--image-pull-secret": "registry", "--tls-secret": "front-door", "--nats": "nats://nats:4222",
-    "--ucx-devices": "eth1", "--limit": "rdma/ib=1", "--node-selector": "pool=gpu", "--memory": "64Gi",
-    "--shared-memory": "8Gi", "--bench": "--concurrency 1",
+    "--ucx-devices": "eth1", "--resource": "rdma/ib=1", "--node-selector": "pool=gpu", "--memory": "64Gi",
+    "--shared-memory": "8Gi", "--decode-processes": "3", "--bench": "--concurrency 1",
 }  # fmt: skip
 # What stands in the calls above in the place of an argument.
 POSITIONAL = {

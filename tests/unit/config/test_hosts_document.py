@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel
 
-from trtx.config.hosts import FIRST_PORT, HostsSpec, HostSpec
+from trtx.config.hosts import FIRST_PORT, HostSpec, HostsSpec
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "hosts.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| `((?:hosts\[\]\.)?[a-z_]+)` \| ([^|]+) \|", DOCUMENT, re.MULTILINE))
@@ -28,7 +28,7 @@ def fields(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
 
 
 def test_every_field_has_its_row_and_its_default() -> None:
-    assert ROWS == fields(HostsSpec) | fields(HostSpec, "hosts[].")
+    assert fields(HostsSpec) | fields(HostSpec, "hosts[].") == ROWS
     assert ROWS["hosts[].first_port"] == str(FIRST_PORT)
 
 

@@ -21,8 +21,8 @@ from trtx.topology import TOPOLOGY_VARIABLE
 
 _PACKAGES = ("trtx", "ai-dynamo", "ai-dynamo-runtime", "nixl", "tensorrt-llm", "torch", "transformers")
 _NOWHERE = "192.0.2.1"  # of RFC 5737: routed like any other address, and nothing is sent
-# Of a worker: requests, system port and what UCX may take for each rank; of a frontend: requests, responses.
-_PORTS_A_WORKER, _KV_PORTS_A_RANK, _PORTS_A_FRONTEND = 2, 4, 2
+# Of a worker: requests, system port and what UCX may take for each rank; of a frontend: answers.
+_PORTS_A_WORKER, _KV_PORTS_A_RANK, _PORTS_A_FRONTEND = 2, 4, 1
 
 
 def gather_hosts(
