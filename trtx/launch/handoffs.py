@@ -32,9 +32,9 @@ _AT_ONCE = 8
 _STRAYS = 20  # requests for each decode worker: of a router that draws them, one in 1e8 is not among so many
 # Of Dynamo 1.4.2: to which workers a request goes, by their instance ids. Seen: a KV router goes by both, any other by
 # the prefill worker's alone, which has to be there, or the decode worker's is taken for it.
-_TO_DECODE, _TO_PREFILL = "x-worker-instance-id", "x-prefill-instance-id"
+TO_WORKER, TO_PREFILL = "x-worker-instance-id", "x-prefill-instance-id"
 # The first needs no chat template; the second alone answers with a worker's own words where one refuses a request.
-_COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
+_COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _UCX_DEVICE = "UCX_NET_DEVICES"
 _UCX_ERROR = re.compile(r"^\[.*UCX +ERROR +(.*)$", re.MULTILINE)
 _ASKED_TIMEOUT_S = 2.0
@@ -180,7 +180,7 @@ class HandoffProofs:
 
     def _refusal(self, pair: Pair, ids: Mapping[str, int], timeout_s: float) -> str:
         """What a worker refuses the pair's requests with; empty where that can't be told."""
-        code, answer = self._send(pair, ids, _CHAT, timeout_s)
+        code, answer = self._send(pair, ids, CHAT, timeout_s)
         try:
             return str(json.loads(answer)["message"]) if 400 <= code < 500 else ""
         except (ValueError, LookupError, TypeError):
@@ -200,7 +200,7 @@ class HandoffProofs:
         }
         headers: dict[str, str] = {}
         if (lives := _lives(pair, ids)) is not None:
-            headers = dict(zip((_TO_PREFILL, _TO_DECODE), map(str, lives), strict=True))
+            headers = dict(zip((TO_PREFILL, TO_WORKER), map(str, lives), strict=True))
         try:
             code, answer = request(self._url, "POST", path, body, headers=headers, timeout_s=timeout_s)
             return code, answer.decode(errors="replace")

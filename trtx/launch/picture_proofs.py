@@ -19,6 +19,7 @@ from pathlib import Path
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config.media import MediaLimits
 from trtx.errors import UsageError
+from trtx.launch.handoffs import CHAT, TO_PREFILL, TO_WORKER, ask_worker_ids
 from trtx.launch.readiness import request
 from trtx.topology import Plan, ProcessSpec
 
@@ -67,20 +68,22 @@ class PictureProofs:
         ``timeout_s``: of each request.
         """
         for turn in itertools.count():
-            missing = [] if self.unchecked else [one.name for one in self.encoders if not self._has_encoded(one)]
+            missing = [] if self.unchecked else [one for one in self.encoders if not self._has_encoded(one)]
             if not missing:
                 return None
+            target = missing[0]
             if turn == _TURNS * len(self.encoders):
-                return f"no picture went through {missing[0]}, of {turn} that were answered; see its log"
-            if (refused := self._send(timeout_s)) is None:
+                return f"no picture went through {target.name}, of {turn} that were answered; see its log"
+            if (refused := self._send(target, timeout_s)) is None:
                 continue
             if _TOO_LONG not in refused:
-                return f"no picture went through {missing[0]}: {refused}"
+                return f"no picture went through {target.name}: {refused}"
             self.unchecked = refused
         return None
 
-    def _send(self, timeout_s: float) -> str | None:
-        """One picture that no cache has. None where it was answered, else what it was refused with."""
+    def _send(self, target: ProcessSpec, timeout_s: float) -> str | None:
+        """One picture that no cache has, to ``target`` as far as the router goes by that: by load alone, all might go
+        to another. None where it was answered, else what it was refused with."""
         url = f"data:image/png;base64,{base64.b64encode(_png()).decode()}"
         body = {
             "model": self._plan.model,
@@ -89,7 +92,8 @@ class PictureProofs:
             "temperature": 0.0,
         }
         try:
-            code, answer = request(self._url, "POST", "/v1/chat/completions", body, timeout_s=timeout_s)
+            headers = self._headers(target)
+            code, answer = request(self._url, "POST", CHAT, body, headers=headers, timeout_s=timeout_s)
             if code == 200:
                 return None
             return f"HTTP {code}: {json.loads(answer)['message']}"
@@ -97,6 +101,12 @@ class PictureProofs:
             return f"{type(error).__name__}: {error}"
         except (ValueError, LookupError, TypeError):
             return f"HTTP {code}: {answer.decode(errors='replace')[:300] or 'empty body'}"
+
+    def _headers(self, target: ProcessSpec) -> dict[str, str]:
+        """None for an encode worker: no router sends requests there."""
+        header = {"agg": TO_WORKER, "prefill": TO_PREFILL}.get(target.role)
+        worker_id = ask_worker_ids(self._url, self._plan.model).get(target.name) if header else None
+        return {header: str(worker_id)} if header and worker_id is not None else {}
 
     @staticmethod
     def _has_encoded(worker: ProcessSpec) -> bool:

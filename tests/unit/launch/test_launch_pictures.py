@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
 from trtx.launch.picture_proofs import PictureProofs
 from trtx.topology import Plan, ProcessSpec
 
@@ -28,6 +29,8 @@ class Deployment:
     def __init__(self, encoders: int) -> None:
         self.encoded = [0] * encoders
         self.refusal = ""
+        self.published: Any = []
+        self.pins: list[set[str]] = []  # headers of each chat that say where it is to go
         self.pictures: list[bytes] = []
         self.dead: set[int] = set()  # encoders that get their picture and encode none
         self._turns = itertools.count()
@@ -49,10 +52,12 @@ def serving(deployment: Deployment) -> Iterator[list[int]]:
     def handler(number: int) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                told = json.dumps(deployment.published).encode()
                 count = f'trtx_media_pictures_total{{model="m",stage="encode"}} {deployment.encoded[number - 1]}.0\n'
-                self._say(200, count.encode())
+                self._say(200, told if self.path == PATH else count.encode())
 
             def do_POST(self) -> None:
+                deployment.pins.append({name for name in self.headers if name.startswith("x-")})
                 code, answer = deployment.chat(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 self._say(code, json.dumps(answer).encode())
 
@@ -161,3 +166,16 @@ def test_nothing_is_sent_to_a_text_model_or_another_engine(model: Path) -> None:
     for plan in (text, replace(plan_of(model, [1, 2]), engine="paced")):
         proofs = PictureProofs(plan)
         assert (proofs.encoders, proofs.told, proofs.prove_missing(1)) == ((), "", None)
+
+
+@pytest.mark.parametrize(
+    ("role", "pinned"), [("agg", {"x-worker-instance-id"}), ("prefill", {"x-prefill-instance-id"}), ("encode", set())]
+)
+def test_a_request_is_sent_to_the_worker_whose_encoder_is_asked_for(model: Path, role: Any, pinned: set[str]) -> None:
+    deployment = Deployment(2)
+    facts = WorkerFacts("", role, "torch", {}, (), 1, 512, 1, 1, 16, 1)
+    published = [PublishedWorker(7 + number, "vl", replace(facts, name=f"{role}-{number}")) for number in range(2)]
+    deployment.published = to_body(published)
+    with serving(deployment) as ports:
+        assert PictureProofs(plan_of(model, ports, role=role)).prove_missing(5) is None
+    assert deployment.pins == [pinned, pinned]
