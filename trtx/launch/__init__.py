@@ -46,9 +46,9 @@ _HOMES = {
 }  # fmt: skip
 __all__ = [
     "LOWEST_EPHEMERAL", "Event", "Guardian", "HandoffProofs", "Interruption", "PortHolder", "Published", "Restart",
-    "ServedTopology", "Slot", "catch_signals", "check_planes", "find_published", "host_here", "host_named", "join_share",
-    "members", "name_of", "new_run_directory", "prepare", "prepare_hosts", "probe", "publishing", "resolve", "serve",
-    "settle_share", "withdrawn_at_the_end", "write_problem",
+    "ServedTopology", "Slot", "catch_signals", "check_planes", "find_published", "host_here", "host_named",
+    "join_share", "members", "name_of", "new_run_directory", "prepare", "prepare_hosts", "probe", "publishing",
+    "resolve", "serve", "settle_share", "withdrawn_at_the_end", "write_problem",
 ]  # fmt: skip
 
 

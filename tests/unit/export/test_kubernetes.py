@@ -166,7 +166,7 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
         ((*TINY, "--set", "no_such_field=1"), "no_such_field"),
         ((*TINY, "--router-args", "--no-such-flag"), "--no-such-flag"),
         ((*TINY, "--bench", "--no-such-flag"), "No such option"),
-        ((*TINY, "--bench", "--url http://a"), "--bench holds --url, which the Job gives by itself"),
+        ((*TINY, "--bench", "--url http://a"), "--bench holds --url, which the job gives by itself"),
         ((*TINY, "--bench", "--prefill 2"), "--bench holds --prefill"),
         ((*TINY, "--bench", "--input-file a.jsonl"), "has no file of this machine"),
     ],

@@ -223,6 +223,7 @@ address_of() { awk -v node="$1" '$1 == node { print $2 }' "$TRTX_RUN/nodes"; }
 
 look() { # NODE ADDRESS DEVICE: how other nodes reach this one
   local address device
+  PATH="$PATH:/usr/sbin:/sbin" # where ip is, for people who are not root
   if [[ -n $INTERFACE ]]; then
     address=$(ip -4 -o addr show dev "$INTERFACE" scope global | awk '{ sub("/.*", "", $4); print $4; exit }')
     if [[ -z $address ]]; then

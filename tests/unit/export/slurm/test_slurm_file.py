@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trtx.config import TopologySpec
+from trtx.config import TopologySpec, recipe_files
 from trtx.errors import UsageError
 from trtx.export.slurm import JobSpec, export
 from trtx.export.slurm.planning import plan_job
@@ -245,3 +246,39 @@ def test_what_such_nodes_can_not_serve_is_refused_in_a_sentence(case: str) -> No
     spec, job, told = REFUSED[case]
     with pytest.raises(UsageError, match=re.escape(told)):
         written(spec, **job)
+
+
+def test_a_recipe_of_sixteen_ranks_takes_two_nodes_for_each_engine_and_keeps_its_rules(tmp_path: Path) -> None:
+    """Attention-DP and wide expert parallelism over nodes, of a model that is not here."""
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "hidden_size": 7168,
+        "num_hidden_layers": 61,
+        "vocab_size": 129280,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "max_position_embeddings": 163840,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    wide = ("tensor_parallel_size=16", "moe_expert_parallel_size=16")
+    asked = {
+        "model": str(tmp_path),
+        "engine": "tensorrt-llm",
+        "mode": "disagg",
+        "engine_configs": recipe_files("deepseek-r1-wide-ep"),
+        "overrides": wide,
+    }
+    text = written(asked, gpus_per_node=8, model_dir=Path("/models/deepseek-r1"))
+    assert "#SBATCH --nodes=4\n" in text and "#SBATCH --ntasks-per-node=8\n" in text
+    assert "# decode-0: nodes 2 to 3, GPUs 0,1,2,3,4,5,6,7 of each\n" in text
+    assert "\nMODEL=/models/deepseek-r1\n" in text and text.count("\ngpus_per_node: 8\n") == 2
+    with pytest.raises(UsageError, match=r"num_slots 290 .* fix: --set decode\.moe_config"):
+        overrides = (*wide, "decode.moe_config.load_balancer.num_slots=290")
+        written({**asked, "overrides": overrides}, gpus_per_node=8, model_dir=Path("/models/deepseek-r1"))
+    with pytest.raises(UsageError, match="lacks tokenizer.json, .*; or say with --model-dir where the nodes have it"):
+        written(asked, gpus_per_node=8)
+    staged = (*wide, "pipeline_parallel_size=2", "gpus_per_node=8")
+    assert "#SBATCH --nodes=8\n" in written(
+        {**asked, "overrides": staged}, gpus_per_node=8, model_dir=Path("/models/deepseek-r1")
+    )
