@@ -64,6 +64,8 @@ class Fault:
     act: Callable[[ServedHosts], None]
     asks: str = "frontend"  # the one whose clients are looked at
     has_no_other: bool = False  # the process that dies is the only one of its kind
+    # What is routed to a worker between its death and the end of its records, milliseconds later, has nowhere to go.
+    loses_at_most: int = 1
 
 
 def _kill(name: str, served: ServedHosts) -> None:
@@ -120,7 +122,12 @@ FAULTS = (
     Fault("agg 1+1", "`kill -9` of the only frontend", functools.partial(_kill, "frontend"), has_no_other=True),
     *_of("agg 1+1", AGG.workers),
     Fault("agg 1+1", f"`kill -9` of the other host's trtx serve, started again after {_AWAY_S} s", _kill_share),
-    Fault("agg 1+1", f"the other host without power for {_AWAY_S} s, then trtx serve join again", _lose_power),
+    Fault(
+        "agg 1+1",
+        f"the other host without power for {_AWAY_S} s, then trtx serve join again",
+        _lose_power,
+        loses_at_most=20,
+    ),
     *_of("disagg 2+2", DISAGG.workers),
     Fault(
         "agg 1+1, two frontends",
