@@ -31,6 +31,8 @@ SAFE = {
     "compare": ["compare", "file", "directory"],
     "baseline": ["baseline", "list"],
     "report": ["report", "directory"],
+    "export kubernetes": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--engine", "paced"],
+    "export slurm": ["export", "slurm", "--engine", "paced"],
     "doctor": ["doctor"],
 }
 _FLAGS = {option for verb in VERBS for option in options_of(verb) if takes_no_value(option, verb)} | {"--help"}
