@@ -37,6 +37,7 @@ SAFE = {
 }
 _FLAGS = {option for verb in VERBS for option in options_of(verb) if takes_no_value(option, verb)} | {"--help"}
 _REPEATED = {"--set", "--config", "--role", "--axis", "--slo", "--allow-different", "--extra-inputs", "--min-score"}
+_REPEATED |= {"--resource", "--node-selector", "--sbatch"}
 _USUAL = {
     "--engine": ["paced", "torch", "simulated", "auto"],
     "--mode": ["agg", "disagg", "agg,disagg"],
