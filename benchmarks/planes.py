@@ -129,10 +129,10 @@ def _servers(address: str, directory: Path) -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def _serving(name: str, directory: Path, workers: int, *more: str) -> Iterator[Arm]:
+def _serving(name: str, directory: Path, args: argparse.Namespace, *more: str) -> Iterator[Arm]:
     log = directory / f"{re.sub(r'[^a-z]+', '-', name)}.log"
-    argv = [sys.executable, "-m", "trtx", "serve", *_ENGINE, "--workers", str(workers), "--served-model-name", "planes"]
-    argv += ["-o", str(directory / "runs"), *more]
+    argv = [sys.executable, "-m", "trtx", "serve", *_ENGINE, "--workers", str(args.workers)]
+    argv += ["--served-model-name", "planes", "--router-mode", args.router_mode, "-o", str(directory / "runs"), *more]
     with _process(argv, log, lambda text: _READY.search(text) is not None):
         found = _READY.search(log.read_text(errors="replace"))
         assert found is not None
@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--address", required=True, help="an IPv4 address of this machine, for all that listens")
     parser.add_argument("--device", required=True, help="the device that has it")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--router-mode", choices=("kv", "round-robin"), default="kv")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--requests", type=int, default=100, help="of each round, one after another")
     parser.add_argument("--streams", type=int, default=32, help="of each round, at once")
@@ -172,9 +173,9 @@ def main() -> None:
         host = {"name": "here", "address": args.address, "device": args.device, "frontends": 1}
         hosts = directory / "hosts.yaml"
         hosts.write_text(yaml.safe_dump({"etcd": [etcd], "nats": nats, "hosts": [host]}), encoding="utf-8")
-        one = stack.enter_context(_serving("file, tcp, zmq", directory, args.workers, "--port", "0"))
+        one = stack.enter_context(_serving("file, tcp, zmq", directory, args, "--port", "0"))
         several = stack.enter_context(
-            _serving("etcd, tcp, nats", directory, args.workers, "--hosts", str(hosts), "--this-host", "here")
+            _serving("etcd, tcp, nats", directory, args, "--hosts", str(hosts), "--this-host", "here")
         )
         for number in range(args.rounds + 1):
             for arm in (one, several) if number % 2 else (several, one):

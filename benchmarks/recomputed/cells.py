@@ -116,7 +116,7 @@ def check_cell(comparison: Comparison, directory: Path, lock: dict[str, Any]) ->
         known = [span for span in spans if span is not None]
         cell.parts["steady"] = cell_figures(usable, known) if len(known) == len(usable) else None
     others = ("schema_version", "name", "topology", "load", "device", "device_count", "trials_asked", "trials")
-    told = [name for name in ("pictures",) if name in says]  # by workers, which aiperf's records don't say
+    told = [name for name in ("pictures", "handoffs") if name in says]  # by workers, which aiperf's records don't say
     expected = {**dict.fromkeys((*others, *told, "validity"), OTHER), **cell.parts, "status": cell_status(cell)}
     comparison.tree(file, "", says, {**expected, PER_DEVICE: cell.number("figures", PER_DEVICE, None)})
     return cell

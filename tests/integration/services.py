@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import subprocess
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ def needs(program: str, package: str) -> str:
     why = f"{program} is not installed; apt-get install --no-install-recommends {package}"
     if os.environ.get("TRTX_NEEDS_SERVICES") == "1":
         pytest.fail(why)
+    warnings.warn(f"NOT TESTED: {why}", stacklevel=2)  # pytest -q shows warnings, and no skips
     pytest.skip(why)
 
 
@@ -122,16 +124,18 @@ def openssl(*arguments: str | Path, directory: Path, text: str = "") -> str:
     return done.stdout
 
 
-def certificates(directory: Path, names: Sequence[str] = ("server", "client")) -> None:
-    """``ca.pem``, and for each name ``NAME.pem`` and ``NAME-key.pem`` signed by it, good for 127.0.0.1 and either side:
-    etcd's own gateway shows the server's certificate to etcd as a client does."""
+def certificates(
+    directory: Path, names: Sequence[str] = ("server", "client"), *, usage: str = "serverAuth,clientAuth"
+) -> None:
+    """``ca.pem``, and for each name ``NAME.pem`` and ``NAME-key.pem`` signed by it, good for 127.0.0.1 and ``usage``:
+    either side, as etcd's own gateway shows the server's certificate to etcd as a client does."""
     directory.mkdir(parents=True, exist_ok=True)
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout")
     openssl(
         "req", "-x509", *key, "ca-key.pem", "-out", "ca.pem", "-subj", "/CN=trtx tests", "-days", "2",
         directory=directory,
     )  # fmt: skip
-    extensions = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n"
+    extensions = f"subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\n"
     (directory / "extensions").write_text(extensions)
     for name in names:
         openssl("req", *key, f"{name}-key.pem", "-out", f"{name}.csr", "-subj", "/O=trtx", directory=directory)

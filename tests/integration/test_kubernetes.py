@@ -10,6 +10,7 @@ import subprocess
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import psutil
@@ -25,7 +26,8 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import LaunchError
 from trtx.export.wait import wait
 
-MODEL = "tiny-trained"
+CHECKPOINT = "synthetic:tiny-trained"
+MODEL = "org/tiny"  # in the path of a probe it is org%2Ftiny
 ADDRESSES = {name: found for name, found in psutil.net_if_addrs().items() if name != "lo"}
 DEVICE = next((name for name, found in ADDRESSES.items() if any(one.family.name == "AF_INET" for one in found)), None)
 
@@ -33,15 +35,15 @@ DEVICE = next((name for name, found in ADDRESSES.items() if any(one.family.name 
 def exported(*typed: str) -> list[Manifest]:
     device = ("--ucx-devices", DEVICE) if DEVICE else ()
     done = call(
-        *("export", "kubernetes", "--image", "reg/trtx:1.4.2", "--model", f"synthetic:{MODEL}", "--name", "shown"),
-        *("--gpus-per-node", "0", "--cpu", "1", *device, *typed),
+        *("export", "kubernetes", "--image", "reg/trtx:1.4.2", "--model", CHECKPOINT, "--served-model-name", MODEL),
+        *("--name", "shown", "--gpus-per-node", "0", "--cpu", "1", *device, *typed),
     )
     assert done.code == 0, done.err
     return list(yaml.safe_load_all(done.out))
 
 
 def model() -> Path:
-    return resolve_checkpoint(f"synthetic:{MODEL}").path
+    return resolve_checkpoint(CHECKPOINT).path
 
 
 def complete(frontend: str, prompt: str, tokens: int = 8) -> Any:
@@ -86,6 +88,8 @@ def test_the_plain_form_serves_with_exactly_the_roles_that_it_brings(tmp_path: P
             assert listening(pod) == {pod.address}
         facts = running.api.get("dynamoworkermetadatas", "shown-agg-0")
         assert facts is not None and "'name': 'shown-agg-0'" in str(facts["spec"])
+        published = HTTP.get(f"{running.url}/trtx/workers", timeout=10).json()
+        assert [one["facts"]["name"] for one in published] == ["shown-agg-0", "shown-agg-1"]
         with pytest.raises(LaunchError, match="2 of 3 agg"):
             wait(running.url, MODEL, {"agg": 3}, timeout_s=0)
 
@@ -98,7 +102,7 @@ def test_the_graph_serves_with_what_the_operator_adds(tmp_path: Path) -> None:
     with cluster(made, tmp_path, model()) as running:
         wait_for(running, prefill=1, decode=2)
         assert complete(running.url, "hello").status_code == 200
-        document = HTTP.get(f"{running.url}/v1/models/{MODEL}/ready", timeout=10).json()
+        document = HTTP.get(f"{running.url}/v1/models/{quote(MODEL, safe='')}/ready", timeout=10).json()
         assert list(document["namespaces"]) == [f"default-shown-{WORKER_SUFFIX}"]
 
 

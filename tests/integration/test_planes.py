@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import HTTP, Topology, topology, until
-from services import EtcdService, Service, etcd, nats
+import yaml
+from processes import HTTP, Topology, free_port, topology, until
+from services import EtcdService, Service, certificates, etcd, nats
+from topology_clients import PACED, trtx_serve, wait_until
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.engine import worker_facts
+from trtx.errors import UsageError
+from trtx.experiment import Attach
+from trtx.experiment.deployment import ask_deployment
 from trtx.launch.discovery import owner
+from trtx.launch.processes import members
+from trtx.planes.credentials import EtcdAuth
 from trtx.planes.etcd import Etcd
 from trtx.planes.etcd_registry import EtcdRegistry, namespaces
 from trtx.planes.watched import WatchedRegistry
@@ -63,6 +71,7 @@ def test_a_dead_worker_leaves_the_routing_long_before_its_lease_and_what_lives_i
         assert renewed is not None
         assert registry.records_live_s == _TTL_S
         assert _published(running) == {"agg-0", "agg-1"}
+        _ask_behind_another_frontend(running, services[0].url)
 
         watched = WatchedRegistry(EtcdRegistry(Etcd([services[0].url]), _NAMESPACE, lease_ttl_s=_TTL_S))
         try:
@@ -87,7 +96,128 @@ def _known(registry: WatchedRegistry) -> set[int] | None:
         return None
 
 
+def _ask_behind_another_frontend(running: Topology, etcd_url: str) -> None:
+    """Dynamo's own shows no runtime data: etcd has it, and one of no such topology is no answer."""
+    port = free_port()
+    plain = running.spawn("plain", ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)])
+    url = f"http://127.0.0.1:{port}"
+
+    def counted() -> bool:
+        try:
+            return ask_deployment(Attach(url=url)).workers == {"agg": 2}
+        except UsageError:  # it does not listen, or lists no model yet
+            return False
+
+    until("both workers are counted", counted)
+    assert ask_deployment(Attach(url=url)).versions is None
+    found = ask_deployment(Attach(url=url, etcd=(etcd_url,)))
+    assert (found.engine, found.workers, found.gpu_names, found.gpu_count) == ("paced", {"agg": 2}, (), 0)
+    assert found.versions is not None and found.versions["ai-dynamo"]
+    with pytest.raises(UsageError, match="--etcd can't be asked .* Connection refused"):
+        ask_deployment(Attach(url=url, etcd=(f"http://127.0.0.1:{free_port()}",)))
+    with etcd(running.directory / "another") as other, pytest.raises(UsageError, match="has no worker of tiny"):
+        ask_deployment(Attach(url=url, etcd=(other.url,)))
+    plain.end()
+    running.children.remove(plain)
+
+
 def _published(running: Topology) -> set[str]:
     found = worker_facts.of_body(HTTP.get(f"{running.url}{worker_facts.PATH}", timeout=10).content)
     assert found is not None
     return {worker.facts.name for worker in found}
+
+
+_PASSWORD = "a-word-that-stands-nowhere-else"
+
+
+def test_secrets_are_in_the_environment_of_the_children_and_nowhere_else(tmp_path: Path) -> None:
+    """And a launcher that is killed leaves nobody in etcd: its guardian revokes what its workers held."""
+    certificates(tmp_path)
+    (tmp_path / "password").write_text(f"{_PASSWORD}\n")
+    flags = ["--cert-file", "server.pem", "--key-file", "server-key.pem", "--trusted-ca-file", "ca.pem"]
+    flags = [str(tmp_path / flag) if flag.endswith(".pem") else flag for flag in flags]
+    auth = EtcdAuth(tmp_path / "ca.pem", tmp_path / "client.pem", tmp_path / "client-key.pem")
+    login = f"authorization {{user: trtx, password: {_PASSWORD}}}"
+    with (
+        etcd(tmp_path / "etcd", *flags, "--client-cert-auth", scheme="https") as first,
+        nats(tmp_path / "nats", login) as second,
+        Etcd([first.url], auth.read()) as client,
+    ):
+        hosts = {
+            "name": f"secret-{os.getpid()}",
+            "etcd": [first.url],
+            "etcd_auth": {"ca": "ca.pem", "certificate": "client.pem", "key": "client-key.pem"},
+            "nats": f"nats://127.0.0.1:{second.port}",
+            "nats_auth": {"username": "trtx", "password_file": "password"},
+            "lease_ttl_s": _TTL_S,
+            "hosts": [{"name": "here", "address": "127.0.0.1", "roles": {"agg": 2}, "first_port": free_port()}],
+        }
+        (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(hosts))
+        arguments = ("--hosts", str(tmp_path / "hosts.yaml"), "--port", str(free_port()), *PACED)
+        with trtx_serve(*arguments) as serve:
+            plan = serve.wait_ready()
+            registry = EtcdRegistry(client, plan.namespace, lease_ttl_s=_TTL_S)
+            assert len(registry.worker_ids()) == 2
+            # Of what the key and the password are, no part may stand anywhere.
+            secrets = {_PASSWORD, *(tmp_path / "client-key.pem").read_text().split("\n")[1:-2]}
+            files = [path for path in (*serve.run_parent.rglob("*"), *plan.scratch_dir.rglob("*")) if path.is_file()]
+            assert [path for path in files if path.name == "plan.json"]
+            assert [path for path in files if path.suffix == ".log"]
+            for path in (*files, serve.output):
+                assert not [one for one in secrets if one in path.read_text(errors="replace")], path
+            own = members(plan.marker, ())
+            assert len(own) >= 3
+            for process in Path("/proc").glob("[0-9]*"):
+                command = _read(process / "cmdline")
+                assert not [one for one in secrets if one in command], command
+            with_secrets = {pid for pid in own if _PASSWORD in _read(Path("/proc", str(pid), "environ"))}
+            assert with_secrets == own
+            published = client.range("trtx/", is_prefix=True)
+            assert published
+            assert not [entry for entry in published if any(one.encode() in entry.value for one in secrets)]
+
+            os.kill(serve.pid_of("agg-0"), signal.SIGSTOP)  # or it would leave by itself when it is told to end
+            serve.process.kill()
+            serve.process.wait()
+            wait_until(lambda: registry.worker_ids() == set(), 60, "no worker is registered")
+            wait_until(lambda: not members(plan.marker, ()), 60, "no process is left")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # it has ended since
+        return ""
+
+
+def test_a_worker_that_exits_0_unasked_is_started_again_and_etcd_may_go_and_come(
+    services: tuple[EtcdService, Service], tmp_path: Path
+) -> None:
+    hosts = {
+        "name": f"deaths-{os.getpid()}",
+        "etcd": [services[0].url],
+        "nats": f"nats://127.0.0.1:{services[1].port}",
+        "lease_ttl_s": _TTL_S,
+        "hosts": [{"name": "here", "address": "127.0.0.1", "roles": {"agg": 2}, "first_port": free_port()}],
+    }
+    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(hosts))
+    arguments = ("--hosts", str(tmp_path / "hosts.yaml"), "--port", str(free_port()), *PACED)
+    with Etcd([services[0].url]) as client, trtx_serve(*arguments) as serve:
+        plan = serve.wait_ready()
+        registry = EtcdRegistry(client, plan.namespace, lease_ttl_s=_TTL_S)
+        before = registry.worker_ids()
+        os.kill(serve.pid_of("agg-0"), signal.SIGTERM)  # drains and ends with 0, by nobody's wish
+        wait_until(lambda: "agg-0 exited 0" in serve.text(), 60, serve.text())
+        wait_until(lambda: "whole again" in serve.text(), 60, serve.text())
+        after = registry.worker_ids()
+        assert len(after) == 2
+        assert len(after & before) == 1
+
+        services[0].end()
+        wait_until(lambda: "what is registered is not known" in serve.text(), 60, serve.text())
+        os.kill(serve.pid_of("agg-1"), signal.SIGKILL)  # what it held can't be revoked now
+        wait_until(lambda: "agg-1 was killed by SIGKILL" in serve.text(), 60, serve.text())
+        services[0].start()
+        wait_until(lambda: len(re.findall("whole again", serve.text())) == 2, 90, serve.text())
+        lived = after & registry.worker_ids()
+        assert len(lived) == 1  # the dead one went when etcd came, long before its lease ended

@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from called import call
@@ -40,10 +41,10 @@ def submit(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Submit]:
     """Writes and submits a file; what still runs when the test ends is cancelled."""
     with contextlib.ExitStack() as jobs:
 
-        def submit(*flags: str, **environment: str) -> Job:
+        def submit(*flags: str, **options: Any) -> Job:
             directory = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
             directory.mkdir()
-            return jobs.enter_context(Job(cluster, directory, *flags, **environment))
+            return jobs.enter_context(Job(cluster, directory, *flags, **options))
 
         yield submit
 
@@ -51,7 +52,14 @@ def submit(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Submit]:
 class Job:
     """One submitted file, cancelled at the end of a ``with`` block if it goes on: others wait for its nodes."""
 
-    def __init__(self, cluster: SlurmCluster, directory: Path, *flags: str, **environment: str) -> None:
+    def __init__(
+        self,
+        cluster: SlurmCluster,
+        directory: Path,
+        *flags: str,
+        changed: Callable[[str], str] = lambda text: text,
+        **environment: str,
+    ) -> None:
         self.cluster, self.directory = cluster, directory
         self.local = directory / "node-local"
         self.local.mkdir()
@@ -59,6 +67,7 @@ class Job:
         done = call("export", "slurm", *flags, "--local-dir", str(self.local), "-o", str(written))
         assert done.code == 0, done.err
         (self.file,) = written.iterdir()
+        self.file.write_text(changed(self.file.read_text()))
         self.id = cluster.submit(self.file, directory, {**ENVIRONMENT, **environment})
 
     def __enter__(self) -> Job:
@@ -143,6 +152,7 @@ def test_it_serves_over_both_nodes_on_the_planned_ports_alone_and_ends_when_it_i
     answers = {json.loads(job.curl(node, url, body))["choices"][0]["text"] for node in (0, 1, 0, 1)}
     assert len(answers) == 1 and answers != {""}
 
+    assert "and KV in its pair of workers" in job.log
     system_port = re.search(r"^  decode-0\)$.*?DYN_SYSTEM_PORT=(\d+)", job.file.read_text(), re.DOTALL | re.MULTILINE)
     assert system_port is not None
     metrics = job.curl(0, f"http://{ADDRESSES[1]}:{system_port[1]}/metrics")
@@ -163,7 +173,11 @@ def test_it_serves_over_both_nodes_on_the_planned_ports_alone_and_ends_when_it_i
 
     secrets = _passwords(cluster)
     assert len(secrets) == 2
-    said = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    # etcd 3.4 writes a new user's password into its log of requests: in its own directory, which others can't read.
+    (kept,) = job.local.glob("trtx-*-etcd.*")
+    assert kept.stat().st_mode & 0o077 == 0
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(kept)]
+    said = [path.read_text(errors="replace") for path in files]
     said += cluster.processes().values()
     assert not [one for one in said for secret in secrets if secret in one]
     refused = job.curl(1, f"http://{ADDRESSES[0]}:17000/v3/kv/range", {"key": "AA==", "range_end": "AA=="})
@@ -230,6 +244,17 @@ def test_an_etcd_that_ends_is_told_first(submit: Submit, cluster: SlurmCluster) 
     assert "FAILED: etcd ended with code 137" in job.log
 
 
+def test_a_topology_whose_kv_does_not_move_is_not_ready(submit: Submit) -> None:
+    """Each request is answered there: decode computes every prompt again."""
+
+    def over_loopback(text: str) -> str:
+        return text.replace('UCX_NET_DEVICES="${DEVICE}"', "UCX_NET_DEVICES=lo")
+
+    job = submit(*OVER_BOTH, changed=over_loopback)
+    assert job.await_end(180) == "FAILED"
+    assert "FAILED: not ready: trtx.export.wait: no KV came from prefill-0 to decode-0: " in job.log, job.all_logs()
+
+
 def test_a_node_that_lacks_something_is_told_before_anything_starts(submit: Submit) -> None:
     job = submit(*OVER_BOTH, "--model-dir", "/no/such/model")
     assert job.await_end() == "FAILED"
@@ -255,6 +280,7 @@ def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(
         f'env >"{ranks}/$SLURM_PROCID-$SLURMD_NODENAME"\n'
         'if ((SLURM_PROCID)); then exec -a "rank $SLURM_PROCID" sleep 600; fi\n'
         'unset "${!SLURM_@}" "${!PMI_@}" "${!UCX_@}"\n'
+        "export TLLM_SPAWN_PROXY_PROCESS=1\n"
         "$@\n"  # unquoted, as upstream has it
     )
     launcher.chmod(0o755)
@@ -278,7 +304,7 @@ def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(
     (rank,) = (pid for pid, line in cluster.processes().items() if line.startswith("rank 3"))
     os.kill(rank, signal.SIGKILL)
     assert job.await_end() == "FAILED"
-    assert "FAILED: agg-0 ended with code 137" in job.log
+    assert re.search(r"FAILED: agg-0 ended with code 1(37|43)", job.log)  # srun tells the highest of its tasks
 
 
 def test_the_file_asks_for_what_was_typed(submit: Submit, cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -7,14 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from trtx.bench import handoffs
 from trtx.bench.documents import Document, plain
 from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.figures import FIRST_SCHEMA, Figure, Figures, PerDevice, all_figures, latest_schema
+from trtx.bench.handoffs import HandoffCounts
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import error_request_count, most_common_errors, uncounted_request_count
 from trtx.bench.pictures import PictureCounts, over_trials
-from trtx.bench.readings import GpuReading, gpus_over, pictures_over, read_readings, requests_over, summed
+from trtx.bench.readings import (
+    GpuReading,
+    gpus_over,
+    handoffs_over,
+    pictures_over,
+    read_readings,
+    requests_over,
+    summed,
+)
 from trtx.bench.records import RECORDS_FILE, RequestRecord, TrialRecords, read_trial
 from trtx.bench.validity import Validity, judge
 from trtx.bench.windows import Phases, Span, phases_of
@@ -63,6 +73,8 @@ class Cell:
     steady: Figures | None  # over their steady parts; None where one of them has none
     validity: Validity | None  # None where there are no figures
     pictures: dict[str, PictureCounts] | None = None  # by role, over all trials; None: no worker told of any
+    # By decode and prefill worker, over all trials; empty: it hands nothing over; None: nobody counted.
+    handoffs: dict[str, dict[str, HandoffCounts]] | None = None
 
     @property
     def name(self) -> str:
@@ -148,6 +160,7 @@ def measure_cell(
         steady=Figures.over([trial.measured for trial in usable], spans) if has_steady else None,
         validity=judge(evidence) if usable else None,
         pictures=_pictures([directory / trial.directory for trial in measured if trial.figures], usable),
+        handoffs=None if evidence.handoffs is None else {name: dict(one) for name, one in evidence.handoffs.items()},
     )
 
 
@@ -195,6 +208,7 @@ def _evidence(
         prompts=spec.sharing,
         restarted=restarted,
         requests_by_worker=requests,
+        handoffs=_handoffs(directories, usable),
         routes_by_prefix=target.routes_by_prefix,
         gpus=() if target.gpu_count == 0 else gpus,  # none to be throttled or shared
         event_loop_delays_ms=delays if all(log.exists() for log in logs) else None,
@@ -205,6 +219,15 @@ def _pictures(trials: Sequence[Path], usable: Sequence[TrialRecords]) -> dict[st
     return over_trials(
         [
             pictures_over(read_readings(directory) or (), _measured_part(records))
+            for directory, records in zip(trials, usable, strict=True)
+        ]
+    )
+
+
+def _handoffs(trials: Sequence[Path], usable: Sequence[TrialRecords]) -> dict[str, dict[str, HandoffCounts]] | None:
+    return handoffs.over_trials(
+        [
+            handoffs_over(read_readings(directory) or (), _measured_part(records))
             for directory, records in zip(trials, usable, strict=True)
         ]
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from trtx.bench.handoffs import HandoffsByPair
 from trtx.bench.readings import GpuReading, WorkerCounts
 from trtx.bench.records import RequestRecord, TrialRecords
 from trtx.bench.windows import NoSteadyPart, Phases, phases_of, sent_in
@@ -41,6 +42,7 @@ class Evidence:
     prompts: Literal["unique", "shared"] | None = None  # whether the load repeats prompts or their beginnings
     restarted: tuple[str, ...] | None = None  # processes that were started again while it was measured
     requests_by_worker: WorkerCounts | None = None  # that ended while it was measured
+    handoffs: HandoffsByPair | None = None  # of the requests that ended while it was measured; empty: none are made
     routes_by_prefix: bool | None = None  # whether the router prefers workers that hold a prompt's beginning
     event_loop_delays_ms: Mapping[str, tuple[float, ...]] | None = None  # of the client's services
     gpus: tuple[GpuReading, ...] | None = None  # throughout each trial's measured part, in its order; empty: no GPU

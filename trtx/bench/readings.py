@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtx.bench import handoffs
 from trtx.bench.documents import Document, plain
 from trtx.bench.files import write_text
+from trtx.bench.handoffs import HandoffCounts
 from trtx.bench.pictures import PictureCounts, grown
 from trtx.bench.windows import Span
 
@@ -57,6 +59,8 @@ class ServerReading:
     ended_requests: dict[str, dict[str, int]] | None  # so far, by role and worker; None: not every worker says
     # So far, by role and worker, of those that take pictures; None: none does, or one of them does not say.
     pictures: dict[str, dict[str, PictureCounts]] | None = None
+    # So far, by decode worker and prefill worker; empty: it has no decode workers; None: one of them does not say.
+    handoffs: dict[str, dict[str, HandoffCounts]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,12 @@ def pictures_over(readings: Sequence[ServerReading], measured: Span) -> dict[str
     :func:`requests_over`. None where workers did not say."""
     around = _around(readings, measured)
     return None if around is None else grown(around[0].pictures, readings[-1].pictures)
+
+
+def handoffs_over(readings: Sequence[ServerReading], measured: Span) -> dict[str, dict[str, HandoffCounts]] | None:
+    """What became of the KV of a measured part's requests, by decode and prefill worker, as :func:`pictures_over`."""
+    around = _around(readings, measured)
+    return None if around is None else handoffs.grown(around[0].handoffs, readings[-1].handoffs)
 
 
 def summed(counts: Sequence[WorkerCounts]) -> dict[str, dict[str, int]]:

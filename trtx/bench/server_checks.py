@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from trtx.bench.checks import CLIENT_INVALID, CLIENT_SUSPECT, Found, Level, NotObserved, check, client_share, percent
 from trtx.bench.evidence import Evidence
+from trtx.bench.handoffs import told_pair
 from trtx.bench.readings import ForeignProcess, GpuReading
 from trtx.bench.statistics import binomial_tail
 
 _UNEVEN_SHARE, _UNEVEN_CHANCE = 0.20, 0.01
 _FOREIGN_PERCENT = 5.0
+_LOST_HANDOFFS = 0.05
 # Of NVML's reasons, those that no setting and no load explains: heat, and a power supply that asks for less. NVML's
 # documentation says of SwPowerCap that "the clocks have been optimized to not exceed the currently set power limits",
 # which is how a GPU runs under full load, of the others that they are settings or idleness.
@@ -89,6 +91,32 @@ def _uneven(counts: Mapping[str, int]) -> str | None:
     if 2 * len(counts) * binomial_tail(counts[worst], total, 1 / len(counts)) >= _UNEVEN_CHANCE:
         return None
     return f"{worst} got {counts[worst]} of {total} requests, an equal share is {share:.4g}"
+
+
+@check(
+    name="lost handoffs",
+    suspect="a decode worker computed a prompt whose KV had to come from a prefill worker",
+    invalid=f"more than {_LOST_HANDOFFS:.0%} of them",
+    why="those prompts were computed twice, or by the decode worker alone: nothing of a split topology is left but its "
+    "costs, and no request fails of it",
+)
+def _lost_handoffs(evidence: Evidence) -> Found | NotObserved | None:
+    if evidence.handoffs is None:
+        return NotObserved("nobody counted handoffs")
+    pairs = {
+        told_pair(decode, prefill): counts
+        for decode, by_prefill in evidence.handoffs.items()
+        for prefill, counts in by_prefill.items()
+    }
+    lost, requests = sum(one.lost for one in pairs.values()), sum(one.requests for one in pairs.values())
+    if lost:
+        worst = max(pairs, key=lambda name: pairs[name].lost)
+        level = Level.INVALID if lost > _LOST_HANDOFFS * requests else Level.SUSPECT
+        most = f", {pairs[worst].lost} of them from {worst}"
+        return Found(level, f"{lost} of {requests} prompts were computed without the KV of a prefill worker{most}")
+    if any(one.unknown for one in pairs.values()):
+        return NotObserved("the decode workers' engine does not say what becomes of KV")
+    return None
 
 
 @check(

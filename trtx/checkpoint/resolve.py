@@ -72,8 +72,9 @@ def fetch_from_hub(name: str, directory: Path, *, revision: str | None, with_wei
     try:
         snapshot_download(name, revision=revision, allow_patterns=list(files), local_dir=directory)
     except Exception as error:
+        said = next(iter(str(error).splitlines()), "")[:300]
         raise UsageError(
-            f"model {name!r} can't be fetched from the hub into {directory} ({type(error).__name__}: {error}); is its "
+            f"model {name!r} can't be fetched from the hub into {directory} ({type(error).__name__}: {said}); is its "
             "name right, does it need HF_TOKEN, and is the hub reached from here?"
         ) from error
 

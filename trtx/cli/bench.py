@@ -80,6 +80,24 @@ def bench(
             "--gpu-count", help="With --url: GPUs behind it. Default: what it publishes.", rich_help_panel="Attach"
         ),
     ] = None,
+    etcd: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--etcd",
+            metavar="URL",
+            help="With --url: the etcd in which its workers are registered, to count their GPUs there. Repeatable.",
+            rich_help_panel="Attach",
+        ),
+    ] = None,
+    etcd_auth: Annotated[
+        str | None,
+        typer.Option(
+            "--etcd-auth",
+            metavar="FILES",
+            help="With --etcd: ca=FILE,certificate=FILE,key=FILE or username=NAME,password_file=FILE. Default: none.",
+            rich_help_panel="Attach",
+        ),
+    ] = None,
     model: options.ModelOptions,
     mode: Annotated[
         str | None,

@@ -6,13 +6,14 @@ import json
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from trtx.cli.command import Verb
+from trtx.cli.placement import refuse_ignored
 from trtx.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _STATUS_WIDTH, _NAME_WIDTH = 11, 20
     epilog="Exit codes: 0 nothing failed (warnings are no failure); 2 usage; 4 something failed.",
 )
 def doctor(
+    context: typer.Context,
     engine: Annotated[
         Literal["auto", "torch", "tensorrt-llm"],
         typer.Option("--engine", help="Engine that shall serve here. auto: as trtx serve chooses."),
@@ -44,6 +46,23 @@ def doctor(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Parent of run directories, as for serve and bench.")
     ] = Path("runs"),
+    hosts: Annotated[
+        Path | None,
+        typer.Option(
+            "--hosts",
+            metavar="FILE",
+            help="Check a topology over the hosts of this file, too: run it on all of them at the same time.",
+        ),
+    ] = None,
+    this_host: Annotated[
+        str | None,
+        typer.Option(
+            "--this-host", metavar="NAME", help="Which of the hosts this machine is. Default: the one of its address."
+        ),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0, max=600, help="Seconds to wait for the doctors of the other hosts.")
+    ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON document on stdout.")] = False,
 ) -> None:
     """Check this machine: driver, GPUs, packages, limits, leftovers.
@@ -55,10 +74,17 @@ def doctor(
       trtx doctor
       trtx doctor --engine tensorrt-llm --port 8001
       trtx doctor --json
+      trtx doctor --hosts hosts.yaml --wait 60
     """
-    from trtx.doctor import Wanted, examine
+    refuse_ignored(context, () if hosts is not None else ("no hosts",))
+    from trtx.doctor import Wanted, WantedHosts, examine
 
-    checks = examine(Wanted(engine, port, output))
+    wanted = Wanted(engine, port, output)
+    if hosts is not None:
+        from trtx.config.hosts import read_hosts
+
+        wanted = replace(wanted, hosts=WantedHosts(read_hosts(hosts), this_host, wait))
+    checks = examine(wanted)
     broken = [check for check in checks if check.status == "failed"]
     warnings = [check for check in checks if check.status == "warning"]
     if as_json:

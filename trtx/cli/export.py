@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -43,9 +44,12 @@ def hand_over(files: Sequence[ExportedFile], output: Path | None, how: str) -> N
     typer.echo(f"Wrote {', '.join(file.name for file in files)} to {output}.\n{how}")
 
 
-def bench_words(text: str) -> tuple[str, ...]:
+def bench_words(text: str, not_there: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
     """What ``--bench`` holds: flags of ``trtx bench``, which its own parser takes here, as a typing mistake would end a
-    job elsewhere. Raises UsageError for one that the job gives itself, or that means nothing beside --url.
+    job elsewhere.
+
+    ``not_there``: options that mean nothing where the job runs -> why. Raises UsageError for one of them, for one that
+    the job gives itself, and for one that ``trtx bench`` refuses beside ``--url``.
     """
     from trtx.cli.app import Verbs
     from trtx.cli.command import option_name, typed
@@ -53,10 +57,10 @@ def bench_words(text: str) -> tuple[str, ...]:
 
     words = split_words("--bench", text)
     command = Verbs().get_command(typer.Context, "bench")
-    context = command.make_context("bench", list(words))
+    context = command.make_context("trtx bench", list(words))
     for parameter in typed(context):
         named = option_name(parameter)
-        reason = _NOT_IN_A_JOB.get(named)
+        reason = _OF_THE_JOB.get(named, not_there.get(named))
         if reason is None and "attach" in ignored_in("bench", named):
             reason = "which describes what trtx bench would serve, and the job measures what is served already"
         if reason is not None:
@@ -64,9 +68,7 @@ def bench_words(text: str) -> tuple[str, ...]:
     return words
 
 
-_OF_THE_JOB = "which the job gives by itself"
-_NOT_IN_A_JOB = {
-    **dict.fromkeys(("--url", "--model", "--tokenizer", "--gpu-count", "--output"), _OF_THE_JOB),
+_OF_THE_JOB = {
+    **dict.fromkeys(("--url", "--model", "--tokenizer", "--gpu-count", "--output"), "which the job gives by itself"),
     "--dry-run": "with which the job would measure nothing",
-    "--resume": "and the job measures anew",
 }

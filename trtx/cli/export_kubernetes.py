@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
-from trtx.cli.export import ExportOutput, hand_over, topology_group
+from trtx.cli.export import ExportOutput, bench_words, hand_over, topology_group
 from trtx.cli.findings_text import describe_findings
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode, TopologySpec
@@ -94,10 +94,13 @@ def kubernetes(
         str | None,
         _option(_NODES, "--ucx-devices", "Network devices in a worker's pod that KV goes by. Default: eth0."),
     ] = None,
-    limits: Annotated[
+    resources: Annotated[
         list[str] | None,
         _option(
-            _NODES, "--limit", "Further resource of each worker's pod, such as rdma/ib=1. Repeatable.", metavar="NAME=N"
+            _NODES,
+            "--resource",
+            "Further resource of each worker's pod, such as rdma/ib=1. Repeatable.",
+            metavar="NAME=N",
         ),
     ] = None,
     node_selector: Annotated[
@@ -162,12 +165,12 @@ def kubernetes(
         "nats": nats,
         "gpus_per_node": gpus_per_node,
         "ucx_devices": ucx_devices,
-        "limits": limits,
+        "resources": resources,
         "node_selector": node_selector,
         "cpu": cpu,
         "memory": memory,
         "shared_memory": shared_memory,
-        "bench": None if bench is None else _bench_words(bench),
+        "bench": None if bench is None else bench_words(bench, _OF_THIS_MACHINE),
     }
     made = export(spec, _target({field: value for field, value in typed.items() if value is not None}))
     for line in describe_findings(made.findings) if made.findings else ():
@@ -175,24 +178,11 @@ def kubernetes(
     hand_over(made.files, output, made.how)
 
 
-_OPTIONS = {"limits": "limit"}  # field -> option, where they differ
-_OF_THE_JOB = "which the Job gives by itself"
-_OF_THIS_MACHINE = "and the Job's pod has no file of this machine"
-_NOT_IN_A_JOB = {
-    "--url": _OF_THE_JOB,
-    "--model": _OF_THE_JOB,
-    "--tokenizer": _OF_THE_JOB,
-    "--gpu-count": _OF_THE_JOB,
-    "--output": _OF_THE_JOB,
-    "--dry-run": "with which the Job would measure nothing",
-    "--resume": _OF_THIS_MACHINE,
-    "--sweep": _OF_THIS_MACHINE,
-    "SWEEP_FILE": _OF_THIS_MACHINE,
-    "--input-file": _OF_THIS_MACHINE,
-    "--baseline": _OF_THIS_MACHINE,
-    "--baseline-dir": _OF_THIS_MACHINE,
-    "--save-baseline": _OF_THIS_MACHINE,
-}
+_OPTIONS = {"resources": "resource"}  # field -> option, where they differ
+_OF_THIS_MACHINE = dict.fromkeys(
+    ("--resume", "--sweep", "SWEEP_FILE", "--input-file", "--baseline", "--baseline-dir", "--save-baseline"),
+    "and the Job's pod has no file of this machine",
+)
 
 
 def _target(given: Mapping[str, Any]) -> Any:
@@ -215,23 +205,3 @@ def _target(given: Mapping[str, Any]) -> Any:
 
 def _served_name(spec: TopologySpec) -> str:
     return spec.served_model_name or (spec.model or "model").removeprefix("synthetic:").rstrip("/").rpartition("/")[2]
-
-
-def _bench_words(text: str) -> tuple[str, ...]:
-    """Flags of ``trtx bench``, which its own parser takes here: a Job that ends over a typing mistake does so in the
-    cluster."""
-    from trtx.cli.app import Verbs
-    from trtx.cli.command import option_name, typed
-    from trtx.cli.placement import ignored_in
-
-    words = options.split_words("--bench", text)
-    command = Verbs().get_command(typer.Context, "bench")
-    context = command.make_context("trtx bench", list(words))
-    for parameter in typed(context):
-        named = option_name(parameter)
-        reason = _NOT_IN_A_JOB.get(named)
-        if reason is None and "attach" in ignored_in("bench", named):
-            reason = "which describes what trtx bench would serve, and the Job measures what is served already"
-        if reason is not None:
-            raise UsageError(f"--bench holds {named}, {reason}; leave it out")
-    return words

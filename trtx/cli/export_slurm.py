@@ -170,7 +170,7 @@ def slurm(
         "mpi": mpi,
         "container_image": container_image,
         "container_mounts": container_mounts,
-        "bench": None if bench is None else bench_words(bench),
+        "bench": None if bench is None else bench_words(bench, _ANEW),
         "ready_timeout_s": ready_timeout_s,
         "drain_s": drain_s,
         "lease_ttl_s": lease_ttl_s,
@@ -179,6 +179,9 @@ def slurm(
     for line in describe_findings(made.findings) if made.findings else ():
         typer.echo(line, err=True)
     hand_over(made.files, output, made.how)
+
+
+_ANEW = {"--resume": "and the job measures anew"}
 
 
 def _job(given: Mapping[str, Any]) -> JobSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterator
 
@@ -33,6 +34,8 @@ def describe_ports(process: ProcessSpec) -> str:
     """``10.77.0.1:8000 (HTTP), 17000 (requests)``: everything that it listens on."""
     named = [] if process.http_port is None else [f"{process.http_host}:{process.http_port} (HTTP)"]
     named += [f"{process.address}:{port} ({what})" for what, port in process.ports.items()]
+    if ("--router-mode", "kv") in itertools.pairwise(process.argv):
+        named.append(f"{process.address}, a port of the system's choice (for other routers)")
     if process.kv_ports is not None:
         named.append("some of {}:{}-{} (KV over TCP)".format(process.address, *process.kv_ports))
     return f"listens on {', '.join(named)}"

@@ -128,7 +128,7 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "expire": Use("with expire", "which goes by state and age", "leave it out"),
     },
     "report": {},
-    "doctor": {},
+    "doctor": {"no hosts": Use("without --hosts", "whose other machines it is about", "add it, or leave it out")},
 }
 
 
@@ -183,7 +183,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             (("resume",), "SWEEP_FILE --url --model --output --dry-run"),
             (("resume",), "--slo --min-goodput --max-error-rate --baseline --max-regression --metrics --window"),
             (("resume",), "--allow-different --baseline-dir --save-baseline"),
-            (("resume", "serve"), "--tokenizer --gpu-count"),
+            (("resume", "serve"), "--tokenizer --gpu-count --etcd --etcd-auth"),
             (("resume", "attach"), "--mode --axis"),
             (("dry run",), "--json"),
         ),
@@ -251,7 +251,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "export kubernetes": _placed(
         ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args"),
         ((), "--image --plain --name --namespace --frontends --model-claim --hub-secret --image-pull-secret"),
-        ((), "--tls-secret --nats --gpus-per-node --ucx-devices --limit --node-selector --cpu --memory"),
+        ((), "--tls-secret --nats --gpus-per-node --ucx-devices --resource --node-selector --cpu --memory"),
         ((), "--shared-memory --bench --output"),
         ((), _MEDIA),
         (("disagg",), "--workers"),
@@ -280,7 +280,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("save", "promote", "expire"), "--json"),
     ),
     "report": _placed(((), "RUN --json")),
-    "doctor": _placed(((), "--engine --port --output --json")),
+    "doctor": _placed(((), "--engine --port --output --hosts --json"), (("no hosts",), "--this-host --wait")),
 }
 
 

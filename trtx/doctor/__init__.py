@@ -8,7 +8,7 @@ Always holds: no torch is imported, and every row that is not fine names its fix
 """
 
 from trtx.doctor.check import Check
-from trtx.doctor.examination import Wanted, examine
+from trtx.doctor.examination import Wanted, WantedHosts, examine
 from trtx.doctor.facts import GpuProcess, GpuState, Package
 from trtx.doctor.gather import gather_gpus, gather_software, open_gpus
 
@@ -18,6 +18,7 @@ __all__ = [
     "GpuState",
     "Package",
     "Wanted",
+    "WantedHosts",
     "examine",
     "gather_gpus",
     "gather_software",

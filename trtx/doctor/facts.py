@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from trtx.doctor.host_facts import HostsFacts
 from trtx.engine import EngineKind, needs_gpu
 
 ClockReason = Literal[
@@ -171,6 +172,7 @@ class Facts:
     system: System
     topologies: tuple[Topology, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    hosts: HostsFacts | None = None  # where one over several hosts is asked about
 
     @property
     def tensorrt_llm(self) -> str | None:

@@ -17,6 +17,9 @@ from trtx.engine import worker_facts
 from trtx.engine.worker_facts import WorkerFacts
 from trtx.errors import UsageError
 from trtx.experiment.spec import Attach
+from trtx.planes.etcd import Etcd
+from trtx.planes.etcd_registry import EtcdRegistry
+from trtx.planes.registry import RegistryUnknown
 from trtx.report.forms import Deployment
 from trtx.tls import CA_VARIABLE, trust_of
 
@@ -52,7 +55,10 @@ def ask_deployment(attach: Attach) -> Deployment:
         model, owner = _served_model(client, attach)
         server, version = _server(client, owner)
         workers = _dynamo_workers(client, model) if server == _DYNAMO else None
-        published = _published(client, model, workers) if workers is not None else ()
+        if attach.etcd:
+            published = _registered(client, attach, model, workers)
+        else:
+            published = _published(client, model, workers) if workers is not None else ()
         gpu_names = _gpu_names(client, published) if workers is not None else None
     return Deployment(
         url=attach.url,
@@ -172,9 +178,8 @@ def _server(client: httpx.Client, owner: str | None) -> tuple[str | None, str | 
 
 def _dynamo_workers(client: httpx.Client, model: str) -> dict[str, int] | None:
     """Workers by role. None where the frontend does not say, as those before this route."""
-    namespaces = _at(_document(client, f"/v1/models/{quote(model, safe='')}/ready"), "namespaces")
     counts: Counter[str] = Counter()
-    for namespace in namespaces.values() if isinstance(namespaces, dict) else ():
+    for namespace in _namespaces(client, model).values():
         types = _at(namespace, "worker_types")
         for kind in types if isinstance(types, dict) else ():
             count = _at(types, kind, "workers")
@@ -182,6 +187,12 @@ def _dynamo_workers(client: httpx.Client, model: str) -> dict[str, int] | None:
                 return None
             counts[_ROLES.get(str(kind), str(kind))] += count
     return dict(sorted(counts.items(), key=lambda item: (_ORDER.get(item[0], len(_ORDER)), item[0]))) or None
+
+
+def _namespaces(client: httpx.Client, model: str) -> dict[str, Any]:
+    """What Dynamo tells of a model's workers, by Dynamo's namespace; nothing where it does not."""
+    found = _at(_document(client, f"/v1/models/{quote(model, safe='')}/ready"), "namespaces")
+    return found if isinstance(found, dict) else {}
 
 
 def _published(client: httpx.Client, model: str, workers: dict[str, int]) -> tuple[WorkerFacts, ...]:
@@ -192,6 +203,33 @@ def _published(client: httpx.Client, model: str, workers: dict[str, int]) -> tup
         return ()
     facts = tuple(worker.facts for worker in found if worker.model == model)
     return facts if Counter(one.role for one in facts) == workers else ()
+
+
+def _registered(
+    client: httpx.Client, attach: Attach, model: str, workers: dict[str, int] | None
+) -> tuple[WorkerFacts, ...]:
+    """The same from the model cards in etcd, for frontends that do not show them. Nothing where that is not all workers
+    of the model. Raises UsageError where etcd can't be asked, or has none of them: it is another's then."""
+    if workers is None:
+        raise UsageError(f"--etcd means nothing beside {attach.url}, which counts no workers; leave it out")
+    auth = attach.etcd_files()
+    cards = []
+    try:
+        with Etcd(attach.etcd, None if auth is None else auth.read()) as etcd:
+            for namespace in _namespaces(client, model):
+                # Its records are read once: how long they live matters to who removes some.
+                cards += EtcdRegistry(etcd, namespace, lease_ttl_s=0).cards()
+    except RegistryUnknown as error:
+        raise UsageError(f"--etcd can't be asked for the workers of {attach.url}: {error}") from error
+    cards = [card for card in cards if card.model == model]
+    if not cards:
+        raise UsageError(
+            f"etcd at {', '.join(attach.etcd)} has no worker of {model}, and {attach.url} counts "
+            f"{sum(workers.values())}; name the etcd that its frontends use"
+        )
+    facts = [WorkerFacts.of_runtime_data(card.runtime_data) for card in cards]
+    known = tuple(one for one in facts if one is not None)
+    return known if Counter(one.role for one in known) == workers else ()
 
 
 def _versions(published: tuple[WorkerFacts, ...]) -> dict[str, str] | None:

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from trtx.bench import ForeignProcess, GpuReading, ServerReading, Target
+from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
 from trtx.bench.pictures import PictureCounts
 from trtx.doctor import GpuProcess, GpuState, open_gpus
 from trtx.engine import worker_facts
@@ -29,6 +31,9 @@ _WORKERS = "http://127.0.0.1"  # their system ports, which never speak TLS
 _TIMEOUT_S = 1.0  # a worker that doesn't answer within a reading's time does not say
 _LOOKUPS = re.compile(rb'^trtx_embedding_cache_lookups_total\{[^}]*outcome="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 _STAGES = re.compile(rb'^trtx_media_(seconds|pictures)_total\{[^}]*stage="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
+_PAIRS = re.compile(rb"^trtx_pair_(handoffs|handoff_bytes|handoff_seconds)_total\{([^}]*)\} (\S+)$", re.MULTILINE)
+_WHOLE = re.compile(rb"^trtx_whole_requests_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _ENDED = re.compile(rb"^trtx_requests_total\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
 # The inode of the first PID namespace of a kernel: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
 _HOST_PIDS = 0xEFFFFFFC
@@ -127,24 +132,33 @@ def sees_host_pids(root: Path = Path("/")) -> bool:
 
 def _told(
     client: httpx.Client, workers: Sequence[Metered]
-) -> tuple[dict[str, dict[str, int]] | None, dict[str, dict[str, PictureCounts]] | None]:
-    """Requests that ended in each worker since it began, and what it counts of pictures, by role and name.
+) -> tuple[
+    dict[str, dict[str, int]] | None,
+    dict[str, dict[str, PictureCounts]] | None,
+    dict[str, dict[str, HandoffCounts]] | None,
+]:
+    """Requests that ended in each worker since it began, and what it counts of pictures, by role and name; of handoffs
+    by decode and prefill worker.
 
     Each None where one of them does not say; of pictures, where one that takes some does not.
     """
     ended: dict[str, dict[str, int]] = {}
     pictures: dict[str, dict[str, PictureCounts]] = {}
+    handoffs: dict[str, dict[str, HandoffCounts]] | None = {}
     for worker in workers:
         try:
             body = client.get(f"{_WORKERS}:{worker.port}/metrics").raise_for_status().content
         except httpx.HTTPError:
-            return None, None
+            return None, None, None
         if not (counts := _ENDED.findall(body)):  # one for each outcome
-            return None, None
+            return None, None, None
         ended.setdefault(worker.role, {})[worker.name] = round(sum(map(float, counts)))
         if (found := picture_counts(body)) is not None:
             pictures.setdefault(worker.role, {})[worker.name] = found
-    return ended or None, pictures or None
+        if worker.role == "decode" and handoffs is not None:
+            told = handoff_counts(body)
+            handoffs = None if told is None else {**handoffs, worker.name: told}
+    return ended or None, pictures or None, handoffs if workers else None
 
 
 def picture_counts(metrics: bytes) -> PictureCounts | None:
@@ -158,6 +172,24 @@ def picture_counts(metrics: bytes) -> PictureCounts | None:
     return PictureCounts(
         lookups, {name: round(count) for name, count in stages[b"pictures"].items()}, stages[b"seconds"]
     )
+
+
+def handoff_counts(metrics: bytes) -> dict[str, HandoffCounts] | None:
+    """What a decode worker's metrics say of handoffs, by prefill worker; None where it counts none."""
+    whole = _WHOLE.search(metrics)
+    if whole is None:
+        return None
+    found: dict[str, dict[str, Any]] = {NO_PREFILL: {"whole": round(float(whole[1]))}}
+    for kind, labels, value in _PAIRS.findall(metrics):
+        said = dict(_LABEL.findall(labels.decode()))
+        counts = found.setdefault(said["prefill"], {})
+        if kind == b"handoffs":
+            counts[said["outcome"]] = round(float(value))
+        elif kind == b"handoff_bytes":
+            counts["bytes"] = round(float(value))
+        else:
+            counts["seconds"] = float(value)
+    return {prefill: HandoffCounts(**counts) for prefill, counts in found.items()}
 
 
 def _gpus_of(plan: Plan) -> Mapping[str, str]:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from trtx.bench import LoadSpec
 from trtx.bench.documents import problem
 from trtx.config import Mode, TopologySpec
+from trtx.config.hosts import Certificates, Password, parse_auth
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Name
 from trtx.config.wording import a_kind, quoted, shown
@@ -21,6 +22,7 @@ from trtx.errors import UsageError
 from trtx.experiment.axes import Axes, NamedTopology, expand
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scoring_spec import ScoringSpec, in_keys
+from trtx.planes.credentials import EtcdAuth, check_endpoints
 
 MAX_GPUS = 100_000  # behind one address
 MAX_CELLS = 10_000  # a typing mistake costs no night
@@ -39,6 +41,31 @@ class Attach(BaseModel):
     model: Name | None = None  # the name that it serves; None: the only one in its /v1/models
     tokenizer: Name | None = None  # directory or Hugging Face name; None: the model's name
     gpu_count: int | None = Field(default=None, ge=0, le=MAX_GPUS)  # None: what the deployment publishes
+    etcd: tuple[str, ...] = Field(default=(), max_length=16)  # where its workers are registered; none: it is not asked
+    etcd_auth: str | None = None  # files, as trtx serve join takes them
+
+    @model_validator(mode="after")
+    def _etcd_and_its_files(self) -> Self:
+        if self.etcd_auth is not None and not self.etcd:
+            raise ValueError("etcd_auth means nothing without etcd; add it, or leave it out")
+        if self.etcd:
+            try:
+                auth = self.etcd_files()
+                check_endpoints(self.etcd, uses_tls=auth is not None and auth.ca is not None)
+            except UsageError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+    def etcd_files(self) -> EtcdAuth | None:
+        """What etcd wants of who asks it. Raises UsageError for what is no authentication of etcd."""
+        if self.etcd_auth is None:
+            return None
+        match parse_auth("etcd_auth", self.etcd_auth, Path.cwd()):
+            case Certificates(ca=ca, certificate=certificate, key=key):
+                return EtcdAuth(ca=ca, certificate=certificate, key=key)
+            case Password(username=username, password_file=file):
+                return EtcdAuth(username=username, password_file=file)
+        raise UsageError("etcd_auth names a token, which etcd takes none of; give certificates or a password")
 
     @field_validator("url")
     @classmethod

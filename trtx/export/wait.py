@@ -11,12 +11,14 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx
 
 from trtx.config.wording import quoted
 from trtx.errors import LaunchError, TrtxError, UsageError
+from trtx.export.handoffs import prove_handoffs
 
 # What Dynamo calls each role in /v1/models/<name>/ready.
 _WORKER_TYPES = {"agg": "aggregated", "prefill": "prefill", "decode": "decode", "encode": "encode"}
@@ -75,8 +77,16 @@ def main(argv: list[str]) -> None:
     parser.add_argument("model", help="the name that requests carry")
     parser.add_argument("--workers", required=True, help="of each role, such as prefill=1,decode=2")
     parser.add_argument("--timeout-s", type=float, default=3600.0)
+    parser.add_argument("--prove-handoffs", metavar="ENGINE", help="of workers called prefill-0, decode-0 and so on")
+    parser.add_argument("--logs", type=Path, default=Path(), help="directory of the workers' logs, for the cause")
     args = parser.parse_args(argv)
-    wait(args.url.rstrip("/"), args.model, _counts(args.workers), timeout_s=args.timeout_s)
+    url, workers, until = args.url.rstrip("/"), _counts(args.workers), time.monotonic() + args.timeout_s
+    wait(url, args.model, workers, timeout_s=args.timeout_s)
+    proved = ""
+    if args.prove_handoffs is not None:
+        left_s = until - time.monotonic()
+        proved = prove_handoffs(url, args.model, workers, engine=args.prove_handoffs, logs=args.logs, timeout_s=left_s)
+    sys.stderr.write(f"every worker is counted, one request went through{proved}\n")
 
 
 if __name__ == "__main__":

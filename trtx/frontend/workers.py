@@ -18,6 +18,7 @@ from trtx.planes.credentials import EtcdSecrets
 from trtx.planes.etcd import Etcd
 from trtx.planes.etcd_registry import EtcdRegistry
 from trtx.planes.file_registry import FileRegistry
+from trtx.planes.kubernetes_registry import KubernetesRegistry
 from trtx.planes.registry import Registry
 
 _TIMEOUT_S = 1.0  # a handler is waited for
@@ -52,6 +53,9 @@ def registry_of_environment(environment: Mapping[str, str]) -> Registry | None:
         )
         lease_ttl_s = float(environment.get("ETCD_LEASE_TTL", _DYNAMOS_LEASE_TTL_S))
         return EtcdRegistry(etcd, namespace, lease_ttl_s=lease_ttl_s)
+    if backend == "kubernetes" and namespace is not None and (pods := environment.get("POD_NAMESPACE")) is not None:
+        prefix = environment.get("DYN_NAMESPACE_PREFIX")
+        return KubernetesRegistry(pods, prefix or namespace, is_prefix=prefix is not None, timeout_s=_TIMEOUT_S)
     return None
 
 

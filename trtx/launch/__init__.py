@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtx.launch.certificates import check_certificate, check_usual_client
     from trtx.launch.events import Event
     from trtx.launch.guardian import Guardian
+    from trtx.launch.handoffs import HandoffProofs
     from trtx.launch.host_preparation import (
         check_planes,
         host_here,
@@ -35,20 +36,22 @@ if TYPE_CHECKING:
     from trtx.launch.slots import Restart, Slot
 
 _HOMES = {
-    "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "Interruption": "interruption",
-    "PortHolder": "ports", "Published": "published", "Restart": "slots", "ServedTopology": "served", "Slot": "slots",
-    "catch_signals": "interruption", "check_certificate": "certificates", "check_planes": "host_preparation",
-    "check_usual_client": "certificates", "find_published": "published", "host_here": "host_preparation",
-    "host_named": "host_preparation", "join_share": "host_preparation", "members": "processes", "name_of": "published",
-    "new_run_directory": "run_directory", "prepare": "preparation", "prepare_hosts": "host_preparation",
-    "probe": "machine", "publishing": "published", "resolve": "preparation", "serve": "served",
-    "settle_share": "host_preparation", "withdrawn_at_the_end": "published", "write_problem": "room",
+    "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "HandoffProofs": "handoffs",
+    "Interruption": "interruption", "PortHolder": "ports", "Published": "published", "Restart": "slots",
+    "ServedTopology": "served", "Slot": "slots",
+    "catch_signals": "interruption", "check_certificate": "certificates", "check_usual_client": "certificates",
+    "check_planes": "host_preparation", "find_published": "published",
+    "host_here": "host_preparation", "host_named": "host_preparation", "join_share": "host_preparation",
+    "members": "processes", "name_of": "published", "new_run_directory": "run_directory", "prepare": "preparation",
+    "prepare_hosts": "host_preparation", "probe": "machine", "publishing": "published", "resolve": "preparation",
+    "serve": "served", "settle_share": "host_preparation", "withdrawn_at_the_end": "published", "write_problem": "room",
 }  # fmt: skip
 __all__ = [
-    "LOWEST_EPHEMERAL", "Event", "Guardian", "Interruption", "PortHolder", "Published", "Restart", "ServedTopology",
-    "Slot", "catch_signals", "check_certificate", "check_planes", "check_usual_client", "find_published", "host_here",
-    "host_named", "join_share", "members", "name_of", "new_run_directory", "prepare", "prepare_hosts", "probe",
-    "publishing", "resolve", "serve", "settle_share", "withdrawn_at_the_end", "write_problem",
+    "LOWEST_EPHEMERAL", "Event", "Guardian", "HandoffProofs", "Interruption", "PortHolder", "Published", "Restart",
+    "ServedTopology", "Slot", "catch_signals", "check_certificate", "check_planes", "check_usual_client",
+    "find_published", "host_here", "host_named", "join_share", "members", "name_of", "new_run_directory", "prepare",
+    "prepare_hosts", "probe", "publishing", "resolve", "serve", "settle_share", "withdrawn_at_the_end",
+    "write_problem",
 ]  # fmt: skip
 
 

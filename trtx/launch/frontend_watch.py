@@ -100,11 +100,9 @@ class FrontendWatch:
             return None
         if (route.proved_at or 0.0) >= whole_since:
             return Judgement("proved", route.proof)
-        if route.request_problem:
-            told = f"every process is up again, but a request fails: {route.request_problem}"
-            return Judgement("unproved", told)
-        if route.handoff_problem:
-            return Judgement("unproved", f"every process is up again, but {route.handoff_problem}")
+        if route.handoff_problem or route.request_problem:
+            problem = route.handoff_problem or f"a request fails: {route.request_problem}"
+            return Judgement("unproved", f"every process is up again, but {problem}")
         return None
 
 

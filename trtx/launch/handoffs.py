@@ -10,9 +10,9 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import re
 import secrets
 import threading
-import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from pathlib import Path
 from trtx.engine import worker_facts
 from trtx.engine.handoff_facts import HandoffFacts
 from trtx.launch.readiness import request
-from trtx.topology import Plan, ProcessSpec
+from trtx.topology import Plan
 
 MOST_PAIRS = 64
 """That are all proved. Of more, so many that every worker is in one, and every pair of hosts."""
@@ -32,8 +32,11 @@ _AT_ONCE = 8
 _STRAYS = 20  # requests for each decode worker: of a router that draws them, one in 1e8 is not among so many
 # Of Dynamo 1.4.2: to which workers a request goes, by their instance ids. Seen: a KV router goes by both, any other by
 # the prefill worker's alone, which has to be there, or the decode worker's is taken for it.
-_TO_DECODE, _TO_PREFILL, _REQUEST_ID = "x-worker-instance-id", "x-prefill-instance-id", "x-request-id"
+_TO_DECODE, _TO_PREFILL = "x-worker-instance-id", "x-prefill-instance-id"
+# The first needs no chat template; the second alone answers with a worker's own words where one refuses a request.
+_COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
 _UCX_DEVICE = "UCX_NET_DEVICES"
+_UCX_ERROR = re.compile(r"^\[.*UCX +ERROR +(.*)$", re.MULTILINE)
 _ASKED_TIMEOUT_S = 2.0
 _LOG_BYTES = 1 << 20
 
@@ -61,18 +64,13 @@ def pairs_of(plan: Plan, most: int = MOST_PAIRS) -> tuple[Pair, ...]:
     if len(everything) > most:
         count = max(len(prefill), len(decode))
         chosen = [(prefill[n % len(prefill)], decode[n % len(decode)]) for n in range(count)]
-        hosts = {(host_of(one), host_of(other)) for one, other in chosen}
+        hosts = {(one.host, other.host) for one, other in chosen}
         for one, other in everything:
-            if (host_of(one), host_of(other)) not in hosts:
-                hosts.add((host_of(one), host_of(other)))
+            if (one.host, other.host) not in hosts:
+                hosts.add((one.host, other.host))
                 chosen.append((one, other))
         everything = chosen
     return tuple(Pair(one.name, other.name) for one, other in everything)
-
-
-def host_of(worker: ProcessSpec) -> str:
-    """Empty on one machine."""
-    return str(getattr(worker, "host", ""))
 
 
 def ask_worker_ids(url: str, model: str, certificate: Path | None = None) -> dict[str, int]:
@@ -117,11 +115,11 @@ class HandoffProofs:
 
     @property
     def told(self) -> str:
-        """What is proved, as the end of a sentence; empty where there is nothing to prove."""
-        if not self.pairs:
-            return ""
+        """What is proved, as the end of a sentence; empty where there is nothing to prove, or not all of it is."""
         if self.unknown:
             return f"; handoffs are not checked: {self.unknown}"
+        if not self.pairs or self._proved.keys() < set(self.pairs):
+            return ""
         pairs = "its pair of workers" if len(self.pairs) == 1 else f"each of {len(self.pairs)} pairs of workers"
         return f", and KV in {pairs}"
 
@@ -162,10 +160,9 @@ class HandoffProofs:
 
     def _ask(self, pair: Pair, ids: Mapping[str, int], timeout_s: float) -> tuple[Pair, str | None]:
         """One request: the pair that it came to, and what is wrong with that, None where nothing is."""
-        request_id = str(uuid.uuid4())
-        code, answer = self._send(pair, ids, request_id, timeout_s)
+        code, answer = self._send(pair, ids, _COMPLETIONS, timeout_s)
         if code != 200:
-            return pair, self._sentence(pair, self._logged(pair.decode, request_id) or f"HTTP {code}: {answer}")
+            return pair, self._sentence(pair, self._refusal(pair, ids, timeout_s) or f"HTTP {code}: {answer}")
         facts = _facts(answer)
         if facts is None or facts.outcome == "unknown":
             with self._lock:
@@ -179,27 +176,37 @@ class HandoffProofs:
             return seen, None
         if facts.outcome == "whole":
             return pair, f"{self._told(facts.decode)} was given a request that no prefill worker had had"
-        return seen, self._sentence(seen, facts.because or "nothing of a new prompt was read", self._remedy(seen))
+        because = facts.because or "nothing of a new prompt was read"
+        return seen, self._sentence(seen, because + self._said_by_ucx(seen.decode), self._remedy(seen))
 
-    def _send(self, pair: Pair, ids: Mapping[str, int], request_id: str, timeout_s: float) -> tuple[int, str]:
+    def _refusal(self, pair: Pair, ids: Mapping[str, int], timeout_s: float) -> str:
+        """What a worker refuses the pair's requests with; empty where that can't be told."""
+        code, answer = self._send(pair, ids, _CHAT, timeout_s)
+        try:
+            return str(json.loads(answer)["message"]) if 400 <= code < 500 else ""
+        except (ValueError, LookupError, TypeError):
+            return ""
+
+    def _send(self, pair: Pair, ids: Mapping[str, int], path: str, timeout_s: float) -> tuple[int, str]:
         """Status and body; status 0 and what went wrong where no answer came."""
+        prompt = secrets.token_hex(6)  # whose first block no cache has; shorter than the first request of all
         body = {
             "model": self._plan.model,
-            "prompt": secrets.token_hex(6),  # whose first block no cache has; shorter than the first request of all
+            **({"prompt": prompt} if path == _COMPLETIONS else {"messages": [{"role": "user", "content": prompt}]}),
             "max_tokens": TOKENS,
             "min_tokens": TOKENS,
             "ignore_eos": True,
             "temperature": 0.0,
             "nvext": {"extra_fields": ["engine_data"]},
         }
-        headers = {_REQUEST_ID: request_id}
+        headers: dict[str, str] = {}
         if (lives := _lives(pair, ids)) is not None:
-            headers |= dict(zip((_TO_PREFILL, _TO_DECODE), map(str, lives), strict=True))
+            headers = dict(zip((_TO_PREFILL, _TO_DECODE), map(str, lives), strict=True))
         try:
             code, answer = request(
                 self._url,
                 "POST",
-                "/v1/completions",
+                path,
                 body,
                 headers=headers,
                 timeout_s=timeout_s,
@@ -215,29 +222,26 @@ class HandoffProofs:
     def _remedy(self, pair: Pair) -> str:
         """Of a pair that the network keeps apart, as far as can be told from here."""
         ends = [self._workers.get(pair.prefill), self._workers.get(pair.decode)]
-        places = {(host_of(one), one.env.get(_UCX_DEVICE, "")) for one in ends if one is not None}
+        places = {(one.host, one.env.get(_UCX_DEVICE, "")) for one in ends if one is not None}
         if len(places) < 2:
             return ""
         return f"; {_UCX_DEVICE} has to name a device on each side by which it reaches the other"
 
     def _told(self, name: str) -> str:
-        """A worker as a person knows it: with its host and UCX's device, where they are known."""
+        """A worker as a person knows it: over hosts with its own, and the device that UCX takes there."""
         worker = self._workers.get(name)
         if worker is None:
             return name or "a worker that did not say its name"
-        known = [f"on {host}" if (host := host_of(worker)) else "", self._devices(name)]
-        said = ", ".join(filter(None, known))
-        return f"{name} ({said})" if said else name
+        if not worker.host:
+            return name
+        device = worker.env.get(_UCX_DEVICE)
+        return f"{name} (on {worker.host}{f', {_UCX_DEVICE}={device}' if device else ''})"
 
-    def _devices(self, name: str) -> str:
+    def _said_by_ucx(self, name: str) -> str:
+        """Its last complaint in the log of a worker of this machine; NIXL's error is but a code."""
         worker = self._workers.get(name)
-        device = None if worker is None else worker.env.get(_UCX_DEVICE)
-        return "" if device is None else f"{_UCX_DEVICE}={device}"
-
-    def _logged(self, name: str, request_id: str) -> str:
-        """What a worker of this machine logged of one request: the answer to a request that failed has none of it."""
-        worker = self._workers.get(name)
-        return "" if worker is None else _logged(worker.log_path, request_id)
+        said = "" if worker is None else _last_of_ucx(worker.log_path)
+        return f"; UCX says: {said}" if said else ""
 
 
 def _lives(pair: Pair, ids: Mapping[str, int]) -> Lives | None:
@@ -252,15 +256,15 @@ def _facts(answer: str) -> HandoffFacts | None:
         return None
 
 
-def _logged(path: Path, request_id: str) -> str:
+def _last_of_ucx(path: Path) -> str:
     try:
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - _LOG_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
+            text = log.read().decode(errors="replace")
     except OSError:
         return ""
-    said = f"request {request_id}: "
-    return next((line.partition(said)[2] for line in reversed(lines) if said in line), "")
+    said = _UCX_ERROR.findall(text)
+    return said[-1] if said else ""
 
 
 def _shortened(cause: str, longest: int = 400) -> str:

@@ -97,12 +97,9 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     check_flags(spec.router_args, spec.router_mode)
     engine = spec.engine if machine is None else _engine(spec, has_gpu=has_gpu)
     on_gpu = has_gpu and engine in ("torch", "tensorrt-llm")
-    if machine is None:  # the weights are where it is served
-        model = spec.model or default_model(on_gpu=on_gpu)
-        checkpoint = describe_checkpoint(model)
-    else:
-        model = spec.model or _default_model(engine) or default_model(on_gpu=on_gpu)
-        checkpoint = resolve_checkpoint(model)
+    model = spec.model or _default_model(engine) or default_model(on_gpu=on_gpu)
+    # Elsewhere the weights are where it is served.
+    checkpoint = describe_checkpoint(model) if machine is None else resolve_checkpoint(model)
     if engine == "torch":
         # Refuses what the engine would refuse once it runs, in the same words.
         read_model_config(checkpoint.path)

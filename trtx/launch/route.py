@@ -9,6 +9,7 @@ import threading
 import time
 
 from trtx.launch.handoffs import HandoffProofs
+from trtx.launch.picture_proofs import PictureProofs
 from trtx.launch.readiness import ask_readiness, complete, is_live
 from trtx.topology import Plan
 
@@ -23,9 +24,16 @@ class Route:
     The attributes are written by its threads and read by whoever wants to know.
     """
 
-    def __init__(self, plan: Plan, handoffs: HandoffProofs | None = None, *, url: str = "") -> None:
-        """Asks nothing before :meth:`start`. ``handoffs``: what is proved of them already; ``url``: of the frontend to
-        ask, the plan's own without one."""
+    def __init__(
+        self,
+        plan: Plan,
+        handoffs: HandoffProofs | None = None,
+        pictures: PictureProofs | None = None,
+        *,
+        url: str = "",
+    ) -> None:
+        """Asks nothing before :meth:`start`. ``handoffs``, ``pictures``: what is proved of them already; ``url``: of
+        the frontend to ask, the plan's own without one."""
         self.answered_at: float | None = None  # the last answer of any kind
         self.routed_at: float | None = None  # the last time it counted every worker
         self.proved_at: float | None = None  # when the last real request began that went through
@@ -36,6 +44,7 @@ class Route:
         self._plan = plan
         self._url = url or plan.url
         self._handoffs = handoffs or HandoffProofs(plan, self._url)
+        self._pictures = pictures or PictureProofs(plan, self._url)
         self._whole_since: float | None = None
         self._wants_proof = False
         self._proof: threading.Thread | None = None
@@ -47,7 +56,7 @@ class Route:
     @property
     def proof(self) -> str:
         """What was seen to go through, for a person."""
-        return f"a request went through{self._handoffs.told}"
+        return f"a request went through{self._handoffs.told}{self._pictures.told}"
 
     def start(self) -> None:
         self._thread.start()
@@ -96,9 +105,8 @@ class Route:
         self._requests += 1
         prompt = f"{_PROOF_PROMPT}{self._requests}."
         problem = complete(self._url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S, certificate=plan.certificate)
-        self.request_problem = problem or ""
-        if not self.request_problem:
-            ids = self._handoffs.worker_ids()
-            self.handoff_problem = self._handoffs.prove_missing(ids, _PROOF_TIMEOUT_S) or ""
-            if not self.handoff_problem:
-                self.proved_at = began_at
+        # Where that failed too: this names the pair and the cause.
+        self.handoff_problem = self._handoffs.prove_missing(self._handoffs.worker_ids(), _PROOF_TIMEOUT_S) or ""
+        self.request_problem = problem or self._pictures.prove_missing(_PROOF_TIMEOUT_S) or ""
+        if not self.request_problem and not self.handoff_problem:
+            self.proved_at = began_at

@@ -14,6 +14,8 @@ from trtx.launch.frontend_watch import UNROUTED_S
 from trtx.launch.guardian import Guardian
 from trtx.launch.handoffs import HandoffProofs
 from trtx.launch.interruption import Interruption, catch_signals
+from trtx.launch.leftovers import clear_leftovers
+from trtx.launch.picture_proofs import PictureProofs
 from trtx.launch.ports import HOLDER
 from trtx.launch.readiness import Readiness, ask_readiness, complete
 from trtx.launch.route import Route
@@ -115,12 +117,14 @@ def serve(
     whole = whole or plan
     with catch_signals(interruption), contextlib.ExitStack() as cleanup:
         held = _hold_ports(plan)
+        clear_leftovers(plan)
         scratch = _make_directories(plan)
         cleanup.callback(scratch.remove)
         guardian = Guardian(plan.marker, plan.scratch_dir, plan.etcd)
         cleanup.callback(guardian.goodbye)
         handoffs = HandoffProofs(whole, plan.url)
-        routes = {one.name: Route(whole, handoffs, url=plan.url_of(one)) for one in plan.frontends}
+        pictures = PictureProofs(whole, plan.url, plan.model_path)
+        routes = {one.name: Route(whole, handoffs, pictures, url=plan.url_of(one)) for one in plan.frontends}
         for route in routes.values():
             cleanup.callback(route.close)
         everywhere = whole.worker_count if whole.hosts else 0
@@ -138,13 +142,13 @@ def serve(
             supervisor.mark_ready()
             for route in routes.values():
                 route.start()
-            _warm_up(topology, handoffs, timeouts.request_s)
+            _warm_up(topology, handoffs, pictures, timeouts.request_s)
             topology.warm_up_seconds = time.monotonic() - start - topology.load_seconds
             on_event(
                 Event(
                     "ready",
                     f"{plan.mode} topology ready at {', '.join(whole.urls)}: loaded in {topology.load_seconds:.1f} s, "
-                    f"warmed up in {topology.warm_up_seconds:.1f} s{handoffs.told}",
+                    f"warmed up in {topology.warm_up_seconds:.1f} s{handoffs.told}{pictures.told}",
                 )
             )
             yield topology
@@ -190,11 +194,6 @@ def _make_directories(plan: Plan) -> Scratch:
     try:
         scratch.make()
     except OSError as error:
-        if plan.this_host and isinstance(error, FileExistsError):
-            raise UsageError(
-                f"{str(plan.scratch_dir)!r} is there already, so a share of {plan.namespace} runs on "
-                f"{plan.this_host}, or was cut off there; end it, or remove that directory"
-            ) from error
         raise UsageError(
             f"the topology's directory {str(plan.scratch_dir)!r} can't be made ({error.strerror}); "
             "set TMPDIR to a directory that you can write to"
@@ -255,13 +254,13 @@ def _hint(plan: Plan) -> str:
     return "; ranks that wait for each other want NCCL_P2P_DISABLE=1 where `nvidia-smi topo -m` shows no NVLink"
 
 
-def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, request_s: float) -> None:
+def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, pictures: PictureProofs, request_s: float) -> None:
     """One request proves the route of each frontend; then, where the first of them runs, two a worker, at once, so that
-    each has run both of its phases; and one for each pair of workers between which KV has to move. Raises LaunchError
-    with the pair and the cause."""
+    each has run both of its phases; one for each pair of workers between which KV has to move, and a picture for each
+    that encodes them. Raises LaunchError with the pair, or the encoder, and the cause."""
     plan, urls = topology.plan, topology.whole.urls
     count = 2 * topology.whole.worker_count if plan.url == urls[0] else 0
-    pool = ThreadPoolExecutor(max_workers=count + len(urls))
+    pool = ThreadPoolExecutor(max_workers=count + len(urls) + 1)
 
     def finish(waiting: Sequence[Future[str | None]]) -> str | None:
         while not all(answer.done() for answer in waiting):
@@ -275,17 +274,21 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, request_s: float
         own = plan.certificate
         return pool.submit(complete, url, plan.model, prompt, WARM_UP_TOKENS, timeout_s=request_s, certificate=own)
 
+    def prove() -> str | None:
+        return handoffs.prove_missing(handoffs.worker_ids(), request_s)
+
     logs, first = plan.run_dir / "serve" / "logs", len(urls)
     try:
-        if (problem := finish([ask(number) for number in range(first)])) is None:
-            proving = pool.submit(lambda: handoffs.prove_missing(handoffs.worker_ids(), request_s))
+        problem = finish([ask(number) for number in range(first)])
+        proving = [pool.submit(prove)]  # where a request has failed too: this names the pair and the cause
+        if problem is None:
+            proving.append(pool.submit(pictures.prove_missing, request_s))
             problem = finish([ask(number) for number in range(first, first + count)])
-            if problem is None and (unproved := finish([proving])) is not None:
-                raise LaunchError(
-                    f"{plan.mode} topology at {plan.url} is not ready: {unproved}; see the logs in {logs}"
-                )
+        unproved = finish(proving)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # interrupted: the frontend's end breaks what is still open
+    if unproved is not None:
+        raise LaunchError(f"{plan.mode} topology at {plan.url} is not ready: {unproved}; see the logs in {logs}")
     if problem is not None:
         raise LaunchError(f"the first requests to {', '.join(urls)} failed: {problem}; see the logs in {logs}")
 

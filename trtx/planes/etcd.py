@@ -183,7 +183,7 @@ class Etcd:
             except _Refused as error:
                 if error.code != _UNAVAILABLE:
                     raise
-                problems.append(f"{self._where}: {error.message}")
+                problems.append(f"{self._where}: {error.message}{self._hint(error)}")
             except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
                 problems.append(f"{self._where}: {_reason(error)}")
             self._hang_up()
@@ -250,6 +250,14 @@ class Etcd:
         connection.connect()
         self._connection = connection
         return connection
+
+    def _hint(self, error: _Refused) -> str:
+        """The gateway is a client of its own etcd, with the server's certificate (etcd-io/etcd #16590)."""
+        if self._context is None or not error.message.startswith("connection error"):
+            return ""
+        return (
+            ": its HTTP gateway is not let in by etcd itself, whose certificate needs extendedKeyUsage clientAuth too"
+        )
 
     def _hang_up(self) -> None:
         if self._connection is not None:

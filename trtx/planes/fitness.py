@@ -30,8 +30,10 @@ _ANSWERS_WITHIN_MS = 100.0
 _WAL_P99_MS = 10.0
 """What etcd's own documentation asks of a disk (99th percentile of ``wal_fsync_duration_seconds``)."""
 _READS = 5
-EVENT_BYTES_PER_BLOCK = 128
-"""Of a KV event in which a worker tells of a whole prompt, for each block: see ``docs/hosts.md``."""
+_CLOCKS_WITHIN_S = 2.0  # HTTP tells whole seconds
+EVENT_BYTES_PER_BLOCK = 64
+"""Of the event in which a worker tells of a prompt's KV, for each block: 57 were seen with Dynamo 1.4.2."""
+_EVENT_BYTES = 1024  # of an event beside its blocks
 _WAL_BUCKET = re.compile(r'^etcd_disk_wal_fsync_duration_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
 
 Severity = Literal["failed", "warning"]
@@ -123,6 +125,14 @@ def judge_etcd(endpoint: EtcdEndpoint) -> Iterator[Unfit]:
             f"under {_WAL_P99_MS:g} ms",
             "put its data on a local SSD of its own",
         )
+    if endpoint.ahead_s is not None and abs(endpoint.ahead_s) > _CLOCKS_WITHIN_S:
+        side = "ahead of" if endpoint.ahead_s > 0 else "behind"
+        yield Unfit(
+            "warning",
+            f"the clock of etcd's host at {where} is {abs(endpoint.ahead_s):.0f} s {side} this one's",
+            f"within {_CLOCKS_WITHIN_S:g} s",
+            "run chrony or another NTP client on both: logs and certificates go by clocks",
+        )
     if endpoint.is_open and not _is_loopback(where):
         yield _judge_open(endpoint, where)
 
@@ -168,7 +178,7 @@ def judge_nats(
             "give it authorization {user, password} and set nats_auth in the hosts file",
         )
     if answer.max_payload_bytes is not None and context_length is not None and block_tokens is not None:
-        needed = -(-context_length // block_tokens) * EVENT_BYTES_PER_BLOCK
+        needed = -(-context_length // block_tokens) * EVENT_BYTES_PER_BLOCK + _EVENT_BYTES
         if answer.max_payload_bytes < needed:
             yield Unfit(
                 "failed",

@@ -27,6 +27,7 @@ from trtx.report.columns import (
 )
 from trtx.report.comparison import arms_shown, difference_text, score_text
 from trtx.report.forest import forest, forest_height_px
+from trtx.report.handoffs import HANDOFF_HEADINGS, HANDOFF_MEANING, handoff_rows
 from trtx.report.pictures import HEADINGS, MEANING, picture_rows
 from trtx.report.series import marks
 from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons
@@ -56,6 +57,9 @@ def page(view: RunView) -> str:
         pictures=picture_rows(view),
         picture_headings=HEADINGS,
         picture_meaning=MEANING,
+        handoffs=handoff_rows(view),
+        handoff_headings=HANDOFF_HEADINGS,
+        handoff_meaning=HANDOFF_MEANING,
         charts=[(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
         marks=marks(view),
         pill=_pill(view),

@@ -13,6 +13,7 @@ from trtx.report.beside import scores_markdown
 from trtx.report.columns import MISSING, UNSURE, interval_columns, intervals_text, markdown_columns, requests_text
 from trtx.report.comparison import arms_markdown, comparison_json
 from trtx.report.forms import SUMMARY
+from trtx.report.handoffs import handoffs_markdown
 from trtx.report.pictures import pictures_markdown
 from trtx.report.validity import (
     doubtful,
@@ -81,6 +82,7 @@ def summary_markdown(view: RunView) -> str:
         "",
         *_markdown_table(view),
         *pictures_markdown(view),
+        *handoffs_markdown(view),
         *_markdown_validity(view),
         *scores_markdown(view),
     ]

@@ -127,20 +127,21 @@ def local_environment(scratch_dir: Path, brokers: Sequence[Broker]) -> dict[str,
     }
 
 
-def remote_environment(etcd: EtcdService, nats: NatsService, address: str, request_port: int) -> dict[str, str]:
-    """The same over hosts, of one process. Secrets are not in it: they come when it starts.
+def remote_environment(etcd: EtcdService, nats: NatsService, address: str, request_port: int | None) -> dict[str, str]:
+    """The same over hosts, of one process. Secrets are not in it: they come when it starts. ``request_port`` None: the
+    system's choice.
 
     ``DYN_TCP_RESPONSE_STREAM_HOST`` is left out. Of the interface that it names Dynamo 1.4.2 takes the address listed
     last, normally an IPv6 link-local one, which it can't bind; left out it takes the address of the default route.
     """
-    return {
+    port = {} if request_port is None else {"DYN_TCP_RPC_PORT": str(request_port)}
+    return port | {
         "DYN_DISCOVERY_BACKEND": "etcd",
         "ETCD_ENDPOINTS": ",".join(etcd.endpoints),
         "ETCD_LEASE_TTL": str(etcd.lease_ttl_s),
         "DYN_EVENT_PLANE": "nats",
         "NATS_SERVER": nats.url,
         "DYN_TCP_RPC_HOST": address,
-        "DYN_TCP_RPC_PORT": str(request_port),
     }
 
 

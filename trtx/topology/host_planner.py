@@ -136,16 +136,17 @@ def plan_hosts(
 
 
 def _planes(etcd: EtcdService, nats: NatsService, site: Site) -> dict[str, str]:
-    return commands.remote_environment(etcd, nats, site.address, _known(site.request_port))
+    return commands.remote_environment(etcd, nats, site.address, site.request_port)
 
 
 def _frontend_site(host: HostSpec, http_port: int, ports: Iterator[int]) -> Site:
+    """Without a request port: a frontend has one only with the KV router, for the others, and Dynamo 1.4.2 can't be
+    told which. With ``DYN_TCP_RPC_PORT`` it never adds the model ("TCP RPC port not initialized")."""
     return Site(
         host=host.name,
         address=host.address,
         http_host=host.address,
         http_port=http_port,
-        request_port=next(ports),
         response_port=next(ports),
     )
 

@@ -203,9 +203,7 @@ def check_size(spec: TopologySpec) -> None:
     if asked > MAX_WORKERS:
         flags = {"agg": "--workers"}  # role -> its option, where that is not called after it
         typed = " and ".join(f"{flags.get(role, f'--{role}')} {count}" for role, count in spec.roles.items())
-        raise UsageError(
-            f"{typed}: a topology has at most {MAX_WORKERS} workers, all of them on this machine; ask for fewer"
-        )
+        raise UsageError(f"{typed}: a topology has at most {MAX_WORKERS} workers; ask for fewer")
 
 
 def check_router_args(words: Sequence[str]) -> None:

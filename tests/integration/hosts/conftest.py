@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+from host_answers import of_one_engine
 from host_topology import Servers, servers_on
 from namespaces import Hosts, lacking, two_hosts
 
@@ -23,3 +24,9 @@ def hosts() -> Iterator[Hosts]:
 def servers(hosts: Hosts) -> Iterator[Servers]:
     with servers_on(hosts.first, hosts.directory) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def expected() -> list[list[int]]:
+    """What one engine says to each of ``host_answers.PROMPTS``."""
+    return of_one_engine()

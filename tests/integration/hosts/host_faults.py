@@ -1,13 +1,15 @@
 """The faults of a topology over two hosts, and what each costs: for the tests and the table of docs/hosts-faults.md.
 
-    PYTHONPATH=tests/integration python tests/integration/hosts/host_faults.py [--rounds 3] [--only NAME …]
+    PYTHONPATH=tests/integration python tests/integration/hosts/host_faults.py [--rounds 3] [--only PART]
 
 As root; prints the table.
 
 The engine is the paced one (20 ms to the first token, 20 ms from token to token). The load is a request of two tokens
-every 0.1 s and 6 clients with streams of 60 tokens, from the first host. A request is lost whose client got anything
-but a whole answer within 60 s. The outage is the time from the fault to the first request that succeeds after the last
-one that was lost; whole again is when every worker answers requests again.
+every 0.1 s and 6 clients with streams of 60 and 40 tokens, from the first host. A request is lost whose client got
+anything but a whole answer within 60 s, and a stream cut that had begun. The outage is the time from the fault to the
+first request that succeeds after the last one that was lost; whole again is when every worker and every frontend
+answers requests again.
+Of seconds: the median, and (the worst).
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ from host_shares import ServedHosts, served_hosts
 from host_topology import Servers, servers_on
 from namespaces import Hosts, two_hosts
 from outages import Cost, measuring, row
-from topology_clients import PACED
+from topology_clients import PACED, stream_once
 
 _STREAM_TOKENS = 60
 _WHOLE_S = 120.0
 _LOOK_S = 0.5
+_AWAY_S = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +47,23 @@ class Shape:
 
 AGG = Shape((*PACED, "--workers", "2"), {}, ("agg-0", "agg-1"))
 DISAGG = Shape(
-    (*PACED, "--mode", "disagg", "--prefill", "2", "--decode", "2"),
+    (*PACED, "--mode", "disagg"),
     {name: {"roles": {"prefill": 1, "decode": 1}} for name in ("node1", "node2")},
     ("prefill-0", "prefill-1", "decode-0", "decode-1"),
 )
-FRONTENDS = Shape(
-    AGG.arguments, {name: {"frontends": 1, "roles": {"agg": 1}} for name in ("node1", "node2")}, AGG.workers
-)
+FRONTENDS = Shape(PACED, {name: {"frontends": 1, "roles": {"agg": 1}} for name in ("node1", "node2")}, AGG.workers)
 SHAPES = {"agg 1+1": AGG, "disagg 2+2": DISAGG, "agg 1+1, two frontends": FRONTENDS}
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``act`` does it to a topology and ends it. ``asks``: the frontend whose clients are looked at."""
+    """``act`` does it to a topology and ends it."""
 
     shape: str
     name: str
     act: Callable[[ServedHosts], None]
-    asks: str = "frontend"
+    asks: str = "frontend"  # the one whose clients are looked at
+    has_no_other: bool = False  # the process that dies is the only one of its kind
 
 
 def _kill(name: str, served: ServedHosts) -> None:
@@ -72,6 +74,19 @@ def _cut(seconds: float, served: ServedHosts) -> None:
     served.hosts.second.cut()
     time.sleep(seconds)
     served.hosts.second.mend()
+
+
+def _kill_share(served: ServedHosts) -> None:
+    served.shares[served.hosts.second.name].process.kill()
+    time.sleep(_AWAY_S)
+    served.join_again()
+
+
+def _lose_power(served: ServedHosts) -> None:
+    served.hosts.second.lose_power()
+    time.sleep(_AWAY_S)
+    served.hosts.second.mend()
+    served.join_again()
 
 
 def _restart(server: str, seconds: float, served: ServedHosts) -> None:
@@ -91,6 +106,7 @@ def _freeze(name: str, seconds: float, served: ServedHosts) -> None:
 
 def _of(shape: str, workers: tuple[str, ...]) -> list[Fault]:
     faults = [Fault(shape, f"`kill -9` of {name}", functools.partial(_kill, name)) for name in workers]
+    faults.append(Fault(shape, f"{workers[-1]} frozen for 5 s", functools.partial(_freeze, workers[-1], 5)))
     for seconds in (5, 30):
         faults.append(Fault(shape, f"link cut for {seconds} s", functools.partial(_cut, seconds)))
     for server in ("etcd", "nats"):
@@ -101,7 +117,10 @@ def _of(shape: str, workers: tuple[str, ...]) -> list[Fault]:
 
 
 FAULTS = (
-    *_of("agg 1+1", ("frontend", *AGG.workers)),
+    Fault("agg 1+1", "`kill -9` of the only frontend", functools.partial(_kill, "frontend"), has_no_other=True),
+    *_of("agg 1+1", AGG.workers),
+    Fault("agg 1+1", f"`kill -9` of the other host's trtx serve, started again after {_AWAY_S} s", _kill_share),
+    Fault("agg 1+1", f"the other host without power for {_AWAY_S} s, then trtx serve join again", _lose_power),
     *_of("disagg 2+2", DISAGG.workers),
     Fault(
         "agg 1+1, two frontends",
@@ -117,7 +136,7 @@ def measure(served: ServedHosts, fault: Fault) -> Cost:
     frontend = served.process(fault.asks)
     whole = _Whole(served)
     with measuring(
-        frontend.url, served.plan.model, whole.look, stream_tokens=_STREAM_TOKENS, whole_s=_WHOLE_S
+        served.plan.url_of(frontend), served.plan.model, whole.look, stream_tokens=_STREAM_TOKENS, whole_s=_WHOLE_S
     ) as measured:
         fault.act(served)
     return measured.cost
@@ -125,7 +144,8 @@ def measure(served: ServedHosts, fault: Fault) -> Cost:
 
 @dataclass
 class _Whole:
-    """Whether each worker has answered more requests than when it was last looked at, ``_LOOK_S`` before or longer."""
+    """Whether each worker has answered more requests than when it was last looked at, ``_LOOK_S`` before or longer, and
+    each frontend answers one."""
 
     served: ServedHosts
     before: dict[str, float] = field(default_factory=dict)
@@ -136,18 +156,20 @@ class _Whole:
             return False
         now, before = self.served.requests(), self.before
         self.looked, self.before = time.monotonic(), now
-        names = [worker.name for worker in self.served.plan.workers]
-        return all(name in now and name in before and now[name] > before[name] for name in names)
+        plan = self.served.plan
+        names = [worker.name for worker in plan.workers]
+        if not all(name in now and name in before and now[name] > before[name] for name in names):
+            return False
+        return all(stream_once(url, plan.model, "whole?", 1).is_good for url in plan.urls)
 
 
-def _table(hosts: Hosts, servers: Servers, rounds: int, only: list[str]) -> list[str]:
+def _table(hosts: Hosts, servers: Servers, rounds: int, wanted: Callable[[str], bool]) -> list[str]:
     lines = [
-        "| topology | fault | times | requests | lost | cut in the middle | outage s (worst) | slowest s (worst) "
-        "| whole again s (worst) |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| topology | fault | times | requests lost | streams cut | outage s | slowest request s | whole again s |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, shape in SHAPES.items():
-        faults = [fault for fault in FAULTS if fault.shape == name and (not only or fault.name in only)]
+        faults = [fault for fault in FAULTS if fault.shape == name and wanted(fault.name)]
         if not faults:
             continue
         costs: dict[str, list[Cost]] = {fault.name: [] for fault in faults}
@@ -165,10 +187,17 @@ def _table(hosts: Hosts, servers: Servers, rounds: int, only: list[str]) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", action="append", default=[], help="a fault by its name")
+    parser.add_argument("--only", action="append", default=[], help="what a fault's name holds")
+    parser.add_argument("--without", action="append", default=[], help="what no fault's name holds")
     arguments = parser.parse_args()
+
+    def wanted(name: str) -> bool:
+        return not any(part in name for part in arguments.without) and (
+            not arguments.only or any(part in name for part in arguments.only)
+        )
+
     with two_hosts() as hosts, servers_on(hosts.first, hosts.directory) as servers:
-        print("\n".join(_table(hosts, servers, arguments.rounds, arguments.only)))
+        print("\n".join(_table(hosts, servers, arguments.rounds, wanted)))
 
 
 if __name__ == "__main__":

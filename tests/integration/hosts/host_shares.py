@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,17 @@ import httpx
 import yaml
 from host_topology import Servers
 from namespaces import Host, Hosts
-from processes import HTTP
-from topology_clients import ServeCommand, wait_until
+from processes import HTTP, until
+from topology_clients import ServeCommand
 
-from trtx.topology import Plan, ProcessSpec
+from trtx.launch.published import find_published
+from trtx.topology import EtcdService, Plan, ProcessSpec
 
-NAME = "pair"
-_START_S = 90.0
 _END_S = 60.0
+_READY = "Ready: "
+# UCX takes the memory that processes of one machine share, where nothing says otherwise.
+_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "UCX_TLS": "tcp"}
+_ANSWERED = re.compile(r'^trtx_requests_total\{.*outcome="length".*\} (\S+)$', re.MULTILINE)
 
 
 @dataclass
@@ -34,11 +37,17 @@ class ServedHosts:
 
     hosts: Hosts
     servers: Servers
-    shares: dict[str, ServeCommand] = field(default_factory=dict)  # host -> its command
+    plan: Plan  # of both hosts, as it is published
+    shares: dict[str, ServeCommand]  # host -> its command
+    join: Callable[[], ServeCommand]  # starts the second host's share
 
-    @property
-    def plan(self) -> Plan:
-        return self.shares[self.hosts.first.name].plan()
+    def join_again(self) -> None:
+        """After the end of the second host's share."""
+        share = self.shares[self.hosts.second.name]
+        assert share.process.wait(30) is not None
+        before = share.text().count(_READY)
+        share = self.shares[self.hosts.second.name] = self.join()
+        until("the second share is ready again", lambda: _is_ready(share, before))
 
     def process(self, name: str) -> ProcessSpec:
         (found,) = (process for process in self.plan.processes if process.name == name)
@@ -51,16 +60,29 @@ class ServedHosts:
         os.kill(self.pid_of(name), signal.SIGKILL)
 
     def requests(self) -> dict[str, float]:
-        """Worker -> requests that it has answered since it started; one that can't be asked is left out."""
+        """Worker -> requests that it has answered whole since it started; one that can't be asked is left out."""
         found = {}
         for worker in self.plan.workers:
             with contextlib.suppress(httpx.TransportError):
                 text = HTTP.get(f"http://{worker.address}:{worker.system_port}/metrics", timeout=2).text
-                found[worker.name] = sum(map(float, re.findall(r"^trtx_requests_total\{.*\} (\S+)$", text, re.M)))
+                found[worker.name] = sum(map(float, _ANSWERED.findall(text)))
         return found
+
+    def metric(self, name: str, family: str) -> float:
+        """The sum of the samples of ``family`` that a worker serves."""
+        worker = self.process(name)
+        text = HTTP.get(f"http://{worker.address}:{worker.system_port}/metrics", timeout=10).text
+        values = re.findall(rf"^{family}\{{.*\}} (\S+)$", text, re.MULTILINE)
+        assert values, f"{family} is not served"
+        return sum(map(float, values))
 
     def text(self) -> str:
         return "\n".join(f"--- {name}\n{share.text()}" for name, share in self.shares.items())
+
+
+def name_of(hosts: Hosts) -> str:
+    """Of the topology. The namespaces share their processes' ids: a share that ends would end those of another run."""
+    return hosts.first.namespace.removesuffix(f"-{hosts.first.name}").replace("trtx", "pair")
 
 
 def write_hosts(hosts: Hosts, directory: Path, **fields: Any) -> Path:
@@ -70,7 +92,12 @@ def write_hosts(hosts: Hosts, directory: Path, **fields: Any) -> Path:
         for host in hosts
     ]
     first = hosts.first.address
-    document = {"name": NAME, "etcd": [f"http://{first}:2379"], "nats": f"nats://{first}:4222", "hosts": of_hosts}
+    document = {
+        "name": name_of(hosts),
+        "etcd": [f"http://{first}:2379"],
+        "nats": f"nats://{first}:4222",
+        "hosts": of_hosts,
+    }
     path = directory / "hosts.yaml"
     path.write_text(yaml.safe_dump(document | fields), encoding="utf-8")
     return path
@@ -78,17 +105,17 @@ def write_hosts(hosts: Hosts, directory: Path, **fields: Any) -> Path:
 
 @contextlib.contextmanager
 def share(host: Host, directory: Path, *arguments: str) -> Iterator[ServeCommand]:
-    """``trtx serve`` with ``arguments`` on ``host``; it is interrupted at the end, and has to end by itself."""
-    output, runs = directory / f"{host.name}.txt", directory / f"{host.name}-runs"
-    argv = [*host.through(), sys.executable, "-c", "from trtx.cli.app import main; main()", "serve", *arguments]
+    """``trtx`` with ``arguments`` on ``host``; it is interrupted at the end, and has to end by itself."""
+    output, runs, temporary = (directory / f"{host.name}{kind}" for kind in (".txt", "-runs", "-tmp"))
+    temporary.mkdir(exist_ok=True)  # hosts share no /tmp
+    argv = [*host.through(), sys.executable, "-c", "from trtx.cli.app import main; main()", *arguments]
     with host.entered(), output.open("ab") as stream:
         process = subprocess.Popen(
             [*argv, "-o", os.fspath(runs)],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            # Or UCX takes the memory that processes of one machine share.
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "UCX_TLS": "tcp"},
+            env={**os.environ, **_ENVIRONMENT, "TMPDIR": os.fspath(temporary)},
             start_new_session=True,
         )
     command = ServeCommand(process, output, runs)
@@ -112,26 +139,30 @@ def served_hosts(
     """Inside it the calling thread is on the first host."""
     directory.mkdir(parents=True)
     file = write_hosts(hosts, directory, **of_file)
-    served = ServedHosts(hosts, servers)
-    etcd = ("--etcd", servers.etcd.url)
     with (
         hosts.first.entered(),
-        share(hosts.first, directory, "--hosts", os.fspath(file), *arguments) as first,
+        share(hosts.first, directory, "serve", "--hosts", os.fspath(file), *arguments) as first,
     ):
-        served.shares[hosts.first.name] = first
-        wait_until(lambda: _has_plan(first), _START_S, f"a plan:\n{first.text()}")
-        with share(hosts.second, directory, "join", *etcd, "--name", NAME) as second:
-            served.shares[hosts.second.name] = second
+        join = until("the plan is published", lambda: _join_command(first))
+        with contextlib.ExitStack() as of_second:
+
+            def start() -> ServeCommand:
+                return of_second.enter_context(share(hosts.second, directory, *join))
+
+            second = start()
             for one in (first, second):
-                wait_until(lambda one=one: _is_ready(one), _START_S, "ready")  # type: ignore[misc]
-            yield served
+                until("both shares are ready", lambda one=one: _is_ready(one))  # type: ignore[misc]
+            plan = find_published(EtcdService((servers.etcd.url,), lease_ttl_s=30), name_of(hosts)).plan
+            yield ServedHosts(hosts, servers, plan, {hosts.first.name: first, hosts.second.name: second}, start)
 
 
-def _has_plan(command: ServeCommand) -> bool:
+def _join_command(command: ServeCommand) -> list[str] | None:
+    """What the first share tells a person to start on the second host."""
     assert command.process.poll() is None, f"trtx serve ended early:\n{command.text()}"
-    return any(json.loads(path.read_text()) for path in command.run_parent.glob("*/plan.json"))
+    found = re.search(r"^On \S+: trtx (serve join .*)$", command.text(), re.MULTILINE)
+    return shlex.split(found[1]) if found else None
 
 
-def _is_ready(command: ServeCommand) -> bool:
+def _is_ready(command: ServeCommand, before: int = 0) -> bool:
     assert command.process.poll() is None, f"trtx serve ended early:\n{command.text()}"
-    return "Ready: " in command.text()
+    return command.text().count(_READY) > before

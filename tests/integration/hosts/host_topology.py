@@ -91,6 +91,9 @@ class Servers:
     etcd: HostEtcd
     nats: HostServer
 
+    def pids(self) -> set[int]:
+        return {server.process.pid for server in (self.etcd, self.nats) if server.process is not None}
+
 
 @contextlib.contextmanager
 def servers_on(host: Host, directory: Path) -> Iterator[Servers]:

@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -103,6 +104,13 @@ class Host:
     def cut(self) -> None:
         """Takes the cable out at this host: its device goes down, the other's loses its carrier."""
         _ip("-n", self.namespace, "link", "set", self.device, "down")
+
+    def lose_power(self) -> None:
+        """Cuts the link and kills all that runs here. What is on disk stays."""
+        self.cut()
+        for pid in _ip("netns", "pids", self.namespace).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def mend(self) -> None:
         _ip("-n", self.namespace, "link", "set", self.device, "up")

@@ -18,11 +18,12 @@ _STREAMS = 6
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one fault. A request is lost whose client got anything but a whole answer."""
+    """Of one fault. A request is lost, and a stream cut, whose client got anything but a whole answer."""
 
-    requests: int  # sent from the fault until all was whole again, and some seconds more
+    requests: int  # at the steady pace, until some seconds after all was whole again
     lost: int
-    streams_cut: int  # of the long ones: they had begun to answer
+    streams: int  # long ones, which had begun: what is refused at once is asked again, and not counted
+    streams_cut: int
     outage_s: float  # from the fault to the first request that succeeds after the last one that was lost; 0: none was
     slowest_s: float  # the longest that a request took which was not lost
     whole_s: float  # from the fault until all was whole again
@@ -83,20 +84,28 @@ def measuring(
     AssertionError where it is not whole by then, or where nothing answers before the fault.
     """
     measured = Measured(url, model)
-    with Probe(url, model) as probe, Load(url, model, _STREAMS, stream_tokens) as load:
-        _wait(lambda: len(probe.answers) >= 10 and len(load.streams) >= _STREAMS, 30, "an answer to each stream")
-        assert all(one.is_good for one in [*probe.answers, *load.streams]), "lost before any fault"
+    # Of two lengths, or all would begin and end together, and a fault might meet none in the middle.
+    with (
+        Probe(url, model) as probe,
+        Load(url, model, _STREAMS // 2, stream_tokens) as longer,
+        Load(url, model, _STREAMS // 2, stream_tokens * 2 // 3) as shorter,
+    ):
+        _wait(lambda: len(probe.answers) >= 10 and len(longer.streams) >= _STREAMS, 30, "answers before the fault")
+        before = [*probe.answers, *longer.streams, *shorter.streams]
+        assert all(one.is_good for one in before), "lost before any fault"
         fault = time.monotonic()
         yield measured
         _wait(is_whole, whole_s, f"whole again; {_summary(probe.answers, fault)}")
         whole = time.monotonic() - fault
         _wait(lambda: any(one.is_good and one.began > fault + whole for one in list(probe.answers)), 30, "an answer")
         _wait(lambda: time.monotonic() > fault + whole + after_s, after_s + 5, "the time after it")
-    measured.costs.append(_cost(fault, whole, probe.answers, load.streams))
+    measured.costs.append(_cost(fault, whole, probe.answers, [*longer.streams, *shorter.streams]))
 
 
 def _cost(fault: float, whole: float, probes: list[Stream], streams: list[Stream]) -> Cost:
-    everything = [one for one in [*probes, *streams] if one.ended > fault]
+    probes = [one for one in probes if one.ended > fault]
+    begun = [one for one in streams if one.ended > fault and (one.chunks or one.began < fault)]
+    everything = [*probes, *begun]
     lost = [one for one in everything if not one.is_good]
     good = sorted(one.began for one in everything if one.is_good)
     outage = 0.0
@@ -104,13 +113,14 @@ def _cost(fault: float, whole: float, probes: list[Stream], streams: list[Stream
         last = max(one.began for one in lost)
         outage = max(0.0, next((began for began in good if began > last), last) - fault)
     return Cost(
-        requests=len(everything),
-        lost=len(lost),
-        streams_cut=sum(1 for one in lost if one.chunks),
+        requests=len(probes),
+        lost=sum(not one.is_good for one in probes),
+        streams=len(begun),
+        streams_cut=sum(not one.is_good for one in begun),
         outage_s=outage,
-        slowest_s=max((one.ended - one.began for one in probes if one.ended > fault and one.is_good), default=0.0),
+        slowest_s=max((one.ended - one.began for one in probes if one.is_good), default=0.0),
         whole_s=whole,
-        problems=tuple(sorted({str(one.problem)[:120] for one in lost})),
+        problems=tuple(sorted({(one.problem or "cut off: no finish_reason")[:120] for one in lost})),
     )
 
 
@@ -135,9 +145,8 @@ def row(fault: str, costs: list[Cost]) -> str:
     cells = [
         fault,
         str(len(costs)),
-        str(sum(cost.requests for cost in costs)),
-        str(sum(cost.lost for cost in costs)),
-        str(sum(cost.streams_cut for cost in costs)),
+        f"{sum(cost.lost for cost in costs)} of {sum(cost.requests for cost in costs):,}",
+        f"{sum(cost.streams_cut for cost in costs)} of {sum(cost.streams for cost in costs)}",
         seconds([cost.outage_s for cost in costs]),
         seconds([cost.slowest_s for cost in costs]),
         seconds([cost.whole_s for cost in costs]),

@@ -13,6 +13,7 @@ import pytest
 from tests.unit.bench.simulated_load import MS, Request, closed_loop, drawn, open_loop
 from trtx.bench.checks import Level, all_checks, check
 from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
+from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
 from trtx.bench.readings import ForeignProcess, GpuReading
 from trtx.bench.records import RequestRecord, TrialRecords, read_trial
 from trtx.bench.validity import Unchecked, judge
@@ -40,6 +41,10 @@ GOOD = Evidence(
     prompts="unique",
     restarted=(),
     requests_by_worker={"prefill": {"prefill-0": 200}, "decode": {"decode-0": 105, "decode-1": 95}},
+    handoffs={
+        "decode-0": {"prefill-0": HandoffCounts(read=100, nothing=5)},
+        "decode-1": {"prefill-0": HandoffCounts(95)},
+    },
     routes_by_prefix=False,
     event_loop_delays_ms={},
     gpus=(GPU, GPU, GPU),
@@ -77,6 +82,15 @@ def _foreign(percent: float | None) -> tuple[GpuReading, ...]:
 def _slowed(*reasons: str, times: int = 1) -> tuple[GpuReading, ...]:
     slow = [replace(GPU, sm_clock_mhz=1200 + i, temperature_c=88 - i, clock_reasons=reasons) for i in range(times)]
     return (GPU, *slow, GPU)
+
+
+def _lost(recomputed: int) -> dict[str, dict[str, HandoffCounts]]:
+    """Of 200 requests, all those lost of one pair."""
+    lost = HandoffCounts(read=100 - recomputed, recomputed=recomputed)
+    return {
+        "decode-0": {"prefill-0": HandoffCounts(read=50), "prefill-1": lost},
+        "decode-1": {"prefill-0": HandoffCounts(50)},
+    }
 
 
 def _uneven(**counts: int) -> dict[str, dict[str, int]]:
@@ -129,6 +143,11 @@ SHOWN: list[tuple[str, Level, Evidence, str]] = [
     ("uneven workers", Level.SUSPECT,
      replace(GOOD, requests_by_worker=_uneven(a=150, b=50), routes_by_prefix=True),
      "a got 150 of 200 requests"),  # by one that finds no two alike
+    ("lost handoffs", Level.SUSPECT, replace(GOOD, handoffs=_lost(recomputed=5)),
+     "5 of 200 prompts were computed without the KV of a prefill worker, 5 of them from prefill-1 to decode-0"),
+    ("lost handoffs", Level.INVALID, replace(GOOD, handoffs=_lost(recomputed=11)), "11 of 200 prompts"),
+    ("lost handoffs", Level.INVALID, replace(GOOD, handoffs={"decode-0": {NO_PREFILL: HandoffCounts(whole=200)}}),
+     "200 of 200 prompts were computed without the KV of a prefill worker, 200 of them from no prefill worker"),
     ("prefix hits", Level.SUSPECT, _with(lambda r: {"cached_input_tokens": 32}, every=10),
      "5 % of the tokens of unique prompts came from the prefix cache"),
     ("prefix hits", Level.INVALID, _with(lambda r: {"cached_input_tokens": 48}),
@@ -202,6 +221,9 @@ def test_what_nobody_observed_is_not_passed_in_silence() -> None:
         ("foreign GPU use", replace(GOOD, gpus=None), "GPUs were not read throughout the measured part"),
         ("foreign GPU use", replace(GOOD, gpus=(GPU, replace(GPU, name="GPU 1", foreign=None))),
          "NVML does not show here whose processes are on GPU 1, as in a container without --pid=host"),
+        ("lost handoffs", replace(GOOD, handoffs=None), "nobody counted handoffs"),
+        ("lost handoffs", replace(GOOD, handoffs={"decode-0": {"prefill-0": HandoffCounts(unknown=200)}}),
+         "the decode workers' engine does not say what becomes of KV"),
         ("uneven workers", replace(GOOD, requests_by_worker=None), "nobody counted requests by worker"),
         ("uneven workers",
          replace(GOOD, requests_by_worker=_uneven(a=150, b=50), routes_by_prefix=True, prompts="shared"),

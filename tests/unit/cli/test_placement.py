@@ -44,7 +44,7 @@ CALLS = {
         "disagg": ["bench", "--mode", "disagg"],
         "no GPU": ["bench", "--engine", "simulated"],
         "resume": ["bench", "--resume", "no-such-run"],
-        "attach": ["bench", "--url", "http://127.0.0.1:9"],
+        "attach": ["bench", "--url", "http://127.0.0.1:9", "--etcd", "http://127.0.0.1:9"],
         "serve": ["bench"],
         "closed loop": ["bench"],
         "open loop": ["bench", "--request-rate", "5", "--image-batch-size", "1", *SESSIONS],
@@ -106,6 +106,13 @@ CALLS = {
         "check": ["build", "--check", "--recipe", "qwen3"],
         "check all": ["build", "--check", "--all"],
     },
+    "export slurm": {
+        "": ["export", "slurm", "--container-image", "image"],
+        "agg": ["export", "slurm", "--mode", "agg"],
+        "disagg": ["export", "slurm", "--mode", "disagg"],
+        "no GPU": ["export", "slurm", "--engine", "paced"],
+        "no container": ["export", "slurm"],
+    },
     "export kubernetes": {
         "agg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "agg"],
         "disagg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "disagg"],
@@ -127,7 +134,7 @@ CALLS = {
         "hosts": ["export", "nginx", "--hosts", HOSTS.format("hosts")],
     },
     "report": {"": ["report", "run"]},
-    "doctor": {"": ["doctor"]},
+    "doctor": {"": ["doctor", "--hosts", HOSTS.format("hosts")], "no hosts": ["doctor"]},
 }
 # A value that no call above has and no option has unasked. Where none stands here: 2.
 VALUES = {
@@ -165,6 +172,7 @@ VALUES |= {f"--{of}-cert": "other.pem" for of in ("tls", "listen")} | {
     f"--{of}-key": "other.key" for of in ("tls", "listen")
 }
 VALUES |= {"--listen": "127.0.0.1:8081"}
+VALUES_IN |= {("--mode", "no container"): "disagg"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999"}
 VALUES |= {
@@ -178,10 +186,12 @@ VALUES_IN |= {("--hosts", "roles"): HOSTS.format("hosts"), ("--mode", "roles"): 
 VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds": "3"}
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
 VALUES |= {
+    "--time": "00:05:00", "--sbatch": "--qos=high", "--interface": "eth1", "--first-port": "17100", "--model-dir": "/m",
+    "--local-dir": "/scratch", "--lease-ttl-s": "60",
     "--image": "reg/trtx:1.4.1", "--name": "other", "--namespace": "other", "--model-claim": "models", "--hub-secret":
     "hub", "--image-pull-secret": "registry", "--tls-secret": "front-door", "--nats": "nats://nats:4222",
-    "--ucx-devices": "eth1", "--limit": "rdma/ib=1", "--node-selector": "pool=gpu", "--memory": "64Gi",
-    "--shared-memory": "8Gi", "--bench": "--concurrency 1",
+    "--ucx-devices": "eth1", "--resource": "rdma/ib=1", "--node-selector": "pool=gpu", "--memory": "64Gi",
+    "--shared-memory": "8Gi", "--decode-processes": "3", "--bench": "--concurrency 1",
 }  # fmt: skip
 # What stands in the calls above in the place of an argument.
 POSITIONAL = {
@@ -207,6 +217,7 @@ SEEN_ELSEWHERE = {
     ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
     ("report", "--json"): "tests/unit/cli/test_report.py",
     ("export nginx", "--output"): "tests/integration/test_nginx.py",
+    ("export slurm", "--output"): "tests/unit/export/slurm/test_slurm_spec.py",
 }
 UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
@@ -219,6 +230,7 @@ ROOMS = (
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.export.kubernetes.export",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
+    "trtx.export.slurm.export",
 )  # fmt: skip
 
 
@@ -422,6 +434,7 @@ IGNORED_BY_THE_ROOM = {
     *(("baseline", use) for use in ("list", "show", "save", "promote")),
     ("compare", "no gate"),
     ("export nginx", "hosts"),  # but for the command that it says the frontends are started by
+    *(("export slurm", use) for use in ("agg", "disagg", "no GPU", "no container")),
 }
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from doctor_hosts import HOSTS
+
 from trtx.cli.doctor import table
 from trtx.doctor.check import Check
 from trtx.doctor.facts import (
@@ -225,6 +227,7 @@ MACHINES = {
     "tensorrt-llm out of range": with_tensorrt_llm(h100_box(), "1.1.0"),
     "stand-in of tensorrt-llm": with_tensorrt_llm(laptop(), "1.3.0rc22+cpu"),
     "docker's shared memory": with_system(open_files=sys.maxsize, shm_bytes=64 * 2**20),
+    **{name: replace(h100_box(), hosts=facts) for name, facts in HOSTS.items()},
 }
 """A new row, or a new status of one, is shown on one of them, or on one more."""
 

@@ -167,7 +167,7 @@ def test_every_status_that_a_judge_can_give_is_shown(site: Site, made: set[tuple
 
 def test_the_rows_of_every_judge_are_found() -> None:
     """Or a way to make one that is not seen above would go unshown."""
-    assert {site.file for site in SITES} == {"gpus.py", "software.py", "system.py", "topologies.py"}
+    assert {site.file for site in SITES} == {"gpus.py", "hosts.py", "software.py", "system.py", "topologies.py"}
     shown = {name for facts in MACHINES.values() for name in rows(facts)}
     unseen = {name for name in shown if not any(fnmatchcase(name, site.pattern) for site in SITES)}
     assert not unseen

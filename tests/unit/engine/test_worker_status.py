@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trtx.engine.ranks import Rank
-from trtx.engine.worker_status import State, WorkerStatus, read, to_json
+from trtx.engine.worker_status import HandoffsSoFar, State, WorkerStatus, read, to_json
 from trtx.errors import LaunchError
 
 NUMBER = st.none() | st.integers(0, 2**64 - 1)
@@ -27,6 +27,7 @@ STATUSES = st.builds(
     load_seconds=st.none() | st.floats(0, 1e6),
     ranks=st.lists(st.builds(Rank, pid=st.integers(1, 2**22), started=st.integers(0, 2**40)), max_size=3).map(tuple),
     error=st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    handoffs=st.none() | st.builds(HandoffsSoFar, *[st.integers(0, 2**40)] * 3, because=st.just("it is gone")),
 )
 WRONG: dict[str, Any] = {  # of each field, a value of another type
     "pid": "7",
@@ -38,6 +39,7 @@ WRONG: dict[str, Any] = {  # of each field, a value of another type
     "load_seconds": "2 s",
     "ranks": [{"pid": 7}],
     "error": 5,
+    "handoffs": {"read": "some"},
     "schema": 2,
 }
 

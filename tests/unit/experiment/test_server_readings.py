@@ -21,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.doctor.scripted_nvml import GIB, H100S, refuses, script_two_gpus
-from trtx.bench import ForeignProcess, Target
+from trtx.bench import ForeignProcess, Target, handoffs
+from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
 from trtx.bench.pictures import grown, over_trials
 from trtx.doctor import GpuProcess
 from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
@@ -281,3 +282,41 @@ def test_what_workers_count_of_pictures_is_read_by_role_and_nothing_of_those_tha
     assert grown(second.pictures, first.pictures) is None, "a worker that was started again counts anew"
     assert over_trials([found, found]) == {"prefill": found["prefill"] + found["prefill"]}
     assert over_trials([found, None]) is None and over_trials([]) is None
+
+
+DECODE = """trtx_requests_total{{outcome="length"}} 30.0
+trtx_whole_requests_total{{worker_id="a"}} 2.0
+trtx_pair_handoffs_total{{model="m",outcome="read",prefill="prefill-0",worker_id="a"}} {read}
+trtx_pair_handoffs_total{{model="m",outcome="recomputed",prefill="prefill-0",worker_id="a"}} 3.0
+trtx_pair_handoff_bytes_total{{model="m",prefill="prefill-0",worker_id="a"}} 1.048576e+06
+trtx_pair_handoff_seconds_total{{model="m",prefill="prefill-0",worker_id="a"}} 0.25
+"""
+
+
+def test_handoffs_are_read_of_decode_workers_by_the_prefill_worker_that_they_came_from(
+    servers: tuple[Served, Served],
+) -> None:
+    plan = _both(servers)
+    plan = replace(plan, processes=tuple(replace(one, gpu_indices=(), env={}) for one in plan.processes), gpu_names=())
+    with open_topology(plan) as read:
+        assert read().handoffs is None, "a decode worker of another trtx does not say"
+        servers[1].answers["/metrics"] = DECODE.format(read=7.0).encode()
+        first = read().handoffs
+        servers[1].answers["/metrics"] = DECODE.format(read=9.0).encode()
+        last = read().handoffs
+    counts = HandoffCounts(read=7, recomputed=3, bytes=2**20, seconds=0.25)
+    assert first == {"decode-0": {NO_PREFILL: HandoffCounts(whole=2), "prefill-0": counts}}
+    assert handoffs.grown(first, last) == {
+        "decode-0": {NO_PREFILL: HandoffCounts(), "prefill-0": HandoffCounts(read=2)}
+    }
+    assert handoffs.grown({"decode-0": {}}, last) == last, "a pair is there from its first request on"
+    assert handoffs.grown(last, first) is None, "it was started again"
+    assert handoffs.grown(first, {}) is handoffs.grown(None, last) is None
+    assert handoffs.over_trials([]) is handoffs.over_trials([last, None]) is None
+    both = handoffs.over_trials([first, last])
+    assert both is not None and both["decode-0"]["prefill-0"].read == 16
+
+
+def test_a_topology_without_decode_workers_has_no_handoffs_and_that_is_known(servers: tuple[Served, Served]) -> None:
+    with open_topology(_plan(_worker("agg-0", "agg", servers[0].port, None))) as read:
+        assert read().handoffs == {}

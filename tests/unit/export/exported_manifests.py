@@ -19,7 +19,7 @@ _RICH: dict[str, Any] = {
     "tls_secret": "front-door",
     "memory": "64Gi",
     "node_selector": ("pool=gpu",),
-    "limits": ("rdma/ib=1",),
+    "resources": ("rdma/ib=1",),
     "bench": ("--concurrency", "1,8"),
 }
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name -> topology, target
@@ -30,7 +30,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name -> topology,
     ),
     "operator over nodes": (
         {"model": "synthetic:qwen3-0.6b", "engine": "tensorrt-llm", "mode": "disagg", "tp": 16},
-        {"image": "registry.example/trtx:latest"},
+        {"image": "registry.example/trtx:latest", "bench": ()},
     ),
     "plain agg": ({"model": "synthetic:tiny-trained", "engine": "torch"}, {"gpus_per_node": 0}),
     "plain disagg": (

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,8 +130,9 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
     [wait] = [one for one in of_role("plain disagg", "bench")["spec"]["initContainers"] if one["name"] == "wait"]
     assert "prefill=1,decode=1" in wait["args"]
     assert of_role("plain disagg", "bench")["spec"]["containers"][0]["args"][-2:] == ["--concurrency", "1,8"]
-    args = of_role("operator disagg", "bench")["spec"]["containers"][0]["args"]
-    assert args[args.index("--gpu-count") + 1] == "4"
+    args = of_role("operator over nodes", "bench")["spec"]["containers"][0]["args"]
+    assert args[args.index("--gpu-count") + 1] == "32"  # its workers publish those of one node
+    assert "--gpu-count" not in of_role("operator disagg", "bench")["spec"]["containers"][0]["args"]
 
 
 # --- refusals ---
@@ -150,7 +154,7 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
         ((*TINY, "--name", "q" * 41), "at most 40 characters"),
         ((*TINY, "--namespace", "a_b"), "--namespace 'a_b' is not taken"),
         ((*TINY, "--image", "a b"), "--image is given twice"),
-        ((*TINY, "--limit", "rdma/ib"), "--limit 'rdma/ib' is not taken; expected NAME=VALUE"),
+        ((*TINY, "--resource", "rdma/ib"), "--resource 'rdma/ib' is not taken; expected NAME=VALUE"),
         ((*TINY, "--memory", "64 GB"), "--memory '64 GB' is not taken"),
         ((*TINY, "--nats", "http://a:1"), "--nats 'http://a:1' is not taken"),
         ((*TINY, "--frontends", "0"), "--frontends 0: expected greater than or equal to 1"),
@@ -162,7 +166,7 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
         ((*TINY, "--set", "no_such_field=1"), "no_such_field"),
         ((*TINY, "--router-args", "--no-such-flag"), "--no-such-flag"),
         ((*TINY, "--bench", "--no-such-flag"), "No such option"),
-        ((*TINY, "--bench", "--url http://a"), "--bench holds --url, which the Job gives by itself"),
+        ((*TINY, "--bench", "--url http://a"), "--bench holds --url, which the job gives by itself"),
         ((*TINY, "--bench", "--prefill 2"), "--bench holds --prefill"),
         ((*TINY, "--bench", "--input-file a.jsonl"), "has no file of this machine"),
     ],
@@ -224,3 +228,23 @@ def test_a_fetched_model_is_whole_and_may_lack_its_weights(tmp_path: Path) -> No
     assert {"config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "model").iterdir()}
     with pytest.raises(UsageError, match="no-such-shape"):
         fetch.main(["synthetic:no-such-shape", "--directory", str(tmp_path / "other")])
+
+
+@pytest.mark.slow
+def test_every_pod_fetches_the_commit_that_was_looked_at(tmp_path: Path) -> None:
+    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+    repository = tmp_path / "hub" / "models--someone--small"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    fetch.fetch("synthetic:tiny", repository / "snapshots" / ("0" * 40), revision=None, with_weights=True)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    words = ["--model", "someone/small", "--engine", "torch", "--hub-secret", "hub", "--image", "reg/trtx:1.4.2"]
+    command = [sys.executable, "-m", "trtx", "export", "kubernetes", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"- --revision\n          - '{'0' * 40}'" in done.stdout
+    assert "secretKeyRef" in done.stdout
+    command = [sys.executable, "-m", "trtx.checkpoint.fetch", "someone/other", "--directory", str(tmp_path / "other")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "'someone/other' can't be fetched" in done.stderr and done.stderr.count("\n") <= 2, done.stderr

@@ -53,13 +53,16 @@ def test_others_workers_and_halves_of_cards_are_left_out(tmp_path: Path) -> None
         ({"DYN_FILE_KV": "/kv", "DYN_DISCOVERY_BACKEND": "file"}, 1),
         ({"DYN_FILE_KV": "/kv", "DYN_DISCOVERY_BACKEND": "etcd"}, 0),
         ({"DYN_DISCOVERY_BACKEND": "file"}, 0),
+        ({"DYN_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": "http://e:2379, http://f:2379", "DYN_NAMESPACE": "n"}, 1),
+        ({"DYN_DISCOVERY_BACKEND": "kubernetes", "POD_NAMESPACE": "p", "DYN_NAMESPACE": "n"}, 1),
+        ({"DYN_DISCOVERY_BACKEND": "kubernetes", "DYN_NAMESPACE": "n"}, 0),
         ({}, 0),
     ],
 )
-def test_there_is_a_route_where_the_cards_are_files(
+def test_there_is_a_route_where_the_cards_can_be_read(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], count: int
 ) -> None:
-    for name in ("DYN_FILE_KV", "DYN_DISCOVERY_BACKEND"):
+    for name in ("DYN_FILE_KV", "DYN_DISCOVERY_BACKEND", "ETCD_ENDPOINTS", "DYN_NAMESPACE", "POD_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

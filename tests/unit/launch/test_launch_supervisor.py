@@ -139,6 +139,33 @@ def test_processes_of_a_dead_workers_engine_are_ended_by_what_it_recorded(tmp_pa
             process.wait()
 
 
+def test_prompts_that_were_computed_a_second_time_are_told_at_the_first_and_whenever_there_are_twice_as_many(
+    tmp_path: Path,
+) -> None:
+    history = History(tmp_path, "decode-0")
+    history.serve("decode-0")
+    path, pid = history.plan.workers[0].status_file, history.children["decode-0"][0].pid
+    assert path is not None
+    told: list[str] = []
+    for recomputed in (0, 1, 1, 3, 4, 5):
+        handoffs = {
+            "read": 80,
+            "recomputed": recomputed,
+            "whole": 0,
+            "recomputed_from": "prefill-1",
+            "because": "no way",
+        }
+        path.write_text(json.dumps({"pid": pid, "state": "serving", "worker_id": 0xAB, "handoffs": handoffs}))
+        history.run(0.5)
+        told = [event.message for event in history.events if event.kind == "recomputed"]
+    assert len(told) == 2
+    assert told[0] == (
+        "decode-0 computed 1 of 81 prompts a second time, whose KV had to come from a prefill worker; of the last one "
+        "it was prefill-1: no way"
+    )
+    assert told[1].startswith("decode-0 computed 3 of 83 prompts")
+
+
 def test_the_records_of_the_others_stay(tmp_path: Path) -> None:
     history = History(tmp_path, "agg-0", "agg-1")
     history.serve("agg-0", 0xAB)

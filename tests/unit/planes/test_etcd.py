@@ -187,6 +187,18 @@ def test_over_mtls_the_right_certificate_gets_in_and_none_or_anothers_does_not(t
             Etcd([service.url.replace("https", "http")]).get("t/a")
 
 
+def test_an_etcd_whose_certificate_keeps_its_own_gateway_out_is_told_so(tmp_path: Path) -> None:
+    certificates(tmp_path, usage="serverAuth")
+    flags = ["--cert-file", "server.pem", "--key-file", "server-key.pem", "--trusted-ca-file", "ca.pem"]
+    flags = [str(tmp_path / flag) if flag.endswith(".pem") else flag for flag in flags]
+    secrets = EtcdAuth(tmp_path / "ca.pem", tmp_path / "client.pem", tmp_path / "client-key.pem").read()
+    with (
+        etcd(tmp_path / "etcd", *flags, "--client-cert-auth", scheme="https") as service,
+        pytest.raises(EtcdUnreachable, match="extendedKeyUsage clientAuth too"),
+    ):
+        Etcd([service.url], secrets, timeout_s=10.0).get("t/a")
+
+
 def test_a_password_gets_in_again_after_its_token_has_ended_and_a_wrong_one_never(tmp_path: Path) -> None:
     with etcd(tmp_path / "etcd", "--auth-token-ttl", "1") as service:
         _protect(service, "right word")

@@ -12,7 +12,9 @@ from trtx.engine import ENGINE_KINDS
 
 ROOT = Path(trtx.__file__).parent
 # What of the engine's room is no one engine's.
-SHARED = {"trtx.engine.api", "trtx.engine.ranks", "trtx.engine.worker_facts", "trtx.engine.worker_status"}
+SHARED = {
+    f"trtx.engine.{name}" for name in ("api", "handoff_facts", "ranks", "worker_facts", "worker_status")
+}  # fmt: skip
 CURE = (
     "say what differs as a member of Engine or EngineApi in trtx/engine/api.py, with what its absence means, and let "
     "engine/embedded.py, engine/paced.py and engine/tensorrt_llm/adapter.py answer"

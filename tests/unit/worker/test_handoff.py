@@ -62,8 +62,10 @@ def test_prompt_logprobs_travel_with_what_decode_needs_and_not_beside_it() -> No
     told = [{"7": {"logprob": -0.5}}]
     chunk: dict[str, Any] = {"finish_reason": "length", "engine_data": {"prompt_logprobs": told}}
     result = SimpleNamespace(outputs=[SimpleNamespace(disaggregated_params=DisaggregatedParams(first_gen_tokens=[1]))])
-    handoff.add_to(chunk, result, parse({"token_ids": [5, 6, 7]}, context_length=100))
+    handoff.add_to(chunk, result, parse({"token_ids": [5, 6, 7]}, context_length=100), "prefill-1")
     assert "engine_data" not in chunk
     wire = json.loads(json.dumps(chunk["disaggregated_params"]))
     assert handoff.prompt_logprobs_of(wire) == told
+    assert handoff.prefill_of(wire) == "prefill-1"
+    assert handoff.prefill_of({}) is None and handoff.prefill_of({"prefill": 7}) is None, "of another trtx"
     assert handoff.prompt_logprobs_of(handoff.to_json(DisaggregatedParams(), prompt_tokens=3)) is None

@@ -6,19 +6,21 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from trtx.engine.api import Transfer
+from trtx.engine.worker_status import HandoffsSoFar
 from trtx.torch_engine.messages import HandoffStats
 from trtx.worker.metrics import RequestClock, WorkerMetrics, absent_fields
 from trtx.worker.transfers import TransferCounts
 
 
 def scraped(metrics: WorkerMetrics) -> dict[str, float]:
-    """Sample name, with its outcome or bucket bound, to value: as a scrape of the system port sees it."""
+    """Sample name, with its prefill worker, outcome or bucket bound, to value: as a scrape of the port sees it."""
     registry = CollectorRegistry()
     registry.register(metrics)
     samples = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
-            label = sample.labels.get("outcome") or sample.labels.get("le") or sample.labels.get("dp_rank")
+            one = sample.labels.get("outcome") or sample.labels.get("le") or sample.labels.get("dp_rank")
+            label = ",".join(filter(None, (sample.labels.get("prefill"), one)))
             samples[sample.name + (f"[{label}]" if label else "")] = sample.value
     return samples
 
@@ -96,6 +98,28 @@ def test_handoffs_of_an_engine_that_counts_none_are_those_whose_requests_say_tha
     seen = scraped(metrics)
     assert seen["trtx_handoff_reads_total"] == 7, "an engine that counts knows best"
     assert seen["trtx_whole_requests_total"] == 1, "but of what never reached it as a handoff"
+
+
+def test_handoffs_are_told_by_the_prefill_worker_that_they_came_from() -> None:
+    metrics = WorkerMetrics()
+    metrics.transfers = transfers = TransferCounts()
+    for prefill, transfer in (
+        ("prefill-0", Transfer(4096, 0.5)),
+        ("prefill-0", Transfer(0, 0.0)),
+        ("prefill-1", Transfer(0, 0.0, "no device leads there")),
+        (None, None),
+    ):
+        transfers.ended(transfer, prefill)
+    metrics.handoff = lambda: HandoffStats(reads=1)  # an engine's own counts name no pair
+    seen = scraped(metrics)
+    assert seen["trtx_pair_handoffs_total[prefill-0,read]"] == 1
+    assert seen["trtx_pair_handoffs_total[prefill-0,nothing]"] == 1
+    assert seen["trtx_pair_handoffs_total[prefill-0,recomputed]"] == 0
+    assert seen["trtx_pair_handoffs_total[prefill-1,recomputed]"] == 1
+    assert seen["trtx_pair_handoffs_total[unknown,unknown]"] == 1
+    assert seen["trtx_pair_handoff_bytes_total[prefill-0]"] == 4096
+    assert seen["trtx_pair_handoff_bytes_total[prefill-1]"] == 0
+    assert transfers.so_far() == HandoffsSoFar(1, 1, 0, "prefill-1", "no device leads there")
 
 
 def test_no_handoff_is_told_of_where_requests_do_not_say() -> None:

@@ -125,7 +125,7 @@ def test_decode_gets_the_places_of_pictures_and_no_picture() -> None:
     class Result:
         outputs = (type("Output", (), {"disaggregated_params": params}),)
 
-    handoff.add_to(chunk, Result, request)
+    handoff.add_to(chunk, Result, request, "prefill-0")
     answer = json.loads(json.dumps(chunk["disaggregated_params"]))
     pictures = handoff.pictures_of(answer)
     assert pictures == (Picture(b"k" * 32, 4, (1, 2, 2)),)

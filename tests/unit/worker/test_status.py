@@ -29,6 +29,7 @@ def test_a_status_file_says_who_and_how_far(tmp_path: Path) -> None:
         "load_seconds": None,
         "ranks": [{"pid": 42, "started": 99}],
         "error": None,
+        "handoffs": None,
         "schema": 1,
     }
     assert list(tmp_path.iterdir()) == [path]

@@ -13,7 +13,7 @@ from pathlib import Path
 from trtx.doctor.facts import Topology
 from trtx.topology import TOPOLOGY_VARIABLE
 
-_SCRATCH = re.compile(r"trtx-(?:[0-9a-f]{8}|aiperf-\w+)")
+_SCRATCH = re.compile(r"trtx-(?:[0-9a-f]{8}|aiperf-\w+|[a-z0-9-]+\.[a-z0-9-]+)")
 _SETTLED_S = 60.0  # a launcher makes its scratch directory a moment before its guardian
 _GUARDIAN = b"trtx.launch.guardian"
 

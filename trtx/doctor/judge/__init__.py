@@ -5,6 +5,7 @@ from __future__ import annotations
 from trtx.doctor.check import Check
 from trtx.doctor.facts import Facts
 from trtx.doctor.judge.gpus import judge_gpus
+from trtx.doctor.judge.hosts import judge_hosts
 from trtx.doctor.judge.software import judge_software
 from trtx.doctor.judge.system import judge_system
 from trtx.doctor.judge.topologies import judge_environment, judge_topologies
@@ -20,4 +21,5 @@ def judge(facts: Facts) -> tuple[Check, ...]:
         *judge_system(facts),
         *judge_environment(facts),
         *judge_topologies(facts),
+        *(judge_hosts(facts.hosts) if facts.hosts is not None else ()),
     )

@@ -92,7 +92,7 @@ def bench_job(planned: PodPlan, words: tuple[str, ...]) -> Manifest:
         "command": ["python3", "-m", "trtx", "bench"],
         "args": [
             *("--url", url(planned), "--model", planned.model, "--tokenizer", str(source.path)),
-            *(("--gpu-count", str(planned.gpu_count)) if planned.gpu_count else ()),
+            *_gpu_count(planned),
             *("--output", RUNS),
             *words,
         ],
@@ -117,6 +117,12 @@ def bench_job(planned: PodPlan, words: tuple[str, ...]) -> Manifest:
         "metadata": _metadata(planned, f"{target.name}-bench"),
         "spec": {"backoffLimit": 0, "template": {"metadata": {"labels": {ROLE_LABEL: "bench"}}, "spec": pod}},
     }
+
+
+def _gpu_count(planned: PodPlan) -> tuple[str, ...]:
+    """Workers publish theirs, which is better than what was planned; of an engine over nodes it is one node's."""
+    spans = any(kind.pods > 1 for kind in planned.workers)
+    return ("--gpu-count", str(planned.gpu_count)) if spans else ()
 
 
 def url(planned: PodPlan) -> str:

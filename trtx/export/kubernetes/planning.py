@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trtx.checkpoint import Checkpoint, default_model
+from trtx.checkpoint import Checkpoint
 from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
@@ -73,7 +73,7 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         )
     per_node = 0 if spec.engine == "paced" else target.gpus_per_node
     resolved = resolve(spec, None, has_gpu=per_node > 0)
-    source = source_of(spec.model or default_model(on_gpu=per_node > 0), resolved.checkpoint, target)
+    source = source_of(resolved.model, resolved.checkpoint, target)
     nodes = {
         role: _nodes(role, config.values | _tp(spec), target, spec.engine, per_node)
         for role, config in resolved.configs.items()

@@ -55,7 +55,7 @@ class KubernetesTarget(BaseModel):
     frontends: int = Field(default=1, ge=1, le=MAX_FRONTENDS)
     ucx_devices: Annotated[str, _matching(_DEVICES, "devices of UCX such as eth0 or mlx5_0:1")] = "eth0"
     nats: Annotated[str, _matching(_NATS, "nats://HOST:PORT")] | None = None  # None: events go by ZMQ from each worker
-    limits: tuple[_Pair, ...] = ()  # further resources of each worker's pod, such as rdma/ib=1
+    resources: tuple[_Pair, ...] = ()  # further resources of each worker's pod, such as rdma/ib=1
     node_selector: tuple[_Pair, ...] = ()  # of the workers' nodes
     cpu: _Quantity = "4"
     memory: _Quantity | None = None
@@ -94,7 +94,7 @@ class KubernetesTarget(BaseModel):
 
     @property
     def further_limits(self) -> dict[str, str]:
-        return dict(_split(pair) for pair in self.limits)
+        return dict(_split(pair) for pair in self.resources)
 
 
 def _split(pair: str) -> tuple[str, str]:

@@ -164,7 +164,7 @@ serve() { # 0 once the benchmark is done, or the job was asked to end; else why 
     complain "not ready: $(last_words ready)"
     return 4
   fi
-  say "Ready: $URL serves $SERVED. Until the job ends: scancel --batch --signal=TERM $SLURM_JOB_ID"
+  say "Ready: $URL serves $SERVED: $(last_words ready). Until the job ends: scancel --batch --signal=TERM $SLURM_JOB_ID"
   if ((BENCH)); then
     say "benchmark: $TRTX_RUN/logs/bench.log"
     start bench "${NODES[0]}" 1 --mpi=none "${CONTAINER[@]}"
@@ -223,6 +223,7 @@ address_of() { awk -v node="$1" '$1 == node { print $2 }' "$TRTX_RUN/nodes"; }
 
 look() { # NODE ADDRESS DEVICE: how other nodes reach this one
   local address device
+  PATH="$PATH:/usr/sbin:/sbin" # where ip is, for people who are not root
   if [[ -n $INTERFACE ]]; then
     address=$(ip -4 -o addr show dev "$INTERFACE" scope global | awk '{ sub("/.*", "", $4); print $4; exit }')
     if [[ -z $address ]]; then
@@ -288,7 +289,8 @@ describe() { # NAME: sets COMMAND, and what is in its environment
     ;;
   ready)
     forget_secrets
-    COMMAND=("$PYTHON" -m trtx.export.wait "$URL" "$SERVED" --workers "$EXPECTED" --timeout-s "$READY_SECONDS")
+    COMMAND=("$PYTHON" -m trtx.export.wait "$URL" "$SERVED" --workers "$EXPECTED" --timeout-s "$READY_SECONDS"
+      --prove-handoffs "$ENGINE" --logs "$TRTX_RUN/logs")
     ;;
   bench)
     forget_secrets

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint import default_model, resolve_checkpoint
 from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.hosts import HostSpec, HostsSpec
 from trtx.engine.tensorrt_llm.arguments import world_size
@@ -89,8 +89,8 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
     if spec.engine == "tensorrt-llm" and not job.gpus_per_node:
         raise UsageError("--gpus-per-node 0: engine tensorrt-llm needs GPUs; give their number, or use --engine torch")
     per_node = 0 if spec.engine == "paced" else job.gpus_per_node
-    if job.model_dir is None:  # nodes load the weights from where they are here
-        resolve_checkpoint(spec.model or "", on_gpu=per_node > 0)
+    if job.model_dir is None:
+        _check_weights(spec.model, per_node)
     resolved = resolve(spec, None, has_gpu=per_node > 0)
     values = {role: config.values | _tp(spec, role) for role, config in resolved.configs.items()}
     spans = {role: nodes_of(role, values[role], spec.engine, per_node) for role in spec.roles}
@@ -143,6 +143,14 @@ class _Unit:
 
     nodes: tuple[int, ...]
     roles: Mapping[Role, int]
+
+
+def _check_weights(model: str | None, per_node: int) -> None:
+    """Nodes load them from where they are here. Raises UsageError where they are not."""
+    try:
+        resolve_checkpoint(model or default_model(on_gpu=per_node > 0))
+    except UsageError as error:
+        raise UsageError(f"{error}; or say with --model-dir where the nodes have it") from error
 
 
 def _in_turn(spec: TopologySpec) -> list[Role]:

@@ -133,6 +133,7 @@ def _plan(planned: JobPlan) -> str:
         "TRTX_VERSION": __version__,
         "MODEL": planned.model_dir,
         "SERVED": planned.model,
+        "ENGINE": planned.engine,
         "PYTHON": _python(planned),
         "REGISTRY": job.etcd,
         "EVENTS": job.nats,

@@ -17,7 +17,10 @@ class Shell(str):
 
 def word(value: str) -> str:
     """One word of a command or an assignment, expanded by bash only where it is :class:`Shell`."""
-    return f'"{value}"' if isinstance(value, Shell) else shlex.quote(value)
+    if isinstance(value, Shell):
+        return f'"{value}"'
+    plain = shlex.quote(value)
+    return f"'{value}'" if plain == value and "," in value else plain  # or a list in an array looks like a mistake
 
 
 def array(name: str, words: Iterable[str], indent: str = "") -> str:

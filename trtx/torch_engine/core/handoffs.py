@@ -99,7 +99,7 @@ class Handoffs:
         except LayoutMismatch as error:
             return str(error)
         except PeerGone as error:
-            self._recompute(sequence, str(error))
+            self._recompute(sequence, str(error).partition("; ")[0])  # what is the matter, without what to do
         return None
 
     def refuse(self, sequence: Sequence) -> None:

@@ -139,7 +139,10 @@ class NixlRoute:
                 offer.device_id,
             )  # fmt: skip
         except AgentError as error:
-            raise _gone(exported, error) from error
+            raise PeerGone(
+                f"prefill engine {exported.engine} that holds lease {exported.lease_id} can't be reached over NIXL "
+                f"({error}); expected UCX to find a way there; compute the prompt locally"
+            ) from error
         peer = _Peer(offer.agent_name, offer.agent_metadata, blocks)
         self._peers[peer.agent_name] = peer
         return peer

@@ -9,7 +9,7 @@ from typing import Any
 from tensorrt_llm._facts import public
 from tensorrt_llm._impl import effects
 from tensorrt_llm._impl.events import IterationResult, KvEvents, Rows
-from tensorrt_llm._impl.ranks import Ranks, world_size
+from tensorrt_llm._impl.ranks import Ranks, ranks_per_node, world_size
 from tensorrt_llm._standin import FAULTS, NEVER_RETURNS_SECONDS, VERSION, absent
 
 DEFAULT_REQUEST_PRIORITY = 0.5
@@ -44,7 +44,7 @@ class GenerationExecutor:
         self._has_request = self._has_token = False
         self._requests = itertools.count(1)
         self._attention_dp_size = args.tensor_parallel_size if args.enable_attention_dp else 1
-        self._ranks = Ranks(world_size(args))
+        self._ranks = Ranks(world_size(args), ranks_per_node(args))
         try:
             self._engine = TorchLLM(model, tokenizer, **effects.for_torch_engine(args))
         except BaseException:

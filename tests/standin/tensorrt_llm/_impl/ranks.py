@@ -6,6 +6,7 @@ stdin, and end by themselves after ``RANK_LIFE_SECONDS``.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -39,13 +40,20 @@ def world_size(args: Any) -> int:
     return args.tensor_parallel_size * args.pipeline_parallel_size * args.context_parallel_size
 
 
-class Ranks:
-    """The rank processes beside the torch engine's."""
+def ranks_per_node(args: Any) -> int:
+    """Each node of an engine has equally many; where the config is silent, all are on this one."""
+    size = world_size(args)
+    return size // math.ceil(size / (args.gpus_per_node or size))
 
-    def __init__(self, size: int) -> None:
-        if size > 1 and (available := _device_count()) < size:
-            raise RuntimeError(f"Only {available} GPUs are available, but {size} are required.")
-        self._waiting = [_start(_WAIT, f"{rank}/{size}") for rank in range(1, size)]
+
+class Ranks:
+    """The rank processes beside the torch engine's; none where trtllm-llmapi-launch has started them."""
+
+    def __init__(self, size: int, per_node: int) -> None:
+        if size > 1 and (available := _device_count()) < per_node:
+            raise RuntimeError(f"Only {available} GPUs are available, but {per_node} are required.")
+        is_launched = os.environ.get("TLLM_SPAWN_PROXY_PROCESS") == "1"
+        self._waiting = [] if is_launched else [_start(_WAIT, f"{rank}/{size}") for rank in range(1, size)]
         if "leave-rank" in FAULTS:
             left = _start(_STAY, "left", start_new_session=True)
             sys.stderr.write(f"tensorrt_llm stand-in: rank {left.pid} will stay behind\n")

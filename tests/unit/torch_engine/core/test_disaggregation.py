@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.torch_engine.core.media_prompts import mixed, some_media
 from tests.unit.torch_engine.core.oracle_runner import VOCAB, OracleTransport, Wire, undisturbed
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
-from trtx.torch_engine.messages import Handoff
+from trtx.torch_engine.messages import Handoff, KvTransfer
 
 TIMEOUT_S = 10.0
 
@@ -61,6 +61,11 @@ class Pair:
         self.prefill.step()
 
 
+def transfers(pair: Pair) -> list[KvTransfer]:
+    """What decode told of KV that was to come, of each request."""
+    return [update.transfer for update in pair.decode.updates if update.transfer is not None]
+
+
 def _generation(handoff: Handoff) -> Handoff:
     return Handoff(
         "generation_only",
@@ -82,6 +87,8 @@ def test_decode_goes_on_where_prefill_stopped_and_the_lease_ends(length: int) ->
     pair.decode.submit(1, prompt, 9, handoff=handoff)
     pair.finish_decode()
     assert pair.decode.tokens[1] == undisturbed(prompt, 9)
+    (told,) = transfers(pair)
+    assert told.bytes > 0 and told.seconds > 0 and not told.recomputed_because
     assert pair.prefill.is_empty()
     assert pair.decode.is_empty()
 
@@ -106,6 +113,7 @@ def test_a_prompt_that_is_wholly_cached_releases_the_lease_without_a_read() -> N
         pair.finish_decode()
     assert pair.decode.tokens[1] == pair.decode.tokens[2] == undisturbed(prompt, 5)
     assert pair.decode.transport.blocks_read == 2  # type: ignore[attr-defined]
+    assert transfers(pair)[1] == KvTransfer()
     assert pair.prefill.is_empty()
 
 
@@ -138,6 +146,8 @@ def test_a_peer_that_is_gone_means_local_recomputation(when: str) -> None:
     assert pair.decode.finished[1] == "length"
     assert pair.decode.core._handoffs is not None
     assert pair.decode.core._handoffs.stats.recomputed == 1
+    (told,) = transfers(pair)
+    assert told.bytes == 0 and told.recomputed_because and "; " not in told.recomputed_because
     if when == "read fails":
         assert pair.prefill.is_empty(), "a failed read does not release; the engine must"
 
@@ -246,6 +256,7 @@ def test_decode_ends_at_once_where_the_handed_token_ends_the_sequence() -> None:
     pair.finish_decode()
     assert pair.decode.tokens[1] == handoff.first_gen_tokens
     assert pair.decode.finished[1] == "length"
+    assert transfers(pair) == [KvTransfer()], "prefill's tokens were all that it asked for"
     assert pair.prefill.is_empty()
 
 

@@ -1,0 +1,68 @@
+"""What is said of a job is taken as it is, or refused with the name of its option."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trtx.cli.app import run
+from trtx.export.slurm.script import _RUNTIME
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "slurm.md"
+CALL = ("export", "slurm", "--model", "synthetic:tiny-trained", "--engine", "torch", "--gpus-per-node", "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--name", "No Name"), "--name 'No Name' is no name"),
+        (("--time", "soon"), "--time 'soon' is no time of Slurm"),
+        (("--partition", "a b"), "--partition 'a b' is no name of Slurm"),
+        (("--sbatch=--nodes=3",), "--sbatch '--nodes=3' is what the file sets itself"),
+        (("--sbatch=--node=3",), "--sbatch '--node=3' is what the file sets itself"),
+        (("--sbatch=-N3",), "--sbatch '-N3' is no flag of sbatch"),
+        (("--interface", "lo"), "--interface 'lo' is loopback"),
+        (("--ucx-devices", "mlx5_0:1,lo"), "is loopback, which leads to no other node"),
+        (("--ucx-devices", "a b"), "--ucx-devices 'a b' is no device"),
+        (("--local-dir", "tmp"), "--local-dir 'tmp' is no absolute path"),
+        (("--nodes", "0"), "--nodes 0: expected"),
+        (("--first-port", "80"), "--first-port 80: expected"),
+        (("--bench", "--concurency 3"), "No such option: --concurency"),
+        (("--bench", "--url http://x"), "--bench holds --url, which the job gives by itself"),
+        (("--bench", "--workers 3"), "--bench holds --workers, which describes what trtx bench would serve"),
+        (("--bench", "--concurrency '3"), "--bench \"--concurrency '3\" can't be split into words"),
+        (("--container-mounts", "/a:/a"), "--container-mounts means nothing without --container-image"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_a_sentence(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*CALL, *words]) == 2
+    said = capsys.readouterr()
+    assert told in said.err and said.err.count("\n") == 1 and said.out == ""
+
+
+def test_without_a_directory_the_file_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*CALL]) == 0
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n#SBATCH --job-name=trtx-serve\n")
+
+
+def test_a_directory_gets_one_file_that_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*CALL, "--name", "qwen3", "--output", str(tmp_path / "job")]) == 0
+    (file,) = (tmp_path / "job").iterdir()
+    assert file.name == "qwen3.sbatch" and file.stat().st_mode & 0o111
+    assert "Run with: sbatch qwen3.sbatch" in capsys.readouterr().out
+
+
+def test_the_document_has_every_flag_that_the_file_gives_slurm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*CALL, "--partition", "a", "--account", "b", "--container-image", "c"]) == 0
+    text = capsys.readouterr().out
+    document = DOCUMENT.read_text(encoding="utf-8")
+    flags = set(re.findall(r"^#SBATCH (--[a-z-]+)", text, re.MULTILINE))
+    srun = _RUNTIME.read_text(encoding="utf-8").partition("SRUN=(")[2].partition(")\n")[0]
+    flags |= {*re.findall(r"--[a-z-]+", srun)} - {"--nodelist", "--ntasks"}
+    flags |= set(re.findall(r"--container-[a-z-]+|--no-container-[a-z-]+", text))
+    missing = sorted(flag for flag in flags if flag not in document)
+    assert not missing, f"give each a row, with its reason, in {DOCUMENT.name}: {missing}"

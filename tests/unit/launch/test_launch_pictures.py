@@ -1,0 +1,163 @@
+"""Which encoders are proved to encode pictures: asked of a server that answers chats and metrics as a script says."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.launch.picture_proofs import PictureProofs
+from trtx.topology import Plan, ProcessSpec
+
+
+class Deployment:
+    """A frontend, and encode workers on ports of their own; each chat's picture goes to one of them in turn."""
+
+    def __init__(self, encoders: int) -> None:
+        self.encoded = [0] * encoders
+        self.refusal = ""
+        self.pictures: list[bytes] = []
+        self.dead: set[int] = set()  # encoders that get their picture and encode none
+        self._turns = itertools.count()
+
+    def chat(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        (part,) = body["messages"][0]["content"]
+        self.pictures.append(base64.b64decode(part["image_url"]["url"].partition(",")[2]))
+        at = next(self._turns) % len(self.encoded)
+        if self.refusal:
+            return 400, {"message": self.refusal}
+        self.encoded[at] += at not in self.dead
+        return 200, {}
+
+
+@contextlib.contextmanager
+def serving(deployment: Deployment) -> Iterator[list[int]]:
+    """Ports: of the frontend, then of each encoder."""
+
+    def handler(number: int) -> type[BaseHTTPRequestHandler]:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                count = f'trtx_media_pictures_total{{model="m",stage="encode"}} {deployment.encoded[number - 1]}.0\n'
+                self._say(200, count.encode())
+
+            def do_POST(self) -> None:
+                code, answer = deployment.chat(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self._say(code, json.dumps(answer).encode())
+
+            def _say(self, code: int, body: bytes) -> None:
+                self.send_response(code)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *arguments: object) -> None: ...
+
+        return Handler
+
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler(number)))
+            for number in range(1 + len(deployment.encoded))
+        ]
+        for server in servers:
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield [server.server_address[1] for server in servers]
+        for server in servers:
+            server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return resolve_checkpoint("synthetic:tiny-vl").path
+
+
+def plan_of(model: Path, ports: list[int], *, role: str = "encode", limits: str = "") -> Plan:
+    argv = ("python", "--media", limits) if limits else ()
+    encoders = [
+        ProcessSpec(f"{role}-{number}", role, argv, {}, Path(), system_port=port)  # type: ignore[arg-type]
+        for number, port in enumerate(ports[1:])
+    ]
+    agg = ProcessSpec("agg-9", "agg", argv, {}, Path(), system_port=1)
+    return Plan(
+        mode="agg", engine="torch", model="vl", model_path=model, namespace="ns", host="127.0.0.1", port=ports[0],
+        internal_ports=(), run_dir=Path(), scratch_dir=Path(),
+        processes=(*encoders, *([agg] if role == "encode" else [])), engine_configs={}, gpu_names=(), reasons=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["encode", "prefill", "agg"])
+def test_a_picture_goes_through_every_encoder_and_through_none_twice_for_nothing(model: Path, role: str) -> None:
+    deployment = Deployment(3)
+    with serving(deployment) as ports:
+        proofs = PictureProofs(plan_of(model, ports, role=role))
+        assert [one.name for one in proofs.encoders] == [f"{role}-{number}" for number in range(3)]
+        assert proofs.prove_missing(5) is None
+        assert deployment.encoded == [1, 1, 1]
+        assert proofs.told == f", and a picture through {role}-0, {role}-1, {role}-2"
+        assert proofs.prove_missing(5) is None
+        assert len(deployment.pictures) == 3, "who has encoded one since it began is asked no more"
+        deployment.encoded[1] = 0  # it was started again
+        assert proofs.prove_missing(5) is None
+        assert deployment.encoded[1] == 1
+    sizes = [Image.open(io.BytesIO(one)).convert("RGB").size for one in deployment.pictures]
+    assert set(sizes) == {(32, 32)}
+    assert len(set(deployment.pictures)) == len(deployment.pictures), "a cache would answer for an encoder"
+
+
+def test_an_encoder_that_encodes_none_is_named_though_every_picture_is_answered(model: Path) -> None:
+    deployment = Deployment(2)
+    deployment.dead = {1}
+    with serving(deployment) as ports:
+        said = PictureProofs(plan_of(model, ports)).prove_missing(5)
+    assert said == "no picture went through encode-1, of 40 that were answered; see its log"
+
+
+def test_what_a_picture_is_refused_with_is_the_cause(model: Path) -> None:
+    deployment = Deployment(1)
+    deployment.refusal = "image 1 can't be encoded: no such file"
+    with serving(deployment) as ports:
+        said = PictureProofs(plan_of(model, ports)).prove_missing(5)
+    assert said == "no picture went through encode-0: HTTP 400: image 1 can't be encoded: no such file"
+
+
+def test_a_context_that_holds_no_picture_is_told_and_keeps_nobody_from_text(model: Path) -> None:
+    deployment = Deployment(1)
+    deployment.refusal = "the prompt has 99 tokens and the context holds 64 together with the output; send at most 63"
+    with serving(deployment) as ports:
+        proofs = PictureProofs(plan_of(model, ports))
+        assert proofs.prove_missing(5) is None
+    assert proofs.told.startswith("; pictures are not checked: HTTP 400: the prompt has 99 tokens")
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ('{"max_images": 0}', "; pictures are not checked: max_images is 0"),
+        ('{"max_image_pixels": 100}', "; pictures are not checked: max_image_pixels is 100"),
+        ('{"max_media_bytes": 9}', "; pictures are not checked: max_media_bytes is 9"),
+    ],
+)
+def test_limits_that_refuse_every_picture_are_told_and_none_is_sent(model: Path, limits: str, told: str) -> None:
+    deployment = Deployment(1)
+    with serving(deployment) as ports:
+        proofs = PictureProofs(plan_of(model, ports, limits=limits))
+        assert (proofs.prove_missing(5), proofs.told) == (None, told)
+    assert deployment.pictures == []
+
+
+def test_nothing_is_sent_to_a_text_model_or_another_engine(model: Path) -> None:
+    text = plan_of(resolve_checkpoint("synthetic:tiny").path, [1, 2])
+    for plan in (text, replace(plan_of(model, [1, 2]), engine="paced")):
+        proofs = PictureProofs(plan)
+        assert (proofs.encoders, proofs.told, proofs.prove_missing(1)) == ((), "", None)

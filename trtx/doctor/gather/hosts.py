@@ -1,0 +1,177 @@
+"""This host as a topology over hosts needs it, the others as their doctors tell of them, etcd and NATS."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from trtx.config.hosts import Certificates, HostSpec, HostsSpec, Password, Token
+from trtx.doctor.facts import Gpus, Software
+from trtx.doctor.gather.meeting import Listener, meet
+from trtx.doctor.host_facts import Device, HostReport, HostsFacts, PortSpan, SecretFile, TakenPort, WantedHost
+from trtx.planes.credentials import EtcdAuth, NatsAuth
+from trtx.planes.fitness import look_at_etcd
+from trtx.planes.nats import ask_nats
+from trtx.topology import TOPOLOGY_VARIABLE
+
+_PACKAGES = ("trtx", "ai-dynamo", "ai-dynamo-runtime", "nixl", "tensorrt-llm", "torch", "transformers")
+_NOWHERE = "192.0.2.1"  # of RFC 5737: routed like any other address, and nothing is sent
+# Of a worker: requests, system port and what UCX may take for each rank; of a frontend: answers.
+_PORTS_A_WORKER, _KV_PORTS_A_RANK, _PORTS_A_FRONTEND = 2, 4, 1
+
+
+def gather_hosts(
+    spec: HostsSpec, this_host: str, *, http_port: int, wait_s: float, software: Software, gpus: Gpus
+) -> HostsFacts:
+    """Takes up to ``wait_s`` and a few seconds more. Raises UsageError for credentials that can't be read."""
+    hosts = tuple(_wanted(spec, host, http_port) for host in spec.hosts)
+    own = next(host for host in hosts if host.name == this_host)
+    others = [host for host in hosts if host.name != this_host]
+    etcd_auth = _etcd_auth(spec)
+    nats_auth = _nats_auth(spec)
+    began = time.monotonic()
+    taken = _taken(own, f"{_namespace(spec)}.{this_host}")
+    devices = tuple(_device(name) for name in own.devices)
+    versions = {"python": software.python}
+    versions |= {name: software.packages[name].version for name in _PACKAGES if name in software.packages}
+    route = _route_address()
+
+    def report() -> HostReport:
+        return HostReport(this_host, time.time(), versions, len(gpus.visible), devices, route, taken)
+
+    with Listener(own, others, report) as listener:
+        met = meet(own, others, listener, wait_s=wait_s)
+    return HostsFacts(
+        this_host=this_host,
+        hosts=hosts,
+        own=report(),
+        met=met,
+        waited_s=time.monotonic() - began,
+        etcd=tuple(look_at_etcd(url, etcd_auth) for url in spec.etcd),
+        nats_url=spec.nats,
+        nats=ask_nats(spec.nats, nats_auth),
+        secret_files=_secret_files([*(etcd_auth.files if etcd_auth else ()), *(nats_auth.files if nats_auth else ())]),
+        etcd_way="open" if etcd_auth is None else "tls" if etcd_auth.ca is not None else "password",
+        nats_way="open" if nats_auth is None else "token" if nats_auth.token_file is not None else "password",
+    )
+
+
+def _namespace(spec: HostsSpec) -> str:
+    return f"trtx-{spec.name or ''}"
+
+
+def _etcd_auth(spec: HostsSpec) -> EtcdAuth | None:
+    match spec.etcd_auth:
+        case Certificates(ca=ca, certificate=certificate, key=key):
+            return EtcdAuth(ca=ca, certificate=certificate, key=key)
+        case Password(username=username, password_file=file):
+            return EtcdAuth(username=username, password_file=file)
+    return None
+
+
+def _nats_auth(spec: HostsSpec) -> NatsAuth | None:
+    match spec.nats_auth:
+        case Token(token_file=file):
+            return NatsAuth(token_file=file)
+        case Password(username=username, password_file=file):
+            return NatsAuth(username=username, password_file=file)
+    return None
+
+
+def _wanted(spec: HostsSpec, host: HostSpec, http_port: int) -> WantedHost:
+    frontends, gpus = spec.frontends_of(host), len(host.gpu_indices)
+    # Without roles there are as many workers as GPUs at most, and what one worker of several GPUs has, several have.
+    workers = sum(host.roles.values()) if host.roles is not None else 0 if spec.has_roles else max(1, gpus)
+    count = _PORTS_A_FRONTEND * frontends + _PORTS_A_WORKER * workers + _KV_PORTS_A_RANK * max(workers, gpus)
+    last = min(host.first_port + count, 1 << 16)
+    return WantedHost(
+        host.name,
+        host.address,
+        tuple(host.device.split(",")) if host.device is not None else (),
+        gpus,
+        frontends > 0,
+        PortSpan(
+            tuple(range(http_port, min(http_port + frontends, 1 << 16))),
+            tuple(range(host.first_port, last)),
+        ),
+    )
+
+
+def _device(name: str) -> Device:
+    plain = name.partition(":")[0]
+    if (Path("/sys/class/infiniband") / plain).is_dir():
+        return Device(name, exists=True, is_up=True)
+    addresses, stats = psutil.net_if_addrs().get(plain), psutil.net_if_stats().get(plain)
+    if stats is None:
+        return Device(name, exists=False)
+    return Device(
+        name,
+        exists=True,
+        is_up=stats.isup,
+        addresses=tuple(entry.address for entry in addresses or () if entry.family == socket.AF_INET),
+        has_link_local_ipv6=any(
+            entry.family == socket.AF_INET6 and entry.address.startswith("fe80:") for entry in addresses or ()
+        ),
+    )
+
+
+def _route_address() -> str | None:
+    """The address from which this host would send to one that is not on its own networks; None: no default route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_NOWHERE, 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def _taken(own: WantedHost, marker: str) -> tuple[TakenPort, ...]:
+    problems: dict[int, str] = {}
+    for port in own.ports.all:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((own.address, port))
+                probe.listen()
+            except OSError as error:
+                problems[port] = error.strerror or str(error)
+    if not problems:
+        return ()
+    holders = {port: pid for address, port, pid in _listening() if address in (own.address, "0.0.0.0", "::")}
+    return tuple(_holder(port, problem, holders.get(port), marker) for port, problem in problems.items())
+
+
+def _listening() -> list[tuple[str, int, int | None]]:
+    """Address, port and pid, as far as that may be seen, of all that listens here."""
+    try:
+        entries = [entry for entry in psutil.net_connections("tcp") if entry.status == psutil.CONN_LISTEN]
+    except (psutil.Error, OSError):
+        return []
+    return [(*entry.laddr, entry.pid) for entry in entries if entry.laddr]
+
+
+def _holder(port: int, problem: str, pid: int | None, marker: str) -> TakenPort:
+    if pid is None:
+        return TakenPort(port, problem, is_own=False)
+    try:
+        process = psutil.Process(pid)
+        name = process.name()
+        is_own = process.environ().get(TOPOLOGY_VARIABLE) == marker
+    except (psutil.Error, OSError):
+        return TakenPort(port, f"pid {pid}", is_own=False)
+    return TakenPort(port, f"{name}, pid {pid}", is_own)
+
+
+def _secret_files(paths: Sequence[Path]) -> tuple[SecretFile, ...]:
+    found = []
+    for path in paths:
+        try:
+            found.append(SecretFile(str(path), stat.S_IMODE(path.stat().st_mode)))
+        except OSError as error:
+            found.append(SecretFile(str(path), problem=error.strerror or str(error)))
+    return tuple(found)

@@ -1,0 +1,25 @@
+"""What a share that was cut off on this host has left, power lost or all killed: taken away before another starts.
+
+Its directory has the same name again. What it left registered, ``discovery`` takes out.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from trtx.errors import UsageError
+from trtx.launch.processes import members
+from trtx.topology import Plan
+
+
+def clear_leftovers(plan: Plan) -> None:
+    """The directory of a share of this name. Does nothing on one machine, where each start has a name of its own.
+    Raises UsageError where a process of the share lives."""
+    if not plan.this_host:
+        return
+    if alive := members(plan.marker, ()):
+        raise UsageError(
+            f"a share of {plan.namespace} runs on {plan.this_host} already (pid {', '.join(map(str, sorted(alive)))}); "
+            "end it first"
+        )
+    shutil.rmtree(plan.scratch_dir, ignore_errors=True)

@@ -1,0 +1,56 @@
+"""What became of the KV that prefill workers handed to decode workers, cell by cell, as the decode workers told it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trtx.bench.handoffs import HandoffCounts, HandoffsByPair, told_pair
+from trtx.report.columns import MISSING, number
+from trtx.report.view import RunView
+
+HANDOFF_HEADINGS = (
+    "cell",
+    "requests",
+    "KV came",
+    "in own cache",
+    "recomputed",
+    "whole",
+    "MiB",
+    "ms a read",
+    "worst pair",
+)
+HANDOFF_MEANING = (
+    "From the decode workers' own counters, each trial's from about its first measured request on. KV came: from a "
+    "prefill worker. In own cache: none had to. Recomputed: it had to and did not, so the decode worker computed the "
+    "prompt a second time. Whole: no prefill worker had the request."
+)
+
+
+def handoff_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
+    """A row of text for each cell of a topology with decode workers; none of a run without."""
+    told = [(row.name, row.cell.handoffs) for row in view.rows if row.cell]
+    return tuple((name, *_cells(pairs)) for name, pairs in told if pairs)
+
+
+def _cells(by_decode: HandoffsByPair) -> tuple[str, ...]:
+    pairs = {told_pair(decode, prefill): one for decode, found in by_decode.items() for prefill, one in found.items()}
+    total = sum(pairs.values(), HandoffCounts())
+    if total.unknown:
+        return (f"{total.requests:,}", *[MISSING] * 3, f"{total.whole:,}", *[MISSING] * 3)
+    counts = (total.requests, total.read, total.nothing, total.recomputed, total.whole)
+    read_ms = number(1000 * total.seconds / total.read) if total.read else MISSING
+    return (*(f"{one:,}" for one in counts), number(total.bytes / 2**20), read_ms, _worst(pairs))
+
+
+def _worst(pairs: Mapping[str, HandoffCounts]) -> str:
+    name = max(pairs, key=lambda one: pairs[one].lost)
+    return f"{name}: {pairs[name].lost:,}" if pairs[name].lost else MISSING
+
+
+def handoffs_markdown(view: RunView) -> list[str]:
+    rows = handoff_rows(view)
+    if not rows:
+        return []
+    lines = ["", "## Handoffs", "", HANDOFF_MEANING, "", f"| {' | '.join(HANDOFF_HEADINGS)} |"]
+    lines += [f"|---|{'--:|' * (len(HANDOFF_HEADINGS) - 2)}---|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
