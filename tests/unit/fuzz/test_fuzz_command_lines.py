@@ -28,6 +28,7 @@ SAFE = {
     "eval": ["eval", "--tasks", "trtx", "--baseline", "directory"],
     "eval fidelity": ["eval", "fidelity", "--reference", "directory"],
     "eval parity": ["eval", "parity", "--model", "directory"],
+    "export nginx": ["export", "nginx"],
     "compare": ["compare", "file", "directory"],
     "baseline": ["baseline", "list"],
     "report": ["report", "directory"],
