@@ -134,8 +134,9 @@ def test_an_answer_to_a_video_is_that_of_transformers_cached_or_not() -> None:
     command = trtx_serve("--engine", "torch", "--model", "synthetic:tiny-qwen2.5-vl", "--decode-processes", "1")
     with command as started:
         served = Served(started.wait_ready(150))
+        encoded = served.metric("agg-0", "trtx_media_pictures", stage="encode")  # the launcher's own, before Ready
         check_all(served, Oracle("tiny-qwen2.5-vl"))
-        assert served.metric("agg-0", "trtx_media_pictures", stage="encode") == len(FILES)
+        assert served.metric("agg-0", "trtx_media_pictures", stage="encode") == encoded + len(FILES)
         assert served.metric("agg-0", "trtx_embedding_cache_pinned_bytes") == 0
         code, said = served.refused(text("an <|video_pad|> in words"), video("portrait"))
         assert (code, "2 video placeholders and the request 1 videos" in said) == (400, True), said
@@ -159,10 +160,11 @@ def test_every_topology_answers_as_transformers_does(shape: str) -> None:
         with ExitStack() as stack:
             started = stack.enter_context(trtx_serve("--model", f"synthetic:{shape}", *options))
             served = Served(started.wait_ready(150))
+            worker = "encode-0" if "--encode" in options else "agg-0"
+            encoded = served.metric(worker, "trtx_media_pictures", stage="encode")  # the launcher's own, before Ready
             check_all(served, oracle)
             answers |= {served.ask(mixed), served.ask(mixed)}
-            if "--encode" in options:
-                assert served.metric("encode-0", "trtx_media_pictures", stage="encode") == len(FILES) + 2
+            assert served.metric(worker, "trtx_media_pictures", stage="encode") == encoded + len(FILES) + 2
             if options == E_P_D:
                 assert served.metric("decode-0", "trtx_embedding_cache_lookups") == 0
     assert len(answers) == 1
