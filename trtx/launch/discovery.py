@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import psutil
 
-from trtx.errors import UsageError
+from trtx.errors import LaunchError, UsageError
 from trtx.launch.children import Child, RealChild
 from trtx.planes.credentials import EtcdAuth, NatsAuth, secret_environment
 from trtx.planes.etcd import Etcd
 from trtx.planes.etcd_registry import EtcdRegistry
 from trtx.planes.file_registry import FileRegistry
-from trtx.planes.registry import Registry
+from trtx.planes.registry import Registry, RegistryUnknown
 from trtx.planes.watched import WatchedRegistry
 from trtx.topology import EtcdService, NatsService, Plan, ProcessSpec
 
@@ -58,6 +59,37 @@ def spawner_of(plan: Plan) -> Callable[[ProcessSpec], Child]:
         return RealChild(spec, secrets)
 
     return spawn
+
+
+def remove_left_behind(plan: Plan) -> int:
+    """Takes out workers that are registered at the address of a share's host and can't be there: those of a share that
+    was cut off with its host, whose leases have not ended. Asked while the share holds its ports and runs nothing yet.
+    Returns how many they were. Raises LaunchError where etcd can't be asked."""
+    here = next((host.address for host in plan.hosts if host.name == plan.this_host), None)
+    if plan.etcd is None or here is None:
+        return 0
+    held = {port for process in plan.processes for port in process.ports.values()}
+    with open_etcd(plan.etcd) as etcd:
+        registry = EtcdRegistry(etcd, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s)
+        try:
+            there = [one for one in registry.instances() if one.host == here]
+            dead = [one for one in there if one.port in held or not _listens(here, one.port)]
+            for one in dead:
+                registry.remove(one.worker_id)
+        except RegistryUnknown as error:
+            raise LaunchError(str(error)) from error
+    return len(dead)
+
+
+def _listens(address: str, port: int) -> bool:
+    """On this host, where nothing drops what is sent."""
+    try:
+        socket.create_connection((address, port), timeout=1.0).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True  # not known, and what lives must stay
+    return True
 
 
 def owner(registry: Registry, pid: int, claimed: set[int]) -> int | None:

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from trtx.errors import LaunchError, UsageError
+from trtx.launch.discovery import remove_left_behind
 from trtx.launch.events import Event
 from trtx.launch.frontend_watch import UNROUTED_S
 from trtx.launch.guardian import Guardian
@@ -133,6 +134,9 @@ def serve(
         )
         topology = ServedTopology(plan, whole, supervisor, interruption)
         on_slots(topology.slots)
+        if count := remove_left_behind(plan):
+            told = f"{count} workers of a share that was cut off here were still registered, and are taken out"
+            on_event(Event("lost", told))
         HOLDER.release(held)
         try:
             start = time.monotonic()
