@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -202,8 +203,21 @@ def test_a_worker_that_exits_0_unasked_is_started_again_and_etcd_may_go_and_come
     }
     (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(hosts))
     arguments = ("--hosts", str(tmp_path / "hosts.yaml"), "--port", str(free_port()), *PACED)
-    with Etcd([services[0].url]) as client, trtx_serve(*arguments) as serve:
+    with Etcd([services[0].url]) as client:
+        # As a share leaves it whose host lost its power: at this host's address, where nobody listens.
+        cut_off, namespace = client.grant(_TTL_S), f"trtx-{hosts['name']}"
+        record = {"endpoint": "generate", "component": "backend", "namespace": namespace, "instance_id": cut_off}
+        record |= {"type": "Endpoint", "transport": {"tcp": f"127.0.0.1:{free_port()}/{cut_off:x}/generate"}}
+        key = f"v1/instances/{namespace}/backend/generate/{cut_off:x}"
+        client.put(key, json.dumps(record).encode(), lease=cut_off)
+        _go_through_deaths(client, arguments, services)
+        assert client.get(key) is None
+
+
+def _go_through_deaths(client: Etcd, arguments: tuple[str, ...], services: tuple[EtcdService, Service]) -> None:
+    with trtx_serve(*arguments) as serve:
         plan = serve.wait_ready()
+        assert "1 workers of a share that was cut off here were still registered" in serve.text()
         registry = EtcdRegistry(client, plan.namespace, lease_ttl_s=_TTL_S)
         before = registry.worker_ids()
         os.kill(serve.pid_of("agg-0"), signal.SIGTERM)  # drains and ends with 0, by nobody's wish
