@@ -20,6 +20,7 @@ import pytest
 from processes import free_port, until
 
 _END_SECONDS = 10.0
+_EITHER_SIDE = "serverAuth,clientAuth"
 
 
 def needs(program: str, package: str) -> str:
@@ -125,19 +126,19 @@ def openssl(*arguments: str | Path, directory: Path, text: str = "") -> str:
 
 
 def certificates(
-    directory: Path, names: Sequence[str] = ("server", "client"), *, usage: str = "serverAuth,clientAuth"
+    directory: Path, names: Sequence[str] = ("server", "client"), *, server_usage: str = _EITHER_SIDE
 ) -> None:
-    """``ca.pem``, and for each name ``NAME.pem`` and ``NAME-key.pem`` signed by it, good for 127.0.0.1 and ``usage``:
-    either side, as etcd's own gateway shows the server's certificate to etcd as a client does."""
+    """``ca.pem``, and for each name ``NAME.pem`` and ``NAME-key.pem`` signed by it, good for 127.0.0.1 and either side:
+    etcd's own gateway shows the server's certificate to etcd as a client does. ``server_usage``: of ``server.pem``."""
     directory.mkdir(parents=True, exist_ok=True)
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout")
     openssl(
         "req", "-x509", *key, "ca-key.pem", "-out", "ca.pem", "-subj", "/CN=trtx tests", "-days", "2",
         directory=directory,
     )  # fmt: skip
-    extensions = f"subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\n"
-    (directory / "extensions").write_text(extensions)
     for name in names:
+        usage = server_usage if name == "server" else _EITHER_SIDE
+        (directory / "extensions").write_text(f"subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\n")
         openssl("req", *key, f"{name}-key.pem", "-out", f"{name}.csr", "-subj", "/O=trtx", directory=directory)
         openssl(
             "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca-key.pem", "-CAcreateserial",

@@ -24,10 +24,10 @@ from nginx_process import Nginx, running_nginx
 from processes import free_port, until
 from topology_clients import trtx_serve
 
-from trtx.tls import pinned
+from trtx.tls import default_trust, pinned
 from trtx.topology import Plan
 
-KEY, HOLDER = "3f9c0a", "ada"
+KEY, HOLDER = "3f9c0a7be15d", "ada"
 PATH = "/v1/completions"
 
 
@@ -303,3 +303,41 @@ def test_a_frontend_that_is_killed_loses_its_own_streams_alone(tmp_path: Path) -
         assert lost and lost != streams, "both frontends had some"
         moved = {uri for uri, at in tried.items() if at == f"127.0.0.1:{port + 1}, 127.0.0.1:{port}"}
         assert moved, "what had not begun was sent again"
+
+
+@pytest.mark.proof
+def test_a_run_is_measured_and_scored_through_it_and_the_key_is_written_nowhere(tmp_path: Path) -> None:
+    authority = make(tmp_path, "authority")
+    pair = make(tmp_path, "own", ["localhost"], signer=authority)
+    keys, port = tmp_path / "keys.map", two_ports()
+    keys.write_text(f'"Bearer {KEY}" {HOLDER};\n')
+    options = ("--listen-cert", str(pair.certificate), "--listen-key", str(pair.key), "--api-keys", str(keys))
+    with (
+        trtx_serve("--model", "synthetic:tiny-trained", "--frontends", "2", "--port", str(port)) as serve,
+        gateway(tmp_path, port, *options) as (nginx, listen),
+    ):
+        model = str(serve.wait_ready(120).model_path)
+        variables = {"SSL_CERT_FILE": str(authority.certificate), "OPENAI_API_KEY": KEY}
+        at = ("--url", f"https://localhost:{listen}", "--tokenizer", model, "-o", str(tmp_path / "runs"))
+        load = (
+            "--concurrency",
+            "4",
+            "--isl",
+            "32",
+            "--osl",
+            "16",
+            "--request-count",
+            "24",
+            "--prompt-corpus",
+            "random",
+        )
+        default_trust.cache_clear()  # of a process that asks once
+        measured = call("bench", *load, *at, variables=variables)
+        assert measured.code == 0, measured.out + measured.err
+        scored = call("eval", "--tasks", "trtx_copying", "--limit", "3", *at, variables=variables)
+        assert scored.code == 0, scored.out + scored.err
+        default_trust.cache_clear()
+        asked = {addresses for uri, _, addresses, _ in nginx.tried if "completions" in uri and addresses != "-"}
+        assert asked >= {f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"}, "each frontend had some"
+    files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert files and not [path for path in files if KEY.encode() in path.read_bytes()]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_LEASE_TTL_S = 90  # of a client that registers nothing
+_LEASE_TTL_S = 120  # of a client that registers nothing
 
 
 @app.command(

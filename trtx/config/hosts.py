@@ -135,9 +135,9 @@ class HostsSpec(_Frozen):
     nats: str
     etcd_auth: Certificates | Password | None = None
     nats_auth: Password | Token | None = None
-    lease_ttl_s: int = Field(default=90, ge=5, le=600)
-    """So long a host that is lost whole stays registered; a third of it, and at most all of it, etcd may be away (seen:
-    30 s with 90; with 30 every process ended). What dies alone is taken out at once, whatever stands here."""
+    lease_ttl_s: int = Field(default=120, ge=5, le=600)
+    """So long a host that is lost whole stays registered. etcd may be away for a third of it: what is left of a lease
+    that is about to be renewed. What dies alone is taken out at once, whatever stands here."""
     hosts: tuple[HostSpec, ...] = Field(min_length=1, max_length=64)
 
     @field_validator("name")

@@ -93,14 +93,16 @@ class HandoffProofs:
     Threads may prove different pairs at once. ``unknown`` is set once an engine did not say what became of its KV.
     """
 
-    def __init__(self, plan: Plan, url: str = "") -> None:
-        """``url``: of the frontend to ask, the plan's own without one. Asks nothing yet."""
+    def __init__(self, plan: Plan, url: str = "", here: Plan | None = None) -> None:
+        """``url``: of the frontend to ask, the plan's own without one; ``here``: the share that this machine runs,
+        which knows where its logs are. Asks nothing yet."""
         self.pairs = pairs_of(plan)
         self.unknown = ""
         self.moved_bytes = 0
         self._plan = plan
         self._url = url or plan.url
         self._workers = {worker.name: worker for worker in plan.workers}
+        self._logs = {worker.name: worker.log_path for worker in (here or plan).workers}
         self._lock = threading.Lock()
         self._proved: dict[Pair, Lives | None] = {}  # None: lives are not known, so it holds for this once
 
@@ -239,8 +241,7 @@ class HandoffProofs:
 
     def _said_by_ucx(self, name: str) -> str:
         """Its last complaint in the log of a worker of this machine; NIXL's error is but a code."""
-        worker = self._workers.get(name)
-        said = "" if worker is None else _last_of_ucx(worker.log_path)
+        said = _last_of_ucx(self._logs[name]) if name in self._logs else ""
         return f"; UCX says: {said}" if said else ""
 
 

@@ -23,10 +23,11 @@ from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.preparation import resolve
 from trtx.launch.published import find_published
-from trtx.planes.fitness import fit_or_refuse, judge_etcd, judge_nats, look_at_etcd
+from trtx.planes.fitness import fit_or_refuse, judge_cluster, judge_nats, look_at_etcd
 from trtx.planes.nats import ask_nats
 from trtx.topology import Credentials, EtcdService, Plan, PlannedHost, plan_hosts, settle, with_roles
 
+_BLOCK_TOKENS = 32  # of KV, where an engine config is silent
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
@@ -104,7 +105,8 @@ def check_planes(plan: Plan) -> tuple[str, ...]:
     """What is worth knowing of the etcd and the NATS of ``plan`` before anything starts, a sentence each. Raises
     LaunchError where one does not answer or is unfit, UsageError where a file of its credentials can't be read."""
     assert plan.etcd is not None and plan.nats is not None
-    found = [one for url in plan.etcd.endpoints for one in judge_etcd(look_at_etcd(url, etcd_auth(plan.etcd)))]
+    endpoints = [look_at_etcd(url, etcd_auth(plan.etcd)) for url in plan.etcd.endpoints]
+    found = [one for _, amiss in judge_cluster(endpoints) for one in amiss]
     lengths = [values.get("max_seq_len") for values in plan.engine_configs.values()]
     blocks = [(values.get("kv_cache_config") or {}).get("tokens_per_block") for values in plan.engine_configs.values()]
     longest = (
@@ -114,7 +116,7 @@ def check_planes(plan: Plan) -> tuple[str, ...]:
         plan.nats.url,
         ask_nats(plan.nats.url, nats_auth(plan.nats)),
         context_length=longest,
-        block_tokens=min((int(one) for one in blocks if one), default=None),
+        block_tokens=min((int(one or _BLOCK_TOKENS) for one in blocks), default=_BLOCK_TOKENS),
     )
     return tuple(str(one) for one in fit_or_refuse(found))
 

@@ -123,7 +123,7 @@ def serve(
         cleanup.callback(scratch.remove)
         guardian = Guardian(plan.marker, plan.scratch_dir, plan.etcd)
         cleanup.callback(guardian.goodbye)
-        handoffs = HandoffProofs(whole, plan.url)
+        handoffs = HandoffProofs(whole, plan.url, here=plan)
         pictures = PictureProofs(whole, plan.url, plan.model_path)
         routes = {one.name: Route(whole, handoffs, pictures, url=plan.url_of(one)) for one in plan.frontends}
         for route in routes.values():

@@ -11,7 +11,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -94,8 +94,18 @@ def look_at_etcd(url: str, auth: EtcdAuth | None, *, timeout_s: float = 2.0) -> 
     )
 
 
+def judge_cluster(endpoints: Sequence[EtcdEndpoint]) -> Iterator[tuple[EtcdEndpoint, tuple[Unfit, ...]]]:
+    """What is amiss with each. One that does not answer is a risk where another does: who asks goes on to that."""
+    answers = any(endpoint.problem is None for endpoint in endpoints)
+    for endpoint in endpoints:
+        found = tuple(judge_etcd(endpoint))
+        if endpoint.problem is not None and answers:
+            found = tuple(replace(one, severity="warning") for one in found)
+        yield endpoint, found
+
+
 def judge_etcd(endpoint: EtcdEndpoint) -> Iterator[Unfit]:
-    """What is amiss with one endpoint; nothing where it is fit, as far as that is known."""
+    """What is amiss with one endpoint by itself; nothing where it is fit, as far as that is known."""
     where = urlsplit(endpoint.url).netloc
     if endpoint.problem is not None:
         fix = "start it, open its port, or correct the address and etcd_auth in the hosts file"

@@ -38,8 +38,9 @@ def test_two_doctors_see_each_other_etcd_and_nats(hosts: Hosts, servers: Servers
     second = start(hosts.second, file, "--wait", "60")
     of_first, of_second = rows(first), rows(second)
     for found, other in ((of_first, "host 2"), (of_second, "host 1")):
-        assert found["etcd"]["status"] == "warning"  # of the tests: nobody has to say who he is
-        assert "asks nobody who he is" in found["etcd"]["seen"]
+        amiss = [check for name, check in found.items() if name.startswith("etcd")]  # a busy disk is another row
+        assert {check["status"] for check in amiss} == {"warning"}
+        assert any("asks nobody who he is" in check["seen"] for check in amiss)
         assert "etcd in clear" in found["planes"]["seen"]
         assert found[other]["status"] == "ok"
         for row in ("ports", "clock", "device", "versions"):

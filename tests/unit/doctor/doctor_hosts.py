@@ -82,6 +82,7 @@ _TAKEN = {"p17000": "other", "p17001": "other"}
 HOSTS = {
     "two hosts": hosts(),
     "etcd away": hosts(etcd=(EtcdEndpoint(ETCD.url, problem="etcd does not answer (10.77.0.1:2379: refused)"),)),
+    "one of two etcd away": hosts(etcd=(ETCD, EtcdEndpoint(ETCD.url, problem="etcd does not answer (refused)"))),
     "etcd amiss": hosts(
         etcd=(
             replace(

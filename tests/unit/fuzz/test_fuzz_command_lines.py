@@ -31,10 +31,13 @@ SAFE = {
     "compare": ["compare", "file", "directory"],
     "baseline": ["baseline", "list"],
     "report": ["report", "directory"],
+    "export kubernetes": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--engine", "paced"],
+    "export slurm": ["export", "slurm", "--engine", "paced"],
     "doctor": ["doctor"],
 }
 _FLAGS = {option for verb in VERBS for option in options_of(verb) if takes_no_value(option, verb)} | {"--help"}
 _REPEATED = {"--set", "--config", "--role", "--axis", "--slo", "--allow-different", "--extra-inputs", "--min-score"}
+_REPEATED |= {"--resource", "--node-selector", "--sbatch"}
 _USUAL = {
     "--engine": ["paced", "torch", "simulated", "auto"],
     "--mode": ["agg", "disagg", "agg,disagg"],

@@ -188,7 +188,7 @@ def test_over_mtls_the_right_certificate_gets_in_and_none_or_anothers_does_not(t
 
 
 def test_an_etcd_whose_certificate_keeps_its_own_gateway_out_is_told_so(tmp_path: Path) -> None:
-    certificates(tmp_path, usage="serverAuth")
+    certificates(tmp_path, server_usage="serverAuth")
     flags = ["--cert-file", "server.pem", "--key-file", "server-key.pem", "--trusted-ca-file", "ca.pem"]
     flags = [str(tmp_path / flag) if flag.endswith(".pem") else flag for flag in flags]
     secrets = EtcdAuth(tmp_path / "ca.pem", tmp_path / "client.pem", tmp_path / "client-key.pem").read()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from trtx.doctor.check import Check, failed, ok, warning
 from trtx.doctor.host_facts import HostReport, HostsFacts, Met, TakenPort, WantedHost
-from trtx.planes.fitness import EVENT_BYTES_PER_BLOCK, Unfit, judge_etcd, judge_nats
+from trtx.planes.fitness import EVENT_BYTES_PER_BLOCK, Unfit, judge_cluster, judge_nats
 
 CLOCKS_WITHIN_S = 1.0
 _BLOCK_TOKENS = 32  # of KV, unless an engine config says otherwise
@@ -30,12 +30,12 @@ def judge_hosts(facts: HostsFacts) -> Iterator[Check]:
 
 
 def _judge_services(facts: HostsFacts) -> Iterator[Check]:
-    for number, endpoint in enumerate(facts.etcd, start=1):
+    for number, (endpoint, amiss) in enumerate(judge_cluster(facts.etcd), start=1):
         name = "etcd" if len(facts.etcd) == 1 else f"etcd {number}"
         seen = f"{endpoint.version} at {endpoint.url}"
         if endpoint.answers_in_ms is not None:
             seen += f", a read takes {endpoint.answers_in_ms:.1f} ms"
-        yield from _rows(name, seen, list(judge_etcd(endpoint)))
+        yield from _rows(name, seen, amiss)
     payload = facts.nats.max_payload_bytes
     seen = f"{facts.nats.version} at {facts.nats_url}"
     if payload is not None:
