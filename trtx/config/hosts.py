@@ -136,8 +136,8 @@ class HostsSpec(_Frozen):
     etcd_auth: Certificates | Password | None = None
     nats_auth: Password | Token | None = None
     lease_ttl_s: int = Field(default=120, ge=5, le=600)
-    """So long a host that is lost whole stays registered. etcd may be away for a third of it: what is left of a lease
-    that is about to be renewed. What dies alone is taken out at once, whatever stands here."""
+    """So long a host that is lost whole stays registered. etcd may be away for what is left of the leases: 30 s once,
+    less where that repeats (docs/hosts-faults.md). What dies alone is taken out at once, whatever stands here."""
     hosts: tuple[HostSpec, ...] = Field(min_length=1, max_length=64)
 
     @field_validator("name")

@@ -252,8 +252,9 @@ class Etcd:
         return connection
 
     def _hint(self, error: _Refused) -> str:
-        """The gateway is a client of its own etcd, with the server's certificate (etcd-io/etcd #16590)."""
-        if self._context is None or not error.message.startswith("connection error"):
+        """The gateway is a client of its own etcd, with the server's certificate (etcd-io/etcd #16590). Seen with 3.4:
+        it says "connection error: …" or "connection closed"."""
+        if self._context is None or not error.message.startswith(("connection error", "connection closed")):
             return ""
         return (
             ": its HTTP gateway is not let in by etcd itself, whose certificate needs extendedKeyUsage clientAuth too"

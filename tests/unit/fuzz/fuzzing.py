@@ -102,6 +102,13 @@ def options_of(verb: str) -> set[str]:
     return {option for parameter in command.params for option in (*parameter.opts, option_name(parameter))}
 
 
+def needed(verb: str) -> list[str]:
+    """A value for each option that a verb is not called without."""
+    command = app.Verbs().get_command(typer.Context, verb)  # type: ignore[arg-type]
+    own = [str(parameter.opts[0]) for parameter in command.params if parameter.required]
+    return [word for option in own if option.startswith("--") for word in (option, "1")]
+
+
 def takes_no_value(option: str, verb: str) -> bool:
     """Whether it is typed alone."""
     command = app.Verbs().get_command(typer.Context, verb)  # type: ignore[arg-type]

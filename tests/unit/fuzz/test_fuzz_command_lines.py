@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fuzzing import LONG, ODD_TEXTS, ask, cases, judge, options_of, takes_no_value, verb_of
+from fuzzing import LONG, ODD_TEXTS, ask, cases, judge, needed, options_of, takes_no_value, verb_of
 
 from trtx.cli.app import VERBS
 
@@ -17,9 +17,10 @@ pytestmark = pytest.mark.slow
 
 # What keeps each verb from starting or building anything, whatever stands beside it. Of a build: a config of a role
 # whose file is not there is looked for after the model was read. Of eval: a baseline that is none.
-# Of eval fidelity: a reference that is no checkpoint. Of eval parity: a model that is none.
+# Of serve join: an etcd that is none. Of eval fidelity: a reference that is no checkpoint. Of eval parity: a model that is none.
 SAFE = {
     "serve": ["serve", "--dry-run"],
+    "serve join": ["serve", "join", "--etcd", "http://127.0.0.1:9", "--name", "none"],
     "bench": ["bench", "--dry-run"],
     "build": ["build", "--check"],
     "build --quant": ["build", "--config", "agg=no/such.yaml", "--quant", "fp8"],
@@ -38,7 +39,7 @@ SAFE = {
 }
 _FLAGS = {option for verb in VERBS for option in options_of(verb) if takes_no_value(option, verb)} | {"--help"}
 _REPEATED = {"--set", "--config", "--role", "--axis", "--slo", "--allow-different", "--extra-inputs", "--min-score"}
-_REPEATED |= {"--resource", "--node-selector", "--sbatch"}
+_REPEATED |= {"--resource", "--node-selector", "--sbatch", "--etcd"}
 _USUAL = {
     "--engine": ["paced", "torch", "simulated", "auto"],
     "--mode": ["agg", "disagg", "agg,disagg"],
@@ -126,7 +127,7 @@ def test_an_empty_value_of_any_option_is_refused(verb: str, odd_directory: Path)
 def test_an_option_that_takes_one_value_is_refused_twice(verb: str) -> None:
     for option in sorted(options_of(verb) - _FLAGS - _REPEATED):
         if option.startswith("--"):
-            answer = ask([*verb.split(), option, "1", option, "1"])
+            answer = ask([*verb.split(), *needed(verb), option, "1", option, "1"])
             assert answer.code == 2 and f"{option} is given twice" in answer.err
 
 

@@ -73,7 +73,9 @@ def _sbatch(values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
         flag = value.partition("=")[0]
         if not value.startswith("--") or not value.isprintable() or " " in flag:
-            raise ValueError(f"sbatch {quoted(value)} is no flag of sbatch; expected such as --qos=high")
+            raise ValueError(
+                f"sbatch {quoted(value)} is no flag of sbatch; expected one in its long form, its value behind ="
+            )
         if any(own == flag or (len(flag) > 2 and own.startswith(flag)) for own in _OWN_FLAGS):
             raise ValueError(
                 f"sbatch {quoted(value)} is what the file sets itself; leave it out, or use trtx's own option"
