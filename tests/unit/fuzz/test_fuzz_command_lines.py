@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 
 # What keeps each verb from starting or building anything, whatever stands beside it. Of a build: a config of a role
 # whose file is not there is looked for after the model was read. Of eval: a baseline that is none.
-# Of serve join: an etcd that is none. Of eval fidelity: a reference that is no checkpoint. Of eval parity: a model that is none.
+# Of eval fidelity: a reference that is no checkpoint. Of eval parity: a model that is none. Of serve join: an etcd that
+# is none.
 SAFE = {
     "serve": ["serve", "--dry-run"],
     "serve join": ["serve", "join", "--etcd", "http://127.0.0.1:9", "--name", "none"],
