@@ -19,6 +19,22 @@ CALL = ("export", "slurm", "--model", "synthetic:tiny-trained", "--engine", "tor
     [
         (("--name", "No Name"), "--name 'No Name' is no name"),
         (("--time", "soon"), "--time 'soon' is no time of Slurm"),
+        (("--time", "99:99:99"), "--time '99:99:99' is no time of Slurm"),
+        (("--time", "1-24"), "--time '1-24' is no time of Slurm"),
+        (("--time", "1"), "--time '1' is over before anything serves: 105 s before its end"),
+        (("--time", "00:00:00"), "--time '00:00:00' is over before anything serves"),
+        (("--time", "00:02:45"), "expected more than 165 s"),
+        (("--time", "10", "--drain-s", "600"), "--time '10' is over before anything serves: 690 s"),
+        (("--sbatch=--mem=1G",), "--sbatch '--mem=1G' is what the file sets itself"),
+        (("--sbatch=--exclusive",), "--sbatch '--exclusive' is what the file sets itself"),
+        (("--sbatch=--qos=a", "--sbatch=--qos=b"), "--sbatch names --qos twice"),
+        (("--sbatch=--comment=a'b",), "has a quote or a backslash"),
+        (("--container-image", "c", "--container-mounts", "x"), "--container-mounts 'x' is no list of mounts"),
+        (("--container-image", "c", "--container-mounts", "/a:/b,/c"), "expected FROM:TO"),
+        (("--port", "17000"), "--port 17000 stands among the ports 17000 to 17002 of etcd and NATS"),
+        (("--port", "17002"), "--port 17002 stands among the ports 17000 to 17002 of etcd and NATS"),
+        (("--port", "17003"), "--port 17003 stands among the ports 17003 to"),
+        (("--first-port", "7998"), "--port 8000 stands among the ports 7998 to 8000 of etcd and NATS"),
         (("--partition", "a b"), "--partition 'a b' is no name of Slurm"),
         (("--sbatch=--nodes=3",), "--sbatch '--nodes=3' is what the file sets itself"),
         (("--sbatch=--node=3",), "--sbatch '--node=3' is what the file sets itself"),
@@ -42,6 +58,24 @@ def test_what_can_not_be_is_refused_in_a_sentence(
     assert run([*CALL, *words]) == 2
     said = capsys.readouterr()
     assert told in said.err and said.err.count("\n") == 1 and said.out == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--time", "00:02:46"), ("--time", "1440"), ("--time", "2:46"), ("--time", "1-00"), ("--first-port", "8001")],
+)
+def test_what_a_job_has_time_and_ports_for_is_written(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*CALL, *words]) == 0
+    flag = {"--time": "#SBATCH --time=", "--first-port": "REGISTRY_PORT="}[words[0]]
+    assert f"{flag}{words[1]}\n" in capsys.readouterr().out
+
+
+def test_a_further_flag_of_sbatch_stays_one_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*CALL, "--sbatch=--comment=a b", "--sbatch=--wckey=a#b", "--sbatch=--qos=high"]) == 0
+    out = capsys.readouterr().out
+    assert "#SBATCH --comment='a b'\n#SBATCH --wckey='a#b'\n#SBATCH --qos=high\n" in out
 
 
 def test_without_a_directory_the_file_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
