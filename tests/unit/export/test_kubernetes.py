@@ -197,6 +197,8 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
         ((*TINY, "--router-args", "--no-such-flag"), "--no-such-flag"),
         ((*TINY, "--bench", "--no-such-flag"), "No such option"),
         ((*TINY, "--bench", "--url http://a"), "--bench holds --url, which the job gives by itself"),
+        ((*TINY, "--bench", "--concurrency 0"), "--bench: "),
+        ((*TINY, "--bench", "--concurrency 1 --slo nonsense"), "--bench: --slo nonsense: it has 1 of 4 parts"),
         ((*TINY, "--bench", "--prefill 2"), "--bench holds --prefill"),
         ((*TINY, "--bench", "--input-file a.jsonl"), "has no file of this machine"),
     ],

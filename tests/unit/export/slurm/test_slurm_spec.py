@@ -46,6 +46,15 @@ CALL = ("export", "slurm", "--model", "synthetic:tiny-trained", "--engine", "tor
         (("--nodes", "0"), "--nodes 0: expected"),
         (("--first-port", "80"), "--first-port 80: expected"),
         (("--bench", "--concurency 3"), "No such option: --concurency"),
+        (("--bench", "--concurrency"), "--concurrency' requires an argument; see trtx bench --help"),
+        (("--bench", "--max-cells x"), "see trtx bench --help"),
+        (("--bench", "--concurrency 0"), "--bench: "),
+        (("--bench", "--concurrency x"), "--bench: --concurrency 'x' is not a list of whole numbers"),
+        (("--bench", "--concurrency 1 --slo nonsense"), "--bench: --slo nonsense: it has 1 of 4 parts"),
+        (("--bench", "--concurrency 1 --request-rate 3"), "--bench: --concurrency means nothing beside --request-rate"),
+        (("--bench", "--input-file no-such.jsonl"), "is not there to be read"),
+        (("--bench", "no-such-sweep.yaml"), "--bench: "),
+        (("--bench", "--help"), "--bench holds --help"),
         (("--bench", "--url http://x"), "--bench holds --url, which the job gives by itself"),
         (("--bench", "--workers 3"), "--bench holds --workers, which describes what trtx bench would serve"),
         (("--bench", "--concurrency '3"), "--bench \"--concurrency '3\" can't be split into words"),
@@ -70,6 +79,16 @@ def test_what_a_job_has_time_and_ports_for_is_written(
     assert run([*CALL, *words]) == 0
     flag = {"--time": "#SBATCH --time=", "--first-port": "REGISTRY_PORT="}[words[0]]
     assert f"{flag}{words[1]}\n" in capsys.readouterr().out
+
+
+def test_a_sweep_file_of_the_benchmark_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text("load: {concurrency: [1, 2]}\n")
+    assert run([*CALL, "--bench", str(sweep)]) == 0
+    assert str(sweep) in capsys.readouterr().out
+    sweep.write_text("load: {concurrency: [0]}\n")
+    assert run([*CALL, "--bench", str(sweep)]) == 2
+    assert "concurrency" in capsys.readouterr().err
 
 
 def test_a_further_flag_of_sbatch_stays_one_word(capsys: pytest.CaptureFixture[str]) -> None:
