@@ -151,19 +151,9 @@ def bench(
 
         run_and_show(partial(go_on, resume, argv=own_command_line()), as_json)
         return
-    if sweep_file is not None:
-        if sweep is not None:
-            raise UsageError("--sweep names one file and SWEEP another; leave one of them out")
-        sweep = sweep_file
-    uses = [*options.engine_uses(model.engine), *(["dry run"] if dry_run else [])]
-    if url is not None or sweep is None:
-        uses.append("serve" if url is None else "attach")
-    named = {str(one.name) for one in typed(context)}
-    refuse_ignored(context, [*uses, *load_uses(named)])
-    from trtx.experiment import load_sweep
     from trtx.experiment import run as measure
 
-    spec = load_sweep(sweep, _overlay({str(one.name): context.params[str(one.name)] for one in typed(context)}))
+    spec = asked_of(context)
     if spec.attach is None:
         refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
         encode = max((spec.topology.encode, *spec.axes.get("encode", ())))
@@ -172,6 +162,22 @@ def bench(
         show_plans(spec, output)
         return
     run_and_show(partial(measure, spec, parent=output, argv=own_command_line()), as_json)
+
+
+def asked_of(context: typer.Context) -> ExperimentSpec:
+    """What a command line of ``trtx bench`` asks to measure. Raises UsageError for options that mean nothing beside
+    each other, and for values that no run takes."""
+    given = {str(one.name): context.params[str(one.name)] for one in typed(context)}
+    if "sweep" in given and "sweep_file" in given:
+        raise UsageError("--sweep names one file and SWEEP another; leave one of them out")
+    sweep, url = given.get("sweep", given.get("sweep_file")), given.get("url")
+    uses = [*options.engine_uses(context.params["engine"]), *(["dry run"] if context.params["dry_run"] else [])]
+    if url is not None or sweep is None:
+        uses.append("serve" if url is None else "attach")
+    refuse_ignored(context, [*uses, *load_uses(given.keys())])
+    from trtx.experiment import load_sweep
+
+    return load_sweep(sweep, _overlay(given))
 
 
 def own_command_line() -> list[str]:

@@ -196,7 +196,7 @@ def _target(given: Mapping[str, Any]) -> Any:
         field = str(first["loc"][0]) if first["loc"] else message.partition(" ")[0]
         option = f"--{_OPTIONS.get(field, field).replace('_', '-')}"
         if first["type"] == "value_error":  # a sentence that begins with the field
-            for other in KubernetesTarget.model_fields:
+            for other in (name for name in KubernetesTarget.model_fields if "_" in name):  # others are words too
                 message = message.replace(f" {other}, ", f" --{other.replace('_', '-')}, ")
             raise UsageError(message.replace(field, option, 1)) from error
         expected = first["msg"].removeprefix("Input should be ")

@@ -191,7 +191,8 @@ def _job(given: Mapping[str, Any]) -> JobSpec:
         return JobSpec.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        message, field = first["msg"].removeprefix("Value error, "), str(first["loc"][0])
+        message = first["msg"].removeprefix("Value error, ")
+        field = str(first["loc"][0]) if first["loc"] else message.partition(" ")[0]
         option = f"--{field.replace('_', '-')}"
         if first["type"] == "value_error":  # a sentence that begins with the field
             raise UsageError(message.replace(field, option, 1)) from error

@@ -102,6 +102,10 @@ def warnings_of(gateway: Gateway) -> tuple[str, ...]:
 
 
 def _check(gateway: Gateway) -> None:
+    if gateway.api_keys is not None and gateway.api_keys.is_dir():
+        raise UsageError(
+            f"--api-keys {shown(gateway.api_keys)} is a directory; expected a file with a key in each line"
+        )
     for option, tls in (("--listen-cert", gateway.tls), ("--tls-cert", gateway.frontend_tls)):
         for path in () if tls is None else (tls.certificate, tls.key):
             _quoted(option, path)

@@ -188,7 +188,7 @@ VALUES |= {"ACTION": "expire", "A": "three.yaml", "B": "three.yaml", "--rounds":
 VALUES_IN |= {("ACTION", "expire"): "list", ("--mode", ""): "disagg"}
 VALUES |= {
     "--time": "00:05:00", "--sbatch": "--qos=high", "--interface": "eth1", "--first-port": "17100", "--model-dir": "/m",
-    "--local-dir": "/scratch", "--lease-ttl-s": "60",
+    "--local-dir": "/scratch", "--lease-ttl-s": "60", "--container-mounts": "/a:/b",
     "--image": "reg/trtx:1.4.1", "--name": "other", "--namespace": "other", "--model-claim": "models", "--hub-secret":
     "hub", "--image-pull-secret": "registry", "--tls-secret": "front-door", "--nats": "nats://nats:4222",
     "--ucx-devices": "eth1", "--resource": "rdma/ib=1", "--node-selector": "pool=gpu", "--memory": "64Gi",

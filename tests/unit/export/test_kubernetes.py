@@ -157,8 +157,38 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
         ((*TINY, "--resource", "rdma/ib"), "--resource 'rdma/ib' is not taken; expected NAME=VALUE"),
         ((*TINY, "--memory", "64 GB"), "--memory '64 GB' is not taken"),
         ((*TINY, "--nats", "http://a:1"), "--nats 'http://a:1' is not taken"),
+        ((*TINY, "--nats", "nats://a:70000"), "--nats 'nats://a:70000' is not taken"),
+        ((*TINY, "--nats", "nats://127.1:4222"), "--nats 'nats://127.1:4222' is not taken"),
+        ((*TINY, "--nats", "nats://127.0.0.1:4222"), "--nats 'nats://127.0.0.1:4222' is each pod itself"),
+        ((*TINY, "--nats", "nats://LOCALHOST"), "--nats 'nats://LOCALHOST' is each pod itself"),
         ((*TINY, "--frontends", "0"), "--frontends 0: expected greater than or equal to 1"),
         ((*TINY, "--model-claim", "models/../x"), "--model-claim 'models/../x' is not taken"),
+        ((*TINY, "--model-claim", "../x"), "is not taken; expected a claim, and the model's directory"),
+        ((*TINY, "--model-claim", "a-/x"), "--model-claim 'a-/x' is not taken"),
+        ((*TINY, "--resource", "rdma/ib=1", "--resource", "rdma/ib=2"), "--resource names rdma/ib twice"),
+        ((*TINY, "--node-selector", "a=1", "--node-selector", "a=2"), "--node-selector names a twice"),
+        ((*TINY, "--resource", "nvidia.com/gpu=3"), "is what the plan (--tp, --gpus-per-node) sets"),
+        ((*TINY, "--resource", "cpu=3"), "--resource 'cpu=3' is what --cpu sets"),
+        ((*TINY, "--resource", "memory=1Gi"), "--resource 'memory=1Gi' is what --memory sets"),
+        ((*TINY, "--resource", "rdma/ib=-1"), "--resource 'rdma/ib=-1' is not taken"),
+        ((*TINY, "--resource", "rdma/ib=1.5"), "expected a whole number of them"),
+        ((*TINY, "--resource", "rdma/ib=0"), "expected a whole number of them, at least 1"),
+        ((*TINY, "--resource", "rdma/ib="), "--resource 'rdma/ib=' is not taken"),
+        ((*TINY, "--resource", "a/b/c=1"), "--resource 'a/b/c=1' is not taken"),
+        ((*TINY, "--resource", "RDMA=1"), "--resource 'RDMA=1' is not taken"),
+        ((*TINY, "--resource", "hugepages-x=1Gi"), "--resource 'hugepages-x=1Gi' is not taken"),
+        ((*TINY, "--node-selector", "pool=-gpu"), "expected a label's value"),
+        ((*TINY, "--node-selector", f"pool={'g' * 64}"), "expected a label's value"),
+        ((*TINY, "--cpu", "0"), "--cpu '0' is not taken; expected cores"),
+        ((*TINY, "--cpu", "0.0001"), "--cpu '0.0001' is not taken"),
+        ((*TINY, "--cpu", "4Gi"), "--cpu '4Gi' is not taken"),
+        ((*TINY, "--memory", "0"), "--memory '0' is not taken; expected bytes"),
+        ((*TINY, "--memory", "100m"), "--memory '100m' is not taken"),
+        ((*TINY, "--shared-memory", "0Gi"), "--shared-memory '0Gi' is not taken"),
+        ((*TINY[:-1], "x:"), "--image 'x:' is not taken"),
+        ((*TINY[:-1], "UPPER/x:1"), "--image 'UPPER/x:1' is not taken"),
+        ((*TINY[:-1], "x:1:2"), "--image 'x:1:2' is not taken"),
+        ((*TINY[:-1], "reg/x@sha256:12"), "--image 'reg/x@sha256:12' is not taken"),
         ((*TINY, "--model-claim", "m", "--hub-secret", "s"), "--hub-secret means nothing beside --model-claim"),
         ((*TINY, "--hub-secret", "s"), "--hub-secret means nothing with --model synthetic"),
         ((*TINY, "--allowed-media-path", "/"), "which no pod sees"),
@@ -167,6 +197,8 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
         ((*TINY, "--router-args", "--no-such-flag"), "--no-such-flag"),
         ((*TINY, "--bench", "--no-such-flag"), "No such option"),
         ((*TINY, "--bench", "--url http://a"), "--bench holds --url, which the job gives by itself"),
+        ((*TINY, "--bench", "--concurrency 0"), "--bench: "),
+        ((*TINY, "--bench", "--concurrency 1 --slo nonsense"), "--bench: --slo nonsense: it has 1 of 4 parts"),
         ((*TINY, "--bench", "--prefill 2"), "--bench holds --prefill"),
         ((*TINY, "--bench", "--input-file a.jsonl"), "has no file of this machine"),
     ],
@@ -175,6 +207,32 @@ def test_what_pods_cannot_serve_is_one_sentence(typed: tuple[str, ...], says: st
     done = call("export", "kubernetes", *typed)
     assert (done.code, done.out) == (2, "")
     assert says in done.err and done.err.count("\n") == 1, done.err
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "x",
+        "x:1",
+        "reg:5000/a/b-c__d:v1.2_3-4",
+        "REG.example/x:UPPER",
+        f"a/b@sha256:{'0f' * 32}",
+        f"a:1@sha256:{'0' * 64}",
+    ],
+)
+def test_what_a_container_runtime_reads_is_an_image(image: str) -> None:
+    assert target(image=image).image == image
+
+
+def test_further_resources_and_labels_arrive_as_they_were_typed() -> None:
+    asked = target(
+        resources=("rdma/ib=2", "ephemeral-storage=10Gi", "hugepages-2Mi=1Gi"),
+        node_selector=("kubernetes.io/arch=arm64", "pool="),
+        cpu="1500m",
+        nats="nats://10.0.0.1:4222",
+    )
+    assert asked.further_limits == {"rdma/ib": "2", "ephemeral-storage": "10Gi", "hugepages-2Mi": "1Gi"}
+    assert asked.selector == {"kubernetes.io/arch": "arm64", "pool": ""}
 
 
 def test_a_directory_of_this_machine_needs_a_claim(tmp_path: Path) -> None:

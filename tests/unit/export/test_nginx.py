@@ -61,6 +61,7 @@ REFUSED = {
     "its own frontend": (["--listen", "127.0.0.1:8001", "--frontends", "2"], "is where a frontend listens already"),
     "every address": (["--listen", "0.0.0.0:8000"], "is where a frontend listens already"),
     "a variable": (["--api-keys", "$home/keys"], "has a character that nginx's configuration gives a meaning"),
+    "a directory": (["--api-keys", "."], "is a directory; expected a file with a key in each line"),
     "a key alone": (["--listen-key", "own.key"], "--listen-key means nothing without --listen-cert"),
     "a certificate alone": (["--tls-cert", "own.pem"], "--tls-key is missing beside a certificate"),
     "an authority that is not there": (

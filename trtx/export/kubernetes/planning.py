@@ -12,6 +12,7 @@ from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
 from trtx.errors import UsageError
+from trtx.export.kubernetes.rules import amount
 from trtx.export.kubernetes.source import ModelSource, source_of
 from trtx.export.kubernetes.target import KubernetesTarget
 from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT, arguments, module_of, variables
@@ -141,8 +142,7 @@ def _plan(
 
 def _whole_cores(quantity: str) -> int:
     """Of a quantity of CPU such as ``4`` or ``500m``; at least 1."""
-    cores = float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity.rstrip("kMGTPi"))
-    return max(1, int(cores))
+    return max(1, int(amount(quantity) or 0))
 
 
 def _without_nodes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,39 +3,108 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from trtx.config.wording import quoted
+from trtx.export.kubernetes.rules import (
+    amount,
+    is_image,
+    is_label_value,
+    is_nats,
+    is_own_address,
+    is_qualified_name,
+    is_resource,
+    is_subdomain,
+    is_whole,
+)
 
 Form = Literal["operator", "plain"]
 LONGEST_NAME = 40
 """Of a topology: Dynamo's operator makes names of at most 63 characters of it, with a role and a hash behind it."""
 MAX_FRONTENDS = 64
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
-_IMAGE = re.compile(r"[a-zA-Z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?", re.ASCII)
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
-_PAIR = re.compile(r"([A-Za-z0-9][-\w./]*)=([\w.-]*)", re.ASCII)
-_NATS = re.compile(r"nats://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 _DEVICES = re.compile(r"[A-Za-z0-9_.-]+(:[0-9]+)?(,[A-Za-z0-9_.-]+(:[0-9]+)?)*")
 
 
-def _matching(pattern: re.Pattern[str], expected: str, longest: int = 253) -> AfterValidator:
+def _taken(holds: Callable[[str], bool], expected: str) -> AfterValidator:
     def check(value: str, info: ValidationInfo) -> str:
-        if not pattern.fullmatch(value) or len(value) > longest:
+        if not holds(value):
             raise ValueError(f"{info.field_name} {quoted(value)} is not taken; expected {expected}")
         return value
 
     return AfterValidator(check)
 
 
+def _matching(pattern: re.Pattern[str], expected: str, longest: int = 253) -> AfterValidator:
+    return _taken(lambda value: len(value) <= longest and pattern.fullmatch(value) is not None, expected)
+
+
+def _is_cores(quantity: str) -> bool:
+    cores = amount(quantity)
+    return cores is not None and 0 < cores <= _MOST_CORES and cores * 1000 % 1 == 0
+
+
+def _is_bytes(quantity: str) -> bool:
+    size = amount(quantity)
+    return size is not None and 0 < size <= _MOST_BYTES and size % 1 == 0
+
+
+def _pairs(what: str) -> AfterValidator:
+    """NAME=VALUE of ``what``, each name once."""
+
+    def check(pairs: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        seen: set[str] = set()
+        for pair in pairs:
+            name, equals, _ = pair.partition("=")
+            if not equals or not is_qualified_name(name):
+                raise ValueError(
+                    f"{info.field_name} {quoted(pair)} is not taken; expected NAME=VALUE, with the name of {what}"
+                )
+            if name in seen:
+                raise ValueError(f"{info.field_name} names {name} twice; leave one of them out")
+            seen.add(name)
+        return pairs
+
+    return AfterValidator(check)
+
+
+def _resources(pairs: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    for pair in pairs:
+        name, value = _split(pair)
+        if name in _OWN_RESOURCES:
+            raise ValueError(f"{info.field_name} {quoted(pair)} is what {_OWN_RESOURCES[name]} sets; use that")
+        size = amount(value)
+        if not is_resource(name) or size is None or size > _MOST_BYTES:
+            raise ValueError(
+                f"{info.field_name} {quoted(pair)} is not taken; expected a resource of Kubernetes or of a domain, and "
+                "a quantity, such as rdma/ib=1"
+            )
+        if size == 0 or size % 1:
+            expected = "a whole number of them, at least 1" if is_whole(name) else "whole bytes, more than 0"
+            raise ValueError(f"{info.field_name} {quoted(pair)} is not taken; expected {expected}")
+    return pairs
+
+
+def _selector(pairs: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    for pair in pairs:
+        if not is_label_value(_split(pair)[1]):
+            raise ValueError(
+                f"{info.field_name} {quoted(pair)} is not taken; expected a label's value: at most 63 letters, digits, "
+                "-, _ and ., the first and the last a letter or a digit"
+            )
+    return pairs
+
+
+_MOST_CORES, _MOST_BYTES = 10**6, 2**60  # far above any node: a typing mistake
+_OWN_RESOURCES = {"cpu": "--cpu", "memory": "--memory", "nvidia.com/gpu": "the plan (--tp, --gpus-per-node)"}
 _ObjectName = Annotated[
-    str, _matching(_SUBDOMAIN, "the name of an object of Kubernetes: lower-case letters, digits, - and .")
+    str, _taken(is_subdomain, "the name of an object of Kubernetes: lower-case letters, digits, - and .")
 ]
-_Quantity = Annotated[str, _matching(_QUANTITY, "a quantity of Kubernetes such as 4, 500m or 16Gi")]
-_Pair = Annotated[str, _matching(_PAIR, "NAME=VALUE")]
+_Cores = Annotated[str, _taken(_is_cores, "cores such as 4 or 500m, more than 0")]
+_Bytes = Annotated[str, _taken(_is_bytes, "bytes such as 64Gi or 500M, more than 0")]
 
 
 class KubernetesTarget(BaseModel):
@@ -46,7 +115,10 @@ class KubernetesTarget(BaseModel):
     form: Form = "operator"
     name: Annotated[str, _matching(_LABEL, f"a DNS label of at most {LONGEST_NAME} characters", LONGEST_NAME)]
     namespace: Annotated[str, _matching(_LABEL, "the name of a namespace of Kubernetes", 63)] = "default"
-    image: Annotated[str, _matching(_IMAGE, "an image such as registry.example/trtx:1.4.2")]
+    image: Annotated[
+        str,
+        _taken(is_image, "an image such as registry.example/trtx:1.4.2, its name in lower case"),
+    ]
     image_pull_secret: _ObjectName | None = None
     model_claim: str | None = None  # CLAIM, or CLAIM/PATH of the model's directory in it
     hub_secret: _ObjectName | None = None  # has the key HF_TOKEN
@@ -54,27 +126,35 @@ class KubernetesTarget(BaseModel):
     gpus_per_node: int = Field(default=8, ge=0, le=72)  # 0: nodes without GPUs
     frontends: int = Field(default=1, ge=1, le=MAX_FRONTENDS)
     ucx_devices: Annotated[str, _matching(_DEVICES, "devices of UCX such as eth0 or mlx5_0:1")] = "eth0"
-    nats: Annotated[str, _matching(_NATS, "nats://HOST:PORT")] | None = None  # None: events go by ZMQ from each worker
-    resources: tuple[_Pair, ...] = ()  # further resources of each worker's pod, such as rdma/ib=1
-    node_selector: tuple[_Pair, ...] = ()  # of the workers' nodes
-    cpu: _Quantity = "4"
-    memory: _Quantity | None = None
-    shared_memory: _Quantity = "16Gi"
+    nats: Annotated[str, _taken(is_nats, "nats://HOST:PORT")] | None = None  # None: events go by ZMQ from each worker
+    resources: Annotated[tuple[str, ...], _pairs("a resource"), AfterValidator(_resources)] = ()
+    """Further limits of each worker's pod, such as rdma/ib=1."""
+    node_selector: Annotated[
+        tuple[str, ...], _pairs("a label"), AfterValidator(_selector)
+    ] = ()  # of the workers' nodes
+    cpu: _Cores = "4"
+    memory: _Bytes | None = None
+    shared_memory: _Bytes = "16Gi"
     bench: tuple[str, ...] | None = None  # words of trtx bench; None: no Job
 
     @model_validator(mode="after")
     def _agrees(self) -> KubernetesTarget:
         if self.model_claim is not None:
             claim, path = self.claim
-            if not _SUBDOMAIN.fullmatch(claim) or any(part in ("", ".", "..") for part in path.split("/") if path):
+            if not is_subdomain(claim) or any(part in ("", ".", "..") for part in path.split("/") if path):
                 raise ValueError(
-                    f"model_claim {quoted(self.model_claim)} is not taken; expected a claim's name, and the model's "
-                    "directory in it where that is not its root, such as models/qwen3-8b"
+                    f"model_claim {quoted(self.model_claim)} is not taken; expected a claim, and the model's directory "
+                    "in it where that is not its root, such as models/qwen3-8b"
                 )
             if self.hub_secret is not None:
                 raise ValueError(
                     "hub_secret means nothing beside model_claim, which has the model already; leave one of them out"
                 )
+        if self.nats is not None and is_own_address(self.nats):
+            raise ValueError(
+                f"nats {quoted(self.nats)} is each pod itself, where no NATS is; expected the address of a Service, "
+                "such as nats://nats.events:4222"
+            )
         if "lo" in self.ucx_devices.split(","):
             raise ValueError(
                 "ucx_devices 'lo' reaches no other pod, and each handoff would be computed again; expected the pods' "

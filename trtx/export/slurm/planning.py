@@ -86,6 +86,12 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
         )
     if spec.port == 0:
         raise UsageError("--port 0 is another port each time, and the file names one; give one")
+    last = job.first_port + _SERVICE_PORTS - 1
+    if job.first_port <= spec.port <= last:
+        raise UsageError(
+            f"--port {spec.port} stands among the ports {job.first_port} to {last} of etcd and NATS (--first-port), on "
+            "the same node; choose another of either"
+        )
     if spec.engine == "tensorrt-llm" and not job.gpus_per_node:
         raise UsageError("--gpus-per-node 0: engine tensorrt-llm needs GPUs; give their number, or use --engine torch")
     per_node = 0 if spec.engine == "paced" else job.gpus_per_node

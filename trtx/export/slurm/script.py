@@ -22,8 +22,6 @@ from trtx.export.slurm.words import array, word
 _WIDTH = 110
 _RUNTIME = Path(__file__).with_name("job.sh")
 _END_OF_CONFIG = "END_OF_ENGINE_CONFIG"
-_MORE_THAN_DRAIN_S = 90
-"""Before the time limit, what an ordered end takes beside the drain of the workers."""
 _MAX_PAYLOAD = 32 << 20
 """Bytes of a message of NATS, as events of a prompt's KV blocks grow with it. Its own 1 MiB is a prompt of some 10^5
 tokens."""
@@ -58,12 +56,18 @@ def _allocation(planned: JobPlan) -> str:
         "time": job.time,
         "partition": job.partition,
         "account": job.account,
-        "signal": f"B:TERM@{job.drain_s + _MORE_THAN_DRAIN_S}",
+        "signal": f"B:TERM@{job.lead_s}",
         "no-requeue": "",
         "output": f"trtx-{job.name}-%j.log",
     }
     flags = [f"--{name}={value}" if value else f"--{name}" for name, value in lines.items() if value is not None]
-    return "#!/bin/bash\n" + "".join(f"#SBATCH {flag}\n" for flag in (*flags, *job.sbatch))
+    return "#!/bin/bash\n" + "".join(f"#SBATCH {flag}\n" for flag in (*flags, *map(_typed, job.sbatch)))
+
+
+def _typed(flag: str) -> str:
+    """A flag whose value is one word to sbatch, which ends it at a space and takes what follows # for a comment."""
+    name, equals, value = flag.partition("=")
+    return f"{name}='{value}'" if equals and any(mark in value for mark in " #") else flag
 
 
 def _about(planned: JobPlan, name: str) -> str:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from trtx.config.wording import quoted
 
@@ -15,22 +15,41 @@ FIRST_PORT = 17_000
 DEFAULT_MPI = "pmix"
 """The kind that TensorRT-LLM's and Dynamo's own examples start ranks by."""
 _LAST_PORT = 32_000  # first_port: 256 workers have theirs above it, below 32768
-_TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{1,2}){0,2}")
+_TIMES = (
+    r"(?P<m>\d{1,6})", r"(?P<m>\d{1,6}):(?P<s>[0-5]?\d)", r"(?P<h>\d{1,5}):(?P<m>[0-5]?\d):(?P<s>[0-5]?\d)",
+    r"(?P<d>\d{1,4})-(?P<h>[01]?\d|2[0-3])", r"(?P<d>\d{1,4})-(?P<h>[01]?\d|2[0-3]):(?P<m>[0-5]?\d)",
+    r"(?P<d>\d{1,4})-(?P<h>[01]?\d|2[0-3]):(?P<m>[0-5]?\d):(?P<s>[0-5]?\d)",
+)  # fmt: skip
+"""The forms of sbatch(1). Numbers of digits that no other script has."""
+_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+_EARLY_S = 60  # by which Slurm may send a job's signal before its time
+_MORE_THAN_DRAIN_S = 90
+"""Before the time limit, what an ordered end takes beside the drain of the workers."""
+_MOUNT = re.compile(r"[^:,]+:/[^:,]*(:[a-zA-Z+=-]+)?")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,-]*")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _DEVICE = re.compile(r"[A-Za-z0-9_.:-]{1,200}(,[A-Za-z0-9_.:-]{1,200})*")
 _OWN_FLAGS = (
     "--nodes", "--ntasks", "--ntasks-per-node", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gres", "--signal",
     "--job-name", "--output", "--error", "--array", "--requeue", "--no-requeue", "--time", "--partition", "--account",
-    "--wrap", "--chdir", "--export", "--export-file", "--cpus-per-task", "--overcommit", "--wait",
+    "--wrap", "--chdir", "--export", "--export-file", "--cpus-per-task", "--overcommit", "--wait", "--exclusive",
+    "--oversubscribe", "--mem", "--mem-per-cpu", "--mem-per-gpu", "--time-min",
 )  # fmt: skip
 """Flags of sbatch that the file sets itself, or with which it would not run as it is written."""
 
 
 def _time(value: str, info: ValidationInfo) -> str:
-    if not _TIME.fullmatch(value):
+    if _seconds(value) is None:
         raise ValueError(f"{info.field_name} {quoted(value)} is no time of Slurm; expected such as 04:00:00 or 1-12")
     return value
+
+
+def _seconds(time: str) -> int | None:
+    """Of a time as sbatch takes it; None: it is none."""
+    for form in _TIMES:
+        if found := re.fullmatch(form, time, re.ASCII):
+            return sum(_SECONDS[unit] * int(digits) for unit, digits in found.groupdict().items())
+    return None
 
 
 def _plain(value: str, info: ValidationInfo) -> str:
@@ -69,7 +88,17 @@ def _directory(value: Path, info: ValidationInfo) -> Path:
     return value
 
 
+def _mounts(value: str, info: ValidationInfo) -> str:
+    if not all(_MOUNT.fullmatch(one) for one in value.split(",")):
+        raise ValueError(
+            f"{info.field_name} {quoted(value)} is no list of mounts; expected FROM:TO, such as /data:/data, with "
+            "commas between several"
+        )
+    return value
+
+
 def _sbatch(values: tuple[str, ...]) -> tuple[str, ...]:
+    seen: set[str] = set()
     for value in values:
         flag = value.partition("=")[0]
         if not value.startswith("--") or not value.isprintable() or " " in flag:
@@ -80,6 +109,14 @@ def _sbatch(values: tuple[str, ...]) -> tuple[str, ...]:
             raise ValueError(
                 f"sbatch {quoted(value)} is what the file sets itself; leave it out, or use trtx's own option"
             )
+        if any(mark in value for mark in "'\"\\"):
+            raise ValueError(
+                f"sbatch {quoted(value)} has a quote or a backslash, which sbatch does not read as part of a value; "
+                "expected one without"
+            )
+        if flag in seen:
+            raise ValueError(f"sbatch names {flag} twice; leave one of them out")
+        seen.add(flag)
     return values
 
 
@@ -103,7 +140,7 @@ class JobSpec(BaseModel):
     account: _Plain | None = None
     sbatch: Annotated[tuple[str, ...], AfterValidator(_sbatch)] = ()
     container_image: _Line | None = None
-    container_mounts: _Line | None = None
+    container_mounts: Annotated[_Line, AfterValidator(_mounts)] | None = None
     python: _Line | None = None  # None: the one that runs now; in a container python3
     model_dir: _Directory | None = None  # None: where the model is here
     local_dir: _Directory = Path("/tmp")
@@ -117,3 +154,18 @@ class JobSpec(BaseModel):
     lease_ttl_s: int = Field(default=30, ge=5, le=600)  # how long etcd may be away, and a dead worker stays routable
     ready_timeout_s: int = Field(default=1800, ge=1, le=86_400)
     drain_s: int = Field(default=15, ge=1, le=600)  # a worker's, to end the requests that it has begun
+
+    @property
+    def lead_s(self) -> int:
+        """How long before its limit a job is told to end."""
+        return self.drain_s + _MORE_THAN_DRAIN_S
+
+    @model_validator(mode="after")
+    def _has_time_to_serve(self) -> JobSpec:
+        least = self.lead_s + _EARLY_S
+        if (_seconds(self.time) or 0) <= least:
+            raise ValueError(
+                f"time {quoted(self.time)} is over before anything serves: {self.lead_s} s before its end the job is "
+                f"told to end, and Slurm may do it {_EARLY_S} s early; expected more than {least} s"
+            )
+        return self

@@ -199,7 +199,7 @@ def test_secrets_differ_and_begin_with_a_letter(tmp_path: Path) -> None:
 
 def test_what_is_asked_of_slurm_stands_in_its_lines() -> None:
     lines = [line for line in written(*CASES["bench"][:1], **CASES["bench"][1]).splitlines() if "#SBATCH" in line]
-    for flag in ("--partition=gpu", "--account=me", "--qos=a b", "--nodes=1", "--signal=B:TERM@105", "--no-requeue"):
+    for flag in ("--partition=gpu", "--account=me", "--qos='a b'", "--nodes=1", "--signal=B:TERM@105", "--no-requeue"):
         assert f"#SBATCH {flag}" in lines
 
 

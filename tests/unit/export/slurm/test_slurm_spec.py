@@ -19,6 +19,22 @@ CALL = ("export", "slurm", "--model", "synthetic:tiny-trained", "--engine", "tor
     [
         (("--name", "No Name"), "--name 'No Name' is no name"),
         (("--time", "soon"), "--time 'soon' is no time of Slurm"),
+        (("--time", "99:99:99"), "--time '99:99:99' is no time of Slurm"),
+        (("--time", "1-24"), "--time '1-24' is no time of Slurm"),
+        (("--time", "1"), "--time '1' is over before anything serves: 105 s before its end"),
+        (("--time", "00:00:00"), "--time '00:00:00' is over before anything serves"),
+        (("--time", "00:02:45"), "expected more than 165 s"),
+        (("--time", "10", "--drain-s", "600"), "--time '10' is over before anything serves: 690 s"),
+        (("--sbatch=--mem=1G",), "--sbatch '--mem=1G' is what the file sets itself"),
+        (("--sbatch=--exclusive",), "--sbatch '--exclusive' is what the file sets itself"),
+        (("--sbatch=--qos=a", "--sbatch=--qos=b"), "--sbatch names --qos twice"),
+        (("--sbatch=--comment=a'b",), "has a quote or a backslash"),
+        (("--container-image", "c", "--container-mounts", "x"), "--container-mounts 'x' is no list of mounts"),
+        (("--container-image", "c", "--container-mounts", "/a:/b,/c"), "expected FROM:TO"),
+        (("--port", "17000"), "--port 17000 stands among the ports 17000 to 17002 of etcd and NATS"),
+        (("--port", "17002"), "--port 17002 stands among the ports 17000 to 17002 of etcd and NATS"),
+        (("--port", "17003"), "--port 17003 stands among the ports 17003 to"),
+        (("--first-port", "7998"), "--port 8000 stands among the ports 7998 to 8000 of etcd and NATS"),
         (("--partition", "a b"), "--partition 'a b' is no name of Slurm"),
         (("--sbatch=--nodes=3",), "--sbatch '--nodes=3' is what the file sets itself"),
         (("--sbatch=--node=3",), "--sbatch '--node=3' is what the file sets itself"),
@@ -30,6 +46,15 @@ CALL = ("export", "slurm", "--model", "synthetic:tiny-trained", "--engine", "tor
         (("--nodes", "0"), "--nodes 0: expected"),
         (("--first-port", "80"), "--first-port 80: expected"),
         (("--bench", "--concurency 3"), "No such option: --concurency"),
+        (("--bench", "--concurrency"), "--concurrency' requires an argument; see trtx bench --help"),
+        (("--bench", "--max-cells x"), "see trtx bench --help"),
+        (("--bench", "--concurrency 0"), "--bench: "),
+        (("--bench", "--concurrency x"), "--bench: --concurrency 'x' is not a list of whole numbers"),
+        (("--bench", "--concurrency 1 --slo nonsense"), "--bench: --slo nonsense: it has 1 of 4 parts"),
+        (("--bench", "--concurrency 1 --request-rate 3"), "--bench: --concurrency means nothing beside --request-rate"),
+        (("--bench", "--input-file no-such.jsonl"), "is not there to be read"),
+        (("--bench", "no-such-sweep.yaml"), "--bench: "),
+        (("--bench", "--help"), "--bench holds --help"),
         (("--bench", "--url http://x"), "--bench holds --url, which the job gives by itself"),
         (("--bench", "--workers 3"), "--bench holds --workers, which describes what trtx bench would serve"),
         (("--bench", "--concurrency '3"), "--bench \"--concurrency '3\" can't be split into words"),
@@ -42,6 +67,34 @@ def test_what_can_not_be_is_refused_in_a_sentence(
     assert run([*CALL, *words]) == 2
     said = capsys.readouterr()
     assert told in said.err and said.err.count("\n") == 1 and said.out == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--time", "00:02:46"), ("--time", "1440"), ("--time", "2:46"), ("--time", "1-00"), ("--first-port", "8001")],
+)
+def test_what_a_job_has_time_and_ports_for_is_written(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*CALL, *words]) == 0
+    flag = {"--time": "#SBATCH --time=", "--first-port": "REGISTRY_PORT="}[words[0]]
+    assert f"{flag}{words[1]}\n" in capsys.readouterr().out
+
+
+def test_a_sweep_file_of_the_benchmark_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text("load: {concurrency: [1, 2]}\n")
+    assert run([*CALL, "--bench", str(sweep)]) == 0
+    assert str(sweep) in capsys.readouterr().out
+    sweep.write_text("load: {concurrency: [0]}\n")
+    assert run([*CALL, "--bench", str(sweep)]) == 2
+    assert "concurrency" in capsys.readouterr().err
+
+
+def test_a_further_flag_of_sbatch_stays_one_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*CALL, "--sbatch=--comment=a b", "--sbatch=--wckey=a#b", "--sbatch=--qos=high"]) == 0
+    out = capsys.readouterr().out
+    assert "#SBATCH --comment='a b'\n#SBATCH --wckey='a#b'\n#SBATCH --qos=high\n" in out
 
 
 def test_without_a_directory_the_file_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
