@@ -96,6 +96,47 @@ async def test_a_video_is_turned_as_it_says(pool: PicturePool, model: Path) -> N
     remove_shared(prepared.pixels)
 
 
+async def test_a_video_is_mirrored_as_it_says(pool: PicturePool) -> None:
+    """By the standard's matrix: a pixel at x, y is shown at ax + cy, bx + dy, moved to where all is to be seen."""
+    pictures = [
+        np.pad(one, ((0, 28), (0, 0), (0, 0))) for one in files.drawn(4, 112, 56)
+    ]  # dark below, red at the left
+    file = files.saved(pictures)
+    plain = open_shared((await pool.prepare(Blob(file, "plain", "video"))).pixels)
+    assert plain.ndim == 2
+    for matrix in (
+        (-1, 0, 0, 1),
+        (1, 0, 0, -1),
+        (0, 1, 1, 0),
+        (0, -1, -1, 0),
+        (0, 1, -1, 0),
+        (-1, 0, 0, -1),
+        (1, 0, 0, 1),
+    ):
+        prepared = await pool.prepare(Blob(files.shown_by(file, *matrix), str(matrix), "video"))
+        (time, high, wide), found = prepared.grid or (0, 0, 0), open_shared(prepared.pixels)
+        remove_shared(prepared.pixels)
+        a, b, c, d = matrix
+        right, down = np.array([a, b]), np.array([c, d])
+        assert (high < wide) == (a != 0), matrix
+        # Corners of what is stored, red above at the left and dark below, where they are shown.
+        shown = {
+            name: np.array(at) @ np.array([right, down]) for name, at in {"red": (-1, -1), "dark": (-1, 1)}.items()
+        }
+        assert seen_at(found, time, high, wide, shown["red"])[0] > 1.0, matrix
+        assert seen_at(found, time, high, wide, shown["dark"]).max() < -1.0, matrix
+        assert seen_at(found, time, high, wide, -shown["red"]).max() < -1.0, matrix
+        assert seen_at(found, time, high, wide, -shown["dark"])[0] < 1.0, matrix
+
+
+def seen_at(pixels: torch.Tensor, time: int, high: int, wide: int, corner: Any) -> Any:
+    """Mean of each channel of the patch in a corner: x and y, each -1 or 1."""
+    # Patches lie in blocks of 2x2, each as [channel, frame, 14, 14].
+    blocks = pixels[: high * wide].reshape(high // 2, wide // 2, 2, 2, 3, -1).transpose(1, 2).reshape(high, wide, 3, -1)
+    x, y = (-1 if one > 0 else 0 for one in corner)
+    return blocks[y, x].mean(-1).numpy()
+
+
 VIDEO = files.saved(files.drawn(8))
 WEBM = files.saved(files.drawn(60), codec="libvpx-vp9", container="webm")
 REFUSED: dict[str, tuple[bytes, int, str]] = {
@@ -109,6 +150,8 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
     "a long one": (files.saved(files.drawn(25), rate=1), 413, "plays longer than 20 s"),
     "a large one": (files.saved(files.drawn(3, 400, 300)), 413, "400x300 pixels; expected at most 40000"),
     "a thin one": (files.saved(files.drawn(3, 1202, 4)), 422, "1202x4 pixels, which this model can't take"),
+    "one at an angle": (files.shown_by(VIDEO, 0.7071, 0.7071, -0.7071, 0.7071), 422, "no multiple of 90 degrees"),
+    "one shown as a point": (files.shown_by(VIDEO, 0, 0, 0, 0), 422, "no multiple of 90 degrees"),
     "another codec": (
         files.saved(files.drawn(3), codec="ffv1", container="matroska"),
         415,

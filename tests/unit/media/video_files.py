@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import math
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,13 @@ def saved(
             output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         output.mux(stream.encode())
     return file.getvalue()
+
+
+def shown_by(file: bytes, *matrix: float) -> bytes:
+    """An MP4 of one track whose display matrix starts ``a, b, c, d``: a picture's right and down, x and y of each."""
+    a, b, c, d = (round(one * 65536) for one in matrix)
+    at = file.index(b"tkhd") + 44
+    return file[:at] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + file[at + 36 :]
 
 
 def sound() -> bytes:

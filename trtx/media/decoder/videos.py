@@ -6,11 +6,13 @@ A change of one pixel is another ``VIDEO_DECODING`` in ``trtx/media/keys.py``.
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import av
+from av.sidedata.sidedata import Type as DataType
 from PIL import Image
 
 from trtx.media.errors import MediaError
@@ -19,7 +21,19 @@ _T = TypeVar("_T")
 Container = Literal["mov", "matroska"]
 CONTAINERS = "MP4 (MOV) or WebM (Matroska)"
 CODECS = frozenset(("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"))
-_TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
+# By the signs of a display matrix's upper left 2x2: where a stored picture's right and down are shown.
+_TURNS = {
+    (1, 0, 0, 1): None,
+    (0, -1, 1, 0): Image.Transpose.ROTATE_90,
+    (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
+    (0, 1, -1, 0): Image.Transpose.ROTATE_270,
+    (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
+    (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
+    (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
+    (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
+}
+_MATRIX = struct.Struct("=9i")
+_SKEW = 1 / 512  # of the larger entry: what a cosine of 90 degrees may be rounded to
 _LOST_S = 1.0  # of what a header says, that need not be there: sound may end later, and rates are rounded
 
 av.logging.set_level(None)  # FFmpeg's texts hold parts of files
@@ -61,7 +75,7 @@ def take(
     *,
     max_pixels: int,
 ) -> list[Image.Image]:
-    """``made`` of the frames ``indices``, which rise: RGB, turned as the file says, one at a time. Raises as
+    """``made`` of the frames ``indices``, which rise: RGB, turned and mirrored as the file says. Raises as
     :func:`look_at` does, and what ``made`` raises."""
     return _guarded(label, lambda: _take(data, label, indices, made, max_pixels))
 
@@ -142,11 +156,27 @@ def _take(
                 continue
             _check_pixels(frame.width, frame.height, label, max_pixels)
             picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
-            turn = _TURNS.get(round(frame.rotation) % 360)
+            turn = _turn(frame, label)
             found.append(made(picture if turn is None else picture.transpose(turn)))
             if len(found) == len(wanted):
                 return found
     raise _broken(label)
+
+
+def _turn(frame: Any, label: str) -> Image.Transpose | None:
+    """Raises MediaError for what no exchange of rows and columns shows."""
+    found = next((data for data in frame.side_data if data.type is DataType.DISPLAYMATRIX), None)
+    if found is None:
+        return None
+    right_x, right_y, _, down_x, down_y, *_ = _MATRIX.unpack(bytes(found)[: _MATRIX.size])
+    entries = (right_x, right_y, down_x, down_y)
+    least = max(map(abs, entries)) * _SKEW
+    signs = tuple(0 if abs(one) <= least else 1 if one > 0 else -1 for one in entries)
+    if signs not in _TURNS:
+        raise MediaError(
+            422, f"{label} is to be shown at an angle that is no multiple of 90 degrees; write it with upright frames"
+        )
+    return _TURNS[signs]
 
 
 def _check_pixels(width: int, height: int, label: str, max_pixels: int) -> None:
