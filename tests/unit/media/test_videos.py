@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +140,33 @@ def seen_at(pixels: torch.Tensor, time: int, high: int, wide: int, corner: Any) 
 
 VIDEO = files.saved(files.drawn(8))
 WEBM = files.saved(files.drawn(60), codec="libvpx-vp9", container="webm")
+SOUNDING = files.saved(files.drawn(10), codec="libvpx", container="webm", sound_s=1.5)
+FRAGMENTS = files.saved(files.drawn(30), movflags="dash+skip_trailer")
+WHOLE = {
+    "sound that ends later": SOUNDING,
+    "the same in an MP4": files.saved(files.drawn(10), sound_s=2.5),
+    "fragments": FRAGMENTS,
+    "a rate that milliseconds round": files.saved(files.drawn(50), container="matroska", rate=Fraction(60000, 1001)),
+    "a browser's, without an end": files.saved(files.drawn(10), container="mp4", movflags="frag_keyframe+empty_moov"),
+}
 REFUSED: dict[str, tuple[bytes, int, str]] = {
     "a picture": (picture_files.png_header(4, 4), 415, "no video of a kind that is taken; expected MP4"),
     "a list of other files": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", 415, "no video of a kind"),
     "sound": (files.sound(), 422, "holds no video stream"),
     "a cut one": (VIDEO[: len(VIDEO) // 2], 422, "send the whole file"),
     "a cut WebM": (WEBM[: len(WEBM) // 2], 422, "broken or cut short"),
+    "a WebM without its last frame": (
+        files.without_last_frame(WEBM),
+        422,
+        r"states 6.000 s and its frames end at 5.900 s",
+    ),
+    "one with sound, likewise": (
+        files.without_last_frame(SOUNDING),
+        422,
+        "states 1.000 s and its frames end at 0.900 s",
+    ),
+    "an MP4 without its last bytes": (FRAGMENTS[:-10], 422, "broken or cut short"),
+    "one with a frame that is guessed at": (files.damaged(VIDEO, 4), 422, "broken or cut short"),
     "noise": (b"\0\0\0\x18ftypisom" + bytes(range(256)) * 8, 422, "send the whole file"),
     "noise in the middle": (VIDEO[:200] + bytes(len(VIDEO) - 900) + VIDEO[-700:], 422, "broken or cut short"),
     "a long one": (files.saved(files.drawn(25), rate=1), 413, "plays longer than 20 s"),
@@ -158,6 +180,11 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
         "encoded as ffv1, which is not taken; expected one of av1",
     ),
 }
+
+
+async def test_what_is_whole_is_not_called_cut(pool: PicturePool) -> None:
+    for name, file in WHOLE.items():
+        remove_shared((await pool.prepare(Blob(file, name, "video"))).pixels)
 
 
 async def test_what_is_no_video_that_can_be_taken_is_refused_and_harms_no_other(pool: PicturePool) -> None:

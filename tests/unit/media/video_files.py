@@ -6,6 +6,7 @@ import ast
 import io
 import math
 import struct
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,19 +32,48 @@ def drawn(frames: int, width: int = 64, height: int = 48) -> list[Array]:
 
 
 def saved(
-    pictures: list[Array], *, codec: str = "libx264", container: str = "mp4", rate: int = 10, rotation: int = 0
+    pictures: list[Array],
+    *,
+    codec: str = "libx264",
+    container: str = "mp4",
+    rate: int | Fraction = 10,
+    rotation: int = 0,
+    sound_s: float = 0.0,
+    movflags: str = "",
 ) -> bytes:
     file = io.BytesIO()
-    with av.open(file, "w", format=container) as output:
+    with av.open(file, "w", format=container, container_options={"movflags": movflags} if movflags else {}) as output:
         stream: Any = output.add_stream(codec, rate=rate, options=_QUIET.get(codec, {}))
         stream.height, stream.width = pictures[0].shape[:2]
         stream.pix_fmt = "bgr0" if codec == "ffv1" else "yuv420p"
         if rotation:
             stream.set_display_rotation(rotation)
+        silence: Any = output.add_stream("aac" if container == "mp4" else "libopus", rate=48000) if sound_s else None
         for picture in pictures:
             output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         output.mux(stream.encode())
+        for at in range(0, int(sound_s * 48000), 960):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 960), np.float32), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = 48000, at
+            output.mux(silence.encode(frame))
+        if silence is not None:
+            output.mux(silence.encode())
     return file.getvalue()
+
+
+def without_last_frame(file: bytes) -> bytes:
+    """What there is before its packet."""
+    with av.open(io.BytesIO(file)) as container:
+        return file[: max(packet.pos for packet in container.demux(video=0) if packet.size)]
+
+
+def damaged(file: bytes, frame: int) -> bytes:
+    """The last quarter of a packet's bytes is others."""
+    with av.open(io.BytesIO(file)) as container:
+        packet = [packet for packet in container.demux(video=0) if packet.size][frame]
+        end = packet.pos + packet.size
+        count = packet.size // 4
+    return file[: end - count] + bytes(one ^ 0x5A for one in file[end - count : end]) + file[end:]
 
 
 def shown_by(file: bytes, *matrix: float) -> bytes:

@@ -6,6 +6,8 @@ A change of one pixel is another ``VIDEO_DECODING`` in ``trtx/media/keys.py``.
 from __future__ import annotations
 
 import io
+import math
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ _TURNS = {
 }
 _MATRIX = struct.Struct("=9i")
 _SKEW = 1 / 512  # of the larger entry: what a cosine of 90 degrees may be rounded to
-_LOST_S = 1.0  # of what a header says, that need not be there: sound may end later, and rates are rounded
+_ROUNDED_S = 0.002  # of Matroska's milliseconds: a frame's time and its duration are rounded apart
 
 av.logging.set_level(None)  # FFmpeg's texts hold parts of files
 
@@ -126,19 +128,64 @@ def _look_at(data: bytes | bytearray, label: str, max_pixels: int, max_seconds: 
         rate = stream.average_rate or stream.guessed_rate
         if not rate:
             raise MediaError(422, f"{label} does not say how fast it plays; write it with a frame rate")
-        fps, count, last_s = float(rate), 0, 0.0
+        fps, count, ends = float(rate), 0, _Ends()
         for packet in container.demux():
-            if packet.pts is not None and packet.time_base is not None:
-                last_s = max(last_s, float((packet.pts + (packet.duration or 0)) * packet.time_base))
-            if packet.stream.index != stream.index or not packet.size or packet.is_discard:
+            if not packet.size:
                 continue
+            ends.add(packet, is_shown=packet.stream.index == stream.index)
+            if packet.stream.index != stream.index or packet.is_discard:
+                continue
+            if packet.is_corrupt:  # of an MP4, its end is not there
+                raise _broken(label)
             count += 1
             if count > max_seconds * fps:
                 raise MediaError(413, f"{label} plays longer than {max_seconds:g} s, the most that a video may")
-        stated_s = (container.duration or 0) / av.time_base
-        if count < 1 or last_s < stated_s - max(_LOST_S, 0.02 * stated_s):
+        if count < 1:
             raise _broken(label)
+        ends.check(container, stream, label, is_fragmented=b"moof" in data)
         return VideoFacts(count, fps, height, width)
+
+
+@dataclass(slots=True)
+class _Ends:
+    """Where the packets of a file end, in seconds on its own clock: of the video that is shown, and of all streams."""
+
+    first_s: float = math.inf
+    shown_s: float = 0.0
+    all_s: float = 0.0
+
+    def add(self, packet: Any, *, is_shown: bool) -> None:
+        if (at := packet.dts if packet.pts is None else packet.pts) is None or packet.time_base is None:
+            return
+        end_s = float((at + (packet.duration or 0)) * packet.time_base)
+        self.all_s = max(self.all_s, end_s)
+        if is_shown:
+            self.first_s = min(self.first_s, float(at * packet.time_base))
+            self.shown_s = max(self.shown_s, end_s)
+
+    def check(self, container: Any, stream: Any, label: str, *, is_fragmented: bool) -> None:
+        """Raises MediaError where the file states a later end: of the video itself, else of all that it holds."""
+        if stream.duration is not None and "mov" in container.format.name:
+            # From its first frame on; of fragments, FFmpeg has an end on the file's clock.
+            start_s = 0.0 if is_fragmented else min(self.first_s, self.shown_s)
+            found_s, stated_s = self.shown_s - start_s, float(stream.duration * stream.time_base)
+        elif (of_track := _clock_s(stream.metadata.get("DURATION"))) is not None:
+            found_s, stated_s = self.shown_s, of_track
+        else:
+            is_alone = len(container.streams) == 1
+            found_s, stated_s = self.shown_s if is_alone else self.all_s, (container.duration or 0) / av.time_base
+        if found_s < stated_s - _ROUNDED_S - 1e-6:
+            raise MediaError(
+                422,
+                f"{label} is broken or cut short: it states {stated_s:.3f} s and its frames end at {found_s:.3f} s; "
+                "send the whole file, or write it with the duration that it has",
+            )
+
+
+def _clock_s(text: str | None) -> float | None:
+    """Of Matroska's tag DURATION, ``hh:mm:ss.fraction``; None for another text."""
+    found = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d+)?)", text or "")
+    return None if found is None else int(found[1]) * 3600 + int(found[2]) * 60 + float(found[3])
 
 
 def _take(
@@ -152,6 +199,8 @@ def _take(
     found: list[Image.Image] = []
     with _opened(data, label, max_pixels) as container:
         for number, frame in enumerate(container.decode(video=0)):
+            if frame.is_corrupt:  # guessed at, and later frames are made of it
+                raise _broken(label)
             if number != wanted[len(found)]:
                 continue
             _check_pixels(frame.width, frame.height, label, max_pixels)
