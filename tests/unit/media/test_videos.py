@@ -138,6 +138,21 @@ def seen_at(pixels: torch.Tensor, time: int, high: int, wide: int, corner: Any) 
     return blocks[y, x].mean(-1).numpy()
 
 
+async def test_frames_of_a_varying_rate_are_those_on_show(pool: PicturePool) -> None:
+    """Eight frames of which the seventh stays from 0.6 s to 10 s: all but the first are of it."""
+    for container in ("mp4", "matroska"):
+        file = files.saved(files.drawn(8), container=container, times_ms=[0, 100, 200, 300, 400, 500, 600, 10_000])
+        prepared = await pool.prepare(Blob(file, container, "video"))
+        (time, high, wide), found, clip = prepared.grid or (0, 0, 0), open_shared(prepared.pixels), prepared.clip
+        remove_shared(prepared.pixels)
+        first, second, third = found.reshape(time, high * wide, -1)
+        torch.testing.assert_close(second, third, atol=0.0, rtol=0)
+        assert (first - second).abs().max() > 0.5
+        assert clip is not None
+        assert clip.at_s == pytest.approx([clip.step_s * one for one in (0.25, 1.25, 2.25)])
+        assert 10.0 / 3 <= clip.step_s < 10.3 / 3, "of how long it plays"
+
+
 VIDEO = files.saved(files.drawn(8))
 WEBM = files.saved(files.drawn(60), codec="libvpx-vp9", container="webm")
 SOUNDING = files.saved(files.drawn(10), codec="libvpx", container="webm", sound_s=1.5)
@@ -170,6 +185,11 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
     "noise": (b"\0\0\0\x18ftypisom" + bytes(range(256)) * 8, 422, "send the whole file"),
     "noise in the middle": (VIDEO[:200] + bytes(len(VIDEO) - 900) + VIDEO[-700:], 422, "broken or cut short"),
     "a long one": (files.saved(files.drawn(25), rate=1), 413, "plays longer than 20 s"),
+    "a long one of few frames": (
+        files.saved(files.drawn(3), container="matroska", times_ms=[0, 10_000, 20_000]),
+        413,
+        r"plays longer than 20 s, the most that a video may \(--max-video-s\)",
+    ),
     "a large one": (files.saved(files.drawn(3, 400, 300)), 413, "400x300 pixels; expected at most 40000"),
     "a thin one": (files.saved(files.drawn(3, 1202, 4)), 422, "1202x4 pixels, which this model can't take"),
     "one at an angle": (files.shown_by(VIDEO, 0.7071, 0.7071, -0.7071, 0.7071), 422, "no multiple of 90 degrees"),

@@ -40,6 +40,7 @@ def saved(
     rotation: int = 0,
     sound_s: float = 0.0,
     movflags: str = "",
+    times_ms: list[int] | None = None,
 ) -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format=container, container_options={"movflags": movflags} if movflags else {}) as output:
@@ -49,8 +50,13 @@ def saved(
         if rotation:
             stream.set_display_rotation(rotation)
         silence: Any = output.add_stream("aac" if container == "mp4" else "libopus", rate=48000) if sound_s else None
-        for picture in pictures:
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        if times_ms:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for number, picture in enumerate(pictures):
+            shown = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            if times_ms:
+                shown.pts, shown.time_base = times_ms[number], Fraction(1, 1000)
+            output.mux(stream.encode(shown))
         output.mux(stream.encode())
         for at in range(0, int(sound_s * 48000), 960):
             frame = av.AudioFrame.from_ndarray(np.zeros((1, 960), np.float32), format="fltp", layout="mono")

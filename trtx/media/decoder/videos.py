@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal, TypeVar
 
 import av
@@ -43,16 +44,18 @@ av.logging.set_level(None)  # FFmpeg's texts hold parts of files
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """What was counted, not what a header says: of the first video stream, as it is shown."""
+    """What was counted, not what a header says: of the first video stream, as it is shown.
+
+    ``times``: when each frame is shown, in seconds from the first one on, rising; None where all are within half a
+    frame of ``fps``. ``seconds``: until the last one ends.
+    """
 
     frames: int
     fps: float
+    seconds: float
+    times: tuple[float, ...] | None
     height: int
     width: int
-
-    @property
-    def seconds(self) -> float:
-        return self.frames / self.fps
 
 
 def container_of(data: bytes | bytearray, label: str) -> Container:
@@ -77,7 +80,7 @@ def take(
     *,
     max_pixels: int,
 ) -> list[Image.Image]:
-    """``made`` of the frames ``indices``, which rise: RGB, turned and mirrored as the file says. Raises as
+    """``made`` of the frames ``indices``, which never fall: RGB, turned and mirrored as the file says. Raises as
     :func:`look_at` does, and what ``made`` raises."""
     return _guarded(label, lambda: _take(data, label, indices, made, max_pixels))
 
@@ -125,10 +128,7 @@ def _look_at(data: bytes | bytearray, label: str, max_pixels: int, max_seconds: 
         stream = container.streams.video[0]
         height, width = stream.codec_context.height, stream.codec_context.width
         _check_pixels(width, height, label, max_pixels)
-        rate = stream.average_rate or stream.guessed_rate
-        if not rate:
-            raise MediaError(422, f"{label} does not say how fast it plays; write it with a frame rate")
-        fps, count, ends = float(rate), 0, _Ends()
+        ends, shown = _Ends(), []
         for packet in container.demux():
             if not packet.size:
                 continue
@@ -137,13 +137,36 @@ def _look_at(data: bytes | bytearray, label: str, max_pixels: int, max_seconds: 
                 continue
             if packet.is_corrupt:  # of an MP4, its end is not there
                 raise _broken(label)
-            count += 1
-            if count > max_seconds * fps:
-                raise MediaError(413, f"{label} plays longer than {max_seconds:g} s, the most that a video may")
-        if count < 1:
+            shown.append((_time_s(packet, label), float((packet.duration or 0) * packet.time_base)))
+        if not shown:
             raise _broken(label)
         ends.check(container, stream, label, is_fragmented=b"moof" in data)
-        return VideoFacts(count, fps, height, width)
+        return _played(shown, stream.average_rate or stream.guessed_rate, label, max_seconds, height, width)
+
+
+def _time_s(packet: Any, label: str) -> float:
+    if (at := packet.dts if packet.pts is None else packet.pts) is None or packet.time_base is None:
+        raise MediaError(422, f"{label} does not say when its frames are shown; write it with their times")
+    return float(at * packet.time_base)
+
+
+def _played(
+    shown: list[tuple[float, float]], rate: Fraction | None, label: str, max_seconds: float, height: int, width: int
+) -> VideoFacts:
+    """``shown``: time and duration of each frame, 0 for one that is not stated. ``rate``: what the header says."""
+    shown.sort()
+    count, first_s = len(shown), shown[0][0]
+    times = tuple(at - first_s for at, _ in shown)
+    last_s = shown[-1][1] or (1 / float(rate) if rate else times[-1] / max(count - 1, 1))
+    seconds = times[-1] + last_s
+    if seconds > max_seconds:
+        raise MediaError(413, f"{label} plays longer than {max_seconds:g} s, the most that a video may (--max-video-s)")
+    if seconds <= 0:
+        raise MediaError(422, f"{label} does not say how fast it plays; write it with a frame rate")
+    fps = float(rate) if rate else count / seconds
+    if all(abs(at * fps - number) <= 0.5 for number, at in enumerate(times)):
+        return VideoFacts(count, fps, count / fps, None, height, width)
+    return VideoFacts(count, count / seconds, seconds, times, height, width)
 
 
 @dataclass(slots=True)
@@ -206,7 +229,8 @@ def _take(
             _check_pixels(frame.width, frame.height, label, max_pixels)
             picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
             turn = _turn(frame, label)
-            found.append(made(picture if turn is None else picture.transpose(turn)))
+            one = made(picture if turn is None else picture.transpose(turn))
+            found += [one] * wanted.count(number)
             if len(found) == len(wanted):
                 return found
     raise _broken(label)
