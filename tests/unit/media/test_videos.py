@@ -168,6 +168,7 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
     "a picture": (picture_files.png_header(4, 4), 415, "no video of a kind that is taken; expected MP4"),
     "a list of other files": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", 415, "no video of a kind"),
     "sound": (files.sound(), 422, "holds no video stream"),
+    "music with a cover": (files.sound(files.drawn(1)[0]), 422, "holds no video stream"),
     "a cut one": (VIDEO[: len(VIDEO) // 2], 422, "send the whole file"),
     "a cut WebM": (WEBM[: len(WEBM) // 2], 422, "broken or cut short"),
     "a WebM without its last frame": (

@@ -15,6 +15,7 @@ import av
 import numpy as np
 import torch
 import transformers
+from av.stream import Disposition
 
 Array = np.ndarray[Any, Any]
 av.logging.set_level(None)
@@ -89,10 +90,17 @@ def shown_by(file: bytes, *matrix: float) -> bytes:
     return file[:at] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + file[at + 36 :]
 
 
-def sound() -> bytes:
+def sound(cover: Array | None = None) -> bytes:
+    """An MP4 without video; ``cover``: the picture of a record."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as output:
         stream: Any = output.add_stream("aac", rate=8000)
+        if cover is not None:
+            art: Any = output.add_stream("mjpeg", rate=1)
+            art.height, art.width, art.pix_fmt = *cover.shape[:2], "yuvj420p"
+            art.disposition = Disposition.attached_pic
+            output.mux(art.encode(av.VideoFrame.from_ndarray(cover, format="rgb24")))
+            output.mux(art.encode())
         frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.float32), format="fltp", layout="mono")
         frame.sample_rate = 8000
         output.mux(stream.encode(frame))

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import av
 from av.sidedata.sidedata import Type as DataType
+from av.stream import Disposition
 from PIL import Image
 
 from trtx.media.errors import MediaError
@@ -106,10 +107,10 @@ def _opened(data: bytes | bytearray, label: str, max_pixels: int) -> Any:
         io_open=_refuse_to_open,
         metadata_errors="replace",
     )
-    if not container.streams.video:
+    stream = _stream(container)
+    if stream is None:
         container.close()
         raise MediaError(422, f"{label} holds no video stream, or ends before it; send the whole file")
-    stream = container.streams.video[0]
     if (name := stream.codec_context.codec.canonical_name) not in CODECS:
         container.close()
         raise MediaError(
@@ -119,13 +120,18 @@ def _opened(data: bytes | bytearray, label: str, max_pixels: int) -> Any:
     return container
 
 
+def _stream(container: Any) -> Any:
+    """The first one of video; a cover of music is none. None where there is none."""
+    return next((one for one in container.streams.video if not one.disposition & Disposition.attached_pic), None)
+
+
 def _refuse_to_open(*_: object, **__: object) -> Any:
     raise PermissionError("a video names another file")
 
 
 def _look_at(data: bytes | bytearray, label: str, max_pixels: int, max_seconds: float) -> VideoFacts:
     with _opened(data, label, max_pixels) as container:
-        stream = container.streams.video[0]
+        stream = _stream(container)
         height, width = stream.codec_context.height, stream.codec_context.width
         _check_pixels(width, height, label, max_pixels)
         ends, shown = _Ends(), []
@@ -221,7 +227,7 @@ def _take(
     wanted = list(indices)
     found: list[Image.Image] = []
     with _opened(data, label, max_pixels) as container:
-        for number, frame in enumerate(container.decode(video=0)):
+        for number, frame in enumerate(container.decode(_stream(container))):
             if frame.is_corrupt:  # guessed at, and later frames are made of it
                 raise _broken(label)
             if number != wanted[len(found)]:
