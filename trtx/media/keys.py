@@ -19,7 +19,7 @@ DECODING = 1
 """Of what ``decoder/pictures.py`` makes of a file: another number for each change of a pixel."""
 EMBEDDING_READING = 1
 """The same of ``decoder/embeddings.py``."""
-VIDEO_DECODING = 1
+VIDEO_DECODING = 2
 """The same of ``decoder/videos.py`` and ``decoder/sampling.py``."""
 
 

@@ -15,7 +15,7 @@ from transformers.video_utils import VideoMetadata
 from video_files import QWEN_2, QWEN_3, QWEN_3_TEXT
 
 from trtx.errors import UsageError
-from trtx.media.decoder.sampling import VideoOptions, clip_of, frame_indices, frame_size, read_options
+from trtx.media.decoder.sampling import VideoOptions, clip_of, frame_indices, frame_size, frames_by_time, read_options
 
 EACH = VideoOptions(False, 14, 2, 2, min_pixels=56 * 56, max_pixels=28 * 28 * 768)
 ALL = VideoOptions(True, 16, 2, 2, min_pixels=64 * 64, max_pixels=32 * 32 * 768)
@@ -52,6 +52,25 @@ def test_times_are_those_that_transformers_tells(count: int, fps: float, most: i
         assert clip.step_s == 2 / metadata.sampled_fps
         assert list(clip.at_s) == QWEN_3_TEXT._calculate_timestamps(None, list(indices), fps, 2)
         assert indices == sorted(set(indices)) and indices[-1] < count, "what was asked for is as it was"
+
+
+def test_of_a_varying_rate_the_frame_on_show_is_taken() -> None:
+    times = [0.0, 0.1, 0.2, 0.3, 0.4, 10.0]
+    indices, clip = frames_by_time(EACH, times, 12.0, 4)
+    assert indices == [0, 4, 4, 4], "at 0, 3, 6 and 9 s"
+    assert (clip.step_s, clip.at_s) == (6.0, (1.5, 7.5))
+    indices, clip = frames_by_time(ALL, times, 12.0, 5)
+    assert indices == [0, 4, 4, 4, 5], "at 0, 2.5, 5, 7.5 and 10 s, the last one's"
+    assert clip.at_s == (1.25, 6.25, 10.0)
+
+
+@given(count=st.integers(2, 500), fps=RATES, most=MOST)
+def test_a_steady_rate_is_sampled_by_time_as_by_count(count: int, fps: float, most: int) -> None:
+    times = [index / fps for index in range(count)]
+    found, clip = frames_by_time(EACH, times, count / fps, most)
+    indices = frame_indices(EACH, count, fps, most)
+    assert found == indices
+    assert clip.step_s == pytest.approx(clip_of(EACH, indices, count, fps).step_s)
 
 
 @settings(max_examples=400, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -96,25 +97,115 @@ async def test_a_video_is_turned_as_it_says(pool: PicturePool, model: Path) -> N
     remove_shared(prepared.pixels)
 
 
+async def test_a_video_is_mirrored_as_it_says(pool: PicturePool) -> None:
+    """By the standard's matrix: a pixel at x, y is shown at ax + cy, bx + dy, moved to where all is to be seen."""
+    pictures = [
+        np.pad(one, ((0, 28), (0, 0), (0, 0))) for one in files.drawn(4, 112, 56)
+    ]  # dark below, red at the left
+    file = files.saved(pictures)
+    plain = open_shared((await pool.prepare(Blob(file, "plain", "video"))).pixels)
+    assert plain.ndim == 2
+    for matrix in (
+        (-1, 0, 0, 1),
+        (1, 0, 0, -1),
+        (0, 1, 1, 0),
+        (0, -1, -1, 0),
+        (0, 1, -1, 0),
+        (-1, 0, 0, -1),
+        (1, 0, 0, 1),
+    ):
+        prepared = await pool.prepare(Blob(files.shown_by(file, *matrix), str(matrix), "video"))
+        (time, high, wide), found = prepared.grid or (0, 0, 0), open_shared(prepared.pixels)
+        remove_shared(prepared.pixels)
+        a, b, c, d = matrix
+        right, down = np.array([a, b]), np.array([c, d])
+        assert (high < wide) == (a != 0), matrix
+        # Corners of what is stored, red above at the left and dark below, where they are shown.
+        shown = {
+            name: np.array(at) @ np.array([right, down]) for name, at in {"red": (-1, -1), "dark": (-1, 1)}.items()
+        }
+        assert seen_at(found, time, high, wide, shown["red"])[0] > 1.0, matrix
+        assert seen_at(found, time, high, wide, shown["dark"]).max() < -1.0, matrix
+        assert seen_at(found, time, high, wide, -shown["red"]).max() < -1.0, matrix
+        assert seen_at(found, time, high, wide, -shown["dark"])[0] < 1.0, matrix
+
+
+def seen_at(pixels: torch.Tensor, time: int, high: int, wide: int, corner: Any) -> Any:
+    """Mean of each channel of the patch in a corner: x and y, each -1 or 1."""
+    # Patches lie in blocks of 2x2, each as [channel, frame, 14, 14].
+    blocks = pixels[: high * wide].reshape(high // 2, wide // 2, 2, 2, 3, -1).transpose(1, 2).reshape(high, wide, 3, -1)
+    x, y = (-1 if one > 0 else 0 for one in corner)
+    return blocks[y, x].mean(-1).numpy()
+
+
+async def test_frames_of_a_varying_rate_are_those_on_show(pool: PicturePool) -> None:
+    """Eight frames of which the seventh stays from 0.6 s to 10 s: all but the first are of it."""
+    for container in ("mp4", "matroska"):
+        file = files.saved(files.drawn(8), container=container, times_ms=[0, 100, 200, 300, 400, 500, 600, 10_000])
+        prepared = await pool.prepare(Blob(file, container, "video"))
+        (time, high, wide), found, clip = prepared.grid or (0, 0, 0), open_shared(prepared.pixels), prepared.clip
+        remove_shared(prepared.pixels)
+        first, second, third = found.reshape(time, high * wide, -1)
+        torch.testing.assert_close(second, third, atol=0.0, rtol=0)
+        assert (first - second).abs().max() > 0.5
+        assert clip is not None
+        assert clip.at_s == pytest.approx([clip.step_s * one for one in (0.25, 1.25, 2.25)])
+        assert 10.0 / 3 <= clip.step_s < 10.3 / 3, "of how long it plays"
+
+
 VIDEO = files.saved(files.drawn(8))
 WEBM = files.saved(files.drawn(60), codec="libvpx-vp9", container="webm")
+SOUNDING = files.saved(files.drawn(10), codec="libvpx", container="webm", sound_s=1.5)
+FRAGMENTS = files.saved(files.drawn(30), movflags="dash+skip_trailer")
+WHOLE = {
+    "sound that ends later": SOUNDING,
+    "the same in an MP4": files.saved(files.drawn(10), sound_s=2.5),
+    "fragments": FRAGMENTS,
+    "a rate that milliseconds round": files.saved(files.drawn(50), container="matroska", rate=Fraction(60000, 1001)),
+    "a browser's, without an end": files.saved(files.drawn(10), container="mp4", movflags="frag_keyframe+empty_moov"),
+}
 REFUSED: dict[str, tuple[bytes, int, str]] = {
     "a picture": (picture_files.png_header(4, 4), 415, "no video of a kind that is taken; expected MP4"),
     "a list of other files": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", 415, "no video of a kind"),
     "sound": (files.sound(), 422, "holds no video stream"),
+    "music with a cover": (files.sound(files.drawn(1)[0]), 422, "holds no video stream"),
     "a cut one": (VIDEO[: len(VIDEO) // 2], 422, "send the whole file"),
     "a cut WebM": (WEBM[: len(WEBM) // 2], 422, "broken or cut short"),
+    "a WebM without its last frame": (
+        files.without_last_frame(WEBM),
+        422,
+        r"states 6.000 s and its frames end at 5.900 s",
+    ),
+    "one with sound, likewise": (
+        files.without_last_frame(SOUNDING),
+        422,
+        "states 1.000 s and its frames end at 0.900 s",
+    ),
+    "an MP4 without its last bytes": (FRAGMENTS[:-10], 422, "broken or cut short"),
+    "one with a frame that is guessed at": (files.damaged(VIDEO, 4), 422, "broken or cut short"),
     "noise": (b"\0\0\0\x18ftypisom" + bytes(range(256)) * 8, 422, "send the whole file"),
     "noise in the middle": (VIDEO[:200] + bytes(len(VIDEO) - 900) + VIDEO[-700:], 422, "broken or cut short"),
     "a long one": (files.saved(files.drawn(25), rate=1), 413, "plays longer than 20 s"),
+    "a long one of few frames": (
+        files.saved(files.drawn(3), container="matroska", times_ms=[0, 10_000, 20_000]),
+        413,
+        r"plays longer than 20 s, the most that a video may \(--max-video-s\)",
+    ),
     "a large one": (files.saved(files.drawn(3, 400, 300)), 413, "400x300 pixels; expected at most 40000"),
     "a thin one": (files.saved(files.drawn(3, 1202, 4)), 422, "1202x4 pixels, which this model can't take"),
+    "one at an angle": (files.shown_by(VIDEO, 0.7071, 0.7071, -0.7071, 0.7071), 422, "no multiple of 90 degrees"),
+    "one shown as a point": (files.shown_by(VIDEO, 0, 0, 0, 0), 422, "no multiple of 90 degrees"),
     "another codec": (
         files.saved(files.drawn(3), codec="ffv1", container="matroska"),
         415,
         "encoded as ffv1, which is not taken; expected one of av1",
     ),
 }
+
+
+async def test_what_is_whole_is_not_called_cut(pool: PicturePool) -> None:
+    for name, file in WHOLE.items():
+        remove_shared((await pool.prepare(Blob(file, name, "video"))).pixels)
 
 
 async def test_what_is_no_video_that_can_be_taken_is_refused_and_harms_no_other(pool: PicturePool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import io
 import math
+import struct
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import av
 import numpy as np
 import torch
 import transformers
+from av.stream import Disposition
 
 Array = np.ndarray[Any, Any]
 av.logging.set_level(None)
@@ -30,25 +33,74 @@ def drawn(frames: int, width: int = 64, height: int = 48) -> list[Array]:
 
 
 def saved(
-    pictures: list[Array], *, codec: str = "libx264", container: str = "mp4", rate: int = 10, rotation: int = 0
+    pictures: list[Array],
+    *,
+    codec: str = "libx264",
+    container: str = "mp4",
+    rate: int | Fraction = 10,
+    rotation: int = 0,
+    sound_s: float = 0.0,
+    movflags: str = "",
+    times_ms: list[int] | None = None,
 ) -> bytes:
     file = io.BytesIO()
-    with av.open(file, "w", format=container) as output:
+    with av.open(file, "w", format=container, container_options={"movflags": movflags} if movflags else {}) as output:
         stream: Any = output.add_stream(codec, rate=rate, options=_QUIET.get(codec, {}))
         stream.height, stream.width = pictures[0].shape[:2]
         stream.pix_fmt = "bgr0" if codec == "ffv1" else "yuv420p"
         if rotation:
             stream.set_display_rotation(rotation)
-        for picture in pictures:
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        silence: Any = output.add_stream("aac" if container == "mp4" else "libopus", rate=48000) if sound_s else None
+        if times_ms:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for number, picture in enumerate(pictures):
+            shown = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            if times_ms:
+                shown.pts, shown.time_base = times_ms[number], Fraction(1, 1000)
+            output.mux(stream.encode(shown))
         output.mux(stream.encode())
+        for at in range(0, int(sound_s * 48000), 960):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 960), np.float32), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = 48000, at
+            output.mux(silence.encode(frame))
+        if silence is not None:
+            output.mux(silence.encode())
     return file.getvalue()
 
 
-def sound() -> bytes:
+def without_last_frame(file: bytes) -> bytes:
+    """What there is before its packet."""
+    with av.open(io.BytesIO(file)) as container:
+        return file[: max(packet.pos for packet in container.demux(video=0) if packet.size)]
+
+
+def damaged(file: bytes, frame: int) -> bytes:
+    """The last quarter of a packet's bytes is others."""
+    with av.open(io.BytesIO(file)) as container:
+        packet = [packet for packet in container.demux(video=0) if packet.size][frame]
+        end = packet.pos + packet.size
+        count = packet.size // 4
+    return file[: end - count] + bytes(one ^ 0x5A for one in file[end - count : end]) + file[end:]
+
+
+def shown_by(file: bytes, *matrix: float) -> bytes:
+    """An MP4 of one track whose display matrix starts ``a, b, c, d``: a picture's right and down, x and y of each."""
+    a, b, c, d = (round(one * 65536) for one in matrix)
+    at = file.index(b"tkhd") + 44
+    return file[:at] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + file[at + 36 :]
+
+
+def sound(cover: Array | None = None) -> bytes:
+    """An MP4 without video; ``cover``: the picture of a record."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as output:
         stream: Any = output.add_stream("aac", rate=8000)
+        if cover is not None:
+            art: Any = output.add_stream("mjpeg", rate=1)
+            art.height, art.width, art.pix_fmt = *cover.shape[:2], "yuvj420p"
+            art.disposition = Disposition.attached_pic
+            output.mux(art.encode(av.VideoFrame.from_ndarray(cover, format="rgb24")))
+            output.mux(art.encode())
         frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.float32), format="fltp", layout="mono")
         frame.sample_rate = 8000
         output.mux(stream.encode(frame))

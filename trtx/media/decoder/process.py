@@ -67,7 +67,7 @@ def main() -> None:
         try:
             answer, pixels = _answer(job, data, setup, processor)
         except MemoryError:
-            parent.sendall(frame(Refused(413, f"{job.label} needs more memory than decoding may take")))
+            parent.sendall(frame(Refused(413, _too_much_memory(job, setup))))
             return  # another process takes the place of this one, with its memory in order
         parent.sendall(frame(answer))
         parent.sendall(pixels)
@@ -96,6 +96,14 @@ def _answer(job: Job, data: bytearray, setup: Setup, processor: ImageProcessor |
         return Refused(error.status, str(error)), b""
     except SharedTensorError as error:
         return Failed(str(error)), b""
+
+
+def _too_much_memory(job: Job, setup: Setup) -> str:
+    smaller = "a video with smaller frames" if job.work == "frames" else "a smaller file"
+    return (
+        f"{job.label} needs more than {setup.memory_bytes} bytes of memory, the most that decoding may take "
+        f"(--decode-memory-bytes); send {smaller}, or serve with more"
+    )
 
 
 def _limit_memory(more_bytes: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from trtx.errors import UsageError
-from trtx.media.decoder.sampling import VideoOptions, clip_of, frame_indices, frame_size, read_options
+from trtx.media.decoder.sampling import VideoOptions, clip_of, frame_indices, frame_size, frames_by_time, read_options
 from trtx.media.errors import MediaError
 from trtx.media.messages import VideoRule
 from trtx.torch_engine.encoder_messages import Clip, Grid
@@ -89,7 +89,11 @@ class ImageProcessor:
         if options is None:
             raise MediaError(415, f"{label} is a video, and this model takes pictures alone")
         facts = videos.look_at(data, label, max_pixels=limits.max_pixels, max_seconds=limits.max_seconds)
-        indices = frame_indices(options, facts.frames, facts.fps, limits.max_frames)
+        if facts.times is None:
+            indices = frame_indices(options, facts.frames, facts.fps, limits.max_frames)
+            clip = clip_of(options, indices, facts.frames, facts.fps)
+        else:
+            indices, clip = frames_by_time(options, facts.times, facts.seconds, limits.max_frames)
         sizes: dict[tuple[int, int], tuple[int, int]] = {}
 
         def made(frame: Image.Image) -> Image.Image:
@@ -101,7 +105,7 @@ class ImageProcessor:
 
         frames = videos.take(data, label, indices, made, max_pixels=limits.max_pixels)
         frames += frames[-1:] * (-len(frames) % options.temporal_patch)
-        return *self._patches(frames, options), clip_of(options, indices, facts.frames, facts.fps)
+        return *self._patches(frames, options), clip
 
     def _patches(self, frames: list[Image.Image], options: VideoOptions) -> tuple[np.ndarray, Grid]:
         """The image processor makes ``temporal_patch`` copies of a picture into each patch: of these one is taken from

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ _IN_PROCESSOR = ("processor_config.json", "video_processor")
 _AS_OF_PICTURES = (
     "image_mean", "image_std", "rescale_factor", "patch_size", "merge_size", "temporal_patch_size", "resample",
 )  # fmt: skip
+_TICK_S = 1e-6  # a frame that begins at a moment is on show then, however that was rounded
 FPS, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768
 
 
@@ -117,24 +118,44 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 def frame_indices(options: VideoOptions, count: int, fps: float, most: int) -> list[int]:
     """Which of ``count`` frames are taken, rising: ``options.fps`` of each second of ``fps``, at most ``most``."""
+    taken = _taken(options, count, count / fps, most)
     if options.counts_all_frames:
-        wanted = int(count / fps * options.fps)
-        taken = min(max(wanted, options.min_frames), options.max_frames, count, most)
-        found: list[int] = np.linspace(0, count - 1, max(taken, 1)).round().astype(int).tolist()
+        found: list[int] = np.linspace(0, count - 1, taken).round().astype(int).tolist()
         return found
+    return [at * count // taken for at in range(taken)]
+
+
+def frames_by_time(options: VideoOptions, times: Sequence[float], seconds: float, most: int) -> tuple[list[int], Clip]:
+    """The same of a video whose rate varies, and when the steps of the grid are: what is on show at moments as far
+    apart as :func:`frame_indices` has them, so that one that stays may be taken more than once.
+
+    ``times``: of each frame, from 0 on, rising; ``seconds``: until the last one ends.
+    """
+    taken = _taken(options, len(times), seconds, most)
+    ends_s, is_last = (times[-1], True) if options.counts_all_frames else (seconds, False)
+    moments = np.linspace(0, ends_s, taken, endpoint=is_last)
+    indices = (np.searchsorted(times, moments + _TICK_S, side="right") - 1).tolist()
+    return indices, _clip(options, moments.tolist(), options.temporal_patch * seconds / taken)
+
+
+def _taken(options: VideoOptions, count: int, seconds: float, most: int) -> int:
+    wanted = max(seconds * options.fps, options.min_frames)
+    if options.counts_all_frames:
+        return max(min(int(wanted), options.max_frames, count, most), 1)
     step = options.temporal_patch
     largest = math.floor(min(options.max_frames, count, most) / step) * step
-    taken = math.floor(min(max(count / fps * options.fps, options.min_frames), largest, count) / step) * step
-    return [at * count // taken for at in range(taken)] if taken else [0]
+    return math.floor(min(wanted, largest, count) / step) * step or 1
 
 
 def clip_of(options: VideoOptions, indices: list[int], count: int, fps: float) -> Clip:
     """When the steps of the grid are."""
-    padded = [*indices, *(indices[-1:] * (-len(indices) % options.temporal_patch))]
-    times = [index / fps for index in padded]
+    return _clip(options, [index / fps for index in indices], options.temporal_patch / (len(indices) / count * fps))
+
+
+def _clip(options: VideoOptions, moments: list[float], step_s: float) -> Clip:
     size = options.temporal_patch
-    at_s = tuple((times[at] + times[at + size - 1]) / 2 for at in range(0, len(times), size))
-    return Clip(size / (len(indices) / count * fps), at_s)
+    padded = [*moments, *(moments[-1:] * (-len(moments) % size))]
+    return Clip(step_s, tuple((padded[at] + padded[at + size - 1]) / 2 for at in range(0, len(padded), size)))
 
 
 def frame_size(options: VideoOptions, frames: int, height: int, width: int) -> tuple[int, int]:

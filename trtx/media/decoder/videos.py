@@ -6,11 +6,17 @@ A change of one pixel is another ``VIDEO_DECODING`` in ``trtx/media/keys.py``.
 from __future__ import annotations
 
 import io
+import math
+import re
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal, TypeVar
 
 import av
+from av.sidedata.sidedata import Type as DataType
+from av.stream import Disposition
 from PIL import Image
 
 from trtx.media.errors import MediaError
@@ -19,24 +25,38 @@ _T = TypeVar("_T")
 Container = Literal["mov", "matroska"]
 CONTAINERS = "MP4 (MOV) or WebM (Matroska)"
 CODECS = frozenset(("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"))
-_TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
-_LOST_S = 1.0  # of what a header says, that need not be there: sound may end later, and rates are rounded
+# By the signs of a display matrix's upper left 2x2: where a stored picture's right and down are shown.
+_TURNS = {
+    (1, 0, 0, 1): None,
+    (0, -1, 1, 0): Image.Transpose.ROTATE_90,
+    (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
+    (0, 1, -1, 0): Image.Transpose.ROTATE_270,
+    (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
+    (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
+    (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
+    (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
+}
+_MATRIX = struct.Struct("=9i")
+_SKEW = 1 / 512  # of the larger entry: what a cosine of 90 degrees may be rounded to
+_ROUNDED_S = 0.002  # of Matroska's milliseconds: a frame's time and its duration are rounded apart
 
 av.logging.set_level(None)  # FFmpeg's texts hold parts of files
 
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """What was counted, not what a header says: of the first video stream, as it is shown."""
+    """What was counted, not what a header says: of the first video stream, as it is shown.
+
+    ``times``: when each frame is shown, in seconds from the first one on, rising; None where all are within half a
+    frame of ``fps``. ``seconds``: until the last one ends.
+    """
 
     frames: int
     fps: float
+    seconds: float
+    times: tuple[float, ...] | None
     height: int
     width: int
-
-    @property
-    def seconds(self) -> float:
-        return self.frames / self.fps
 
 
 def container_of(data: bytes | bytearray, label: str) -> Container:
@@ -61,7 +81,7 @@ def take(
     *,
     max_pixels: int,
 ) -> list[Image.Image]:
-    """``made`` of the frames ``indices``, which rise: RGB, turned as the file says, one at a time. Raises as
+    """``made`` of the frames ``indices``, which never fall: RGB, turned and mirrored as the file says. Raises as
     :func:`look_at` does, and what ``made`` raises."""
     return _guarded(label, lambda: _take(data, label, indices, made, max_pixels))
 
@@ -87,10 +107,10 @@ def _opened(data: bytes | bytearray, label: str, max_pixels: int) -> Any:
         io_open=_refuse_to_open,
         metadata_errors="replace",
     )
-    if not container.streams.video:
+    stream = _stream(container)
+    if stream is None:
         container.close()
         raise MediaError(422, f"{label} holds no video stream, or ends before it; send the whole file")
-    stream = container.streams.video[0]
     if (name := stream.codec_context.codec.canonical_name) not in CODECS:
         container.close()
         raise MediaError(
@@ -100,31 +120,101 @@ def _opened(data: bytes | bytearray, label: str, max_pixels: int) -> Any:
     return container
 
 
+def _stream(container: Any) -> Any:
+    """The first one of video; a cover of music is none. None where there is none."""
+    return next((one for one in container.streams.video if not one.disposition & Disposition.attached_pic), None)
+
+
 def _refuse_to_open(*_: object, **__: object) -> Any:
     raise PermissionError("a video names another file")
 
 
 def _look_at(data: bytes | bytearray, label: str, max_pixels: int, max_seconds: float) -> VideoFacts:
     with _opened(data, label, max_pixels) as container:
-        stream = container.streams.video[0]
+        stream = _stream(container)
         height, width = stream.codec_context.height, stream.codec_context.width
         _check_pixels(width, height, label, max_pixels)
-        rate = stream.average_rate or stream.guessed_rate
-        if not rate:
-            raise MediaError(422, f"{label} does not say how fast it plays; write it with a frame rate")
-        fps, count, last_s = float(rate), 0, 0.0
+        ends, shown = _Ends(), []
         for packet in container.demux():
-            if packet.pts is not None and packet.time_base is not None:
-                last_s = max(last_s, float((packet.pts + (packet.duration or 0)) * packet.time_base))
-            if packet.stream.index != stream.index or not packet.size or packet.is_discard:
+            if not packet.size:
                 continue
-            count += 1
-            if count > max_seconds * fps:
-                raise MediaError(413, f"{label} plays longer than {max_seconds:g} s, the most that a video may")
-        stated_s = (container.duration or 0) / av.time_base
-        if count < 1 or last_s < stated_s - max(_LOST_S, 0.02 * stated_s):
+            ends.add(packet, is_shown=packet.stream.index == stream.index)
+            if packet.stream.index != stream.index or packet.is_discard:
+                continue
+            if packet.is_corrupt:  # of an MP4, its end is not there
+                raise _broken(label)
+            shown.append((_time_s(packet, label), float((packet.duration or 0) * packet.time_base)))
+        if not shown:
             raise _broken(label)
-        return VideoFacts(count, fps, height, width)
+        ends.check(container, stream, label, is_fragmented=b"moof" in data)
+        return _played(shown, stream.average_rate or stream.guessed_rate, label, max_seconds, height, width)
+
+
+def _time_s(packet: Any, label: str) -> float:
+    if (at := packet.dts if packet.pts is None else packet.pts) is None or packet.time_base is None:
+        raise MediaError(422, f"{label} does not say when its frames are shown; write it with their times")
+    return float(at * packet.time_base)
+
+
+def _played(
+    shown: list[tuple[float, float]], rate: Fraction | None, label: str, max_seconds: float, height: int, width: int
+) -> VideoFacts:
+    """``shown``: time and duration of each frame, 0 for one that is not stated. ``rate``: what the header says."""
+    shown.sort()
+    count, first_s = len(shown), shown[0][0]
+    times = tuple(at - first_s for at, _ in shown)
+    last_s = shown[-1][1] or (1 / float(rate) if rate else times[-1] / max(count - 1, 1))
+    seconds = times[-1] + last_s
+    if seconds > max_seconds:
+        raise MediaError(413, f"{label} plays longer than {max_seconds:g} s, the most that a video may (--max-video-s)")
+    if seconds <= 0:
+        raise MediaError(422, f"{label} does not say how fast it plays; write it with a frame rate")
+    fps = float(rate) if rate else count / seconds
+    if all(abs(at * fps - number) <= 0.5 for number, at in enumerate(times)):
+        return VideoFacts(count, fps, count / fps, None, height, width)
+    return VideoFacts(count, count / seconds, seconds, times, height, width)
+
+
+@dataclass(slots=True)
+class _Ends:
+    """Where the packets of a file end, in seconds on its own clock: of the video that is shown, and of all streams."""
+
+    first_s: float = math.inf
+    shown_s: float = 0.0
+    all_s: float = 0.0
+
+    def add(self, packet: Any, *, is_shown: bool) -> None:
+        if (at := packet.dts if packet.pts is None else packet.pts) is None or packet.time_base is None:
+            return
+        end_s = float((at + (packet.duration or 0)) * packet.time_base)
+        self.all_s = max(self.all_s, end_s)
+        if is_shown:
+            self.first_s = min(self.first_s, float(at * packet.time_base))
+            self.shown_s = max(self.shown_s, end_s)
+
+    def check(self, container: Any, stream: Any, label: str, *, is_fragmented: bool) -> None:
+        """Raises MediaError where the file states a later end: of the video itself, else of all that it holds."""
+        if stream.duration is not None and "mov" in container.format.name:
+            # From its first frame on; of fragments, FFmpeg has an end on the file's clock.
+            start_s = 0.0 if is_fragmented else min(self.first_s, self.shown_s)
+            found_s, stated_s = self.shown_s - start_s, float(stream.duration * stream.time_base)
+        elif (of_track := _clock_s(stream.metadata.get("DURATION"))) is not None:
+            found_s, stated_s = self.shown_s, of_track
+        else:
+            is_alone = len(container.streams) == 1
+            found_s, stated_s = self.shown_s if is_alone else self.all_s, (container.duration or 0) / av.time_base
+        if found_s < stated_s - _ROUNDED_S - 1e-6:
+            raise MediaError(
+                422,
+                f"{label} is broken or cut short: it states {stated_s:.3f} s and its frames end at {found_s:.3f} s; "
+                "send the whole file, or write it with the duration that it has",
+            )
+
+
+def _clock_s(text: str | None) -> float | None:
+    """Of Matroska's tag DURATION, ``hh:mm:ss.fraction``; None for another text."""
+    found = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d+)?)", text or "")
+    return None if found is None else int(found[1]) * 3600 + int(found[2]) * 60 + float(found[3])
 
 
 def _take(
@@ -137,16 +227,35 @@ def _take(
     wanted = list(indices)
     found: list[Image.Image] = []
     with _opened(data, label, max_pixels) as container:
-        for number, frame in enumerate(container.decode(video=0)):
+        for number, frame in enumerate(container.decode(_stream(container))):
+            if frame.is_corrupt:  # guessed at, and later frames are made of it
+                raise _broken(label)
             if number != wanted[len(found)]:
                 continue
             _check_pixels(frame.width, frame.height, label, max_pixels)
             picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
-            turn = _TURNS.get(round(frame.rotation) % 360)
-            found.append(made(picture if turn is None else picture.transpose(turn)))
+            turn = _turn(frame, label)
+            one = made(picture if turn is None else picture.transpose(turn))
+            found += [one] * wanted.count(number)
             if len(found) == len(wanted):
                 return found
     raise _broken(label)
+
+
+def _turn(frame: Any, label: str) -> Image.Transpose | None:
+    """Raises MediaError for what no exchange of rows and columns shows."""
+    found = next((data for data in frame.side_data if data.type is DataType.DISPLAYMATRIX), None)
+    if found is None:
+        return None
+    right_x, right_y, _, down_x, down_y, *_ = _MATRIX.unpack(bytes(found)[: _MATRIX.size])
+    entries = (right_x, right_y, down_x, down_y)
+    least = max(map(abs, entries)) * _SKEW
+    signs = tuple(0 if abs(one) <= least else 1 if one > 0 else -1 for one in entries)
+    if signs not in _TURNS:
+        raise MediaError(
+            422, f"{label} is to be shown at an angle that is no multiple of 90 degrees; write it with upright frames"
+        )
+    return _TURNS[signs]
 
 
 def _check_pixels(width: int, height: int, label: str, max_pixels: int) -> None:
