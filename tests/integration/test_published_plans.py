@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import pytest
 from services import etcd
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.cli.serving import serve_hosts
 from trtx.config import TopologySpec
 from trtx.config.hosts import HostsSpec
 from trtx.errors import UsageError
@@ -144,6 +146,15 @@ def test_where_the_plan_of_what_is_served_was_lost_no_other_takes_its_place(prep
 def test_a_start_that_is_refused_takes_its_plan_back(prepared: Prepared) -> None:
     with pytest.raises(RuntimeError), prepared.publishing():
         raise RuntimeError
+    with pytest.raises(UsageError, match="no topology of that name"):
+        find(prepared.plan)
+
+
+def test_what_is_refused_on_this_host_is_refused_before_others_hear_of_it(prepared: Prepared, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        spec = TopologySpec(engine="paced", model=MODEL, port=taken.getsockname()[1])
+        with pytest.raises(UsageError, match="is in use.*start trtx serve --hosts with another --port$"):
+            serve_hosts(spec, prepared.asked.hosts, this_host=None, run_dir=tmp_path / "again", dry_run=False)
     with pytest.raises(UsageError, match="no topology of that name"):
         find(prepared.plan)
 

@@ -24,6 +24,7 @@ from trtx.launch import (
     publishing,
     serve,
     settle_share,
+    take_place,
 )
 from trtx.topology import Plan
 
@@ -46,7 +47,8 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
         typer.echo(describe_plan(plan if this_host is None else plan.share(host_named(plan.hosts, this_host).name)))
         return
     host = host_here(plan.hosts, this_host)
-    share = settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)  # refused before anybody hears of it
+    share = settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)
+    take_place(share)  # what is refused here is refused before anybody hears of it
     warn_of_planes(plan)
     with publishing(plan, asked):
         others = [one.name for one in plan.hosts if one.name != host]
