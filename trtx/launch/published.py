@@ -25,10 +25,10 @@ from trtx.config.strict_json import parse_json
 from trtx.config.topology import Name
 from trtx.config.wording import quoted, shown
 from trtx.engine import installed_version
-from trtx.errors import UsageError
+from trtx.errors import LaunchError, UsageError
 from trtx.launch.discovery import open_etcd
 from trtx.launch.publishable import check_publishable
-from trtx.planes.etcd import Etcd, EtcdError
+from trtx.planes.etcd import Etcd, EtcdError, EtcdUnreachable
 from trtx.planes.etcd_registry import EtcdRegistry
 from trtx.planes.published_plan import publish_plan, published_names, read_plan, withdraw_plan
 from trtx.planes.registry import RegistryUnknown
@@ -222,7 +222,7 @@ def versions_here(engine: str) -> dict[str, str]:
 def find_published(etcd: EtcdService, name: str, *, nats_files: Credentials | None = None) -> Published:
     """What is published under ``name``. ``nats_files``: what this host shows NATS, as ``etcd.credentials`` are what it
     shows etcd. Raises UsageError where nothing is, EtcdError where that can't be known."""
-    with open_etcd(etcd) as client:
+    with _asked(etcd) as client:
         found = read_plan(client, name)
         if found is None:
             names = ", ".join(published_names(client))
@@ -243,13 +243,26 @@ def publishing(plan: Plan, asked: Asked) -> Iterator[None]:
     """
     assert plan.etcd is not None
     name, own = name_of(plan), Published.of(asked, plan.model_path)
-    with open_etcd(plan.etcd) as client:
+    with _asked(plan.etcd) as client:
         if _is_served(client, plan):
             _check_same(read_plan(client, name), own, plan)
         else:
             publish_plan(client, name, own.to_bytes())
     with withdrawn_at_the_end(plan):
         yield
+
+
+@contextlib.contextmanager
+def _asked(service: EtcdService) -> Iterator[Etcd]:
+    """A client whose troubles are told with what to do. Raises LaunchError, UsageError."""
+    try:
+        with open_etcd(service) as client:
+            yield client
+    except EtcdUnreachable as error:
+        raise LaunchError(
+            f"{error}; expected an etcd at {', '.join(service.endpoints)}: start it, open its port to this host, or "
+            "correct its address"
+        ) from error
 
 
 def _check_same(found: bytes | None, own: Published, plan: Plan) -> None:
@@ -279,15 +292,18 @@ def withdrawn_at_the_end(plan: Plan) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(EtcdError, RegistryUnknown, UsageError), open_etcd(plan.etcd) as client:
+        with contextlib.suppress(LaunchError, UsageError), open_etcd(plan.etcd) as client:
             if not _is_served(client, plan):
                 withdraw_plan(client, name_of(plan))
 
 
 def _is_served(client: Etcd, plan: Plan) -> bool:
-    """Raises RegistryUnknown."""
+    """Raises LaunchError where that can't be known."""
     assert plan.etcd is not None
-    return bool(EtcdRegistry(client, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s).instances())
+    try:
+        return bool(EtcdRegistry(client, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s).instances())
+    except RegistryUnknown as error:
+        raise (error.__cause__ if isinstance(error.__cause__, EtcdError) else LaunchError(str(error))) from error
 
 
 def _essence(document: bytes) -> dict[str, Any]:

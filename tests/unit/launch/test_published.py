@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 from trtx.checkpoint import resolve_checkpoint
 from trtx.config import TopologySpec
 from trtx.config.hosts import HostsSpec
-from trtx.errors import UsageError
+from trtx.errors import LaunchError, UsageError
 from trtx.launch.host_preparation import plan_again, prepare_hosts
-from trtx.launch.published import Asked, Published
-from trtx.topology import Credentials, Machine, Plan, settle
+from trtx.launch.published import Asked, Published, find_published
+from trtx.topology import Credentials, EtcdService, Machine, Plan, settle
 
 MODEL = "synthetic:tiny-trained"
 PATH = resolve_checkpoint(MODEL).path
@@ -160,3 +161,12 @@ def test_a_wrong_shape_anywhere_is_a_sentence_and_never_a_traceback(path: tuple[
         for process in plan.processes:
             assert process.argv[1:3] in (("-m", "trtx.frontend"), ("-m", "trtx.worker"))
             assert process.env.keys() == next(one for one in PLAN.processes if one.role == process.role).env.keys()
+
+
+def test_an_etcd_that_does_not_answer_is_told_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(
+            LaunchError, match=f"does not answer .*; expected an etcd at {url}: start it, open its port"
+        ):
+            find_published(EtcdService((url,), lease_ttl_s=30), "t")
