@@ -232,6 +232,7 @@ def _go_through_deaths(client: Etcd, arguments: tuple[str, ...], services: tuple
         os.kill(serve.pid_of("agg-1"), signal.SIGKILL)  # what it held can't be revoked now
         wait_until(lambda: "agg-1 was killed by SIGKILL" in serve.text(), 60, serve.text())
         services[0].start()
+        wait_until(lambda: "what is registered is known again" in serve.text(), 60, serve.text())
         wait_until(lambda: len(re.findall("whole again", serve.text())) == 2, 90, serve.text())
         lived = after & registry.worker_ids()
         assert len(lived) == 1  # the dead one went when etcd came, long before its lease ended

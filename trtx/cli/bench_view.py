@@ -22,6 +22,7 @@ _SHOWN = {
     "exited",
     "vanished",
     "lost",
+    "found",
     "recomputed",
     "unproved",
     "restarting",

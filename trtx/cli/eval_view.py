@@ -20,6 +20,7 @@ _SHOWN = {
     "exited",
     "vanished",
     "lost",
+    "found",
     "recomputed",
     "unproved",
     "restarting",

@@ -53,14 +53,14 @@ def join(
         typer.Option(
             "--nats-auth",
             metavar="FILES",
-            help="username=NAME,password_file=FILE or token_file=FILE. Default: the files that the plan names.",
+            help="username=NAME,password_file=FILE or token_file=FILE. Default: none.",
         ),
     ] = None,
     output: options.OutputOption = Path("runs"),
 ) -> None:
     """Run this host's share of a topology that trtx serve --hosts planned.
 
-    Takes the plan from etcd, starts the processes that are this host's, says
+    Plans from what is published in etcd, starts the processes that are this host's, says
     Ready once the whole topology is, and ends them alone on Ctrl-C.
 
     \b

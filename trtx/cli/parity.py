@@ -28,7 +28,18 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _REQUESTS, _OUTPUT, _TOPOLOGY, _ATTACH = "Requests", "Output", "Topology", "Attach"
 # What happens to a topology and is worth a line: the log has the rest.
-_SHOWN = {"ready", "exited", "vanished", "lost", "recomputed", "unproved", "restarting", "recovered", "gave-up"}
+_SHOWN = {
+    "ready",
+    "exited",
+    "vanished",
+    "lost",
+    "found",
+    "recomputed",
+    "unproved",
+    "restarting",
+    "recovered",
+    "gave-up",
+}
 
 
 def _option(panel: str, name: str, help: str, **more: Any) -> Any:

@@ -24,6 +24,7 @@ from trtx.launch import (
     publishing,
     serve,
     settle_share,
+    take_place,
 )
 from trtx.topology import Plan
 
@@ -41,19 +42,19 @@ def run_plan(plan: Plan, whole: Plan | None = None) -> None:
 
 def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, run_dir: Path, dry_run: bool) -> None:
     """Plans all hosts, and serves this one's share. ``this_host``: as ``--this-host`` names it."""
-    plan, model = prepare_hosts(spec, hosts, run_dir=run_dir)
+    plan, asked = prepare_hosts(spec, hosts, run_dir=run_dir)
     if dry_run:
         typer.echo(describe_plan(plan if this_host is None else plan.share(host_named(plan.hosts, this_host).name)))
         return
     host = host_here(plan.hosts, this_host)
-    settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)  # refused before anybody hears of it
+    share = settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)
+    take_place(share)  # what is refused here is refused before anybody hears of it
     warn_of_planes(plan)
-    with publishing(plan, model) as found:
-        share = settle_share(found.plan, host, model_path=plan.model_path, run_dir=run_dir)
+    with publishing(plan, asked):
         others = [one.name for one in plan.hosts if one.name != host]
         if others:
             typer.echo(f"On {' and '.join(others)}: {_join_command(plan)}")
-        run_plan(share, found.plan)
+        run_plan(share, plan)
 
 
 def warn_of_planes(plan: Plan) -> None:
@@ -75,6 +76,8 @@ def _join_command(plan: Plan) -> str:
     words += ["--name", name_of(plan)]
     if plan.etcd.credentials is not None:
         words += ["--etcd-auth", "..."]
+    if plan.nats is not None and plan.nats.credentials is not None:
+        words += ["--nats-auth", "..."]
     return shlex.join(words)
 
 

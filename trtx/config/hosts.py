@@ -27,6 +27,7 @@ LAST_SYSTEM_PORT = 32_767
 _WHAT, _EXPECTED = "hosts file", "a mapping with etcd, nats and hosts (docs/hosts.md)"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,32}(:[0-9]{1,3})?")  # eth1, mlx5_0:1
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%\w+)?")  # a name, or an address of either kind
 _MAX_GPUS = 64
 MAX_FRONTENDS = 16
 """Of one host."""
@@ -252,6 +253,8 @@ def _check_url(what: str, url: str, schemes: Sequence[str], example: str) -> Non
         is_one = False
     if not is_one:
         raise ValueError(f"{what} {quoted(url)} is no address of it; expected such as {example}")
+    if not _HOST.fullmatch(parts.hostname or ""):  # Dynamo's lists of addresses have commas
+        raise ValueError(f"{what} {quoted(url)} names no one host; expected such as {example}, each by itself")
     if "@" in parts.netloc:
         raise ValueError(
             f"{what} holds a user in its address, which would stand in plans and logs; give {what}_auth the name of a "
@@ -292,8 +295,26 @@ def _check_service(what: str, urls: Sequence[str]) -> None:
             raise ValueError(f"{what} {url} is another for each host; give the address that every host reaches it at")
 
 
+def _first(error: ValidationError) -> Any:
+    """Of files that have several forms: in the form that is nearest to what was written."""
+    errors: list[Any] = error.errors()
+    field = errors[0]["loc"][:1]
+    if field not in (("etcd_auth",), ("nats_auth",)):
+        return errors[0]
+    forms: dict[Any, list[Any]] = {}
+    for one in errors:
+        if one["loc"][:1] == field:
+            forms.setdefault(one["loc"][1:2], []).append(one)
+    nearest = min(forms.values(), key=lambda form: (sum(map(_is_extra, form)), len(form)))
+    return min(nearest, key=_is_extra)
+
+
+def _is_extra(one: Any) -> bool:
+    return bool(one["type"] == "extra_forbidden")
+
+
 def _problem(error: ValidationError) -> str:
-    first: Any = error.errors()[0]
+    first = _first(error)
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     where = shown(re.sub(r"\.(Certificates|Password|Token|int|tuple\[int, \.\.\.\])(?=\.|\[|$)", "", where))
     if first["type"] == "value_error":

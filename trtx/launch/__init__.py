@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trtx.launch.published import Published, find_published, name_of, publishing, withdrawn_at_the_end
     from trtx.launch.room import write_problem
     from trtx.launch.run_directory import new_run_directory
-    from trtx.launch.served import ServedTopology, serve
+    from trtx.launch.served import ServedTopology, serve, take_place
     from trtx.launch.slots import Restart, Slot
 
 _HOMES = {
@@ -44,14 +44,15 @@ _HOMES = {
     "join_share": "host_preparation", "members": "processes", "name_of": "published",
     "new_run_directory": "run_directory", "prepare": "preparation", "prepare_hosts": "host_preparation",
     "probe": "machine", "publishing": "published", "resolve": "preparation", "serve": "served",
-    "settle_share": "host_preparation", "withdrawn_at_the_end": "published", "write_problem": "room",
+    "settle_share": "host_preparation", "take_place": "served", "withdrawn_at_the_end": "published",
+    "write_problem": "room",
 }  # fmt: skip
 __all__ = [
     "LOWEST_EPHEMERAL", "Event", "Guardian", "HandoffProofs", "Interruption", "PortHolder", "Published", "Restart",
     "ServedTopology", "Slot", "catch_signals", "check_certificate", "check_planes", "check_usual_client",
     "find_published", "host_here", "host_named", "join_share", "members", "name_of", "new_run_directory", "prepare",
-    "prepare_hosts", "probe", "publishing", "resolve", "serve", "settle_share", "withdrawn_at_the_end",
-    "write_problem",
+    "prepare_hosts", "probe", "publishing", "resolve", "serve", "settle_share", "take_place",
+    "withdrawn_at_the_end", "write_problem",
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ EventKind = Literal[
     "exited",  # a process died that should not have
     "vanished",  # a live worker's discovery records are gone, or a live frontend answers nobody
     "lost",  # files that the topology needs or writes are gone
+    "found",  # what was lost is there again
     "recomputed",  # a decode worker computed prompts whose KV did not come from a prefill worker
     "unproved",  # everything is up again, and a real request fails
     "restarting",  # it will be started again

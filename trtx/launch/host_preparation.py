@@ -12,46 +12,104 @@ from pathlib import Path
 import psutil
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.config import TopologySpec
+from trtx.config import ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.hosts import HostsSpec
 from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
+from trtx.engine import installed_version
 from trtx.errors import UsageError
 from trtx.launch.certificates import as_seen_outside, check_certificate, read_certificate, with_certificate
 from trtx.launch.discovery import etcd_auth, nats_auth
+from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
-from trtx.launch.preparation import resolve
-from trtx.launch.published import find_published
+from trtx.launch.preparation import check_configs, check_media, resolve
+from trtx.launch.published import OF_ONE_HOST, Asked, find_published
 from trtx.planes.fitness import fit_or_refuse, judge_cluster, judge_nats, look_at_etcd
 from trtx.planes.nats import ask_nats
-from trtx.topology import Credentials, EtcdService, Plan, PlannedHost, plan_hosts, settle, with_roles
+from trtx.topology import (
+    Credentials,
+    EtcdService,
+    Plan,
+    PlannedHost,
+    check_router_args,
+    check_size,
+    plan_hosts,
+    settle,
+    with_roles,
+)
 
 _BLOCK_TOKENS = 32  # of KV, where an engine config is silent
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
-def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tuple[Plan, str]:
-    """The plan of every host, of which each runs its share (:func:`settle_share`), and the name that its model was
-    found by. Starts nothing, holds no port, and looks at no other machine. Raises UsageError for whatever can't be
+def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tuple[Plan, Asked]:
+    """The plan of every host, of which each runs its share (:func:`settle_share`), and what it was made of, for those
+    who join. Starts nothing, holds no port, and looks at no other machine. Raises UsageError for whatever can't be
     served there."""
     refuse_planted_fault()
     spec, certificate = with_certificate(with_roles(spec, hosts))
     machine = probe()
     has_gpu = any(host.gpu_indices for host in hosts.hosts)
     resolved = resolve(spec, machine, has_gpu=has_gpu)
+    hosts = hosts.model_copy(update={"name": hosts.name or secrets.token_hex(4)})
     planned = plan_hosts(
         spec,
         hosts,
         checkpoint=resolved.checkpoint,
         engine=resolved.engine,
         engine_configs=resolved.configs,
-        namespace=f"trtx-{hosts.name or secrets.token_hex(4)}",
+        namespace=f"trtx-{hosts.name}",
         run_dir=run_dir.absolute(),
         scratch_dir=Path(tempfile.gettempdir()),
         engine_version=resolved.engine_version,
     )
-    return replace(as_seen_outside(planned, certificate), findings=resolved.findings), resolved.model
+    asked = Asked(
+        resolved.model,
+        planned.engine,
+        {role: config.values for role, config in resolved.configs.items()},
+        TopologySpec.model_validate(
+            spec.model_dump(exclude=OF_ONE_HOST, exclude_defaults=True) | {"served_model_name": planned.model}
+        ),
+        hosts,
+    )
+    return replace(as_seen_outside(planned, certificate), findings=resolved.findings), asked
+
+
+def plan_again(asked: Asked, *, model_path: Path, this_host: str | None, run_dir: Path) -> Plan:
+    """The plan of all hosts that :func:`prepare_hosts` made where ``asked`` is from, with this machine's own paths.
+
+    ``asked`` may be of anybody's writing: it goes through the checks of what is typed. ``this_host``: see
+    :func:`host_here`. Raises UsageError."""
+    refuse_planted_fault()
+    spec, hosts = with_roles(asked.spec, asked.hosts), asked.hosts
+    check_size(spec)
+    check_router_args(spec.router_args)
+    check_flags(spec.router_args, spec.router_mode)
+    checkpoint = resolve_checkpoint(str(model_path))
+    check_media(spec, asked.engine, checkpoint)
+    configs: dict[Role, ResolvedEngineConfig] = {
+        role: ResolvedEngineConfig(role, values, "the published plan", (f"{role}: engine config from etcd",))
+        for role, values in asked.engine_configs.items()
+    }
+    findings = check_configs(spec, configs, asked.engine, checkpoint, probe())
+    planned = plan_hosts(
+        spec,
+        hosts,
+        checkpoint=checkpoint,
+        engine=asked.engine,
+        engine_configs=configs,
+        namespace=f"trtx-{hosts.name}",
+        run_dir=run_dir.absolute(),
+        scratch_dir=Path(tempfile.gettempdir()),
+        engine_version=installed_version() if asked.engine == "tensorrt-llm" else None,
+    )
+    planned = replace(planned, findings=findings)
+    if planned.tls is None:
+        return as_seen_outside(planned, None)
+    if any(one.host == host_here(planned.hosts, this_host) for one in planned.frontends):
+        return as_seen_outside(planned, with_certificate(spec)[1])
+    return planned  # the key need not be here
 
 
 def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> Plan:
@@ -86,19 +144,13 @@ def join_share(
     """This machine's share of the topology ``name`` that is planned in ``etcd``, settled, and the plan of all hosts.
 
     ``this_host``, ``model``: see :func:`host_here` and :meth:`Published.check_here`. ``etcd.credentials`` and
-    ``nats_files`` replace the files that the plan names, which may lie elsewhere here. Raises UsageError, EtcdError.
+    ``nats_files``: what this host shows both, as no plan names files of secrets. Raises UsageError, EtcdError.
     """
-    found = find_published(etcd, name)
-    plan = found.plan
-    if plan.etcd is None or plan.nats is None:
-        raise UsageError(f"the plan of topology {name!r} names no etcd and no NATS; start it with trtx serve --hosts")
-    plan = replace(
-        plan,
-        etcd=replace(plan.etcd, credentials=etcd.credentials or plan.etcd.credentials),
-        nats=replace(plan.nats, credentials=nats_files or plan.nats.credentials),
-    )
+    found = find_published(etcd, name, nats_files=nats_files)
+    model_path = found.check_here(model)
+    plan = plan_again(found.asked, model_path=model_path, this_host=this_host, run_dir=run_dir)
     host = host_here(plan.hosts, this_host)
-    return settle_share(plan, host, model_path=found.check_here(model), run_dir=run_dir), plan
+    return settle_share(plan, host, model_path=model_path, run_dir=run_dir), plan
 
 
 def check_planes(plan: Plan) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ _ENOUGH = 2000
 LOWEST_EPHEMERAL = _LOWEST + _ENOUGH
 """Where outgoing connections draw theirs from a lower port on, they would take ports that a worker is to listen on."""
 _ATTEMPTS = 2000
-_ANOTHER_PORT = "choose another with --port, or 0 for any free one"
+ANOTHER_PORT = "choose another with --port, or 0 for any free one"
+OF_SEVERAL_HOSTS = "end what has it, or start trtx serve --hosts with another --port"
 
 
 class PortHolder:
@@ -35,7 +36,7 @@ class PortHolder:
         self._held: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
 
-    def hold(self, host: str, port: int, way_out: str = _ANOTHER_PORT) -> int:
+    def hold(self, host: str, port: int, way_out: str = ANOTHER_PORT) -> int:
         """Takes ``port`` on ``host``; 0 takes any free one. Raises UsageError naming the process that has it;
         ``way_out`` ends its sentence."""
         with self._lock:
@@ -72,7 +73,7 @@ class PortHolder:
                     self._held[port] = _bind(host, port)
                 except OSError as error:
                     if error.errno != errno.EADDRINUSE:
-                        raise _not_available(host, port, error, _ANOTHER_PORT) from error
+                        raise _not_available(host, port, error, ANOTHER_PORT) from error
                 else:
                     return port
         raise LaunchError(f"no free port between {low} and {high} on {host}; end something that listens there")

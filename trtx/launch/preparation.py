@@ -104,7 +104,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
         # Refuses what the engine would refuse once it runs, in the same words.
         read_model_config(checkpoint.path)
         read_end_ids(checkpoint.path)
-    _check_media(spec, engine, checkpoint)
+    check_media(spec, engine, checkpoint)
     family = config_family(checkpoint.architecture, on_gpu=on_gpu)
     configs: dict[Role, ResolvedEngineConfig] = {
         role: load_engine_config(
@@ -117,7 +117,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
         )
         for role in spec.roles
     }
-    findings = _check(spec, configs, engine, checkpoint, machine)
+    findings = check_configs(spec, configs, engine, checkpoint, machine)
     if engine == "torch":
         check_warm_up(configs, checkpoint)
         configs = with_embedding_dtype(configs, read_model_config(checkpoint.path).dtype, is_gpu=on_gpu)
@@ -141,7 +141,7 @@ def _hold_ports(spec: TopologySpec, frontends: int) -> Ports:
     return Ports(tuple(http), brokers, internal[2 * frontends :])
 
 
-def _check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None:
+def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None:
     """Raises UsageError for what is said of images where none is taken, and for a directory that is none."""
     said = [f"--{name.replace('_', '-')}" for name in spec.media.model_dump(exclude_defaults=True)]
     if said and engine != "torch":
@@ -186,7 +186,7 @@ def _with_fault(planned: Plan, fault: str | None) -> Plan:
     return replace(planned, processes=processes, reasons=(told, *planned.reasons))
 
 
-def _check(
+def check_configs(
     spec: TopologySpec,
     configs: Mapping[Role, ResolvedEngineConfig],
     engine: str,

@@ -17,7 +17,7 @@ from trtx.launch.handoffs import HandoffProofs
 from trtx.launch.interruption import Interruption, catch_signals
 from trtx.launch.leftovers import clear_leftovers
 from trtx.launch.picture_proofs import PictureProofs
-from trtx.launch.ports import HOLDER
+from trtx.launch.ports import ANOTHER_PORT, HOLDER, OF_SEVERAL_HOSTS
 from trtx.launch.readiness import Readiness, ask_readiness, complete
 from trtx.launch.route import Route
 from trtx.launch.run_directory import RunDirectory
@@ -174,9 +174,17 @@ def serve(
             on_event(Event("stopped", _stop_summary(endings)))
 
 
+def take_place(share: Plan) -> None:
+    """What :func:`serve` would refuse of this machine, before other hosts hear of the plan: holds the share's ports.
+    Raises UsageError where one is taken, or a share of that name runs here."""
+    _hold_ports(share)
+    clear_leftovers(share)
+
+
 def _hold_ports(plan: Plan) -> tuple[int, ...]:
     """All that the plan's processes listen on; those of the HOLDER already, or free until now. Raises UsageError."""
-    held = [HOLDER.hold(*plan.http_of(frontend)) for frontend in plan.frontends]
+    for_http = OF_SEVERAL_HOSTS if plan.this_host else ANOTHER_PORT
+    held = [HOLDER.hold(*plan.http_of(frontend), for_http) for frontend in plan.frontends]
     held += [HOLDER.hold("127.0.0.1", port) for port in plan.internal_ports]
     if plan.this_host:
         way_out = f"end what has it, or give {plan.this_host} another first_port in the hosts file"

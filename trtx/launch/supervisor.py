@@ -255,6 +255,8 @@ class Supervisor:
                 if self._has_been_ready:
                     self._emit("lost", f"{error}; what runs serves on from what it knows")
             return None
+        if self._told_unknown is not None and self._has_been_ready:
+            self._emit("found", "what is registered is known again")
         self._told_unknown = None
         return registered
 

@@ -149,7 +149,7 @@ def judge_etcd(endpoint: EtcdEndpoint) -> Iterator[Unfit]:
 
 def _judge_open(endpoint: EtcdEndpoint, where: str) -> Unfit:
     expected = "certificates of both sides, or one private address"
-    risk = "whoever reaches it reads and takes over the traffic of every topology"
+    risk = "whoever reaches it reads and takes over the traffic of every topology, and says what joining hosts serve"
     if endpoint.listens_on_all:
         fix = "give it --client-cert-auth and etcd_auth's three files, or --listen-client-urls with one private address"
         return Unfit(

@@ -21,6 +21,7 @@ from namespaces import Host, Hosts
 from processes import HTTP, until
 from topology_clients import ServeCommand
 
+from trtx.launch.host_preparation import plan_again
 from trtx.launch.published import find_published
 from trtx.topology import EtcdService, Plan, ProcessSpec
 
@@ -152,7 +153,8 @@ def served_hosts(
             second = start()
             for one in (first, second):
                 until("both shares are ready", lambda one=one: _is_ready(one))  # type: ignore[misc]
-            plan = find_published(EtcdService((servers.etcd.url,), lease_ttl_s=30), name_of(hosts)).plan
+            found = find_published(EtcdService((servers.etcd.url,), lease_ttl_s=30), name_of(hosts))
+            plan = plan_again(found.asked, model_path=found.check_here(None), this_host=None, run_dir=directory)
             yield ServedHosts(hosts, servers, plan, {hosts.first.name: first, hosts.second.name: second}, start)
 
 
