@@ -128,7 +128,7 @@ def _checked_grid(
             raise MediaError(
                 422,
                 f"{label} holds {rows} rows{'' if patches is None else ' and a grid_thw'}; expected "
-                f"{config.tokens_per_image} and none, as each image of this model has",
+                f"{config.tokens_per_image} without a grid_thw, as each image of this model has",
             )
         return None
     merge = config.spatial_merge

@@ -315,8 +315,8 @@ async def test_embeddings_of_clients_are_checked_against_what_the_model_makes(tm
         made = await sent(QWEN, 6, 4, (1, 4, 6))
         assert made.grid == (1, 2, 3) and len(rows_of(made)) == 6
         for config, rows, columns, grid, says in (
-            (LLAVA, 2, 4, None, "it holds 2 rows; expected 3 and none"),
-            (LLAVA, 3, 4, (1, 2, 2), "3 rows and a grid_thw; expected 3 and none"),
+            (LLAVA, 2, 4, None, "it holds 2 rows; expected 3 without a grid_thw"),
+            (LLAVA, 3, 4, (1, 2, 2), "3 rows and a grid_thw; expected 3 without a grid_thw"),
             (LLAVA, 3, 5, None, r"shape \[3, 5\]; this model expects \[rows, 4\]"),
             (QWEN, 6, 2, (1, 4, 6), r"expects \[rows, 4\]"),  # without the levels of deepstack
             (QWEN, 6, 4, None, "it holds no grid_thw; expected one"),
