@@ -143,6 +143,17 @@ def test_where_the_plan_of_what_is_served_was_lost_no_other_takes_its_place(prep
         leave(prepared.plan)
 
 
+def test_what_this_host_itself_left_behind_keeps_nobody_from_starting(prepared: Prepared) -> None:
+    register(prepared.plan)
+    try:
+        with publishing(prepared.plan, prepared.asked, this_host="node1"):
+            assert find(prepared.plan).asked == prepared.asked
+    finally:
+        leave(prepared.plan)
+    with withdrawn_at_the_end(prepared.plan):
+        pass
+
+
 def test_a_start_that_is_refused_takes_its_plan_back(prepared: Prepared) -> None:
     with pytest.raises(RuntimeError), prepared.publishing():
         raise RuntimeError

@@ -50,7 +50,7 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
     share = settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)
     take_place(share)  # what is refused here is refused before anybody hears of it
     warn_of_planes(plan)
-    with publishing(plan, asked):
+    with publishing(plan, asked, this_host=host):
         others = [one.name for one in plan.hosts if one.name != host]
         if others:
             typer.echo(f"On {' and '.join(others)}: {_join_command(plan)}")

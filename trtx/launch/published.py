@@ -234,17 +234,19 @@ def find_published(etcd: EtcdService, name: str, *, nats_files: Credentials | No
 
 
 @contextlib.contextmanager
-def publishing(plan: Plan, asked: Asked) -> Iterator[None]:
+def publishing(plan: Plan, asked: Asked, *, this_host: str | None = None) -> Iterator[None]:
     """Keeps what ``plan`` was made of in etcd for those who join it, from now until no worker of it is registered any
     more. Where the same topology is served already, because only this host's share of it was started again, what is
     published stays.
 
-    Raises UsageError where another plan of that name is served, or one that nobody can know any more; EtcdError.
+    ``this_host``: on which no share runs (:func:`trtx.launch.take_place`), so that what is registered there was left
+    behind. Raises UsageError where another plan of that name is served, or one that nobody can know any more;
+    LaunchError.
     """
     assert plan.etcd is not None
     name, own = name_of(plan), Published.of(asked, plan.model_path)
     with _asked(plan.etcd) as client:
-        if _is_served(client, plan):
+        if _is_served(client, plan, but_on=this_host):
             _check_same(read_plan(client, name), own, plan)
         else:
             publish_plan(client, name, own.to_bytes())
@@ -297,13 +299,15 @@ def withdrawn_at_the_end(plan: Plan) -> Iterator[None]:
                 withdraw_plan(client, name_of(plan))
 
 
-def _is_served(client: Etcd, plan: Plan) -> bool:
+def _is_served(client: Etcd, plan: Plan, *, but_on: str | None = None) -> bool:
     """Raises LaunchError where that can't be known."""
     assert plan.etcd is not None
     try:
-        return bool(EtcdRegistry(client, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s).instances())
+        found = EtcdRegistry(client, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s).instances()
     except RegistryUnknown as error:
         raise (error.__cause__ if isinstance(error.__cause__, EtcdError) else LaunchError(str(error))) from error
+    dead = {host.address for host in plan.hosts if host.name == but_on}
+    return any(one.host not in dead for one in found)
 
 
 def _essence(document: bytes) -> dict[str, Any]:
