@@ -67,8 +67,8 @@ CASES: dict[str, tuple[bytes, float, VideoRule]] = {
     "of all frames' pixels": (files.saved(files.drawn(9, 90, 50), rate=2), 2.0, "all"),
     "VP9": (files.saved(files.drawn(12), codec="libvpx-vp9", container="webm"), 10.0, "each"),
     "VP8 in Matroska": (files.saved(files.drawn(7), codec="libvpx", container="matroska", rate=1), 1.0, "each"),
-    # As files.saved(files.drawn(5, 80, 80), codec="libsvtav1") made it: as root, SVT-AV1 gives the whole process real-time
-    # priority, which everything that it starts inherits (seen: PyAV 18.1.0).
+    # As files.saved(files.drawn(5, 80, 80), codec="libsvtav1") made it. That encoder gives root's process real-time
+    # priority, and all that the process starts after it (seen: PyAV 18.1.0).
     "AV1": ((Path(__file__).parent / "five_frames_av1.mp4").read_bytes(), 10.0, "each"),
     "one frame": (files.saved(files.drawn(1)), 10.0, "each"),
     "tall": (files.saved(files.drawn(6, 50, 120)), 10.0, "each"),
