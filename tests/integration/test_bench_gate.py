@@ -17,7 +17,7 @@ from trtx.cli.app import run as trtx
 LOAD = ["--concurrency", "2", "--request-count", "16", "--isl", "32", "--osl", "6", "--trials", "2"]
 LOAD += ["--warmup-request-count", "4", "--prompt-corpus", "random"]  # which aiperf makes in less time
 GATE = ["--baseline", "main", "--max-regression", "12%", "--metrics", "inter_token_latency:p50"]
-# ms a token, of the paced engine: apart by more than what a busy machine adds to either, and so long that this is little
+# ms a token, of the paced engine: apart by more than a busy machine adds to either, and so long that this is little
 # of it. With 10 ms two trials differed by 5 % beside other work, which tells no 12 % from chance.
 FAST, SLOW = 40, 120
 
