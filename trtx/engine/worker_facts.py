@@ -28,7 +28,7 @@ class WorkerFacts:
     role: Role
     engine: EngineKind
     versions: dict[str, str]  # by package: trtx, ai-dynamo, and what the engine computes with
-    gpu_names: tuple[str, ...] | None  # one for each GPU that it was given; none: it computes on the CPU
+    gpu_names: tuple[str, ...] | None  # one for each GPU that it was given; none: the CPU; None over several nodes too
     tensor_parallel_size: int
     context_length: int  # prompt and output tokens together
     max_batch_size: int | None

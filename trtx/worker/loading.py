@@ -17,6 +17,7 @@ from trtx import engine
 from trtx.checkpoint.facts import read_config
 from trtx.engine import Engine
 from trtx.engine.api import EngineApi, EngineFacts
+from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.worker_facts import WorkerFacts
 from trtx.errors import UsageError
 from trtx.text import StopStrings, TextStream, Tokenizer, load_tokenizer
@@ -109,7 +110,7 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
         role=options.role,
         engine=options.engine,
         versions={**_own_versions(), **api.versions},
-        gpu_names=gpu_names(),
+        gpu_names=_gpu_names(options),
         tensor_parallel_size=options.llm_args.get("tensor_parallel_size") or 1,
         context_length=facts.context_length,
         max_batch_size=facts.max_batch_size,
@@ -118,6 +119,15 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
         kv_blocks=facts.num_blocks,
         metrics_port=_metrics_port(os.environ.get("DYN_SYSTEM_PORT", "")),
     )
+
+
+def _gpu_names(options: WorkerOptions) -> tuple[str, ...] | None:
+    """None too where the engine's ranks are on other nodes as well: nobody here knows those, and the GPUs of one node
+    would be taken for all that it has."""
+    names = gpu_names()
+    if names and world_size(options.llm_args) > len(names):
+        return None
+    return names
 
 
 def _metrics_port(variable: str) -> int | None:

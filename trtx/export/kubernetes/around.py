@@ -120,7 +120,7 @@ def bench_job(planned: PodPlan, words: tuple[str, ...]) -> Manifest:
 
 
 def _gpu_count(planned: PodPlan) -> tuple[str, ...]:
-    """Workers publish theirs, which is better than what was planned; of an engine over nodes it is one node's."""
+    """Workers publish theirs, which is better than what was planned; of an engine over nodes its worker knows none."""
     spans = any(kind.pods > 1 for kind in planned.workers)
     return ("--gpu-count", str(planned.gpu_count)) if spans else ()
 

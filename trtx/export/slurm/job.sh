@@ -10,13 +10,13 @@ say() { printf '%(%H:%M:%S)T %s\n' -1 "$*"; }
 
 complain() { printf '%(%H:%M:%S)T FAILED: %s\n' -1 "$*" >&2; }
 
-# srun with the options of every step. Steps share the nodes (--overlap) and all of their cores, and a step of several
-# tasks ends with the first that fails, or a minute after the first that ends with 0.
+# srun with the options of every step. Steps share the nodes (--overlap) and all of their cores (a site may bind a task
+# to one), and a step of several tasks ends with the first that fails, or a minute after the first that ends with 0.
 srun_on() { # NODES-WITH-COMMAS TASKS-A-NODE: sets SRUN
   local commas=${1//[!,]/}
   local nodes=$((${#commas} + 1))
   SRUN=(srun --nodelist="$1" --nodes="$nodes" --ntasks="$((nodes * $2))" --ntasks-per-node="$2"
-    --overlap --kill-on-bad-exit=1 --wait=60 --input=none --export=ALL)
+    --overlap --cpu-bind=none --kill-on-bad-exit=1 --wait=60 --input=none --export=ALL)
 }
 
 start() { # NAME NODES-WITH-COMMAS TASKS-A-NODE SRUN-OPTION…: a step in the background, with a log of its own
@@ -300,7 +300,7 @@ describe() { # NAME: sets COMMAND, and what is in its environment
   bench)
     forget_secrets
     COMMAND=("$PYTHON" -m trtx bench --url "$URL" --model "$SERVED" --tokenizer "$MODEL" --output "$TRTX_RUN/bench"
-      "${BENCH_WORDS[@]}")
+      "${GPU_COUNT[@]}" "${BENCH_WORDS[@]}")
     ;;
   *) process "$1" ;;
   esac

@@ -73,6 +73,16 @@ class JobPlan:
         return max(step.tasks for step in self.steps)
 
     @property
+    def gpu_count(self) -> int:
+        """Of all workers."""
+        return sum(len(step.gpus) * len(step.nodes) for step in self.steps)
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether an engine has ranks on several nodes."""
+        return any(step.is_worker and len(step.nodes) > 1 for step in self.steps)
+
+    @property
     def gpus_per_node(self) -> int:
         return self.job.gpus_per_node if any(step.gpus for step in self.steps) else 0
 

@@ -106,7 +106,7 @@ def _needs(planned: JobPlan) -> Iterator[str]:
         f"It needs {planned.model_dir} and {_python(planned)} with trtx {__version__} {where}; {job.etcd}, {job.nats}, "
         "curl and ip (iproute2) on the nodes themselves, etcd and NATS on the first alone."
     )
-    if any(len(step.nodes) > 1 for step in planned.steps):
+    if planned.spans_nodes:
         yield (
             "An engine over several nodes is started by trtllm-llmapi-launch, one rank a GPU, under "
             f"srun --mpi={job.mpi or DEFAULT_MPI}: Slurm needs that plugin, and ps and openssl have to be there."
@@ -153,7 +153,7 @@ def _plan(planned: JobPlan) -> str:
         "DRAIN_SECONDS": job.drain_s,
         "BENCH": int(job.bench is not None),
     }
-    if any(len(step.nodes) > 1 for step in planned.steps):
+    if planned.spans_nodes:
         directory = _python(planned).rpartition("/")[0]
         constants = {
             **constants,
@@ -168,6 +168,8 @@ def _plan(planned: JobPlan) -> str:
     lines.append(array("WORKERS", [step.name for step in planned.workers]))
     lines.append(f"EXPECTED={word(','.join(f'{role}={count}' for role, count in planned.expected_workers.items()))}\n")
     lines.append(array("CONTAINER", _container(planned)))
+    # Workers publish theirs, but of an engine over nodes its worker knows one node's.
+    lines.append(array("GPU_COUNT", ["--gpu-count", str(planned.gpu_count)] if planned.spans_nodes else ()))
     lines.append(array("BENCH_WORDS", job.bench or ()))
     lines += ["\n", *_configs(planned.engine_configs)]
     lines += ["\nstart_processes() {\n", *(_start(step) for step in planned.steps), "}\n"]

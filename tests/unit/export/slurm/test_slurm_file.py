@@ -217,6 +217,16 @@ def test_engines_larger_than_a_node_get_their_nodes_and_a_task_a_gpu() -> None:
         assert step.command[0] == "${LAUNCHER}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("tp", "told"), [(2, []), (4, ["--gpu-count", "8"])])
+def test_the_benchmark_is_told_the_gpus_that_no_worker_knows_all_of(tp: int, told: list[str], tmp_path: Path) -> None:
+    """Of an engine over nodes; a worker of one node publishes its own."""
+    spec = {"engine": "tensorrt-llm", "mode": "disagg", "tp": tp}
+    text = written(spec, gpus_per_node=2, bench=("--concurrency", "1"))
+    words = run_bash(text, 'URL=x; describe bench; printf "%s\\0" "${COMMAND[@]}"', tmp_path).split("\0")
+    assert words[words.index("--output") + 2 : -1] == [*told, "--concurrency", "1"]
+
+
 REFUSED = {
     "no GPUs": ({"engine": "tensorrt-llm"}, {"gpus_per_node": 0}, "--gpus-per-node 0: engine tensorrt-llm needs GPUs"),
     "auto": ({"engine": "auto"}, {}, "--engine auto can't be exported"),
