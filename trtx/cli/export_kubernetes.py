@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
-from trtx.cli.export import ExportOutput, bench_words, hand_over, topology_group
+from trtx.cli.export import ExportOutput, hand_over, topology_group
+from trtx.cli.export_bench import read_bench
 from trtx.cli.findings_text import describe_findings
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode, TopologySpec
@@ -152,6 +153,7 @@ def kubernetes(
             "--allowed-media-path names a directory of this machine, which no pod sees; leave it out, and send images "
             "by https: or data:"
         )
+    benchmark = None if bench is None else read_bench(bench, _OF_THIS_MACHINE)
     typed = {
         "form": "plain" if plain else None,
         "name": name or name_of(_served_name(spec), mode),
@@ -170,9 +172,11 @@ def kubernetes(
         "cpu": cpu,
         "memory": memory,
         "shared_memory": shared_memory,
-        "bench": None if bench is None else bench_words(bench, _OF_THIS_MACHINE),
+        "bench": None if benchmark is None else benchmark.words,
     }
     made = export(spec, _target({field: value for field, value in typed.items() if value is not None}))
+    if benchmark is not None:
+        benchmark.check_fits(made.served)
     for line in describe_findings(made.findings) if made.findings else ():
         typer.echo(line, err=True)
     hand_over(made.files, output, made.how)

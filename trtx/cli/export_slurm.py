@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
-from trtx.cli.export import ExportOutput, bench_words, hand_over, topology_group
+from trtx.cli.export import ExportOutput, hand_over, topology_group
+from trtx.cli.export_bench import read_bench
 from trtx.cli.findings_text import describe_findings
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
@@ -150,6 +151,7 @@ def slurm(
 
     spec = options.build_spec(mode=mode, **asdict(model), **topology, **media)
     options.check_roles((mode,), model.config, model.overrides, model.recipe)
+    benchmark = None if bench is None else read_bench(bench, _ANEW)
     typed = {
         "name": name,
         "time": time,
@@ -170,12 +172,15 @@ def slurm(
         "mpi": mpi,
         "container_image": container_image,
         "container_mounts": container_mounts,
-        "bench": None if bench is None else bench_words(bench, _ANEW),
+        "bench": None if benchmark is None else benchmark.words,
+        "bench_files": None if benchmark is None else benchmark.files,
         "ready_timeout_s": ready_timeout_s,
         "drain_s": drain_s,
         "lease_ttl_s": lease_ttl_s,
     }
     made = export(spec, _job({field: value for field, value in typed.items() if value is not None}))
+    if benchmark is not None:
+        benchmark.check_fits(made.served)
     for line in describe_findings(made.findings) if made.findings else ():
         typer.echo(line, err=True)
     hand_over(made.files, output, made.how)

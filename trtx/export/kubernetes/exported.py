@@ -17,6 +17,7 @@ from trtx.export.kubernetes.graph import API_VERSION, graph
 from trtx.export.kubernetes.planning import PodPlan, plan_pods
 from trtx.export.kubernetes.pods import Manifest
 from trtx.export.kubernetes.target import KubernetesTarget
+from trtx.export.served import Served
 
 _WIDTH = 110
 
@@ -28,6 +29,7 @@ class Export:
     files: tuple[ExportedFile, ...]
     findings: tuple[Finding, ...]
     how: str
+    served: Served
 
 
 def export(spec: TopologySpec, target: KubernetesTarget) -> Export:
@@ -49,7 +51,8 @@ def export(spec: TopologySpec, target: KubernetesTarget) -> Export:
     if target.bench is not None:
         files.append(_file("bench-volume.yaml", _VOLUME, [around.bench_volume(planned)]))
         files.append(_file("bench-job.yaml", _JOB, [around.bench_job(planned, target.bench)]))
-    return Export(tuple(files), planned.findings, _how(planned))
+    served = Served(planned.model, planned.engine, planned.engine_configs, planned.checkpoint)
+    return Export(tuple(files), planned.findings, _how(planned), served)
 
 
 _GRAPH = (

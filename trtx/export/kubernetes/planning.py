@@ -51,6 +51,7 @@ class PodPlan:
     model: str  # the name that clients send
     engine: str
     source: ModelSource
+    checkpoint: Checkpoint  # as it is here
     kinds: tuple[PodKind, ...]  # frontends first
     engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
     findings: tuple[Finding, ...]
@@ -85,6 +86,7 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         model=planned.model,
         engine=planned.engine,
         source=source,
+        checkpoint=resolved.checkpoint,
         kinds=tuple(_kinds(planned, target, nodes)),
         engine_configs=_engine_configs(planned, nodes, target),
         findings=resolved.findings,

@@ -248,11 +248,18 @@ look() { # NODE ADDRESS DEVICE: how other nodes reach this one
 }
 
 check() { # what every node needs, in the container where there is one
-  local version
+  local version file
   if [[ ! -r $MODEL/config.json ]]; then
     complain "$SLURMD_NODENAME can't read $MODEL/config.json; put the model where all nodes see it"
     return 1
   fi
+  for file in "${BENCH_FILES[@]}"; do
+    ((SLURM_NODEID)) && break # the benchmark runs on the first
+    if [[ ! -r $file ]]; then
+      complain "$SLURMD_NODENAME can't read $file, which --bench names; put it where the first node sees it"
+      return 1
+    fi
+  done
   version=$("$PYTHON" -m trtx --version) || { complain "$SLURMD_NODENAME can't run $PYTHON -m trtx"; return 1; }
   if [[ $version != "trtx $TRTX_VERSION" ]]; then
     complain "$SLURMD_NODENAME has $version and this file was written by trtx $TRTX_VERSION; export it again there"

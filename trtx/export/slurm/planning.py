@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint import default_model, resolve_checkpoint
+from trtx.checkpoint import Checkpoint, default_model, resolve_checkpoint
 from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.hosts import HostSpec, HostsSpec
 from trtx.engine.tensorrt_llm.arguments import world_size
@@ -52,6 +52,7 @@ class JobPlan:
     node_count: int
     model: str  # the name that clients send
     model_dir: Path  # as nodes see it
+    checkpoint: Checkpoint  # as it is here
     engine: str
     steps: tuple[Step, ...]  # frontends first
     engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
@@ -141,6 +142,7 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
         node_count=count,
         model=planned.model,
         model_dir=job.model_dir or planned.model_path,
+        checkpoint=resolved.checkpoint,
         engine=planned.engine,
         steps=tuple(_step(process, by_host[process.host].nodes, planned, job) for process in planned.processes),
         engine_configs={

@@ -15,6 +15,7 @@ import yaml
 from trtx import __version__
 from trtx.config import Finding, TopologySpec
 from trtx.export.files import ExportedFile
+from trtx.export.served import Served
 from trtx.export.slurm.planning import JobPlan, Step, plan_job
 from trtx.export.slurm.spec import DEFAULT_MPI, JobSpec
 from trtx.export.slurm.words import array, word
@@ -34,6 +35,7 @@ class Export:
     files: tuple[ExportedFile, ...]
     findings: tuple[Finding, ...]
     how: str
+    served: Served
 
 
 def export(spec: TopologySpec, job: JobSpec) -> Export:
@@ -41,7 +43,8 @@ def export(spec: TopologySpec, job: JobSpec) -> Export:
     planned = plan_job(spec, job)
     name = f"{job.name}.sbatch"
     text = "".join((_allocation(planned), _about(planned, name), _plan(planned), _RUNTIME.read_text(encoding="utf-8")))
-    return Export((ExportedFile(name, text, is_executable=True),), planned.findings, _how(planned, name))
+    served = Served(planned.model, planned.engine, planned.engine_configs, planned.checkpoint)
+    return Export((ExportedFile(name, text, is_executable=True),), planned.findings, _how(planned, name), served)
 
 
 def _allocation(planned: JobPlan) -> str:
@@ -171,6 +174,7 @@ def _plan(planned: JobPlan) -> str:
     # Workers publish theirs, but of an engine over nodes its worker knows one node's.
     lines.append(array("GPU_COUNT", ["--gpu-count", str(planned.gpu_count)] if planned.spans_nodes else ()))
     lines.append(array("BENCH_WORDS", job.bench or ()))
+    lines.append(array("BENCH_FILES", map(str, job.bench_files)))
     lines += ["\n", *_configs(planned.engine_configs)]
     lines += ["\nstart_processes() {\n", *(_start(step) for step in planned.steps), "}\n"]
     lines += ["\n", *_processes(planned), "\n"]

@@ -127,7 +127,8 @@ _Directory = Annotated[Path, AfterValidator(_directory)]
 
 
 class JobSpec(BaseModel):
-    """Asked for, not yet resolved. Its fields have the names of the options of ``trtx export slurm``."""
+    """Asked for, not yet resolved. Its fields have the names of the options of ``trtx export slurm``, ``bench_files``
+    apart, which follows from ``--bench``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -151,6 +152,7 @@ class JobSpec(BaseModel):
     nats: _Line = "nats-server"
     mpi: _Plain | None = None  # srun's, for engines over several nodes; None: pmix
     bench: tuple[_Line, ...] | None = None  # words of trtx bench; None: serve until the job ends
+    bench_files: tuple[_Directory, ...] = ()  # files and directories that it reads, on the first node
     lease_ttl_s: int = Field(default=30, ge=5, le=600)  # how long etcd may be away, and a dead worker stays routable
     ready_timeout_s: int = Field(default=1800, ge=1, le=86_400)
     drain_s: int = Field(default=15, ge=1, le=600)  # a worker's, to end the requests that it has begun
