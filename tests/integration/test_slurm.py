@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -271,7 +272,9 @@ def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(
 ) -> None:
     """With a launcher that does what trtllm-llmapi-launch does of it: rank 0 runs the command, without the job's
     variables, and the others wait for it; and the stand-in for TensorRT-LLM. No MPI is there, and no NCCL."""
-    tools, ranks = tmp_path / "tools", tmp_path / "ranks"
+    tools, ranks, package = tmp_path / "tools", tmp_path / "ranks", tmp_path / "package"
+    shutil.copytree(STANDIN, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "tensorrt_llm" / "version.py").write_text('__version__ = "1.3.0rc22"\n')  # one that needs GPUs
     tools.mkdir()
     ranks.mkdir()
     launcher = tools / "trtllm-llmapi-launch"
@@ -287,7 +290,7 @@ def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(
     job = submit(
         *("--model", "synthetic:tiny-trained", "--tp", "4", "--gpus-per-node", "2", "--mpi", "pmi2"),
         PATH=f"{tools}:{os.environ['PATH']}",
-        PYTHONPATH=str(STANDIN),
+        PYTHONPATH=str(package),
     )
     job.await_ready()
     told = {path.name: dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)

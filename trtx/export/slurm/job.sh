@@ -196,6 +196,10 @@ job() {
   fi
   mkdir -p "$TRTX_RUN"/{configs,logs,status} && cp -- "$0" "$TRTX_RUN/job.sh" && write_configs ||
     { complain "the run directory $TRTX_RUN can't be written"; return 2; }
+  if ((${#CONTAINER[@]})) && [[ $TRTX_RUN == *[:,]* ]]; then
+    complain "$TRTX_RUN can't be mounted in a container, as it has a colon or a comma in it; submit from elsewhere"
+    return 2
+  fi
   trap 'asked_to_end TERM' TERM
   trap 'asked_to_end INT' INT
   say "job $SLURM_JOB_ID on ${NODES[*]}; logs in $TRTX_RUN/logs"

@@ -10,12 +10,13 @@ from typing import Any
 from trtx.checkpoint import Checkpoint, default_model, resolve_checkpoint
 from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.hosts import HostSpec, HostsSpec
+from trtx.config.wording import quoted
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
 from trtx.errors import UsageError
 from trtx.export.nodes import check_launched_words, nodes_of
 from trtx.export.slurm.placement import Place, place_on_nodes
-from trtx.export.slurm.spec import JobSpec
+from trtx.export.slurm.spec import MOUNT_MARKS, JobSpec
 from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, arguments, variables
 from trtx.export.slurm.words import Shell
 from trtx.launch import resolve
@@ -115,6 +116,11 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
         raise UsageError(
             f"{most} asks for {spans[most] * per_node} GPUs a worker; expected at most {_MOST_GPUS} for one engine"
         )
+    if job.container_image is not None and job.model_dir is None and _unmountable(resolved.checkpoint.path):
+        raise UsageError(
+            f"--model is in {quoted(str(resolved.checkpoint.path))}, and a path with a colon or a comma can't be "
+            "mounted in a container; give another with --model-dir"
+        )
     if job.mpi is not None and max(spans.values()) == 1:
         raise UsageError(f"--mpi {job.mpi} means nothing here, where no engine is larger than a node; leave it out")
     sizes = [(role, world_size(values[role]) if per_node else 0) for role in _in_turn(spec)]
@@ -153,6 +159,11 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
         reasons=planned.reasons[1:],  # the first says that the hosts' roles place workers, and trtx did
         findings=resolved.findings,
     )
+
+
+def _unmountable(path: Path) -> bool:
+    """pyxis takes FROM:TO, with commas between several, and knows no escape."""
+    return any(mark in str(path) for mark in MOUNT_MARKS)
 
 
 @dataclass(frozen=True, slots=True)

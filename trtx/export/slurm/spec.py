@@ -25,6 +25,8 @@ _SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _EARLY_S = 60  # by which Slurm may send a job's signal before its time
 _MORE_THAN_DRAIN_S = 90
 """Before the time limit, what an ordered end takes beside the drain of the workers."""
+MOUNT_MARKS = ":,"
+"""What a path that is mounted in a container can't have in it."""
 _MOUNT = re.compile(r"[^:,]+:/[^:,]*(:[a-zA-Z+=-]+)?")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,-]*")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -161,6 +163,15 @@ class JobSpec(BaseModel):
     def lead_s(self) -> int:
         """How long before its limit a job is told to end."""
         return self.drain_s + _MORE_THAN_DRAIN_S
+
+    @model_validator(mode="after")
+    def _is_mounted(self) -> JobSpec:
+        if self.container_image is not None and any(mark in str(self.model_dir or "") for mark in MOUNT_MARKS):
+            raise ValueError(
+                f"model_dir {quoted(str(self.model_dir))} can't be mounted in a container, as it has a colon or a "
+                "comma in it; name another"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_time_to_serve(self) -> JobSpec:

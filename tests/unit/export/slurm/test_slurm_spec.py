@@ -71,6 +71,8 @@ CALL = ("export", "slurm", "--model", "synthetic:tiny-trained", "--engine", "tor
         (("--bench", "--baseline ./a.json --max-regression 5%"), "--bench: './a.json' is not there; expected a run"),
         (("--bench", "--save-baseline a/b"), "--bench: "),
         (("--bench", "--concurrency '3"), "--bench \"--concurrency '3\" can't be split into words"),
+        (("--container-image", "c", "--model-dir", "/m:1"), "--model-dir '/m:1' can't be mounted in a container"),
+        (("--container-image", "c", "--model-dir", "/m,1"), "--model-dir '/m,1' can't be mounted in a container"),
         (("--container-mounts", "/a:/a"), "--container-mounts means nothing without --container-image"),
     ],
 )
