@@ -34,6 +34,8 @@ _STREAM_TOKENS = 60
 _WHOLE_S = 120.0
 _LOOK_S = 0.5
 _AWAY_S = 20
+_TIMES = 3
+_BACK_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,13 @@ def _restart(server: str, seconds: float, served: ServedHosts) -> None:
     one.start()
 
 
+def _restart_again(served: ServedHosts) -> None:
+    """Before a renewal of leases falls between."""
+    for _ in range(_TIMES):
+        _restart("etcd", 30, served)
+        time.sleep(_BACK_S)
+
+
 def _freeze(name: str, seconds: float, served: ServedHosts) -> None:
     pid = served.pid_of(name)
     os.kill(pid, signal.SIGSTOP)
@@ -115,6 +124,7 @@ def _of(shape: str, workers: tuple[str, ...]) -> list[Fault]:
         for seconds in (3, 30):
             act = functools.partial(_restart, server, seconds)
             faults.append(Fault(shape, f"{'NATS' if server == 'nats' else server} away for {seconds} s", act))
+    faults.append(Fault(shape, f"etcd away {_TIMES} times for 30 s, back for {_BACK_S} s each time", _restart_again))
     return faults
 
 

@@ -20,8 +20,7 @@ pytestmark = pytest.mark.proof
 def served(request: pytest.FixtureRequest, hosts: Hosts, servers: Servers) -> Iterator[ServedHosts]:
     shape = SHAPES[request.param]
     directory = hosts.directory / f"shape-{list(SHAPES).index(request.param)}"
-    # Longer than the default: a lease that one fault kept from being renewed has to outlast the next one.
-    with served_hosts(hosts, servers, directory, *shape.arguments, lease_ttl_s=120, **shape.of_hosts) as running:
+    with served_hosts(hosts, servers, directory, *shape.arguments, **shape.of_hosts) as running:
         yield running
 
 
