@@ -8,6 +8,7 @@ revoke what is registered at the address of a host that has none.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from trtx.planes.published_plan import (
 )
 from trtx.planes.registry import RegistryUnknown
 from trtx.topology import Plan
+
+logger = logging.getLogger(__name__)
 
 PROCESS_LEASE_S = 600
 """Of a process of Dynamo's, over hosts. Dynamo 1.4.2 counts a lease from the last answer to its own renewal, which it
@@ -167,7 +170,7 @@ class Presence:
         except UsageError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                self._on_event(Event("lost", f"{error}: it took this one's place while etcd did not have it"))
+                self._emit(f"{error}: it took this one's place while etcd did not have it")
         else:
             self._problem = ""
 
@@ -181,7 +184,13 @@ class Presence:
             if now - since >= LOST_AFTER_S and (count := self._revoke(registered[address])):
                 name = next((host.name for host in self._plan.hosts if host.address == address), "a host")
                 told = f"{name} ({address}) is gone: nothing was heard of its share, and its {count} processes are out"
-                self._on_event(Event("lost", f"{told} of the routing"))
+                self._emit(f"{told} of the routing")
+
+    def _emit(self, message: str) -> None:
+        try:
+            self._on_event(Event("lost", message))
+        except Exception:  # whoever listens: what it does with the news must not end the share
+            logger.exception("an event could not be told: %s", message)
 
     def _revoke(self, leases: set[int]) -> int:
         return sum(self._client.revoke(lease) for lease in leases if lease)

@@ -28,6 +28,7 @@ def served(request: pytest.FixtureRequest, hosts: Hosts, servers: Servers) -> It
     ("served", "fault"),
     [pytest.param(fault.shape, fault, id=f"{fault.shape}: {fault.name}") for fault in FAULTS],
     indirect=["served"],
+    scope="module",  # or pytest takes a test's own, and each fault would have a topology of its own
 )
 def test_no_request_is_lost_where_another_process_can_take_it_and_all_is_whole_again(
     served: ServedHosts, fault: Fault
