@@ -25,6 +25,7 @@ from trtx.launch.processes import members
 from trtx.planes.credentials import EtcdAuth
 from trtx.planes.etcd import Etcd
 from trtx.planes.etcd_registry import EtcdRegistry, namespaces
+from trtx.planes.registry import RegistryUnknown
 from trtx.planes.watched import WatchedRegistry
 
 _NAMESPACE = "trtx-planes"
@@ -191,12 +192,42 @@ def _read(path: Path) -> str:
         return ""
 
 
+def test_one_that_cannot_be_taken_out_is_told_once_for_each_reason_and_tried_on(
+    services: tuple[EtcdService, Service],
+) -> None:
+    class Refused(EtcdRegistry):
+        """As with a user who may read alone."""
+
+        why = "permission denied"
+
+        def remove(self, worker_id: int) -> None:
+            if self.why:
+                raise RegistryUnknown(self.why)
+            super().remove(worker_id)
+
+    with Etcd([services[0].url]) as client:
+        lease, told = client.grant(_TTL_S), list[str]()
+        registry = Refused(Etcd([services[0].url]), "nobodys", lease_ttl_s=_TTL_S)
+        watched = WatchedRegistry(registry, told.append)
+        try:
+            watched.remove(lease)
+            until("it is told", lambda: len(told) == 1)
+            assert told == ["a dead worker is still routed to, and can't be taken out: permission denied"]
+            registry.why = "out of space"
+            until("the other reason too", lambda: len(told) == 2)
+            registry.why = ""
+            until("it is taken out", lambda: client.lease(lease) is None)
+            assert len(told) == 2
+        finally:
+            watched.close()
+
+
 def test_a_worker_that_exits_0_unasked_is_started_again_and_etcd_may_go_and_come(
     services: tuple[EtcdService, Service], tmp_path: Path
 ) -> None:
     hosts = {
         "name": f"deaths-{os.getpid()}",
-        "etcd": [services[0].url],
+        "etcd": [f"http://127.0.0.1:{free_port()}", services[0].url],  # of two members one is down
         "nats": f"nats://127.0.0.1:{services[1].port}",
         "lease_ttl_s": _TTL_S,
         "hosts": [{"name": "here", "address": "127.0.0.1", "roles": {"agg": 2}, "first_port": free_port()}],

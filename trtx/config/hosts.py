@@ -136,9 +136,9 @@ class HostsSpec(_Frozen):
     nats: str
     etcd_auth: Certificates | Password | None = None
     nats_auth: Password | Token | None = None
-    lease_ttl_s: int = Field(default=120, ge=5, le=600)
-    """So long a host that is lost whole stays registered. etcd may be away for what is left of the leases: 30 s once,
-    less where that repeats (docs/hosts-faults.md). What dies alone is taken out at once, whatever stands here."""
+    lease_ttl_s: int = Field(default=60, ge=5, le=600)
+    """So long a host that is lost whole stays registered, and 10 s more. What dies alone is taken out at once, and how
+    long etcd may be away is another matter (docs/hosts-faults.md), whatever stands here."""
     hosts: tuple[HostSpec, ...] = Field(min_length=1, max_length=64)
 
     @field_validator("name")

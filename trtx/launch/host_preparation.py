@@ -24,7 +24,8 @@ from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.preparation import check_configs, check_media, resolve
-from trtx.launch.published import OF_ONE_HOST, Asked, find_published
+from trtx.launch.presence import PROCESS_LEASE_S
+from trtx.launch.published import OF_ONE_HOST, Asked, Published, find_published
 from trtx.planes.fitness import fit_or_refuse, judge_cluster, judge_nats, look_at_etcd
 from trtx.planes.nats import ask_nats
 from trtx.topology import (
@@ -63,6 +64,7 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
         run_dir=run_dir.absolute(),
         scratch_dir=Path(tempfile.gettempdir()),
         engine_version=resolved.engine_version,
+        process_lease_s=PROCESS_LEASE_S,
     )
     asked = Asked(
         resolved.model,
@@ -103,6 +105,7 @@ def plan_again(asked: Asked, *, model_path: Path, this_host: str | None, run_dir
         run_dir=run_dir.absolute(),
         scratch_dir=Path(tempfile.gettempdir()),
         engine_version=installed_version() if asked.engine == "tensorrt-llm" else None,
+        process_lease_s=PROCESS_LEASE_S,
     )
     planned = replace(planned, findings=findings)
     if planned.tls is None:
@@ -140,8 +143,9 @@ def join_share(
     model: str | None,
     nats_files: Credentials | None,
     run_dir: Path,
-) -> tuple[Plan, Plan]:
-    """This machine's share of the topology ``name`` that is planned in ``etcd``, settled, and the plan of all hosts.
+) -> tuple[Plan, Plan, Published]:
+    """This machine's share of the topology ``name`` that is planned in ``etcd``, settled; the plan of all hosts; and
+    what is published of it.
 
     ``this_host``, ``model``: see :func:`host_here` and :meth:`Published.check_here`. ``etcd.credentials`` and
     ``nats_files``: what this host shows both, as no plan names files of secrets. Raises UsageError, EtcdError.
@@ -150,7 +154,7 @@ def join_share(
     model_path = found.check_here(model)
     plan = plan_again(found.asked, model_path=model_path, this_host=this_host, run_dir=run_dir)
     host = host_here(plan.hosts, this_host)
-    return settle_share(plan, host, model_path=model_path, run_dir=run_dir), plan
+    return settle_share(plan, host, model_path=model_path, run_dir=run_dir), plan, found
 
 
 def check_planes(plan: Plan) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ class EtcdService:
     endpoints: tuple[str, ...]
     lease_ttl_s: int  # so long a process that nobody removes stays registered
     credentials: Credentials | None = None
+    host_lease_ttl_s: int | None = None  # so long a lost host, whose processes others remove; None: nobody does
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,9 @@ class Plan:
         fields["processes"] = tuple(_process(entry) for entry in fields["processes"])
         fields["hosts"] = tuple(PlannedHost(**entry) for entry in fields.get("hosts", ()))
         if (etcd := fields.get("etcd")) is not None:
-            fields["etcd"] = EtcdService(tuple(etcd["endpoints"]), etcd["lease_ttl_s"], _credentials(etcd))
+            fields["etcd"] = EtcdService(
+                tuple(etcd["endpoints"]), etcd["lease_ttl_s"], _credentials(etcd), etcd.get("host_lease_ttl_s")
+            )
         if (nats := fields.get("nats")) is not None:
             fields["nats"] = NatsService(nats["url"], _credentials(nats))
         return cls(**fields)
