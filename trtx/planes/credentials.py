@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from trtx.config.files import read_text
+from trtx.config.wording import shown_address
 from trtx.errors import UsageError
 
 _MOST_BYTES = 64 * 1024
@@ -172,13 +173,14 @@ def check_endpoints(endpoints: Sequence[str], *, uses_tls: bool) -> None:
             address = urlsplit(endpoint)
             is_whole = address.scheme in ("http", "https") and bool(address.hostname) and address.port is not None
             # A password in an address would stand in plans and in Dynamo's log.
-            is_whole = is_whole and address.path in ("", "/") and not (address.username or address.query)
+            is_whole = is_whole and address.path in ("", "/") and not (address.query or address.fragment)
+            is_whole = is_whole and "@" not in address.netloc
         except ValueError:
             is_whole = False
         if not is_whole:
-            where = endpoint.rpartition("@")[2]  # what stands before may be a password
             raise UsageError(
-                f"etcd is {where!r}; expected http://HOST:PORT or https://HOST:PORT, and nothing else in it"
+                f"etcd is {shown_address(endpoint)}; expected http://HOST:PORT or https://HOST:PORT, and nothing else "
+                "in it"
             )
         if (address.scheme == "https") != uses_tls:
             has, needs = ("https", "etcd_auth with ca, certificate and key") if not uses_tls else ("http", "https://")
