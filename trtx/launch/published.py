@@ -263,7 +263,7 @@ def _asked(service: EtcdService) -> Iterator[Etcd]:
     except EtcdUnreachable as error:
         raise LaunchError(
             f"{error}; expected an etcd at {', '.join(service.endpoints)}: start it, open its port to this host, or "
-            "correct its address"
+            f"correct its address{'' if service.credentials is None else ' or etcd_auth (--etcd-auth)'}"
         ) from error
 
 
