@@ -136,6 +136,8 @@ def test_secrets_are_in_the_environment_of_the_children_and_nowhere_else(tmp_pat
     """And a launcher that is killed leaves nobody in etcd: its guardian revokes what its workers held."""
     certificates(tmp_path)
     (tmp_path / "password").write_text(f"{_PASSWORD}\n")
+    (tmp_path / "password").chmod(0o640)
+    (tmp_path / "client-key.pem").chmod(0o600)
     flags = ["--cert-file", "server.pem", "--key-file", "server-key.pem", "--trusted-ca-file", "ca.pem"]
     flags = [str(tmp_path / flag) if flag.endswith(".pem") else flag for flag in flags]
     auth = EtcdAuth(tmp_path / "ca.pem", tmp_path / "client.pem", tmp_path / "client-key.pem")
@@ -158,6 +160,8 @@ def test_secrets_are_in_the_environment_of_the_children_and_nowhere_else(tmp_pat
         arguments = ("--hosts", str(tmp_path / "hosts.yaml"), "--port", str(free_port()), *PACED)
         with trtx_serve(*arguments) as serve:
             plan = serve.wait_ready()
+            (warned,) = re.findall(r"warning: other users can read or change (.*)", serve.text())
+            assert "client-key" not in warned and warned.endswith(f"chmod 600 {tmp_path / 'password'}")
             registry = EtcdRegistry(client, plan.namespace, lease_ttl_s=_TTL_S)
             assert len(registry.worker_ids()) == 2
             # Of what the key and the password are, no part may stand anywhere.

@@ -65,8 +65,8 @@ def warn_of_planes(plan: Plan) -> None:
     for warning in (*check_planes(plan), *plan.warnings):
         console.print(f"trtx: warning: {warning}")
     console.print(
-        "trtx: warning: what the hosts say to each other is neither encrypted nor authenticated; "
-        "keep them on a network of their own"
+        "trtx: warning: requests, answers, metrics and KV between the hosts are neither encrypted nor authenticated, "
+        "and events are not encrypted; keep the hosts on a network of their own"
     )
 
 

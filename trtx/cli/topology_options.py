@@ -249,12 +249,15 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
         return TopologySpec.model_validate({"mode": mode, "engine_configs": engine_configs, **given})
     except ValidationError as error:
         first = error.errors()[0]
-        field = str(first["loc"][-1] if first["loc"][0] == "media" else first["loc"][0])
-        if field == "media":  # two of its fields are at odds: the sentence says which one to change
+        field = str(first["loc"][-1] if first["loc"][:1] == ("media",) else first["loc"][0]) if first["loc"] else ""
+        if field in ("", "media"):  # two fields are at odds: the sentence says which one to change
             field = first["msg"].removeprefix("Value error, ").partition(" ")[0]
         option = f"--{_OPTIONS.get(field, field).replace('_', '-')}"
         if first["type"] == "value_error":  # a sentence that begins with the field
-            raise UsageError(first["msg"].removeprefix("Value error, ").replace(field, option, 1)) from error
+            told = first["msg"].removeprefix("Value error, ").replace(field, option, 1)
+            for other in (name for name in TopologySpec.model_fields if "_" in name):  # others are words too
+                told = told.replace(f" {other};", f" --{other.replace('_', '-')};")
+            raise UsageError(told) from error
         expected = first["msg"].removeprefix("Input should be ")
         raise UsageError(f"{option} {quoted(first.get('input'))}: expected {expected}; see --help") from error
 

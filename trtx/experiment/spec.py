@@ -17,7 +17,7 @@ from trtx.config import Mode, TopologySpec
 from trtx.config.hosts import Certificates, Password, parse_auth
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Name
-from trtx.config.wording import a_kind, quoted, shown
+from trtx.config.wording import a_kind, quoted, shown, shown_address
 from trtx.errors import UsageError
 from trtx.experiment.axes import Axes, NamedTopology, expand
 from trtx.experiment.gate_spec import GateSpec
@@ -60,7 +60,7 @@ class Attach(BaseModel):
         """What etcd wants of who asks it. Raises UsageError for what is no authentication of etcd."""
         if self.etcd_auth is None:
             return None
-        match parse_auth("etcd_auth", self.etcd_auth, Path.cwd()):
+        match parse_auth("etcd_auth (--etcd-auth)", self.etcd_auth, Path.cwd()):
             case Certificates(ca=ca, certificate=certificate, key=key):
                 return EtcdAuth(ca=ca, certificate=certificate, key=key)
             case Password(username=username, password_file=file):
@@ -73,7 +73,7 @@ class Attach(BaseModel):
         if "@" in value.rpartition("//")[2].partition("/")[0]:  # not shown: it is a password
             raise ValueError("url holds a user name or password, which would stand in every report; leave it out")
         if not _is_address(value):
-            raise ValueError(f"url {quoted(value)} is no address; expected such as http://127.0.0.1:8000")
+            raise ValueError(f"url {shown_address(value)} is no address; expected such as http://127.0.0.1:8000")
         if "?" in value or "#" in value:
             address = value.partition("#")[0].partition("?")[0]
             raise ValueError(f"url {quoted(address)} goes on with a query, which no request would carry; leave it out")

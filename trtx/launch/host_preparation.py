@@ -28,6 +28,7 @@ from trtx.launch.presence import PROCESS_LEASE_S
 from trtx.launch.published import OF_ONE_HOST, Asked, Published, find_published
 from trtx.planes.fitness import fit_or_refuse, judge_cluster, judge_nats, look_at_etcd
 from trtx.planes.nats import ask_nats
+from trtx.planes.secret_files import judge_secrets, look_at_secrets
 from trtx.topology import (
     Credentials,
     EtcdService,
@@ -158,11 +159,13 @@ def join_share(
 
 
 def check_planes(plan: Plan) -> tuple[str, ...]:
-    """What is worth knowing of the etcd and the NATS of ``plan`` before anything starts, a sentence each. Raises
-    LaunchError where one does not answer or is unfit, UsageError where a file of its credentials can't be read."""
+    """What is worth knowing of the etcd and the NATS of ``plan`` before anything starts, and of the files of their
+    credentials, a sentence each. Raises LaunchError where one does not answer or is unfit, UsageError where a file of
+    its credentials can't be read."""
     assert plan.etcd is not None and plan.nats is not None
     endpoints = [look_at_etcd(url, etcd_auth(plan.etcd)) for url in plan.etcd.endpoints]
-    found = [one for _, amiss in judge_cluster(endpoints) for one in amiss]
+    found = list(judge_secrets(look_at_secrets(etcd_auth(plan.etcd), nats_auth(plan.nats))))
+    found += [one for _, amiss in judge_cluster(endpoints) for one in amiss]
     lengths = [values.get("max_seq_len") for values in plan.engine_configs.values()]
     blocks = [(values.get("kv_cache_config") or {}).get("tokens_per_block") for values in plan.engine_configs.values()]
     longest = (

@@ -5,16 +5,15 @@ Its directory has the same name again. What it left registered, ``discovery.remo
 
 from __future__ import annotations
 
-import shutil
-
 from trtx.errors import UsageError
 from trtx.launch.processes import members
+from trtx.launch.scratch import remove_own
 from trtx.topology import Plan
 
 
 def clear_leftovers(plan: Plan) -> None:
     """The directory of a share of this name. Does nothing on one machine, where each start has a name of its own.
-    Raises UsageError where a process of the share lives."""
+    Raises UsageError where a process of the share lives, or what is there is another user's."""
     if not plan.this_host:
         return
     if alive := members(plan.marker, ()):
@@ -22,4 +21,8 @@ def clear_leftovers(plan: Plan) -> None:
             f"a share of {plan.namespace} runs on {plan.this_host} already (pid {', '.join(map(str, sorted(alive)))}); "
             "end it first"
         )
-    shutil.rmtree(plan.scratch_dir, ignore_errors=True)
+    if (problem := remove_own(plan.scratch_dir)) is not None:
+        raise UsageError(
+            f"{plan.scratch_dir}, where this share keeps its files, {problem}, so it is not touched; have it removed, "
+            "or set TMPDIR to a directory of this user's own"
+        )

@@ -243,7 +243,7 @@ def told_where(service: EtcdService) -> Iterator[None]:
     except EtcdUnreachable as error:
         raise LaunchError(
             f"{error}; expected an etcd at {', '.join(service.endpoints)}: start it, open its port to this host, or "
-            "correct its address"
+            f"correct its address{'' if service.credentials is None else ' or etcd_auth (--etcd-auth)'}"
         ) from error
 
 

@@ -167,3 +167,19 @@ def test_a_host_that_is_not_this_machine_serves_nothing_here(
     assert app.run([*command, "--this-host", "node2"]) == 2
     assert "--this-host node2 has address 10.77.0.2, and this machine has not" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        (("bench",), "trtx bench --url http://ADDRESS:PORT --etcd URL"),
+        (("eval", "--tasks", "trtx"), "trtx eval --url http://ADDRESS:PORT from"),
+        (("eval", "fidelity"), "trtx eval fidelity --url http://ADDRESS:PORT from"),
+    ],
+)
+def test_what_measures_says_how_a_topology_over_hosts_is_measured(
+    verb: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run([*verb, "--hosts", written(tmp_path, *ROLES)]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "trtx serve join" in said and said.count("\n") == 1

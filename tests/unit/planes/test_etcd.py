@@ -151,7 +151,7 @@ def test_what_is_no_etcd_is_said_to_be_none(tmp_path: Path) -> None:
     [
         ([], False, "no etcd is named"),
         (["127.0.0.1:2379"], False, "expected http://HOST:PORT"),
-        (["http://me:secret-word@h:2379"], False, "etcd is 'h:2379'"),
+        (["http://me:secret-word@h:2379"], False, "etcd is 'http://h:2379' and more"),
         (["http://h:2379/v3"], False, "nothing else in it"),
         (["http://h"], False, "expected http://HOST:PORT"),
         (["https://h:2379"], False, "etcd_auth with ca, certificate and key"),

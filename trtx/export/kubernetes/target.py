@@ -32,7 +32,9 @@ _DEVICES = re.compile(r"[A-Za-z0-9_.-]+(:[0-9]+)?(,[A-Za-z0-9_.-]+(:[0-9]+)?)*")
 def _taken(holds: Callable[[str], bool], expected: str) -> AfterValidator:
     def check(value: str, info: ValidationInfo) -> str:
         if not holds(value):
-            raise ValueError(f"{info.field_name} {quoted(value)} is not taken; expected {expected}")
+            # Where the name of a secret is asked for, somebody gives the secret.
+            given = "as it is given" if str(info.field_name).endswith("_secret") else quoted(value)
+            raise ValueError(f"{info.field_name} {given} is not taken; expected {expected}")
         return value
 
     return AfterValidator(check)
