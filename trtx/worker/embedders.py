@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 ENCODE_SECONDS = 30.0
 """How long one encode worker may take with one picture, waiting for others included, before another is asked."""
+DISTRUST_SECONDS = 15.0
+"""How long one that did not answer is asked last: by then discovery has dropped what is dead or stopped."""
 
 
 class NoEncoder(Exception):
@@ -150,7 +153,9 @@ class StartedEmbedder:
     def __init__(self, begin: Callable[[], Awaitable[LocalEmbedder]]) -> None:
         self._begin = begin
         self._beginning = asyncio.Lock()
+        self._again = asyncio.Lock()
         self._begun: LocalEmbedder | None = None
+        self._is_closed = False
 
     async def start(self) -> LocalEmbedder:
         """Idempotent. Raises as :meth:`LocalEmbedder.begin` does."""
@@ -163,9 +168,32 @@ class StartedEmbedder:
             return self._begun
 
     async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
-        return await (await self.start()).embed(blob, key)
+        """What was with an encoder that died is encoded once more, by the next one and one at a time: a picture that
+        ends encoders takes others with it once, and never again. Raises NoEncoder where that one died too."""
+        begun = await self.start()
+        try:
+            return await begun.embed(blob, key)
+        except Exception as error:
+            if not self._died(begun, error):
+                raise
+        async with self._again:
+            begun = await self.start()
+            try:
+                return await begun.embed(blob, key)
+            except Exception as error:
+                if not self._died(begun, error):
+                    raise
+                raise NoEncoder(
+                    "two vision encoders ended while they had the picture; try again, or another"
+                ) from error
+
+    def _died(self, begun: LocalEmbedder, error: Exception) -> bool:
+        """Whether ``error`` tells of the encoder's end, or of that of the pool beside it, and not of the picture."""
+        is_the_pictures_own = isinstance(error, MediaError) and error.status != NoEncoder.status
+        return not (is_the_pictures_own or begun.is_alive or self._is_closed)
 
     async def close(self) -> None:
+        self._is_closed = True
         async with self._beginning:
             await self._end()
 
@@ -189,6 +217,7 @@ class EncodeWorkers(Protocol):
 
 class RemoteEmbedder:
     """Asks the encode worker that :func:`preferred` says, the next one where it does not answer, then ``fallback``.
+    One that did not answer is asked last for :data:`DISTRUST_SECONDS`, and not at all where there is a fallback.
 
     The picture travels in a file of the topology's own directory, and so does its embedding back: nothing of either
     passes the event loop.
@@ -202,33 +231,50 @@ class RemoteEmbedder:
         fallback: Embedder | None,
         seconds: float = ENCODE_SECONDS,
         share_bytes: Callable[[Any], SharedTensor] = share,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workers, self._metrics, self._fallback = workers, metrics, fallback
         self._seconds = seconds
         self._share = share_bytes
+        self._clock = clock
         self._reader = EmbeddingReader()
+        self._distrusted: dict[int, float] = {}  # until when, by id
 
     async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
         picture = await asyncio.to_thread(self._share, np.frombuffer(blob.data, np.uint8))
         try:
             asked: set[int] = set()
-            while found := [one for one in self._workers.ids() if one not in asked]:
+            while found := self._worth_asking(asked):
                 self._metrics.retries += bool(asked)
                 worker = preferred(found, key)
                 asked.add(worker)
                 try:
                     with self._metrics.timed("remote"):
-                        return await self._ask(worker, question(picture, key, blob.kind))
+                        made = await self._ask(worker, question(picture, key, blob.kind))
                 except MediaError as error:
+                    self._distrusted.pop(worker, None)
                     raise error.about(blob.label) from error
                 except Exception as error:
+                    self._distrusted[worker] = self._clock() + DISTRUST_SECONDS
                     logger.warning("encode worker %x did not encode picture %s: %r", worker, key.hex(), error)
+                else:
+                    self._distrusted.pop(worker, None)
+                    return made
         finally:
             remove_shared(picture)
         if self._fallback is None:
             raise NoEncoder("no encode worker answered; try again once one is back")
         self._metrics.fallbacks += 1
         return await self._fallback.embed(blob, key)
+
+    def _worth_asking(self, asked: Collection[int]) -> Sequence[int]:
+        """Who may be asked next; those of whom nothing is known against them first."""
+        ids = self._workers.ids()
+        now = self._clock()
+        self._distrusted = {one: until for one, until in self._distrusted.items() if until > now and one in ids}
+        left = [one for one in ids if one not in asked]
+        trusted = [one for one in left if one not in self._distrusted]
+        return trusted if trusted or self._fallback is not None else left
 
     async def _ask(self, worker: int, asked: Mapping[str, Any]) -> TowerOutput:
         async with asyncio.timeout(self._seconds):

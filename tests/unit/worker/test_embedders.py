@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,10 +21,12 @@ from trtx.engine.api import Engine, EngineFacts, SharedTensor, TowerOutput, read
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool
 from trtx.torch_engine.embeddings import EmbeddingExports, EmbeddingMismatch
 from trtx.worker.embedders import (
+    DISTRUST_SECONDS,
     Embedder,
     LocalEmbedder,
     NoEncoder,
     RemoteEmbedder,
+    StartedEmbedder,
     is_refusal,
     preferred,
     question,
@@ -87,11 +90,18 @@ def encode_worker(tower: Tower, exports: EmbeddingExports | None = None) -> Pict
     return PictureEncoder(tower, EmbeddingCache(1 << 20, discard), 1 << 10, exports or EmbeddingExports())
 
 
-def remote(workers: Workers, directory: Path, *, fallback: Embedder | None = None, seconds: float = 60) -> Any:
+def remote(
+    workers: Workers,
+    directory: Path,
+    *,
+    fallback: Embedder | None = None,
+    seconds: float = 60,
+    clock: Callable[[], float] = time.monotonic,
+) -> Any:
     def shared(value: Any) -> SharedTensor:
         return share(value, directory)
 
-    return RemoteEmbedder(workers, MediaMetrics(), fallback=fallback, seconds=seconds, share_bytes=shared)
+    return RemoteEmbedder(workers, MediaMetrics(), fallback=fallback, seconds=seconds, share_bytes=shared, clock=clock)
 
 
 PICTURE = Blob(bytes(range(8)), "a picture")
@@ -226,6 +236,105 @@ def test_whoever_does_not_answer_is_passed_over(broken: Callable[[], Awaitable[A
         assert embedder._metrics.retries == 1
 
     asyncio.run(scenario())
+
+
+def test_whoever_did_not_answer_is_asked_last_for_a_while(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        now = 100.0
+        workers = Workers(broken=_gone, whole=encode_worker(Tower(tmp_path)))
+        embedder = remote(workers, tmp_path, clock=lambda: now)
+        for _ in range(3):
+            rows_of(await embedder.embed(PICTURE, KEY))
+        assert workers.asked == ["broken", "whole", "whole", "whole"]
+        assert embedder._metrics.retries == 1
+        now += DISTRUST_SECONDS + 1
+        rows_of(await embedder.embed(PICTURE, KEY))
+        assert workers.asked[4:] == ["broken", "whole"]
+
+    asyncio.run(scenario())
+
+
+def test_the_only_one_is_asked_again_unless_this_worker_can_encode(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        alone, beside = Workers(one=_gone), Workers(one=_gone)
+        embedder = remote(alone, tmp_path)
+        for _ in range(2):
+            with pytest.raises(NoEncoder):
+                await embedder.embed(PICTURE, KEY)
+        assert alone.asked == ["one", "one"]
+        embedder = remote(beside, tmp_path, fallback=Tower(tmp_path))
+        for _ in range(2):
+            rows_of(await embedder.embed(PICTURE, KEY))
+        assert beside.asked == ["one"]
+        assert embedder._metrics.fallbacks == 2
+
+    asyncio.run(scenario())
+
+
+class Mortal(LocalEmbedder):
+    """With an encoder that dies of a picture of ``deadly`` bytes, and takes with it what is there at that time."""
+
+    def __init__(self, tower: Tower, deadly: bytes) -> None:
+        self._tower, self._deadly = tower, deadly
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.open = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._end.done()
+
+    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+        self.open += 1
+        made = asyncio.ensure_future(self._tower.embed(blob, key))
+        if blob.data == self._deadly:
+            await self._tower.may_go_on.wait()
+            self._end.set_result(None)
+        await asyncio.wait((made, self._end), return_when=asyncio.FIRST_COMPLETED)
+        if self._end.done():
+            made.cancel()
+            raise RuntimeError("encoder process died")
+        return made.result()
+
+    async def close(self) -> None: ...
+
+
+async def test_what_was_with_an_encoder_that_died_goes_to_the_next_one_and_what_ended_it_alone_is_told(
+    tmp_path: Path,
+) -> None:
+    tower = Tower(tmp_path)
+    begun: list[Mortal] = []
+
+    async def begin() -> LocalEmbedder:
+        begun.append(Mortal(tower, b"deadly.."))
+        return begun[-1]
+
+    embedder = StartedEmbedder(begin)
+    tower.may_go_on.clear()
+    pictures = [Blob(data, "a picture") for data in (b"one.....", b"deadly..", b"another.", b"bad.")]
+    asking = [asyncio.create_task(embedder.embed(blob, KEY)) for blob in pictures]
+    async with asyncio.timeout(30):
+        while not begun or begun[0].open < len(pictures):
+            await asyncio.sleep(0.001)
+    tower.may_go_on.set()
+    told = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(one) for one in told] == [TowerOutput, NoEncoder, TowerOutput, MediaError]
+    assert "two vision encoders ended while they had the picture; try again" in str(told[1])
+    assert rows_of(await embedder.embed(PICTURE, KEY)), "a third one is there for whoever comes"
+    assert len(begun) == 3
+
+
+async def test_a_picture_that_is_refused_starts_no_other_encoder(tmp_path: Path) -> None:
+    begun: list[Mortal] = []
+
+    async def begin() -> LocalEmbedder:
+        begun.append(Mortal(Tower(tmp_path), b""))
+        return begun[-1]
+
+    embedder = StartedEmbedder(begin)
+    with pytest.raises(MediaError, match="a file is broken"):
+        await embedder.embed(Blob(b"bad.", "a file"), KEY)
+    await embedder.close()
+    assert len(begun) == 1
 
 
 def test_with_no_encode_worker_left_this_worker_encodes_or_says_so(tmp_path: Path) -> None:
