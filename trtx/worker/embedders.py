@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -45,8 +46,9 @@ class NoEncoder(Exception):
 
 
 class Embedder(Protocol):
-    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
-        """Raises MediaError about ``blob.label``, NoEncoder, or what an encoder failed with."""
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
+        """Raises MediaError about ``blob.label``, 413 for more than ``most_rows`` before anything is encoded;
+        NoEncoder, or what an encoder failed with."""
         ...
 
     async def close(self) -> None: ...
@@ -84,12 +86,13 @@ class LocalEmbedder:
         """False once its encoder died."""
         return self._encoder.is_alive()
 
-    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         if blob.kind == "embedding":
             return await self._given(blob)
         with self._metrics.timed("prepare"):
             prepared = await self._pool.prepare(blob)
         try:
+            _check_rows(self._config, prepared.grid, most_rows, blob.label)
             with self._metrics.timed("encode"):
                 made = await self._encoder.encode_pixels(prepared.pixels, prepared.grid)
             return replace(made, clip=prepared.clip)
@@ -120,6 +123,15 @@ def video_rule(config: VisionConfig) -> VideoRule | None:
     if config.video_token_id is None:
         return None
     return "all" if config.tokens_per_second is None else "each"
+
+
+def _check_rows(config: VisionConfig, patches: tuple[int, int, int] | None, most: int, label: str) -> None:
+    """Raises MediaError 413 for pixels of which more rows would be made."""
+    rows = 0 if patches is None else math.prod(patches) // config.spatial_merge**2
+    if rows > most:
+        raise MediaError(
+            413, f"{label} makes {rows} tokens of the prompt, and the context holds {most}; send a smaller one"
+        )
 
 
 def _checked_grid(
@@ -167,19 +179,19 @@ class StartedEmbedder:
                 self._begun = await self._begin()
             return self._begun
 
-    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         """What was with an encoder that died is encoded once more, by the next one and one at a time: a picture that
         ends encoders takes others with it once, and never again. Raises NoEncoder where that one died too."""
         begun = await self.start()
         try:
-            return await begun.embed(blob, key)
+            return await begun.embed(blob, key, most_rows)
         except Exception as error:
             if not self._died(begun, error):
                 raise
         async with self._again:
             begun = await self.start()
             try:
-                return await begun.embed(blob, key)
+                return await begun.embed(blob, key, most_rows)
             except Exception as error:
                 if not self._died(begun, error):
                     raise
@@ -240,7 +252,7 @@ class RemoteEmbedder:
         self._reader = EmbeddingReader()
         self._distrusted: dict[int, float] = {}  # until when, by id
 
-    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         picture = await asyncio.to_thread(self._share, np.frombuffer(blob.data, np.uint8))
         try:
             asked: set[int] = set()
@@ -250,7 +262,7 @@ class RemoteEmbedder:
                 asked.add(worker)
                 try:
                     with self._metrics.timed("remote"):
-                        made = await self._ask(worker, question(picture, key, blob.kind))
+                        made = await self._ask(worker, question(picture, key, blob.kind, most_rows))
                 except MediaError as error:
                     self._distrusted.pop(worker, None)
                     raise error.about(blob.label) from error
@@ -265,7 +277,7 @@ class RemoteEmbedder:
         if self._fallback is None:
             raise NoEncoder("no encode worker answered; try again once one is back")
         self._metrics.fallbacks += 1
-        return await self._fallback.embed(blob, key)
+        return await self._fallback.embed(blob, key, most_rows)
 
     def _worth_asking(self, asked: Collection[int]) -> Sequence[int]:
         """Who may be asked next; those of whom nothing is known against them first."""
@@ -296,20 +308,26 @@ def preferred(workers: Iterable[int], key: bytes) -> int:
 # --- what the two ends say to each other, as JSON ---
 
 
-def question(picture: SharedTensor, key: bytes, kind: Kind) -> dict[str, Any]:
+def question(picture: SharedTensor, key: bytes, kind: Kind, most_rows: int) -> dict[str, Any]:
     """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one."""
-    return {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind}
+    return {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind, "most_rows": most_rows}
 
 
-def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind]:
+def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind, int]:
     """Raises ValueError for what is no question."""
     if not isinstance(asked, Mapping):
-        raise ValueError("expected picture, key and kind")
+        raise ValueError("expected picture, key, kind and most_rows")
     try:
         kind: Kind = msgspec.convert(asked.get("kind"), Kind)
-        return msgspec.convert(asked.get("picture"), SharedTensor), bytes.fromhex(str(asked.get("key"))), kind
+        most_rows = msgspec.convert(asked.get("most_rows"), int)
+        return (
+            msgspec.convert(asked.get("picture"), SharedTensor),
+            bytes.fromhex(str(asked.get("key"))),
+            kind,
+            most_rows,
+        )
     except (msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"expected picture, key and kind: {error}") from error
+        raise ValueError(f"expected picture, key, kind and most_rows: {error}") from error
 
 
 def refusal(error: MediaError) -> dict[str, Any]:
