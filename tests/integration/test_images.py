@@ -231,6 +231,19 @@ def test_what_is_no_picture_is_refused_with_its_status_and_one_sentence(
     assert disagg.ask(QUESTIONS["red"][0]) == agg.ask(QUESTIONS["red"][0]), "nobody else is harmed"
 
 
+def test_sound_beside_text_alone_is_refused_although_the_frontend_drops_it(agg: Served, disagg: Served) -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    for served in (agg, disagg):
+        for parts in ([text("what is it"), sound], [sound]):
+            code, said = served.refused(*parts)
+            assert (code, said.partition(":")[0]) == (
+                400,
+                "the request brings input_audio, expected text, or images where the model takes them",
+            )
+        code, said = served.refused(sound, RED)
+        assert (code, "brings input_audio, expected images alone" in said) == (400, True), said
+
+
 def test_an_encode_worker_counts_what_it_refuses_as_invalid(disagg: Served) -> None:
     def outcomes() -> tuple[float, float]:
         invalid, stop = (disagg.metric("encode-0", "trtx_requests", outcome=one) for one in ("invalid", "stop"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -36,6 +37,7 @@ from trtx.worker.request import parse as parse_request
 from trtx.worker.roles import Submission
 from trtx.worker.sight import Looking, Sight
 from trtx.worker.sockets import set_nodelay_everywhere
+from trtx.worker.unheard import mark_of, refuse_unheard
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class RequestHandler:
         self._metrics = metrics
         self._open = open_requests
         self._leaving = leaving
+        self._mark = mark_of(os.environ.get("DYN_NAMESPACE", ""))
 
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
         set_nodelay_everywhere()
@@ -215,6 +218,7 @@ class RequestHandler:
                 await asyncio.wait((encoding,))
 
     def _parse(self, wire: Mapping[str, Any], context: Context) -> WorkerRequest:
+        refuse_unheard(wire.get("token_ids") or (), self._loaded.tokenizer, self._mark)
         context_length, headers = self._loaded.engine.facts.context_length, context.trace_headers()
         sees = self._sight is not None
         return parse_request(wire, context_length=context_length, trace_headers=headers, sees=sees)
