@@ -24,8 +24,8 @@ TALKS: dict[str, list[dict[str, Any]]] = {
 }
 TEMPLATES = {
     "as transformers writes one": "{% for message in messages %}{{ message['role'] + '\n' }}{% endfor %}\n",
-    "a block alone in its first line": "{% for one in messages %}\n  {% if true %}\n{{ one['role'] }}\n  {% endif %}\n{% endfor %}",
-    "stripped before": "{%- if true %}\n{{- 'bos' }}\n{%- set messages = messages[1:] %}\n{%- endif %}{{ messages }}\n\n",
+    "a block a line": "{% for one in messages %}\n  {% if 1 %}\n{{ one.role }}\n  {% endif %}\n{% endfor %}",
+    "stripped": "{%- if 1 %}\n{{- 'bos' }}\n{%- set messages = messages[1:] %}\n{%- endif %}{{ messages }}\n\n",
     "a comment": "{# which\n #}\n{{- '<s>' -}}\n{% macro a(b) %}{{ b }}{% endmacro %}{{ a(messages[0]['role']) }}",
     "plain text": "System: be good\n{% if add_generation_prompt %}\nA:{% endif %}\n",
 }  # fmt: skip
