@@ -21,8 +21,8 @@ from trtx.checkpoint.dense import (
 )
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
-from trtx.torch_engine.runner.formats import Part, format_of, shared_input_scale
-from trtx.torch_engine.runner.linear import Linear, PlainLinear
+from trtx.torch_engine.runner.formats import Part, Prepare, format_of, shared_input_scale
+from trtx.torch_engine.runner.linear import LIBRARY_PRODUCT, Linear, PlainLinear, Product
 from trtx.torch_engine.runner.tensor_source import tensors_of
 
 log = logging.getLogger(__name__)
@@ -66,15 +66,17 @@ def named_tensors(model_dir: Path, *, device: torch.device, dtype: torch.dtype) 
 
 
 def load_weights(
-    model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool
-) -> DecoderWeights:
-    """Every parameter on ``device``: FP8 weights as they are with ``scaled_products``, all others in ``dtype``.
+    model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool,
+    product: Product = LIBRARY_PRODUCT,
+) -> DecoderWeights:  # fmt: skip
+    """Every parameter on ``device``: FP8 weights as they are with ``scaled_products``, all others in ``dtype``, to be
+    multiplied by ``product``.
 
     A quantized weight is dequantized on its own, so no more than one is there twice. Raises UsageError for a missing,
     misshapen or unreadable tensor.
     """
     tensors = dict(tensors_of(model_dir, config, checkpoint_tensors(config), device=device, dtype=dtype))
-    loader = _Loader(config, tensors, dtype, scaled_products)
+    loader = _Loader(config, tensors, dtype, scaled_products, product)
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.layer(index))
@@ -82,6 +84,7 @@ def load_weights(
             torch.cuda.empty_cache()  # parts are too small for the next layer's merged weights: they would pile up
     embedding = tensors.pop(EMBEDDING)
     head = embedding if config.tied_head else tensors.pop(HEAD)
+    product.admit(head)
     if device.type == "cuda" and loader.num_dequantized:
         log.warning(
             "%s weights are dequantized to %s on this GPU: as exact as they were, but no smaller and no faster",
@@ -94,11 +97,14 @@ def load_weights(
 class _Loader:
     """Takes tensors out of ``tensors`` as it merges them, so that they are freed one layer after the other."""
 
-    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype, scaled: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype, scaled: bool, product: Product
+    ) -> None:
         self._config = config
         self._tensors = tensors
         self._dtype = dtype
         self._scaled = scaled
+        self._product = product
         self.num_dequantized = 0
 
     def layer(self, index: int) -> LayerWeights:
@@ -127,7 +133,7 @@ class _Loader:
         names, take = [module.name for module in product.modules], self._tensors.pop
         bias = _merged([take(f"{name}.bias") for name in names]) if product.has_bias else None
         if product.loading is None or self._config.quantization is None:
-            return PlainLinear(_merged([take(f"{name}.weight") for name in names]), bias)
+            return self._plain(_merged([take(f"{name}.weight") for name in names]), bias)
         parts: list[Part] = [
             {
                 suffix: take(f"{module.name}.{suffix}")
@@ -152,7 +158,11 @@ class _Loader:
             prepare = form.prepare(parts)
         except ValueError as error:
             raise UsageError(f"{', '.join(names)}: {error}; export the checkpoint with ModelOpt again") from error
-        return PlainLinear(_merged([form.dequantize(part).to(self._dtype) for part in parts]), bias, prepare)
+        return self._plain(_merged([form.dequantize(part).to(self._dtype) for part in parts]), bias, prepare)
+
+    def _plain(self, weight: Tensor, bias: Tensor | None, prepare: Prepare | None = None) -> PlainLinear:
+        self._product.admit(weight, bias)
+        return PlainLinear(weight, bias, prepare, self._product)
 
 
 def _merged(parts: list[Tensor]) -> Tensor:
