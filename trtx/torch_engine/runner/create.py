@@ -16,10 +16,10 @@ from trtx.torch_engine.runner.args import RunnerArgs, capability_of
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
-from trtx.torch_engine.runner.invariant_product import InvariantProduct, cpu_product
+from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
 from trtx.torch_engine.runner.kernels import Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
-from trtx.torch_engine.runner.linear import LIBRARY_PRODUCT
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.runner import TorchRunner
@@ -59,8 +59,10 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     scaled = has_scaled_products(capability, computed)
-    product = _invariant_product(device) if args.deterministic else LIBRARY_PRODUCT
-    weights = load_weights(args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, product=product)
+    multiplier = _invariant_multiplier(device) if args.deterministic else LIBRARY_MULTIPLIER
+    weights = load_weights(
+        args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier
+    )
     geometry = KvGeometry(
         config.num_layers, config.num_kv_heads, config.head_dim, args.tokens_per_block, cached,
         _digest(weights.kv_scales) if cached == FP8_DTYPE else "",
@@ -81,7 +83,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
     levels = config.vision.deepstack_levels if config.vision is not None else 0
     kernels = _kernels(config, cache, rotary, deterministic=args.deterministic)
-    decoder = Decoder(weights, kernels, product=product, mrope=mrope, deepstack_levels=levels)
+    decoder = Decoder(weights, kernels, multiplier=multiplier, mrope=mrope, deepstack_levels=levels)
     sampler = Sampler(args.max_batch_size, config.vocab_size, device)
     graphs = None
     if device.type == "cuda":
@@ -109,12 +111,12 @@ def _arithmetic(device: torch.device, dtype: str) -> str:
     return f"{dtype} on {on}, torch {torch.__version__}"
 
 
-def _invariant_product(device: torch.device) -> InvariantProduct:
+def _invariant_multiplier(device: torch.device) -> InvariantMultiplier:
     if device.type == "cpu":
-        return cpu_product()
-    from trtx.torch_engine.runner.triton_product import triton_product
+        return cpu_multiplier()
+    from trtx.torch_engine.runner.triton_multiplier import triton_multiplier
 
-    return triton_product()
+    return triton_multiplier()
 
 
 def _kernels(config: ModelConfig, cache: KvCache, rotary: torch.Tensor, *, deterministic: bool) -> Kernels:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.torch_engine.runner.kernels import Kernels, PassInputs
-from trtx.torch_engine.runner.linear import LIBRARY_PRODUCT, Product
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, Multiplier
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.weights import DecoderWeights
 
@@ -22,14 +22,15 @@ class Decoder:
         weights: DecoderWeights,
         kernels: Kernels,
         *,
-        product: Product = LIBRARY_PRODUCT,
+        multiplier: Multiplier = LIBRARY_MULTIPLIER,
         mrope: Mrope | None = None,
         deepstack_levels: int = 0,
     ) -> None:
-        """``product``: of the head. ``deepstack_levels``: how many vectors more a row of media has, for the first layers to add to their sums."""
+        """``multiplier``: of the head. ``deepstack_levels``: how many vectors more a row of media has, for the first
+        layers to add to their sums."""
         self._weights = weights
         self._kernels = kernels
-        self._product = product
+        self._multiplier = multiplier
         self.mrope = mrope
         self._deepstack_levels = deepstack_levels
 
@@ -67,4 +68,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """``[n, hidden]`` to ``[n, vocab]``, in the model's dtype."""
-        return self._product(hidden, self._weights.head, out=out)
+        return self._multiplier(hidden, self._weights.head, out=out)

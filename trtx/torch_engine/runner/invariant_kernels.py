@@ -1,4 +1,4 @@
-"""The CPU's kernels in which a row's bits depend on its own sequence alone; :mod:`invariant_product` has the products.
+"""The CPU's kernels in which a row's bits depend on its own sequence alone. Products: :mod:`invariant_multiplier`.
 
 Two things make torch's operations depend on what else is in a call: a matrix product's kernel is chosen by shape, and
 the elements that fill no whole vector, at the end of a thread's part, go through another exponential than the rest.
@@ -127,14 +127,15 @@ def _tiles(inputs: PassInputs) -> tuple[Tensor, Tensor]:
 
 def _batched(left: Tensor, right: Tensor) -> Tensor:
     """``[a, b, n, k] @ [a, b, k, m]``, each a product of its own."""
-    return torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, left.shape[:2])
+    product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
+    return product.view(*left.shape[:2], *product.shape[1:])
 
 
 def _by_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """``function`` of each element, through the same code whatever x's shape and wherever in x it is."""
     flat = x.reshape(-1)
     flat = F.pad(flat, (0, -flat.numel() % _VECTOR))
-    done = torch.cat([function(part) for part in flat.split(_ONE_THREAD)])
+    done = torch.cat([function(part) for part in torch.split(flat, _ONE_THREAD)])
     return done[: x.numel()].view(x.shape)
 
 

@@ -12,18 +12,18 @@ from torch import Tensor
 from trtx.torch_engine.runner.formats import Prepare
 
 
-class Product(Protocol):
-    """``x @ weight.T + bias`` of tensors in one dtype: how it is computed, and so in what order it is summed."""
+class Multiplier(Protocol):
+    """``x @ weight.T + bias`` of tensors in one dtype: how that is computed, and so in what order it is summed."""
 
     def admit(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Told once of each weight that will be multiplied, ``[rows, columns]``. Raises UsageError where it can't be."""
+        """Told once of each weight ``[rows, columns]`` that it gets. Raises UsageError for one that it can't take."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """``[n, columns]`` to ``[n, rows]``, in ``out`` where that is given."""
 
 
-class LibraryProduct:
-    """Whatever torch's libraries find fastest for the shapes at hand: a row's rounding depends on how many there are."""
+class LibraryMultiplier:
+    """What torch's libraries find fastest for the shapes at hand: a row's rounding depends on how many there are."""
 
     def admit(self, weight: Tensor, bias: Tensor | None = None) -> None:
         return None
@@ -34,7 +34,7 @@ class LibraryProduct:
         return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
 
-LIBRARY_PRODUCT = LibraryProduct()
+LIBRARY_MULTIPLIER = LibraryMultiplier()
 
 
 class Linear(Protocol):
@@ -57,11 +57,11 @@ class PlainLinear:
     weight: Tensor  # [rows, columns]
     bias: Tensor | None = None  # [rows]
     prepare: Prepare | None = None
-    product: Product = LIBRARY_PRODUCT
+    multiplier: Multiplier = LIBRARY_MULTIPLIER
 
     @property
     def input_scale(self) -> None:
         return None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.product(x if self.prepare is None else self.prepare(x), self.weight, self.bias)
+        return self.multiplier(x if self.prepare is None else self.prepare(x), self.weight, self.bias)
