@@ -117,6 +117,7 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
         kv_block_size=facts.block_size,
         kv_blocks=facts.num_blocks,
         metrics_port=_metrics_port(os.environ.get("DYN_SYSTEM_PORT", "")),
+        deterministic=options.deterministic,
     )
 
 
@@ -151,4 +152,6 @@ def engine_arguments(options: WorkerOptions) -> dict[str, Any]:
     if options.role != "agg":
         # Without one, an engine refuses every request that comes from or goes to another engine.
         arguments.setdefault("cache_transceiver_config", {"backend": "NIXL"})
+    if options.deterministic:
+        arguments["deterministic"] = True  # the torch engine's own: no engine config may hold it
     return arguments
