@@ -84,7 +84,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     levels = config.vision.deepstack_levels if config.vision is not None else 0
     kernels = _kernels(config, cache, rotary, deterministic=args.deterministic)
     decoder = Decoder(weights, kernels, multiplier=multiplier, mrope=mrope, deepstack_levels=levels)
-    sampler = Sampler(args.max_batch_size, config.vocab_size, device)
+    sampler = Sampler(args.max_batch_size, config.vocab_size, device, counts_prompts=args.deterministic)
     graphs = None
     if device.type == "cuda":
         sampler.warm_up(decoder.dtype)
