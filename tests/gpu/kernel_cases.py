@@ -9,7 +9,7 @@ import torch
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.rope import RopeConfig
 from trtx.torch_engine.runner.fp8 import to_fp8
-from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 
@@ -33,7 +33,12 @@ class Pair:
     """The same cache twice, one for each implementation. ``scales`` [2, 2]: of a float8 pool, a layer's k and v."""
 
     def __init__(
-        self, shape: ModelConfig, dtype: torch.dtype, processors: int = 132, scales: torch.Tensor | None = None
+        self,
+        shape: ModelConfig,
+        dtype: torch.dtype,
+        processors: int = 132,
+        scales: torch.Tensor | None = None,
+        attention: Attention = Attention.BY_ROWS,
     ) -> None:
         from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
@@ -48,7 +53,7 @@ class Pair:
         rotary = rotary_table(shape.rope, shape.head_dim, shape.max_position, DEVICE)
         self.reference_cache, self.cache = (KvCache.of(stored.clone(), table, scales) for _ in range(2))
         self.reference = TorchKernels(shape, self.reference_cache, rotary)
-        self.triton = TritonKernels(shape, self.cache, rotary, processors)
+        self.triton = TritonKernels(shape, self.cache, rotary, processors, attention)
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
