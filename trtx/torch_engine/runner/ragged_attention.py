@@ -1,4 +1,4 @@
-"""Launches of :mod:`triton_ragged_attention`: attention of a pass whose sequences differ in length and in new tokens."""
+"""Launches of :mod:`triton_ragged_attention`: attention of sequences that differ in length and in new tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtx.torch_engine.runner.kernels import FIXED_CHUNK, KvCache, PassInputs, W
 from trtx.torch_engine.runner.triton_ragged_attention import ITEM, plan_kernel, ragged_attention_kernel
 
 _LEAST_CHUNK = 64
-_MOST_PROGRAMS = 32  # a processor's, in a launch; behind them programs take a second item
+_FIXED_PROGRAMS = 4  # a processor's, in a launch that walks the list
 _FIXED_PART_ROWS = 2048  # 32 MiB at 32 heads of 128. A tile for which no room is left is not cut
 _BLOCK_ITEMS = 64
 
@@ -31,18 +31,28 @@ class _Tile:
 
 
 _TILES = (_Tile(16, 64, 4, 3, 4), _Tile(64, 64, 4, 3, 2), _Tile(128, 64, 8, 2, 2))
+_FIXED_TILE = _Tile(64, 64, 8, 3, 2)  # 8 warps: 4 had too few registers for two accumulators
 _NARROW_TILES = (_Tile(16, 32, 4, 2, 4), _Tile(32, 32, 4, 2, 4))  # float32, or heads above 128: shared memory
 
 
 class RaggedAttention:
     """Sequences of one pass, with any number of new tokens each, over one KV cache."""
 
-    def __init__(self, config: ModelConfig, cache: KvCache, num_processors: int, *, fixed: bool) -> None:
-        """``fixed``: see :attr:`trtx.torch_engine.runner.kernels.Attention.FIXED`."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: KvCache,
+        num_processors: int,
+        *,
+        fixed: bool,
+        fixed_part_rows: int = _FIXED_PART_ROWS,
+    ) -> None:
+        """``fixed``: :attr:`trtx.torch_engine.runner.kernels.Attention.FIXED`; ``fixed_part_rows``: its memory."""
         self._config = config
         self._cache = cache
         self._num_processors = num_processors
         self._fixed = fixed
+        self._fixed_part_rows = fixed_part_rows
         self._layers = [cache.pool[:, layer] for layer in range(config.num_layers)]
         self._kv_scales: list[Tensor | None] = [None] * config.num_layers
         if cache.scales is not None:
@@ -66,7 +76,7 @@ class RaggedAttention:
         wanted = max(1, tile.items * self._num_processors // config.num_kv_heads)
         most_tiles = count if starts is None else inputs.slots.shape[0] // tile_rows + count
         if self._fixed:
-            part_rows = _FIXED_PART_ROWS
+            part_rows = self._fixed_part_rows
             most_items = most_tiles + part_rows
         else:
             # Tiles of a sequence have as many chunks as the last one wants: up to twice what all of them want.
@@ -91,10 +101,12 @@ class RaggedAttention:
         return replace(inputs, work=work)
 
     def attend(self, q: Tensor, layer: int, work: WorkList, out: Tensor, scale: Tensor | None) -> None:
-        """``q`` [tokens, heads, dim] of the pass that ``work`` was made for; ``out`` the same, for a product's ``scale``."""
+        """``q`` and ``out``: [tokens, heads, dim] of the pass that ``work`` is for; ``scale``: of what takes ``out``."""
         config = self._config
         tile = next(tile for tile in self._tiles(q.dtype) if tile.rows == work.block_rows)
-        programs = min(work.items.shape[0] * config.num_kv_heads, _MOST_PROGRAMS * self._num_processors)
+        programs = work.items.shape[0] * config.num_kv_heads
+        if self._fixed:
+            programs = min(programs, _FIXED_PROGRAMS * self._num_processors)
         ragged_attention_kernel[(programs,)](
             q, self._layers[layer], self._cache.block_table, out, work.num_items, work.items, work.arrived,
             work.part_sums, work.part_weights, self._kv_scales[layer], scale,
@@ -102,15 +114,18 @@ class RaggedAttention:
             NUM_HEADS=config.num_heads, NUM_KV_HEADS=config.num_kv_heads, HEAD_DIM=config.head_dim,
             TOKENS_PER_BLOCK=self._cache.tokens_per_block, TILE_ROWS=work.tile_rows, BLOCK_ROWS=tile.rows,
             BLOCK_TOKENS=tile.tokens, BLOCK_DIM=self._block_dim, FIXED=self._fixed,
-            num_warps=tile.warps, num_stages=tile.stages,
+            UNROLL=4 if tile.rows <= 16 else 1, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def _tiles(self, dtype: torch.dtype) -> tuple[_Tile, ...]:
-        return _NARROW_TILES if dtype == torch.float32 or self._block_dim > 128 else _TILES
+        """Ascending; fixed, there is one: products of another shape round otherwise."""
+        is_narrow = dtype == torch.float32 or self._block_dim > 128
+        tiles: tuple[_Tile, ...] = _NARROW_TILES if is_narrow else _TILES
+        if self._fixed:
+            tiles = _NARROW_TILES[-1:] if is_narrow else (_FIXED_TILE,)
+        return tuple(replace(tile, rows=max(tile.rows, self._lanes)) for tile in tiles)
 
     def _tile(self, dtype: torch.dtype, longest: int) -> _Tile:
-        """The smallest that holds a sequence's new tokens, or the largest; fixed, always the same."""
-        tiles = [tile for tile in self._tiles(dtype) if tile.rows >= self._lanes]
-        if self._fixed:
-            return tiles[min(1, len(tiles) - 1)]
+        """The smallest that holds all of a sequence's new tokens, or the largest."""
+        tiles = self._tiles(dtype)
         return next((tile for tile in tiles if tile.rows >= longest * self._lanes), tiles[-1])
