@@ -37,6 +37,7 @@ class Decoder:
     def hidden(self, inputs: PassInputs) -> Tensor:
         """Writes the KV of every token of the pass; returns ``[num_tokens, hidden]`` after the final norm."""
         kernels, weights = self._kernels, self._weights
+        inputs = kernels.planned(inputs, self.dtype)
         residual = F.embedding(inputs.token_ids, weights.embedding)
         if self.mrope is not None and inputs.rotary is None:
             inputs = replace(inputs, rotary=self.mrope.of_decodes(inputs.positions, inputs.slots))
