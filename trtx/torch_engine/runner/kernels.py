@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from trtx.torch_engine.runner.weights import LayerWeights
+
+
+class Attention(Enum):
+    """How attention's work is cut up on a GPU."""
+
+    BY_ROWS = "by rows"  # decodes in as many parts as their number wants, prompts in none
+    BY_LENGTH = "by length"  # every sequence in as many parts as its share of the pass's KV wants
+    # In chunks of KV that begin and end at the same positions whatever else is in a pass, and are folded in order: no
+    # bit of a row's result depends on the rows beside it, nor on how its sequence was cut into passes. On a CPU too.
+    FIXED = "fixed"
+
+
+DEFAULT_ATTENTION = Attention.BY_ROWS
+"""Of a runner, until ``benchmarks/attention.py`` has been seen on a GPU: docs/performance-notes.md."""
+
+FIXED_CHUNK = 512
+"""KV tokens of a chunk of :attr:`Attention.FIXED`; another number is other bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """What of a pass's attention is one program's work; one for all layers. See :mod:`triton_ragged_attention`."""
+
+    num_items: Tensor  # [1] int32
+    items: Tensor  # [most items, 8] int32
+    arrived: Tensor  # [most items, num_kv_heads] int32
+    part_sums: Tensor  # [rows of parts, num_heads, head_dim] float32
+    part_weights: Tensor  # [rows of parts, num_heads, 2] float32
+    tile_rows: int
+    block_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +70,7 @@ class PassInputs:
     # [num_tokens, head_dim] float32, cosines and sines, of a model with several positions a token; else ``positions``
     # say which rows of the kernels' own table.
     rotary: Tensor | None = None
+    work: WorkList | None = None  # what ``Kernels.planned`` adds
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +105,12 @@ class Kernels(Protocol):
     ``scale`` is the ``input_scale`` of the :class:`trtx.torch_engine.runner.linear.Linear` that takes the result: with
     it the result is float8_e4m3fn, divided by it and saturated; None leaves it in x's dtype.
     """
+
+    def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
+        """``inputs`` with what ``attend`` wants to know of the pass in every layer; ``dtype`` is q's there.
+
+        To be called once a pass, before its first ``attend``. Waits for nothing.
+        """
 
     def rms_norm(self, x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
         """``[n, hidden]`` normalised in float32, scaled in x's dtype."""

@@ -23,6 +23,9 @@ class TorchKernels:
         self._cache = cache
         self._rotary = rotary
 
+    def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
+        return inputs
+
     def rms_norm(self, x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
         values = x.float()
         factor = torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + self._config.norm_eps)

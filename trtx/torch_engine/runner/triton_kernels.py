@@ -17,7 +17,8 @@ from torch import Tensor
 
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.runner.fp8 import FP8
-from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.ragged_attention import RaggedAttention
 from trtx.torch_engine.runner.triton_attention import merge_splits_kernel, paged_decode_kernel, paged_prefill_kernel
 from trtx.torch_engine.runner.triton_pointwise import rms_norm_kernel, rope_and_write_kernel, silu_and_mul_kernel
 from trtx.torch_engine.runner.weights import LayerWeights
@@ -32,9 +33,19 @@ _TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bf
 class TritonKernels:
     """See :class:`trtx.torch_engine.runner.kernels.Kernels`. Tensors are contiguous where their shapes say so."""
 
-    def __init__(self, config: ModelConfig, cache: KvCache, rotary: Tensor, num_processors: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: KvCache,
+        rotary: Tensor,
+        num_processors: int,
+        attention: Attention = DEFAULT_ATTENTION,
+    ) -> None:
         """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`; ``num_processors``: the GPU's SMs."""
         self._config = config
+        self._ragged = None
+        if attention is not Attention.BY_ROWS:
+            self._ragged = RaggedAttention(config, cache, num_processors, fixed=attention is Attention.FIXED)
         self._cache = cache
         self._rotary = rotary
         self._num_processors = num_processors
@@ -92,9 +103,15 @@ class TritonKernels:
         )  # fmt: skip
         return q
 
+    def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
+        return inputs if self._ragged is None else self._ragged.planned(inputs, dtype)
+
     def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
         out = _empty_like(q, scale)
-        if inputs.spans is None:
+        if self._ragged is not None:
+            assert inputs.work is not None, "see planned"
+            self._ragged.attend(q, layer, inputs.work, out, scale)
+        elif inputs.spans is None:
             self._decode(q, layer, inputs, out, scale)
         else:
             self._prefill(q, layer, inputs.spans, out, scale)

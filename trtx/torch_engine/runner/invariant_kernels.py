@@ -1,0 +1,154 @@
+"""The CPU's kernels in which a row's bits depend on its own sequence alone. Products: :mod:`invariant_multiplier`.
+
+Two things make torch's operations depend on what else is in a call: a matrix product's kernel is chosen by shape, and
+the elements that fill no whole vector, at the end of a thread's part, go through another exponential than the rest.
+So products here have one shape each, which is tried when the kernels are made, and exponentials run over parts that are
+whole vectors and too small for a second thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtx.checkpoint.model_config import ModelConfig
+from trtx.errors import UsageError
+from trtx.torch_engine.runner.fp8 import FP8, to_fp8
+from trtx.torch_engine.runner.kernels import KvCache, PassInputs
+from trtx.torch_engine.runner.torch_kernels import TorchKernels
+
+_VECTOR = 64  # elements of the longest step of a vector loop: two registers of 512 bits of bfloat16
+_ONE_THREAD = 32768  # elements: torch gives no thread fewer
+_CHUNK = 128  # KV tokens that a sum over them is cut into, from position 0 on
+_TILE = 4  # query rows of one sequence that are computed together
+_TILES_AT_ONCE = 64
+
+
+class InvariantTorchKernels(TorchKernels):
+    """See :class:`trtx.torch_engine.runner.kernels.Kernels`.
+
+    A query row's attention is summed over chunks of KV at fixed positions, folded in their order; a chunk that lies
+    behind the row adds nothing, to the bit. So it is the same as a decode or in a prompt chunk, wherever that is cut.
+    Norms need no help: each sums over its own row.
+    """
+
+    def __init__(self, config: ModelConfig, cache: KvCache, rotary: Tensor) -> None:
+        """Raises UsageError where products of attention's shape depend on how many there are in a call."""
+        super().__init__(config, cache, rotary)
+        self._group = config.num_heads // config.num_kv_heads
+        _check_batched(_TILE * self._group, config.head_dim, _CHUNK)
+        _check_batched(_TILE * self._group, _CHUNK, config.head_dim)
+
+    def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        product = _by_vectors(F.silu, gate) * up
+        return product if scale is None else to_fp8(product, scale)
+
+    def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
+        rows, slots = _tiles(inputs)
+        heads, dim = self._config.num_kv_heads, self._config.head_dim
+        out = torch.empty_like(q)
+        # Padding repeats a tile's first row: [tiles, _TILE]
+        filled = torch.where(rows >= 0, rows, rows[:, :1])
+        positions = inputs.positions.long()[filled]
+        for begin in range(0, rows.shape[0], _TILES_AT_ONCE):
+            part = slice(begin, begin + _TILES_AT_ONCE)
+            tiles = filled[part].shape[0]
+            queries = q[filled[part]].float().view(tiles, _TILE, heads, self._group, dim)
+            # [tiles, kv heads, _TILE * group, dim]
+            queries = queries.permute(0, 2, 1, 3, 4).reshape(tiles, heads, _TILE * self._group, dim)
+            sums = self._attend_tiles(queries * dim**-0.5, positions[part], slots[part], layer)
+            sums = sums.view(tiles, heads, _TILE, self._group, dim).permute(0, 2, 1, 3, 4)
+            real = rows[part] >= 0
+            out[rows[part][real]] = sums[real].reshape(-1, heads * self._group, dim).to(q.dtype)
+        attended = out.flatten(1)
+        return attended if scale is None else to_fp8(attended, scale)
+
+    def _attend_tiles(self, queries: Tensor, positions: Tensor, slots: Tensor, layer: int) -> Tensor:
+        """``[tiles, kv heads, rows, dim]`` float32; ``positions`` [tiles, _TILE] of the rows, ``slots`` [tiles]."""
+        last = positions.amax(dim=1)
+        # [tiles, 1, rows]: the rows of a tile are its queries, each with the heads of a group
+        seen_to = positions.repeat_interleave(self._group, dim=1).unsqueeze(1)
+        best = torch.full(queries.shape[:3], -torch.inf)
+        weight, sums = torch.zeros(queries.shape[:3]), torch.zeros_like(queries)
+        for start in range(0, int(last.amax()) + 1, _CHUNK):
+            active = (last >= start).nonzero().squeeze(1)
+            tokens = torch.arange(start, start + _CHUNK)
+            keys, values = self._chunk(layer, slots[active], tokens)
+            # What lies behind a sequence's end is another's, and a mask makes of its NaN 0 * NaN.
+            values = values.masked_fill((tokens > last[active, None])[:, None, :, None], 0.0)
+            scores = _batched(queries[active], keys.transpose(-1, -2))
+            scores = scores.masked_fill(tokens > seen_to[active].unsqueeze(-1), -torch.inf)
+            before = best[active]
+            top = torch.maximum(before, scores.amax(dim=-1))
+            shares = _by_vectors(torch.exp, scores - top.unsqueeze(-1))
+            shrink = torch.where(before == top, 1.0, _by_vectors(torch.exp, before - top))
+            weight[active] = weight[active] * shrink + shares.sum(dim=-1)
+            sums[active] = sums[active] * shrink.unsqueeze(-1) + _batched(shares, values)
+            best[active] = top
+        return sums / weight.unsqueeze(-1)
+
+    def _chunk(self, layer: int, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of ``tokens`` of each of ``slots``, float32 ``[slots, kv heads, tokens, dim]``."""
+        cache = self._cache
+        places = (tokens // cache.tokens_per_block).clamp_max(cache.block_table.shape[1] - 1)
+        blocks = cache.block_table[slots].long()[:, places]
+        offsets = tokens % cache.tokens_per_block
+        kept = cache.pool if cache.scales is None else cache.pool.view(torch.uint8)
+        both = []
+        for kind in range(2):
+            stored = kept[blocks, layer, kind, offsets]  # [slots, tokens, kv heads, dim]
+            if cache.scales is None:
+                values = stored.float()
+            else:
+                values = stored.view(FP8).float() * cache.scales[layer, kind]
+            both.append(values.transpose(1, 2))
+        return both[0], both[1]
+
+
+def _tiles(inputs: PassInputs) -> tuple[Tensor, Tensor]:
+    """(rows of the pass by tile [tiles, _TILE], -1 where there is none; each tile's slot [tiles])"""
+    if inputs.spans is None:
+        rows = torch.full((inputs.slots.shape[0], _TILE), -1)
+        rows[:, 0] = torch.arange(inputs.slots.shape[0])
+        return rows, inputs.slots.long()
+    tiles, owners = [], []
+    starts = inputs.spans.starts.tolist()
+    for slot, begin, end in zip(inputs.spans.slots.tolist(), starts[:-1], starts[1:], strict=True):
+        count = -(-(end - begin) // _TILE)
+        rows = torch.arange(begin, begin + count * _TILE).view(count, _TILE)
+        tiles.append(rows.masked_fill(rows >= end, -1))
+        owners += [slot] * count
+    return torch.cat(tiles), torch.tensor(owners)
+
+
+def _batched(left: Tensor, right: Tensor) -> Tensor:
+    """``[a, b, n, k] @ [a, b, k, m]``, each a product of its own."""
+    product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
+    return product.view(*left.shape[:2], *product.shape[1:])
+
+
+def _by_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``function`` of each element, through the same code whatever x's shape and wherever in x it is."""
+    flat = x.reshape(-1)
+    flat = F.pad(flat, (0, -flat.numel() % _VECTOR))
+    done = torch.cat([function(part) for part in torch.split(flat, _ONE_THREAD)])
+    return done[: x.numel()].view(x.shape)
+
+
+def _check_batched(rows: int, inner: int, columns: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(_TILES_AT_ONCE, 1, rows, inner, generator=generator)
+    right = torch.randn(_TILES_AT_ONCE, 1, columns, inner, generator=generator).transpose(-1, -2)
+    whole = _batched(left, right)
+    is_free = torch.equal(_batched(left.roll(1, 2), right), whole.roll(1, 2))
+    for count in (1, 2, 7, 32):
+        is_free &= torch.equal(_batched(left[:count].clone(), right[:count].clone()), whole[:count])
+    if not is_free:
+        raise UsageError(
+            f"products of {rows} x {inner} and {inner} x {columns} round differently by how many there are in a call "
+            "on this CPU, so --deterministic can't be kept here; leave it out"
+        )
