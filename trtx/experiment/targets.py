@@ -86,8 +86,8 @@ def _image_tokens(plan: Plan, load: LoadSpec) -> int:
         return 0
     if plan.engine != "torch":
         raise UsageError(
-            f"load.image_batch_size {load.image_batch_size} means nothing with engine {plan.engine}, whose workers "
-            "take no images; leave it out, or use --engine torch"
+            f"load.image_batch_size {load.image_batch_size} can't be measured with engine {plan.engine}: trtx knows no "
+            "image's tokens there; leave it out, or use --engine torch"
         )
     vision = read_vision_config(plan.model_path)
     if vision is None:

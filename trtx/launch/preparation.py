@@ -31,6 +31,7 @@ from trtx.config import (
 from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
+from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.launch.certificates import as_seen_outside, with_certificate
 from trtx.launch.embedding_dtype import with_embedding_dtype
@@ -144,13 +145,14 @@ def _hold_ports(spec: TopologySpec, frontends: int) -> Ports:
 def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None:
     """Raises UsageError for what is said of images where none is taken, and for a directory that is none."""
     said = [f"--{name.replace('_', '-')}" for name in spec.media.model_dump(exclude_defaults=True)]
-    if said and engine != "torch":
+    if said and engine not in ("torch", "tensorrt-llm"):
         raise UsageError(
             f"{said[0]} means nothing with --engine {engine}, whose workers take no images; leave it out, or use "
             "--engine torch"
         )
     said += [f"--encode {spec.encode}"] if spec.encode else []
-    if said and engine == "torch" and read_vision_config(checkpoint.path) is None:
+    placeholder = placeholder_of if engine == "tensorrt-llm" else read_vision_config  # TensorRT-LLM knows more models
+    if said and engine in ("torch", "tensorrt-llm") and placeholder(checkpoint.path) is None:
         raise UsageError(
             f"{said[0]} means nothing with {checkpoint.served_model_name}, a text model; leave it out, or serve one "
             "that takes images"
