@@ -32,7 +32,7 @@ from trtx.torch_engine.shared_tensor import open_shared, remove_shared
 pytestmark = pytest.mark.trtllm
 
 MODEL = "synthetic:tiny-qwen2.5-vl"
-CONTEXT, TOKENS, MERGE = 400, 5, 2
+CONTEXT, TOKENS, MERGE = 160, 5, 2
 HTTP = httpx.Client(timeout=120, trust_env=False)
 SERVED = (
     *("--engine", "tensorrt-llm", "--model", MODEL, "--decode-processes", "1", "--set", "max_batch_size=4"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from trtx.bench import LoadSpec, Target
 from trtx.checkpoint import list_shapes, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
+from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.experiment.deployment import api_key
 from trtx.experiment.spec import ATTACHED, Attach
@@ -84,11 +85,13 @@ def _image_tokens(plan: Plan, load: LoadSpec) -> int:
     none are taken."""
     if not load.image_batch_size:
         return 0
-    if plan.engine != "torch":
+    if plan.engine not in ("torch", "tensorrt-llm"):
         raise UsageError(
-            f"load.image_batch_size {load.image_batch_size} can't be measured with engine {plan.engine}: trtx knows no "
-            "image's tokens there; leave it out, or use --engine torch"
+            f"load.image_batch_size {load.image_batch_size} means nothing with engine {plan.engine}, whose workers "
+            "take no images; leave it out, or use --engine torch"
         )
+    if plan.engine == "tensorrt-llm" and placeholder_of(plan.model_path) is not None:
+        return 0  # of more models than those below; a request that does not fit is refused when it is sent
     vision = read_vision_config(plan.model_path)
     if vision is None:
         raise UsageError(
