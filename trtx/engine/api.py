@@ -204,13 +204,17 @@ class Engine(Protocol):
 
     def prepare_prompt(self, prompt: PicturePrompt) -> ReadyPrompt:
         """Blocks while the model's processor works. Asked of engines whose facts have an ``image_token_id``. Raises
-        ValueError for a prompt that it refuses. Handles are used up by the request that takes them, or
-        :meth:`drop_handles`."""
+        ValueError for a prompt that it refuses. What it holds, handles included, is used up by the request that takes
+        it, or by :meth:`drop_prompt`."""
         raise LookupError("this engine takes no pictures in prompts")
 
     def drop_handles(self, handles: Mapping[str, Any]) -> None:
-        """Lets go of what an encoder made, where no request will. Blocks."""
+        """Lets go of what an encoder made, where no prompt was made of it. Blocks."""
         raise LookupError("this engine takes no handles")
+
+    def drop_prompt(self, prompt: ReadyPrompt) -> None:
+        """Lets go of a prompt that no request takes. Blocks."""
+        raise LookupError("this engine takes no pictures in prompts")
 
     def generate_ready(self, prompt: ReadyPrompt, sampling_params: Any, **asked: Any) -> Result:
         """As :meth:`generate_async`, which has the rest of the arguments, with a prompt that was prepared."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class PromptLooking:
 
     def close(self) -> None:
         if self._ready is not None and not self._ready.is_taken:
-            self._sight.forget(self._ready.params)
+            self._sight.forget(self._ready)
 
 
 class PromptSight:
@@ -87,13 +88,10 @@ class PromptSight:
         """Raises MediaError, InvalidRequest, NoEncoder, or what the engine's processor failed with."""
         blobs = await _all([self._fetch(one) for one in sent])
         if self._workers is not None:
-            handles = await self._ask(self._workers, self._text_of(token_ids), blobs)
+            text = self._text_of(token_ids)
+            handles = await self._ask(self._workers, text, blobs)
             if handles is not None:
-                try:
-                    return await self._prepare(PicturePrompt(list(token_ids), self._text_of(token_ids), (), handles))
-                except BaseException:
-                    self.forget(handles)
-                    raise
+                return await self._prepare(PicturePrompt(list(token_ids), text, (), handles))
         if not self._has_tower:
             raise NoEncoder("no encode worker answered; try again once one is back")
         self._metrics.fallbacks += len(blobs) if self._workers is not None else 0
@@ -101,24 +99,30 @@ class PromptSight:
         with self._decoding.timed("put", len(blobs)):
             return await self._prepare(PicturePrompt(list(token_ids), pictures=pictures))
 
-    def forget(self, handles: Mapping[str, Any]) -> None:
-        """Handles that no request takes any more."""
-        dropping = asyncio.ensure_future(asyncio.to_thread(self._engine.drop_handles, handles))
+    def forget(self, held: ReadyPrompt | Mapping[str, Any]) -> None:
+        """A prompt, or handles, that no request takes any more."""
+        drop = self._engine.drop_prompt if isinstance(held, ReadyPrompt) else self._engine.drop_handles
+        dropping = asyncio.ensure_future(asyncio.to_thread(drop, held))  # type: ignore[arg-type]
         self._dropping.add(dropping)
         dropping.add_done_callback(self._dropping.discard)
 
     async def _prepare(self, prompt: PicturePrompt) -> ReadyPrompt:
+        """Lets go of ``prompt.handles`` where it fails, and of what comes of it where nobody waits any more."""
         working = asyncio.ensure_future(asyncio.to_thread(self._engine.prepare_prompt, prompt))
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
-            # The thread goes on: what it makes of positions is nobody's. Handles of an encoder are the caller's.
-            working.add_done_callback(lambda done: None if prompt.handles else self._forget_result(done))
+            working.add_done_callback(partial(self._forget_result, prompt.handles))  # the thread goes on
+            raise
+        except BaseException:
+            self._forget_result(prompt.handles, working)
             raise
 
-    def _forget_result(self, done: asyncio.Future[ReadyPrompt]) -> None:
-        if not done.cancelled() and done.exception() is None and done.result().params:
-            self.forget(done.result().params)
+    def _forget_result(self, handles: Mapping[str, Any], done: asyncio.Future[ReadyPrompt]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self.forget(done.result())
+        elif handles:
+            self.forget(handles)
 
     async def _fetch(self, sent: Sent) -> Blob:
         with self._metrics.timed("fetch"):

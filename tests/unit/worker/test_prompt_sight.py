@@ -6,7 +6,6 @@ import asyncio
 import base64
 import io
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-
 from typing import Any
 
 import pytest
@@ -45,7 +44,7 @@ class Processor:
 
     def __init__(self, refuses: bool = False) -> None:
         self.given: list[PicturePrompt] = []
-        self.dropped: list[Mapping[str, Any]] = []
+        self.dropped: list[Any] = []
         self._refuses = refuses
 
     def prepare_prompt(self, prompt: PicturePrompt) -> ReadyPrompt:
@@ -56,6 +55,9 @@ class Processor:
 
     def drop_handles(self, handles: Mapping[str, Any]) -> None:
         self.dropped.append(handles)
+
+    def drop_prompt(self, prompt: ReadyPrompt) -> None:
+        self.dropped.append(prompt)
 
 
 class Encoders:
@@ -147,7 +149,7 @@ async def test_handles_that_no_request_takes_are_let_go_of_once(make: Make) -> N
         ready.is_taken = is_taken
         looking.close()
         if not is_taken:
-            await until(lambda engine=engine: engine.dropped == [HANDLES])  # type: ignore[misc]
+            await until(lambda engine=engine, ready=ready: engine.dropped == [ready])  # type: ignore[misc]
     assert engine.dropped == []
 
 

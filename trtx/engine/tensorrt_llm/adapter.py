@@ -64,6 +64,9 @@ class TensorRtEngine(Engine):
     def drop_handles(self, handles: Mapping[str, Any]) -> None:
         multimodal.drop(handles)
 
+    def drop_prompt(self, prompt: ReadyPrompt) -> None:
+        multimodal.drop_prompt(prompt)
+
     def _scheduling(self, hints: Hints) -> dict[str, Any]:
         """Keyword arguments of ``generate_async``."""
         arguments: dict[str, Any] = {}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,25 @@ def drop(handles: Mapping[str, Any]) -> None:
     """Opens each once: a producer keeps its memory until a consumer has (pytorch #149187)."""
     container = importlib.import_module("tensorrt_llm._torch.shared_tensor").SharedTensorContainer
     for handle in (*(handles.get(HANDLES) or ()), *(handles[name] for name in _MROPE if handles.get(name))):
-        try:
-            container.from_dict(handle).get_local_view()
-        except Exception as error:
-            logger.warning("an embedding that no request takes could not be let go of: %s", error)
+        _open("an embedding", partial(_view, container, handle))
+
+
+def drop_prompt(ready: ReadyPrompt) -> None:
+    """The same for what ``preprocess`` made, pixels among it, and what an encoder's handles became in it."""
+    made = ready.inputs.multimodal_params
+    if made is not None:
+        _open("a prompt's images", lambda: made.to_tensor("multimodal_data"))
+
+
+def _view(container: Any, handle: Mapping[str, Any]) -> Any:
+    return container.from_dict(handle).get_local_view()
+
+
+def _open(what: str, read: Callable[[], Any]) -> None:
+    try:
+        read()
+    except Exception as error:
+        logger.warning("%s that no request takes could not be let go of: %s", what, error)
 
 
 def _images(pictures: Sequence[Any]) -> dict[str, Any]:

@@ -108,9 +108,10 @@ class MultimodalEncoder(BaseLLM):
             raise ValueError(f"Number of image tokens ({places}) does not match number of images ({len(images)})")
         embedded, hashes = self.input_processor.embed(images)
         expanded, made = self.input_processor.assemble(token_ids, embedded)
+        config = made.multimodal_data.get("mrope_config") or {}
         return expanded, DisaggregatedParams(
-            multimodal_embedding_handles=made.rows,
+            multimodal_embedding_handles=made.multimodal_data["multimodal_embedding"],
             multimodal_hashes=hashes,
-            mrope_position_ids_handle=made.positions,
-            mrope_position_deltas_handle=made.deltas,
+            mrope_position_ids_handle=config.get("mrope_position_ids"),
+            mrope_position_deltas_handle=config.get("mrope_position_deltas"),
         )

@@ -14,7 +14,7 @@ from typing import Any
 from tensorrt_llm._facts import dataclass, follows, public, signature
 from tensorrt_llm._impl import args as llm_args
 from tensorrt_llm._impl.executor import GenerationExecutor, RequestError
-from tensorrt_llm._impl.multimodal import InputProcessor, MultimodalParams, create_input_processor
+from tensorrt_llm._impl.multimodal import InputProcessor, MultimodalParams, create_input_processor, params_of
 from tensorrt_llm._impl.ranks import refuse_launcher_variables
 from tensorrt_llm._impl.results import Feed, RequestOutput, check_positions, request_output, torch_state
 from tensorrt_llm._impl.sampling import SamplingParams, for_torch_engine, stop_strings
@@ -211,9 +211,9 @@ class BaseLLM:
         if not isinstance(self.input_processor, InputProcessor):
             raise absent("multi_modal_data for a text model")
         expanded, made = self.input_processor.with_pictures(token_ids, data)
-        if params is not None and made.positions is not None:
-            params.mrope_position_ids_handle = made.positions  # the caller's own object, as in the real one
-            params.mrope_position_deltas_handle = made.deltas
+        if params is not None and (config := made.multimodal_data.get("mrope_config")) is not None:
+            params.mrope_position_ids_handle = config["mrope_position_ids"]  # the caller's own object, as there
+            params.mrope_position_deltas_handle = config["mrope_position_deltas"]
         return prompt, expanded, made
 
     def _from_handles(self, inputs: Any, params: Any) -> tuple[list[int], MultimodalParams]:
@@ -228,7 +228,7 @@ class BaseLLM:
             raise ValueError("Generation-only mode should not need multimodal parameters")
         positions, deltas = params.mrope_position_ids_handle, params.mrope_position_deltas_handle
         assert positions is None or deltas is not None
-        return expanded, MultimodalParams(handles, positions, deltas)
+        return expanded, params_of(handles, positions, deltas)
 
     def _tokens(self, prompt: str, sampling: Any) -> list[int]:
         if self.args.skip_tokenizer_init:

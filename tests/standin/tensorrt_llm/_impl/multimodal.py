@@ -8,7 +8,7 @@ and pictures meet, what is refused and which handle is whose follow the real one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,41 @@ _DISAGGREGATED = (
 
 @dataclass(slots=True)
 class MultimodalParams:
-    """What the processor made beside the ids, on its way to the executor, which reads each handle once."""
+    """What the processor made beside the ids. As ``multimodal_data`` it holds handles, which the executor makes tensors
+    of: ``multimodal_embedding``, one a picture, and of models that count three positions ``mrope_config``, those of the
+    whole prompt."""
 
-    rows: list[Mapping[str, Any]]  # handles, one a picture
-    positions: Mapping[str, Any] | None = None  # a handle to [3, 1, tokens]; of models that count so
-    deltas: Mapping[str, Any] | None = None
+    multimodal_data: dict[str, Any] | None
+
+    def to_tensor(self, element: str) -> None:
+        """In place. Every handle is used up."""
+        if element != "multimodal_data":
+            raise ValueError(f"Unsupported element '{element}'. Only 'multimodal_data' is supported.")
+        if self.multimodal_data is not None:
+            self.multimodal_data = _read(self.multimodal_data)
+
+
+def _read(held: Any) -> Any:
+    if isinstance(held, dict) and "method_key" in held:
+        return SharedTensorContainer.from_dict(held).get_local_view()
+    if isinstance(held, dict):
+        return {name: _read(value) for name, value in held.items()}
+    return [_read(value) for value in held]
+
+
+def params_of(rows: list[Mapping[str, Any]], positions: Any, deltas: Any) -> MultimodalParams:
+    """Of handles."""
+    data: dict[str, Any] = {"multimodal_embedding": rows}
+    if positions is not None:
+        data["mrope_config"] = {"mrope_position_ids": positions, "mrope_position_deltas": deltas}
+    return MultimodalParams(data)
 
 
 @dataclass(slots=True)
 class Taken:
-    """The same, read."""
+    """What the executor makes of them."""
 
-    embeddings: dict[str, Any] = field(default_factory=dict)  # multi_modal_embeddings of the torch engine
+    embeddings: dict[str, Any]  # multi_modal_embeddings of the torch engine
     positions: Any = None
     deltas: Any = None
 
@@ -95,12 +118,13 @@ class InputProcessor:
         self, token_ids: Sequence[int], embedded: Sequence[tuple[Any, Any]]
     ) -> tuple[list[int], MultimodalParams]:
         expanded, starts = self._expanded(token_ids, [int(rows.shape[0]) for rows, _ in embedded])
-        params = MultimodalParams([SharedTensorContainer.from_tensor(rows).dump_to_dict() for rows, _ in embedded])
-        if self.counts_three_positions:
-            positions, delta = self._positions(expanded, starts, embedded)
-            params.positions = SharedTensorContainer.from_tensor(positions).dump_to_dict()
-            params.deltas = SharedTensorContainer.from_tensor(delta).dump_to_dict()
-        return expanded, params
+        rows = [SharedTensorContainer.from_tensor(rows).dump_to_dict() for rows, _ in embedded]
+        if not self.counts_three_positions:
+            return expanded, params_of(rows, None, None)
+        both = (
+            SharedTensorContainer.from_tensor(one).dump_to_dict() for one in self._positions(expanded, starts, embedded)
+        )
+        return expanded, params_of(rows, *both)
 
     def build_disagg_prefill_multimodal_inputs(self, inputs: Mapping[str, Any], mm_handles: Any) -> list[int]:
         """The expanded prompt. The real one also says where its runs are, of which the torch engine has no need."""
@@ -120,19 +144,19 @@ class InputProcessor:
         return self._expanded(token_ids, [handle["tensor_size"][0] for handle in mm_handles])[0]
 
     def take(self, token_ids: Sequence[int], params: MultimodalParams) -> Taken:
-        """What the executor makes of ``params``: every handle is used up."""
-        rows = [SharedTensorContainer.from_dict(one).get_local_view() for one in params.rows]
-        taken = Taken({"image": rows})
+        """What the executor makes of ``params``."""
+        params.to_tensor("multimodal_data")
+        data = params.multimodal_data
+        assert data is not None
+        rows = data["multimodal_embedding"]
         if not self.counts_three_positions:
-            return taken
-        if params.positions is None or params.deltas is None:
-            raise KeyError("mrope_config")  # as the real engine's forward pass would, which takes it for granted
-        taken.positions = SharedTensorContainer.from_dict(params.positions).get_local_view()
-        taken.deltas = SharedTensorContainer.from_dict(params.deltas).get_local_view()
-        if taken.positions.shape[-1] != len(token_ids):
-            raise RuntimeError(f"positions of {taken.positions.shape[-1]} tokens for a prompt of {len(token_ids)}")
-        taken.embeddings["image_grid_thw"] = self._grids(token_ids, rows, taken.positions[:, 0])
-        return taken
+            return Taken({"image": rows})
+        config = data["mrope_config"]  # as the real engine's forward pass, which takes it for granted
+        positions, deltas = config["mrope_position_ids"], config["mrope_position_deltas"]
+        if positions.shape[-1] != len(token_ids):
+            raise RuntimeError(f"positions of {positions.shape[-1]} tokens for a prompt of {len(token_ids)}")
+        grids = self._grids(token_ids, rows, positions[:, 0])
+        return Taken({"image": rows, "image_grid_thw": grids}, positions, deltas)
 
     def close(self) -> None:
         if self._tower is not None:
