@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from trtx.bench import LoadSpec, Target
 from trtx.checkpoint import Checkpoint, list_shapes, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
+from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.experiment.deployment import api_key
 from trtx.experiment.spec import ATTACHED, Attach
@@ -102,11 +103,13 @@ def _image_tokens(served: Served, model_path: Path, load: LoadSpec) -> int:
     none are taken."""
     if not load.image_batch_size:
         return 0
-    if served.engine != "torch":
+    if served.engine not in ("torch", "tensorrt-llm"):
         raise UsageError(
             f"load.image_batch_size {load.image_batch_size} means nothing with engine {served.engine}, whose workers "
             "take no images; leave it out, or use --engine torch"
         )
+    if served.engine == "tensorrt-llm" and placeholder_of(model_path) is not None:
+        return 0  # of more models than those below; a request that does not fit is refused when it is sent
     vision = read_vision_config(model_path)
     if vision is None:
         raise UsageError(

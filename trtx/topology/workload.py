@@ -22,7 +22,6 @@ ENGINES_WITHOUT_GPU = ("simulated", "paced")
 _NO_ENCODER = {  # engine -> why it has no encode workers
     "simulated": "which computes nothing and sees no image; use --engine torch, or leave --encode out",
     "paced": "which computes nothing and sees no image; use --engine torch, or leave --encode out",
-    "tensorrt-llm": "whose workers take no images from trtx yet; use --engine torch, or leave --encode out",
 }
 
 

@@ -14,7 +14,7 @@ from trtx.media import THIS_PICTURE, Blob, HeldMedia, Kind, MediaError, MediaLim
 from trtx.worker.embedders import Embedder
 from trtx.worker.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
 from trtx.worker.media_metrics import MediaMetrics
-from trtx.worker.pictures import Picture, Sent, check_placeholders, sent_media
+from trtx.worker.pictures import Picture, Sent, check_counts, check_placeholders, sent_media
 from trtx.worker.request import InvalidRequest
 
 FETCHES = 32
@@ -80,14 +80,7 @@ class Sight:
         """At the pictures of Dynamo's request, of which nothing is fetched yet; None: it has none, and no place for
         one. Raises InvalidRequest."""
         sent = sent_media(wire, self.config)
-        videos = sum(one.kind == "video" for one in sent)
-        limits = self._limits
-        for what, count, most in (
-            ("images", len(sent) - videos, limits.max_images),
-            ("videos", videos, limits.max_videos),
-        ):
-            if count > most:
-                raise InvalidRequest(f"the request brings {count} {what}, expected at most {most}")
+        check_counts(sent, self._limits)
         check_placeholders(wire.get("token_ids") or (), self.config, sent)
         return Looking(self, sent) if sent else None
 

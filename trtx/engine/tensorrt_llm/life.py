@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.facts import architecture_of, read_config
-from trtx.engine.api import Engine, EngineApi
+from trtx.engine.api import Engine, EngineApi, Fault
 from trtx.engine.tensorrt_llm import arguments, environment, versions
 from trtx.engine.tensorrt_llm.adapter import TensorRtEngine, facts_of_encoder, facts_of_llm
 from trtx.engine.tensorrt_llm.installed import installed_version, needs_gpu
+from trtx.engine.tensorrt_llm.multimodal import PreparationFailed
 from trtx.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -41,9 +42,7 @@ def load_api() -> EngineApi:
         SamplingParams=SamplingParams,
         DisaggregatedParams=DisaggregatedParams,
         Logprob=Logprob,
-        # It says RequestError for one request's fault. After any other exception its executor is shutting down or in a
-        # state that nobody knows, whatever its health call says (Dynamo's own backend ends its process too).
-        fault=lambda error: "refused" if isinstance(error, RequestError) else "fatal",
+        fault=lambda error: _fault(error, RequestError),
         new_request_ids=versions.new_request_ids,
         versions={} if (version := installed_version()) is None else {"tensorrt_llm": version},
         start_encoder=start_encoder,
@@ -51,6 +50,15 @@ def load_api() -> EngineApi:
         dies_of_stalls=True,  # TensorRT-LLM #17665, #14414
         shutdown_seconds=SHUTDOWN_SECONDS,
     )
+
+
+def _fault(error: Exception, request_error: type[Exception]) -> Fault:
+    """It says RequestError for one request's fault. After any other exception its executor is shutting down or in a
+    state that nobody knows, whatever its health call says (Dynamo's own backend ends its process too). What the input
+    processor does is none of the executor's."""
+    if isinstance(error, PreparationFailed):
+        return "failed"
+    return "refused" if isinstance(error, request_error) else "fatal"
 
 
 def start(model: Path, config: Mapping[str, Any]) -> Engine:
