@@ -149,7 +149,7 @@ def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None
             f"{said[0]} means nothing with --engine {engine}, whose workers take no images; leave it out, or use "
             "--engine torch"
         )
-    said += [f"--encode {spec.encode}"] if spec.encode else []
+    said += [spec.encoders_typed] if spec.encoders else []
     if said and engine == "torch" and read_vision_config(checkpoint.path) is None:
         raise UsageError(
             f"{said[0]} means nothing with {checkpoint.served_model_name}, a text model; leave it out, or serve one "

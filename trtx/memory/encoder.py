@@ -20,10 +20,12 @@ _RGB = 3
 @dataclass(frozen=True, slots=True)
 class Media:
     """What a worker of a model that sees has on its device. ``has_encoder``: one of its own, started before its engine.
-    ``embedding_bytes``: of embeddings that it holds at most."""
+    ``embedding_bytes``: of embeddings that it holds at most. ``shared_bytes``: of encode workers that are on the device
+    too, their largest batches included: they may start after the worker's engine."""
 
     has_encoder: bool
     embedding_bytes: int
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

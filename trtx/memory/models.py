@@ -73,4 +73,5 @@ def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Devic
             scaled_products=scaled,
         ),
         encoder_bytes=reserves.process_bytes(device) if media is not None and media.has_encoder else 0,
+        shared_bytes=media.shared_bytes if media is not None else 0,
     )

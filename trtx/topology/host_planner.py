@@ -60,8 +60,8 @@ def plan_hosts(
     GPUs are named by their index in what each host shows, and CPU threads are left open: a share is settled on its
     host. ``scratch_dir`` is the parent of each host's own. Raises UsageError for what the hosts have no room for.
     """
-    if spec.encode:
-        raise UsageError(_no_encode(f"--encode {spec.encode}"))
+    if spec.encoders:
+        raise UsageError(_no_encode(spec.encoders_typed))
     work = Workload.of(
         spec,
         checkpoint=checkpoint,
