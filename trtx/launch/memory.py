@@ -112,6 +112,8 @@ def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Ite
     parts = f"{size_text(share.weight_bytes)} of weights"
     if share.context_bytes:
         parts += f", {size_text(share.context_bytes)} of CUDA context"
+    if share.arena_bytes:
+        parts += f", {size_text(share.arena_bytes)} for embeddings"
     if own and device.is_gpu and share.total_bytes > free:
         raise UsageError(
             f"an encode worker takes {parts} and about {size_text(share.batch_bytes)} for a batch of {rows} rows, and "

@@ -14,6 +14,8 @@ from trtx.memory import torch_engine
 from trtx.memory.gpus import Device
 from trtx.memory.reserves import process_bytes
 
+ARENA_BYTES = 512 << 20
+"""Of a GPU, for embeddings that stay there: the torch engine's own, which is not imported here."""
 _RGB = 3
 
 
@@ -30,15 +32,22 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class EncoderShare:
-    """Of one encoder's process. ``batch_bytes``: while it computes its largest batch, estimated."""
+    """Of one encoder's process. ``batch_bytes``: while it computes its largest batch, estimated. ``arena_bytes``: for
+    embeddings that stay on its GPU."""
 
     weight_bytes: int
     context_bytes: int
     batch_bytes: int
+    arena_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        return self.weight_bytes + self.context_bytes + self.batch_bytes
+        return self.weight_bytes + self.context_bytes + self.batch_bytes + self.arena_bytes
+
+
+def arena_bytes(device: Device) -> int:
+    """That an encoder's process keeps there."""
+    return ARENA_BYTES if device.is_gpu else 0
 
 
 def encoder_share(directory: Path, values: Mapping[str, Any], device: Device, *, max_num_tokens: int) -> EncoderShare:
@@ -60,4 +69,5 @@ def encoder_share(directory: Path, values: Mapping[str, Any], device: Device, *,
         weight_bytes=torch_engine.tower_bytes(config, dtype),
         context_bytes=process_bytes(device),
         batch_bytes=(patches * of_patch + rows) * width,
+        arena_bytes=arena_bytes(device),
     )

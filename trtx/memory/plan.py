@@ -30,9 +30,9 @@ class MemoryPlan:
     ``pool_bytes`` = ``free_gpu_memory_fraction`` x (total - others - encoder - shared - context - weights - activations
     - graphs - transfers), or what ``max_tokens`` asks for if that is less. ``capacity_tokens``: in sequences of
     ``max_seq_len`` where layers have windows. ``uncertainty_bytes``: by how much the reserves may be off, either way.
-    ``encoder_bytes``: of the process that encodes for this worker, beside the tower's weights. ``beside_bytes``: what
-    that takes while it encodes, and embeddings that are held: at most, and in no pool. ``shared_bytes``: of encode
-    workers on the same GPU, all that they take at most.
+    ``encoder_bytes``: of the process that encodes for this worker, its arena too, beside the tower's weights.
+    ``beside_bytes``: what that takes while it encodes, and embeddings that are held: at most, and in no pool.
+    ``shared_bytes``: of encode workers on the same GPU, all that they take at most.
     """
 
     role: str

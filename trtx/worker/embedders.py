@@ -46,14 +46,30 @@ class Embedder(Protocol):
         """Raises MediaError about ``blob.label``, NoEncoder, or what an encoder failed with."""
         ...
 
+    def use_files(self) -> None:
+        """Nothing of what is made from now on stays on an encoder's device."""
+
     async def close(self) -> None: ...
 
 
 class LocalEmbedder:
-    """Decoding processes and a vision encoder, both started, of this worker."""
+    """Decoding processes and a vision encoder, both started, of this worker. ``on_device``: what it makes may stay on
+    the encoder's device."""
 
-    def __init__(self, pool: PicturePool, encoder: Engine, config: VisionConfig, metrics: MediaMetrics) -> None:
+    def __init__(
+        self,
+        pool: PicturePool,
+        encoder: Engine,
+        config: VisionConfig,
+        metrics: MediaMetrics,
+        *,
+        on_device: bool = True,
+    ) -> None:
         self._pool, self._encoder, self._config, self._metrics = pool, encoder, config, metrics
+        self._on_device = on_device
+
+    def use_files(self) -> None:
+        self._on_device = False
 
     @classmethod
     async def begin(
@@ -88,7 +104,7 @@ class LocalEmbedder:
             prepared = await self._pool.prepare(blob)
         try:
             with self._metrics.timed("encode"):
-                made = await self._encoder.encode_pixels(prepared.pixels, prepared.grid)
+                made = await self._encoder.encode_pixels(prepared.pixels, prepared.grid, on_device=self._on_device)
             return replace(made, clip=prepared.clip)
         except ValueError as error:
             raise MediaError(422, f"{blob.label} can't be encoded: {error}") from error
@@ -149,6 +165,7 @@ class StartedEmbedder:
 
     def __init__(self, begin: Callable[[], Awaitable[LocalEmbedder]]) -> None:
         self._begin = begin
+        self._has_files = False
         self._beginning = asyncio.Lock()
         self._begun: LocalEmbedder | None = None
 
@@ -160,10 +177,17 @@ class StartedEmbedder:
                 await self._end()
             if self._begun is None:
                 self._begun = await self._begin()
+                if self._has_files:
+                    self._begun.use_files()
             return self._begun
 
     async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
         return await (await self.start()).embed(blob, key)
+
+    def use_files(self) -> None:
+        self._has_files = True
+        if self._begun is not None:
+            self._begun.use_files()
 
     async def close(self) -> None:
         async with self._beginning:
@@ -207,6 +231,12 @@ class RemoteEmbedder:
         self._seconds = seconds
         self._share = share_bytes
         self._reader = EmbeddingReader()
+        self._has_files = False
+
+    def use_files(self) -> None:
+        self._has_files = True
+        if self._fallback is not None:
+            self._fallback.use_files()
 
     async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
         picture = await asyncio.to_thread(self._share, np.frombuffer(blob.data, np.uint8))
@@ -218,7 +248,7 @@ class RemoteEmbedder:
                 asked.add(worker)
                 try:
                     with self._metrics.timed("remote"):
-                        return await self._ask(worker, question(picture, key, blob.kind))
+                        return await self._ask(worker, question(picture, key, blob.kind, in_file=self._has_files))
                 except MediaError as error:
                     raise error.about(blob.label) from error
                 except Exception as error:
@@ -250,9 +280,16 @@ def preferred(workers: Iterable[int], key: bytes) -> int:
 # --- what the two ends say to each other, as JSON ---
 
 
-def question(picture: SharedTensor, key: bytes, kind: Kind) -> dict[str, Any]:
-    """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one."""
-    return {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind}
+def question(picture: SharedTensor, key: bytes, kind: Kind, *, in_file: bool = False) -> dict[str, Any]:
+    """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one.
+    ``in_file``: whoever asks can't read an embedding on the encoder's device."""
+    asked: dict[str, Any] = {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind}
+    return {**asked, "in_file": True} if in_file else asked
+
+
+def wants_file(asked: Any) -> bool:
+    """Of a question that :func:`read_question` took."""
+    return asked.get("in_file") is True
 
 
 def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind]:

@@ -109,7 +109,9 @@ class Seeing:
         embedder = LocalEmbedder(pool, loaded, self._config, self.metrics)
         exports = EmbeddingExports()
         self._exit.callback(exports.close)
-        self.encoder = PictureEncoder(embedder, cache, self._reserved_bytes(self._config, loaded), exports)
+        in_files = LocalEmbedder(pool, loaded, self._config, self.metrics, on_device=False)
+        reserved = self._reserved_bytes(self._config, loaded)
+        self.encoder = PictureEncoder(embedder, cache, reserved, exports, in_files=in_files)
 
     def _reserved_bytes(self, config: VisionConfig, loaded: Engine) -> int:
         """For one picture's embedding: all that it may have, but no more than lets a request bring as many pictures as
