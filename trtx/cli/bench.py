@@ -156,7 +156,7 @@ def bench(
     spec = asked_of(context)
     if spec.attach is None:
         refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
-        encode = max((spec.topology.encode, *spec.axes.get("encode", ())))
+        encode = max((one.spec.encoders for one in spec.topologies), default=0)
         options.check_roles(spec.modes, model.config, model.overrides, model.recipe, encode=encode)
     if dry_run:
         show_plans(spec, output)

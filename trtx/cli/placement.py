@@ -145,8 +145,8 @@ def _placed(*rows: tuple[tuple[str, ...], str]) -> dict[str, tuple[str, ...]]:
 
 # ModelOptions and TopologyOptions but --model, which bench takes beside --url too.
 _TOPOLOGY = _placed(
-    ((), "--served-model-name --engine --config --recipe --set --router-mode --router-args --host --port --encode"),
-    ((), "--tls-cert --tls-key --deterministic"),
+    ((), "--served-model-name --engine --config --recipe --set --router-mode --router-args --host --port"),
+    ((), "--encode --encode-shared --tls-cert --tls-key --deterministic"),
     (("disagg",), "--workers"),
     (("agg",), "--prefill --decode"),
     (("no GPU",), "--tp --gpus"),

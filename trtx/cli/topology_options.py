@@ -109,6 +109,14 @@ class TopologyOptions:
             "Workers that encode images for the others; with none of them, who needs an image encodes it. Default: 0.",
         ),
     ] = None
+    encode_shared: Annotated[
+        int | None,
+        _option(
+            _TOPOLOGY,
+            "--encode-shared",
+            "Further ones, on the GPUs of agg or prefill workers in turn, whose KV pools leave room. Default: 0.",
+        ),
+    ] = None
     tp: Annotated[
         int,
         typer.Option("--tp", help="GPUs a worker (tensor parallel); tensorrt-llm only.", rich_help_panel=_TOPOLOGY),
@@ -245,7 +253,7 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
     """What was typed (fields of the options above; None: it was not), checked. Raises UsageError, naming the option,
     for anything that contradicts itself."""
     given = {name: value for name, value in typed.items() if value is not None}
-    recipe = recipe_roles(given.pop("recipe", None), encode=bool(given.get("encode")))
+    recipe = recipe_roles(given.pop("recipe", None), encode=any(map(given.get, ("encode", "encode_shared"))))
     engine_configs = recipe | role_files(given.pop("config", None))
     if media := {name: given.pop(name) for name in media_fields() if name in given}:
         given["media"] = media

@@ -57,7 +57,8 @@ class TopologySpec(BaseModel):
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS)  # agg workers
     prefill: int = Field(default=1, ge=1, le=MAX_WORKERS)
     decode: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    encode: int = Field(default=0, ge=0, le=MAX_WORKERS)  # encode workers; 0: who needs an image's embedding makes it
+    encode: int = Field(default=0, ge=0, le=MAX_WORKERS)  # encode workers on GPUs of their own
+    encode_shared: int = Field(default=0, ge=0, le=MAX_WORKERS)  # those on GPUs of agg or prefill workers
     media: MediaLimits = MediaLimits()  # what workers of a model that takes images take of clients
     tp: int = Field(default=1, ge=1, le=MAX_TP)
     deterministic: bool = False  # answers are the same to the bit in any batch; docs/determinism.md
@@ -86,9 +87,20 @@ class TopologySpec(BaseModel):
         return self
 
     @property
+    def encoders(self) -> int:
+        """All encode workers; 0: who needs an image's embedding makes it."""
+        return self.encode + self.encode_shared
+
+    @property
+    def encoders_typed(self) -> str:
+        """The options that ask for encode workers, for what is said against them."""
+        counts = {"--encode": self.encode, "--encode-shared": self.encode_shared}
+        return " ".join(f"{option} {count}" for option, count in counts.items() if count)
+
+    @property
     def roles(self) -> dict[Role, int]:
         """Workers of each role, as a request with images meets them."""
-        encode: dict[Role, int] = {"encode": self.encode} if self.encode else {}
+        encode: dict[Role, int] = {"encode": self.encoders} if self.encoders else {}
         if self.mode == "agg":
             return {**encode, "agg": self.workers}
         return {**encode, "prefill": self.prefill, "decode": self.decode}

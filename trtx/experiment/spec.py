@@ -296,10 +296,15 @@ def _refuse_unused(document: dict[str, Any], path: Path, *, narrowed: bool) -> N
             )
 
 
+_COUNTS_ENCODERS = ("encode", "encode_shared")
+
+
 def _refuse_unencoded(document: dict[str, Any], path: Path | None) -> None:
     """Raises UsageError for a config of encode workers where no topology has any."""
     topology, axes = document.get("topology"), document.get("axes")
-    if not isinstance(topology, dict) or topology.get("encode") or (isinstance(axes, dict) and "encode" in axes):
+    if not isinstance(topology, dict) or (isinstance(axes, dict) and axes.keys() & _COUNTS_ENCODERS):
+        return
+    if any(map(topology.get, _COUNTS_ENCODERS)):
         return
     configs, sets = topology.get("engine_configs"), topology.get("overrides")
     said = ["topology.engine_configs.encode"] if isinstance(configs, dict) and "encode" in configs else []

@@ -155,7 +155,7 @@ def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None
             f"{_option(said[0])} means nothing with --engine {engine}, whose workers take no images; leave it out, or "
             "use --engine torch"
         )
-    options = [*map(_option, said), *([f"--encode {spec.encode}"] if spec.encode else [])]
+    options = [*map(_option, said), *([spec.encoders_typed] if spec.encoders else [])]
     placeholder = placeholder_of if engine == "tensorrt-llm" else read_vision_config  # TensorRT-LLM knows more models
     if options and engine in ("torch", "tensorrt-llm") and placeholder(checkpoint.path) is None:
         raise UsageError(

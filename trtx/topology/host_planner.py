@@ -63,8 +63,8 @@ def plan_hosts(
     launchers take out hosts that are lost; None: as long as a host's, where nobody does. Raises UsageError for what the
     hosts have no room for.
     """
-    if spec.encode:
-        raise UsageError(_no_encode(f"--encode {spec.encode}"))
+    if spec.encoders:
+        raise UsageError(_no_encode(spec.encoders_typed))
     work = Workload.of(
         spec,
         checkpoint=checkpoint,

@@ -45,7 +45,8 @@ class ModelFiles(Protocol):
 class Worker:
     role: Role
     name: str
-    gpu_count: int
+    gpu_count: int  # of its own
+    shares_with: str = ""  # the worker on whose first GPU it is, by name; empty: on its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +95,8 @@ class Workload:
         check_router_args(spec.router_args)
         model = spec.served_model_name or checkpoint.served_model_name
         check_model_name(model)
-        if spec.encode and engine in _NO_ENCODER:
-            raise UsageError(f"--encode {spec.encode} means nothing with --engine {engine}, {_NO_ENCODER[engine]}")
+        if spec.encoders and engine in _NO_ENCODER:
+            raise UsageError(f"{spec.encoders_typed} means nothing with --engine {engine}, {_NO_ENCODER[engine]}")
         if spec.deterministic and engine in _NOT_DETERMINISTIC:
             raise UsageError(
                 f"--deterministic means nothing with --engine {engine}, {_NOT_DETERMINISTIC[engine]}; use --engine "
@@ -208,7 +209,7 @@ class Workload:
             model=self.model,
             config=config_path(self.run_dir, worker.role),
             status_file=status_file,
-            has_encoders=self.spec.encode > 0,
+            has_encoders=self.spec.encoders > 0,
             deterministic=self.spec.deterministic,
             media=self.spec.media,
         )
@@ -219,7 +220,10 @@ def check_size(spec: TopologySpec) -> None:
     asked = sum(spec.roles.values())
     if asked > MAX_WORKERS:
         flags = {"agg": "--workers"}  # role -> its option, where that is not called after it
-        typed = " and ".join(f"{flags.get(role, f'--{role}')} {count}" for role, count in spec.roles.items())
+        others = {flags.get(role, f"--{role}"): count for role, count in spec.roles.items() if role != "encode"}
+        typed = " and ".join(
+            filter(None, (spec.encoders_typed, *(f"{option} {count}" for option, count in others.items())))
+        )
         raise UsageError(f"{typed}: a topology has at most {MAX_WORKERS} workers; ask for fewer")
 
 
@@ -310,11 +314,16 @@ def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version
 
 
 def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> tuple[Worker, ...]:
-    """All workers, the roles in turn: neighbours in this list exchange embeddings and KV."""
+    """All workers, the roles in turn: neighbours in this list exchange embeddings and KV. Encode workers that share
+    come behind those that do not, and are with the workers that take embeddings in turn."""
     roles = spec.roles
+    taker: Role = "agg" if spec.mode == "agg" else "prefill"
+
+    def worker(role: Role, index: int) -> Worker:
+        if role != "encode" or index < spec.encode:
+            return Worker(role, f"{role}-{index}", sizes[role])
+        return Worker(role, f"{role}-{index}", 0, f"{taker}-{(index - spec.encode) % roles[taker]}")
+
     return tuple(
-        Worker(role, f"{role}-{index}", sizes[role])
-        for index in range(max(roles.values()))
-        for role, count in roles.items()
-        if index < count
+        worker(role, index) for index in range(max(roles.values())) for role, count in roles.items() if index < count
     )

@@ -157,7 +157,7 @@ class ModelRunner(Protocol):
         """Copies an embedding to where ``launch`` takes it from. From any thread, beside a ``launch``.
 
         Raises ValueError, a sentence, for one that is gone or not ``[rows, hidden]`` finite numbers in the model's
-        dtype.
+        dtype; EmbeddingGone or EmbeddingUnreachable for one that stayed on an encoder's device and can't be had there.
         """
 
     def device_memory_bytes(self) -> int:

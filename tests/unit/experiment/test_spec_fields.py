@@ -86,6 +86,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "prefill": 2,
         "decode": 2,
         "encode": 2,
+        "encode_shared": 2,
         "media": {"max_images": 3},
         "tp": 2,
         "deterministic": True,
@@ -182,6 +183,7 @@ REFUSED = {  # field of a topology → why it can't be said of these sweeps at a
     "media": "--max-images means nothing with --engine paced, whose workers take no images",
     "encode": "--encode 2 means nothing with --engine paced, which computes nothing and sees no image",
     "deterministic": "--deterministic means nothing with --engine paced, which computes nothing",
+    "encode_shared": "--encode-shared 2 means nothing with --engine paced, which computes nothing and sees no image",
 }
 _OWN = re.compile(r"trtx-[0-9a-f]{8}|\b[1-3]\d{4}\b")  # names and ports, drawn anew for each plan
 

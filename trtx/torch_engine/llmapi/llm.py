@@ -231,7 +231,8 @@ class LLM:
     def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
         """Brings an embedding for prompts submitted after it, until it is dropped. Done once the file has been read,
         which may go then: with ValueError for one that the model can't use, with RuntimeError where the engine could
-        not take it or died. Raises RequestError for arguments of other types."""
+        not take it or died, with EmbeddingGone or EmbeddingUnreachable where it stayed on an encoder's device and can't
+        be had from there. Raises RequestError for arguments of other types."""
         return self._client.put_embedding(typed(bytes, key, "key"), typed(SharedTensor, tensor, "tensor"))
 
     def drop_embeddings(self, keys: Sequence[bytes]) -> None:

@@ -193,6 +193,7 @@ class TorchRunner:
     def close(self) -> None:
         """Frees graphs, weights and pool. The runner must not be used after."""
         self.synchronize()
+        self._embeddings.close()
         del self._graphs, self._decoder, self._sampler, self._block_table, self.pool
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
