@@ -48,24 +48,27 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tenso
             F.pad(part[:, chunk][:, :FIXED_CHUNK].float(), (0, 0, 0, max(0, start + FIXED_CHUNK - chunk.stop)))
             for part in (keys, values)
         )
-        scores = tree_sum(q[..., None, :] * part_keys[None, :, None]).masked_fill(~seen, -math.inf)
+        by_dim = part_keys.permute(2, 0, 1).contiguous()  # [dim, kv_heads, tokens]
+        scores = tree_sum(q.movedim(-1, 0)[..., None] * by_dim[:, None, :, None]).masked_fill(~seen, -math.inf)
         top = torch.maximum(best, scores.amax(-1))
         base = top.masked_fill(top == -math.inf, 0.0)
         shares, shrink = exp2(scores - base[..., None]), exp2(best - base)
-        weight = weight * shrink + tree_sum(shares)
-        sums = sums * shrink[..., None] + tree_sum((shares[..., None] * part_values[None, :, None]).transpose(-1, -2))
+        shares = shares.movedim(-1, 0)
+        by_token = part_values.movedim(1, 0)  # [tokens, kv_heads, dim]
+        sums = sums * shrink[..., None] + tree_sum(shares[..., None] * by_token[:, None, :, None])
+        weight = weight * shrink + tree_sum(shares.contiguous())
         best = top
     return sums / weight[..., None]
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Over the last dimension, one half on the other: each addition is its own, whatever lies beside it."""
-    size = 1 << (x.shape[-1] - 1).bit_length()
-    x = F.pad(x, (0, size - x.shape[-1]))
+    """Over the first dimension, one half on the other: no addition depends on what lies beside it. Destroys x."""
+    size = x.shape[0]
     while size > 1:
-        size //= 2
-        x = x[..., :size] + x[..., size:]
-    return x[..., 0]
+        half = (size + 1) // 2
+        x[: size - half] += x[half:size]
+        size = half
+    return x[0]
 
 
 def exp2(x: Tensor) -> Tensor:
