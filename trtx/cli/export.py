@@ -6,12 +6,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from trtx.cli.findings_text import describe_findings
 from trtx.cli.topology_options import OptionGroup, TopologyOptions
 from trtx.export import ExportedFile, as_one_text, write_files
+
+if TYPE_CHECKING:
+    from trtx.export.outcome import Export
 
 ExportOutput = Annotated[
     Path | None,
@@ -25,12 +29,32 @@ ExportOutput = Annotated[
 ]
 
 
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Print what would run where, with what, and why; write nothing.", rich_help_panel="Output"
+    ),
+]
+
+
 def topology_group(*names: str) -> OptionGroup:
     """These of the options of :class:`TopologyOptions`; the others belong to the machine that serves."""
     hints = get_type_hints(TopologyOptions, include_extras=True)
     defaults = {field.name: field.default for field in fields(TopologyOptions)}
     members: Mapping[str, tuple[Any, Any]] = {name: (hints[name], defaults[name]) for name in names}
     return OptionGroup(members)
+
+
+def hand_over_export(made: Export, output: Path | None, *, dry_run: bool) -> None:
+    """Writes, prints or describes what was made, after what is worth knowing of its engine configs."""
+    from trtx.cli.export_text import describe_export
+
+    for line in describe_findings(made.findings) if made.findings else ():
+        typer.echo(line, err=True)
+    if dry_run:
+        typer.echo(describe_export(made))
+    else:
+        hand_over(made.files, output, made.how)
 
 
 def hand_over(files: Sequence[ExportedFile], output: Path | None, how: str) -> None:

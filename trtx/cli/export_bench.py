@@ -17,7 +17,7 @@ from trtx.errors import UsageError
 
 if TYPE_CHECKING:
     from trtx.experiment import ExperimentSpec
-    from trtx.export.served import Served
+    from trtx.export.outcome import Served
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
-from trtx.cli.export import ExportOutput, hand_over, topology_group
+from trtx.cli.export import DryRun, ExportOutput, hand_over_export, topology_group
 from trtx.cli.export_bench import read_bench
-from trtx.cli.findings_text import describe_findings
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode, TopologySpec
 from trtx.config.wording import quoted
@@ -125,6 +124,7 @@ def kubernetes(
         ),
     ] = None,
     output: ExportOutput = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Write a topology as manifests of Kubernetes.
 
@@ -140,7 +140,7 @@ def kubernetes(
         --gpus-per-node 0 --plain --image reg/trtx:1.4.2 \\
         --bench '--concurrency 1,8'
     """
-    refuse_ignored(context, (mode, *options.engine_uses(model.engine)))
+    refuse_ignored(context, (mode, *options.engine_uses(model.engine), *(["dry run"] if dry_run else [])))
     from trtx.export.kubernetes import export
     from trtx.export.kubernetes.target import name_of
 
@@ -177,9 +177,7 @@ def kubernetes(
     made = export(spec, _target({field: value for field, value in typed.items() if value is not None}))
     if benchmark is not None:
         benchmark.check_fits(made.served)
-    for line in describe_findings(made.findings) if made.findings else ():
-        typer.echo(line, err=True)
-    hand_over(made.files, output, made.how)
+    hand_over_export(made, output, dry_run=dry_run)
 
 
 _OPTIONS = {"resources": "resource"}  # field -> option, where they differ

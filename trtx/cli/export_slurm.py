@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
-from trtx.cli.export import ExportOutput, hand_over, topology_group
+from trtx.cli.export import DryRun, ExportOutput, hand_over_export, topology_group
 from trtx.cli.export_bench import read_bench
-from trtx.cli.findings_text import describe_findings
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
 from trtx.config.wording import quoted
@@ -130,6 +129,7 @@ def slurm(
         _option(_JOB, "--lease-ttl-s", "How long etcd may be away, and a dead worker stays routable. Default: 30."),
     ] = None,
     output: ExportOutput = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Write a topology as one batch file of Slurm.
 
@@ -146,6 +146,7 @@ def slurm(
         --gpus-per-node 0 --mode disagg --nodes 2
     """
     uses = [mode, *options.engine_uses(model.engine), *([] if container_image else ["no container"])]
+    uses += ["dry run"] if dry_run else []
     refuse_ignored(context, uses)
     from trtx.export.slurm import export
 
@@ -181,9 +182,7 @@ def slurm(
     made = export(spec, _job({field: value for field, value in typed.items() if value is not None}))
     if benchmark is not None:
         benchmark.check_fits(made.served)
-    for line in describe_findings(made.findings) if made.findings else ():
-        typer.echo(line, err=True)
-    hand_over(made.files, output, made.how)
+    hand_over_export(made, output, dry_run=dry_run)
 
 
 _ANEW = {"--resume": "and the job measures anew"}

@@ -175,7 +175,7 @@ def _too_few(spec: TopologySpec, workers: Sequence[Worker], needed: int, there: 
     elif spec.mode == "disagg" and fits < 2:
         way_out = "use --mode agg"
     elif fits == 0:
-        way_out = f"lower --tp to {there}"
+        way_out = f"lower --tp to {there}, or have several nodes serve it, by trtx export slurm or kubernetes"
     elif spec.mode == "agg":
         way_out = f"{fits} would fit: --workers {fits}"
     else:

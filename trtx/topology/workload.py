@@ -302,8 +302,8 @@ def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version
     per_node = values.get("gpus_per_node")
     if per_node is not None and size > int(per_node):
         raise UsageError(
-            f"{role} asks for {size} GPUs a worker ({how}) and its gpus_per_node is {per_node}; trtx serves one "
-            f"machine, so leave gpus_per_node out or set it to at least {size}"
+            f"{role} asks for {size} GPUs a worker ({how}) and its gpus_per_node is {per_node}; an engine over several "
+            f"nodes is started by trtx export slurm or kubernetes: export it, or set gpus_per_node to at least {size}"
         )
     if role == "prefill" and pipeline > 1 and version is not None and not pipelines_prefill(version):
         raise UsageError(

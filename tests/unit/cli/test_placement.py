@@ -112,11 +112,13 @@ CALLS = {
         "disagg": ["export", "slurm", "--mode", "disagg"],
         "no GPU": ["export", "slurm", "--engine", "paced"],
         "no container": ["export", "slurm"],
+        "dry run": ["export", "slurm", "--dry-run"],
     },
     "export kubernetes": {
         "agg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "agg"],
         "disagg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "disagg"],
         "no GPU": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--engine", "paced"],
+        "dry run": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--dry-run"],
     },
     "compare": {
         "": ["compare", "main", "other", "--max-regression", "5%"],

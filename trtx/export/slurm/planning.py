@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from trtx.config.wording import quoted
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
 from trtx.errors import UsageError
-from trtx.export.nodes import check_launched_words, nodes_of
+from trtx.export.nodes import check_launched_words, layout_of, nodes_of
 from trtx.export.slurm.placement import Place, place_on_nodes
 from trtx.export.slurm.spec import MOUNT_MARKS, JobSpec
 from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, arguments, variables
@@ -156,7 +156,11 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
             for role, values in planned.engine_configs.items()
         },
         expected_workers=planned.expected_workers(),
-        reasons=planned.reasons[1:],  # the first says that the hosts' roles place workers, and trtx did
+        reasons=(
+            *planned.reasons[1:],  # the first says that the hosts' roles place workers, and trtx did
+            *(one for role, span in spans.items() if span > 1 for one in layout_of(role, values[role], per_node)),
+            *_kv_reasons(spec, job, resolved.engine, count),
+        ),
         findings=resolved.findings,
     )
 
@@ -164,6 +168,14 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
 def _unmountable(path: Path) -> bool:
     """pyxis takes FROM:TO, with commas between several, and knows no escape."""
     return any(mark in str(path) for mark in MOUNT_MARKS)
+
+
+def _kv_reasons(spec: TopologySpec, job: JobSpec, engine: str, nodes: int) -> Iterator[str]:
+    if spec.mode == "disagg" and engine == "tensorrt-llm" and nodes > 1 and job.ucx_devices is None:
+        yield (
+            "KV between nodes goes by TCP over the network of their addresses, as no --ucx-devices names those of "
+            "InfiniBand or RoCE, such as mlx5_0:1"
+        )
 
 
 @dataclass(frozen=True, slots=True)

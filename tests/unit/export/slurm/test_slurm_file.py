@@ -281,7 +281,7 @@ def test_a_recipe_of_sixteen_ranks_takes_two_nodes_for_each_engine_and_keeps_its
     }
     text = written(asked, gpus_per_node=8, model_dir=Path("/models/deepseek-r1"))
     assert "#SBATCH --nodes=4\n" in text and "#SBATCH --ntasks-per-node=8\n" in text
-    assert "# decode-0: nodes 2 to 3, GPUs 0,1,2,3,4,5,6,7 of each\n" in text
+    assert "# decode-0: nodes 2 to 3, GPUs 0,1,2,3,4,5,6,7 of each, 8 ranks on each\n" in text
     assert "\nMODEL=/models/deepseek-r1\n" in text and text.count("\ngpus_per_node: 8\n") == 2
     with pytest.raises(UsageError, match=r"num_slots 290 .* fix: --set decode\.moe_config"):
         overrides = (*wide, "decode.moe_config.load_balancer.num_slots=290")
