@@ -17,7 +17,7 @@ from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
-from trtx.torch_engine.runner.kernels import Kernels, KvCache
+from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER
 from trtx.torch_engine.runner.mrope import Mrope
@@ -126,4 +126,5 @@ def _kernels(config: ModelConfig, cache: KvCache, rotary: torch.Tensor, *, deter
     from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
     processors = torch.cuda.get_device_properties(cache.pool.device).multi_processor_count
-    return TritonKernels(config, cache, rotary, processors)
+    attention = Attention.FIXED if deterministic else DEFAULT_ATTENTION
+    return TritonKernels(config, cache, rotary, processors, attention)
