@@ -96,6 +96,7 @@ def sections(models: dict[str, str], batches: str, peer_path: Path | None) -> li
             {f"peer {name}": ("peer_decode.py", *words, f"{IN}{model}") for name, words in prefills.items()},
         )
     )
+    found.append(Section("attention", 1, {"ways": ("attention.py", "--fp8")}, {}))
     found.append(Section("handoff", 2, {"trtx": ("kv_handoff.py", "--json")}, {}))
     found.append(Section("handoff-engines", 2, {"trtx": ("kv_handoff_engines.py",)}, {}))
     return found
@@ -133,6 +134,11 @@ def lines_of(section: str, documents: dict[str, Any]) -> Iterator[Line]:
     elif kind == "loop":
         for row in documents["trtx"]["rows"]:
             yield Line(section, f"batch {row['batch']}", "decode tokens/s, whole engine", row["on"]["decode"])
+    elif section == "attention":
+        for row in documents["ways"]["rows"]:
+            for way, us in row["us"].items():
+                name = f"{row['case']}, {row['dtype']}, {way}"
+                yield Line(section, name, "us a layer", us, None, row["limit_us"])
     elif section == "handoff":
         for row in documents["trtx"]["rows"]:
             yield Line(section, f"{row['route']}, {row['tokens']} tokens", "GB/s", row["gbps"], None, row["copy_gbps"])
