@@ -197,7 +197,8 @@ def test_fixed_answers_are_the_same_bits_alone_in_a_batch_and_however_they_were_
     if IS_INTERPRETED:  # its products are numpy's, where a row's last bits depend on its place among the rows
         monkeypatch.setattr(numpy, "matmul", product_row_by_row)
     length = FIXED_CHUNK + 60
-    case = Case([(0, length), (0, 1), (0, 2 * FIXED_CHUNK + 200), (100, 40)], dtype=dtype, is_fp8=is_fp8)
+    shape = (2, 1, 16)
+    case = Case([(0, length), (0, 1), (0, 2 * FIXED_CHUNK + 200), (100, 40)], shape, dtype, is_fp8)
     asked = [63, FIXED_CHUNK - 1, length - 1]  # positions of the first sequence
     q = random(length, *case.heads[::2], dtype=dtype)
     filler = random(500, *case.heads[::2], dtype=dtype)

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.checkpoint.model_config import ModelConfig
-from trtx.errors import UsageError
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
-from trtx.torch_engine.runner.kernels import KvCache, PassInputs
+from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 
 _VECTOR = 64  # elements of the longest step of a vector loop: two registers of 512 bits of bfloat16
@@ -32,22 +31,19 @@ class InvariantTorchKernels(TorchKernels):
 
     A query row's attention is summed over chunks of KV at fixed positions, folded in their order; a chunk that lies
     behind the row adds nothing, to the bit. So it is the same as a decode or in a prompt chunk, wherever that is cut.
-    Norms need no help: each sums over its own row.
+    Where the library's products of these shapes round by how many there are in a call, attention is
+    :mod:`fixed_attention`'s, without any product and much slower. Norms need no help: each sums over its own row.
     """
 
     def __init__(self, config: ModelConfig, cache: KvCache, rotary: Tensor) -> None:
-        """Raises UsageError where products of attention's shape depend on how many there are in a call."""
-        super().__init__(config, cache, rotary)
+        super().__init__(config, cache, rotary, Attention.FIXED)
         self._group = group = config.num_heads // config.num_kv_heads
-        self._tile_sizes = [_LARGE_TILE, _SMALL_TILE]
-        for inner, columns in ((config.head_dim, _CHUNK), (_CHUNK, config.head_dim)):
-            if not _is_free(_SMALL_TILE * group, _SMALL_TILE * group, inner, columns):
-                raise UsageError(
-                    f"products of {_SMALL_TILE * group} x {inner} and {inner} x {columns} round differently by how "
-                    "many there are in a call on this CPU, so --deterministic can't be kept here; leave it out"
-                )
-            if not _is_free(_LARGE_TILE * group, _SMALL_TILE * group, inner, columns):
-                self._tile_sizes = [_SMALL_TILE]
+        shapes = ((config.head_dim, _CHUNK), (_CHUNK, config.head_dim))
+        self._tile_sizes = [
+            size
+            for size in (_LARGE_TILE, _SMALL_TILE)
+            if all(_is_free(size * group, _SMALL_TILE * group, *shape) for shape in shapes)
+        ]
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -55,6 +51,8 @@ class InvariantTorchKernels(TorchKernels):
         return product if scale is None else to_fp8(product, scale)
 
     def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
+        if _SMALL_TILE not in self._tile_sizes:
+            return super().attend(q, layer, inputs, scale)
         heads, group, dim = self._config.num_kv_heads, self._group, self._config.head_dim
         out = torch.empty_like(q)
         for rows, slots in self._tiles(inputs):

@@ -101,7 +101,7 @@ class RaggedAttention:
         return replace(inputs, work=work)
 
     def attend(self, q: Tensor, layer: int, work: WorkList, out: Tensor, scale: Tensor | None) -> None:
-        """``q`` and ``out``: [tokens, heads, dim] of the pass that ``work`` is for; ``scale``: of what takes ``out``."""
+        """``q`` and ``out``: [tokens, heads, dim] of the pass that ``work`` is for; ``scale``: what ``out`` is for."""
         config = self._config
         tile = next(tile for tile in self._tiles(q.dtype) if tile.rows == work.block_rows)
         programs = work.items.shape[0] * config.num_kv_heads
