@@ -83,6 +83,14 @@ def sections(models: dict[str, str], batches: str, peer_path: Path | None) -> li
             )
         )
         found.append(Section(f"loop-{size}", 1, {"trtx": ("overlap.py", *shape)}, {}))
+        found.append(
+            Section(
+                f"deterministic-{size}",
+                1,
+                {"trtx": ("deterministic.py", *shape, "--isl", "512", "--osl", "32", "--prompts", "64")},
+                {},
+            )
+        )
     size, model = list(models.items())[-1]
     prefills = {
         name: ("--batch", batch, "--isl", isl, "--osl", "8", "--model") for name, (batch, isl) in PREFILLS.items()
@@ -135,6 +143,13 @@ def lines_of(section: str, documents: dict[str, Any]) -> Iterator[Line]:
     elif kind == "loop":
         for row in documents["trtx"]["rows"]:
             yield Line(section, f"batch {row['batch']}", "decode tokens/s, whole engine", row["on"]["decode"])
+    elif kind == "deterministic":
+        for row in documents["trtx"]["rows"]:  # beside the engine without it: a share of 0.75 is a cost of 25 %
+            unit = f"{row['phase']} tokens/s"
+            yield Line(section, f"batch {row['batch']}", unit, row["deterministic"], None, row["default"])
+        for mode, shares in documents["trtx"]["differing"].items():
+            for how, share in shares.items():
+                yield Line(section, f"{mode}, {how}", "answers that differ from alone, %", 100 * share)
     elif section == "attention":
         for row in documents["ways"]["rows"]:
             for way, us in row["us"].items():

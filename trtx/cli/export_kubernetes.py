@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _CLUSTER, _NODES, _BENCH = "Cluster", "Nodes", "Measuring"
 _Topology = Annotated[
     Mapping[str, Any],
-    topology_group("workers", "prefill", "decode", "tp", "router_mode", "router_args"),
+    topology_group("workers", "prefill", "decode", "tp", "deterministic", "router_mode", "router_args"),
 ]
 
 

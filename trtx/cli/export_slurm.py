@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _JOB, _NODES, _CONTAINER, _BENCH = "Job", "Nodes", "Container", "Measuring"
 _Topology = Annotated[
     Mapping[str, Any],
-    topology_group("workers", "prefill", "decode", "tp", "router_mode", "router_args", "port"),
+    topology_group("workers", "prefill", "decode", "tp", "deterministic", "router_mode", "router_args", "port"),
 ]
 
 

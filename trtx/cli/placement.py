@@ -146,7 +146,7 @@ def _placed(*rows: tuple[tuple[str, ...], str]) -> dict[str, tuple[str, ...]]:
 # ModelOptions and TopologyOptions but --model, which bench takes beside --url too.
 _TOPOLOGY = _placed(
     ((), "--served-model-name --engine --config --recipe --set --router-mode --router-args --host --port --encode"),
-    ((), "--tls-cert --tls-key"),
+    ((), "--tls-cert --tls-key --deterministic"),
     (("disagg",), "--workers"),
     (("agg",), "--prefill --decode"),
     (("no GPU",), "--tp --gpus"),
@@ -252,6 +252,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     ),
     "export kubernetes": _placed(
         ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args"),
+        ((), "--deterministic"),
         ((), "--image --plain --name --namespace --frontends --model-claim --hub-secret --image-pull-secret"),
         ((), "--tls-secret --nats --gpus-per-node --ucx-devices --resource --node-selector --cpu --memory"),
         ((), "--shared-memory --bench --output"),
@@ -262,6 +263,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     ),
     "export slurm": _placed(
         ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args --port"),
+        ((), "--deterministic"),
         ((), "--name --time --partition --account --sbatch --nodes --frontends --interface --ucx-devices"),
         ((), "--first-port --model-dir --local-dir --python --etcd --nats --mpi --container-image --bench --output"),
         ((), "--ready-timeout-s --drain-s --lease-ttl-s"),

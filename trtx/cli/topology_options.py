@@ -113,6 +113,14 @@ class TopologyOptions:
         int,
         typer.Option("--tp", help="GPUs a worker (tensor parallel); tensorrt-llm only.", rich_help_panel=_TOPOLOGY),
     ] = 1
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="A request's tokens and logprobs are the same to the bit in any batch; torch engine only, slower.",
+            rich_help_panel=_TOPOLOGY,
+        ),
+    ] = False
     gpus: Annotated[
         str | None,
         _option(

@@ -60,6 +60,7 @@ class TopologySpec(BaseModel):
     encode: int = Field(default=0, ge=0, le=MAX_WORKERS)  # encode workers; 0: who needs an image's embedding makes it
     media: MediaLimits = MediaLimits()  # what workers of a model that takes images take of clients
     tp: int = Field(default=1, ge=1, le=MAX_TP)
+    deterministic: bool = False  # answers are the same to the bit in any batch; docs/determinism.md
     engine: Name = "auto"  # auto, torch, simulated, tensorrt-llm, paced
     gpus: tuple[int, ...] | None = None  # indices into the caller's visible set; None: all of them
     host: Annotated[str, AfterValidator(_bindable)] = "127.0.0.1"

@@ -136,6 +136,7 @@ def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
         versions={"torch": metadata.version("torch")} if kind == "torch" else {},
         start_encoder=_start_encoder if kind == "torch" else None,
         missing_media=_missing_media if kind == "torch" else None,
+        can_be_deterministic=kind == "torch",
     )
 
 

@@ -36,6 +36,7 @@ class WorkerFacts:
     kv_block_size: int | None  # tokens
     kv_blocks: int | None
     metrics_port: int | None = None  # where it answers /metrics, on its machine's loopback where trtx serve started it
+    deterministic: bool = False  # its answers are the same to the bit in any batch
     schema: Literal[1] = 1  # another number with a field that is gone, or means something else
 
     def to_runtime_data(self) -> dict[str, Any]:

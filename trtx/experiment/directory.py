@@ -35,6 +35,7 @@ CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
     ("topology", "media"): (5, MediaLimits().model_dump(mode="json") | BEFORE_VIDEOS),
     ("topology", "tls_cert"): (7, None),
     ("topology", "tls_key"): (7, None),
+    ("topology", "deterministic"): (8, False),
     **{("load", name): (record.since, record.before) for name, record in field_records(LoadSpec).items()},
 }
 

@@ -26,6 +26,13 @@ _NO_ENCODER = {  # engine -> why it has no encode workers
 }
 
 
+_NOT_DETERMINISTIC = {  # engine -> why it can't be told to be
+    "simulated": "which computes nothing",
+    "paced": "which computes nothing",
+    "tensorrt-llm": "which has no such setting: its answers depend on what else is in a batch",
+}
+
+
 class ModelFiles(Protocol):
     """What planning needs of a checkpoint."""
 
@@ -90,6 +97,11 @@ class Workload:
         check_model_name(model)
         if spec.encode and engine in _NO_ENCODER:
             raise UsageError(f"--encode {spec.encode} means nothing with --engine {engine}, {_NO_ENCODER[engine]}")
+        if spec.deterministic and engine in _NOT_DETERMINISTIC:
+            raise UsageError(
+                f"--deterministic means nothing with --engine {engine}, {_NOT_DETERMINISTIC[engine]}; use --engine "
+                "torch, or leave it out"
+            )
         values, reasons = _with_tp(spec, engine_configs)
         sizes = {role: _gpus_per_worker(role, values[role], engine, engine_version) for role in spec.roles}
         for config in engine_configs.values():
@@ -98,6 +110,11 @@ class Workload:
             reasons.append(
                 f"the KV router runs with {' '.join(commands.KV_ROUTER_FLAGS)} because with Dynamo's own one running "
                 "request outweighs a cached prefix; --router-args overrides"
+            )
+        if spec.deterministic:
+            reasons.append(
+                "workers sum in one order whatever else is in a batch because --deterministic says so: answers are the "
+                "same to the bit, and take longer (docs/determinism.md)"
             )
         reasons += _body_reasons(spec.media)
         return cls(
@@ -193,6 +210,7 @@ class Workload:
             config=config_path(self.run_dir, worker.role),
             status_file=status_file,
             has_encoders=self.spec.encode > 0,
+            deterministic=self.spec.deterministic,
             media=self.spec.media,
         )
 

@@ -35,6 +35,9 @@ class KvGeometry:
     tokens_per_block: int
     dtype: str  # torch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn"
     scales: str = ""  # of a float8 pool: digest of what its values are multiplied with, equal for equal checkpoints
+    # Of an engine whose answers are the same to the bit however they are computed: what its bits depend on beside the
+    # checkpoint. KV of another arithmetic would break that. "": the engine promises nothing of the kind.
+    arithmetic: str = ""
 
     @property
     def dtype_bytes(self) -> int:

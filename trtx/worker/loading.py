@@ -85,6 +85,10 @@ def load(options: WorkerOptions) -> LoadedEngine:
     start = api.start if serves_tokens else api.start_encoder
     if start is None:
         raise UsageError(f"engine {options.engine} has no vision encoder; use --engine torch for encode")
+    if options.deterministic and not api.can_be_deterministic:
+        raise UsageError(
+            f"--deterministic means nothing with engine {options.engine}, which can't promise it; leave it out"
+        )
     arguments = engine_arguments(options) if serves_tokens else options.llm_args
     loaded = start(options.model, arguments)
     seconds = time.monotonic() - started
@@ -117,6 +121,7 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
         kv_block_size=facts.block_size,
         kv_blocks=facts.num_blocks,
         metrics_port=_metrics_port(os.environ.get("DYN_SYSTEM_PORT", "")),
+        deterministic=options.deterministic,
     )
 
 
@@ -151,4 +156,6 @@ def engine_arguments(options: WorkerOptions) -> dict[str, Any]:
     if options.role != "agg":
         # Without one, an engine refuses every request that comes from or goes to another engine.
         arguments.setdefault("cache_transceiver_config", {"backend": "NIXL"})
+    if options.deterministic:
+        arguments["deterministic"] = True  # the torch engine's own: no engine config may hold it
     return arguments

@@ -176,6 +176,7 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
         max_seq_len=args.max_seq_len,
         kv_dtype=kv.dtype,
         cuda_graphs=graphs is not None,
+        deterministic=args.deterministic,
         cuda_graph_batch_sizes=tuple(graphs.batch_sizes) if graphs is not None and graphs.batch_sizes else None,
     )
 

@@ -49,6 +49,7 @@ class TritonKernels:
         self._cache = cache
         self._rotary = rotary
         self._num_processors = num_processors
+        self._attention = attention
         self._layers = [cache.pool[:, layer] for layer in range(config.num_layers)]
         self._kv_scales: list[Tensor | None] = [None] * config.num_layers
         if cache.scales is not None:
@@ -89,8 +90,10 @@ class TritonKernels:
     def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
         config, rows = self._config, qkv.shape[0]
         q = torch.empty(rows, config.num_heads, config.head_dim, dtype=qkv.dtype, device=qkv.device)
-        # Few tokens: many small programs to fill the GPU. Many: as few as keep each one's loads wide.
-        heads = 2 if rows < _MANY_ROWS else 16
+        # Few tokens: many small programs to fill the GPU. Many: as few as keep each one's loads wide. A head's norm is
+        # summed by the threads of its program, in another order where these are others.
+        is_small = rows < _MANY_ROWS or self._attention is Attention.FIXED
+        heads = 2 if is_small else 16
         grid = (rows, triton.cdiv(config.num_heads + 2 * config.num_kv_heads, heads))
         rope_and_write_kernel[grid](
             qkv, q, weights.q_norm, weights.k_norm,
@@ -99,7 +102,7 @@ class TritonKernels:
             config.norm_eps, self._table_width, self._cache.padding_slot, *self._strides,
             **self._shape, HAS_NORM=weights.q_norm is not None, ROTARY_BY_TOKEN=inputs.rotary is not None,
             BLOCK_HEADS=heads,
-            BLOCK=triton.next_power_of_2(config.head_dim // 2), num_warps=1 if rows < _MANY_ROWS else 4,
+            BLOCK=triton.next_power_of_2(config.head_dim // 2), num_warps=1 if is_small else 4,
         )  # fmt: skip
         return q
 
