@@ -49,6 +49,7 @@ class RunnerArgs:
     cuda_graph_batch_sizes: tuple[int, ...] | None = None
     deterministic: bool = False
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
+    merges_passes: bool = False  # a step's decodes and prompt chunks in one pass: nobody's choice until it is measured
 
     def __post_init__(self) -> None:
         for path in _LIMITED:

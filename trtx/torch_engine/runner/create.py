@@ -94,7 +94,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         graphs = DecodeGraphs(decoder, sampler, cache, sorted(useful), config.vocab_size)
     return TorchRunner(
         decoder=decoder, sampler=sampler, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
-        vocab_size=config.vocab_size, graphs=graphs,
+        vocab_size=config.vocab_size, graphs=graphs, merges_passes=args.merges_passes,
     )  # fmt: skip
 
 
