@@ -256,7 +256,7 @@ def test_a_topology_whose_kv_does_not_move_is_not_ready(submit: Submit) -> None:
     assert "FAILED: not ready: trtx.export.wait: no KV came from prefill-0 to decode-0: " in job.log, job.all_logs()
 
 
-def test_a_node_that_lacks_something_is_told_before_anything_starts(submit: Submit) -> None:
+def test_a_node_that_lacks_something_is_told_before_anything_starts(submit: Submit, tmp_path: Path) -> None:
     job = submit(*OVER_BOTH, "--model-dir", "/no/such/model")
     assert job.await_end() == "FAILED"
     assert re.search(r"FAILED: node[12] can't read /no/such/model/config.json", job.log), job.all_logs()
@@ -265,6 +265,18 @@ def test_a_node_that_lacks_something_is_told_before_anything_starts(submit: Subm
     job = submit(*OVER_BOTH, "--interface", "ib7")
     assert job.await_end() == "FAILED"
     assert re.search(r"FAILED: node[12] has no IPv4 address on ib7", job.log), job.all_logs()
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"text": "one"}\n')
+
+    def lost(text: str) -> str:
+        prompts.unlink()
+        return text
+
+    job = submit(*TINY, "--bench", f"--input-file {prompts} --custom-dataset-type single_turn", changed=lost)
+    assert job.await_end() == "FAILED"
+    assert "FAILED: a node can't take part: " in job.log and f"node1 can't read {prompts}, which --bench" in job.log
+    assert not (job.run / "logs" / "etcd.log").exists()
 
 
 def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(

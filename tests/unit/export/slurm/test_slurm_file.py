@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from trtx.config import TopologySpec, recipe_files
 from trtx.errors import UsageError
@@ -64,7 +67,10 @@ CASES = {
     "container": ({}, {"container_image": HOSTILE, "container_mounts": "/data:/data", "python": "python3"}),
     "several nodes": (
         {"engine": "tensorrt-llm", "mode": "disagg", "tp": 4},
-        {"gpus_per_node": 2, "mpi": "pmi2", "interface": "ib0", "ucx_devices": "mlx5_0:1,mlx5_1:1"},
+        {
+            **{"gpus_per_node": 2, "mpi": "pmi2", "interface": "ib0", "ucx_devices": "mlx5_0:1,mlx5_1:1"},
+            **{"bench": ("--concurrency", "1"), "bench_files": (Path("/data/of the job"),)},
+        },
     ),
 }
 
@@ -136,6 +142,43 @@ def test_what_a_person_typed_is_never_run(tmp_path: Path) -> None:
     words = run_bash(text, script, tmp_path).split("\0")
     # Python and etcd as programs, the name on the worker's command line and the benchmark's, and its own word.
     assert words.count(HOSTILE) == 3 + 1 + 2 + 1
+
+
+_TYPED = st.text(st.characters(exclude_categories=("C", "Zl", "Zp")), min_size=1, max_size=12).filter(str.isprintable)
+_PATH = _TYPED.map(lambda text: Path("/" + text))
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    model=_TYPED,
+    bench=st.lists(_TYPED, max_size=4),
+    python=_TYPED,
+    local=_PATH,
+    directory=_PATH,
+    image=st.none() | _TYPED,
+    shape=st.sampled_from(sorted(CASES)),
+)
+def test_whatever_is_typed_is_what_bash_has(
+    model: str,
+    bench: list[str],
+    python: str,
+    local: Path,
+    directory: Path,
+    image: str | None,
+    shape: str,
+    tmp_path: Path,
+) -> None:
+    spec, job = CASES[shape]
+    typed = {"bench": tuple(bench), "python": python, "local_dir": local, "model_dir": directory}
+    try:
+        text = written({**spec, "served_model_name": model}, **{**job, **typed, "container_image": image})
+    except (UsageError, ValidationError):  # what a launcher would expand, or a container can't mount
+        assume(False)
+    held = 'printf "%s\\0" "$MODEL" "$SERVED" "$PYTHON" "$LOCAL_PARENT" "${CONTAINER[0]:-}" "${BENCH_WORDS[@]}"'
+    told = run_bash(text, held, tmp_path).split("\0")[:-1]
+    container = "" if image is None else f"--container-image={image}"
+    assert told == [str(directory), model, python, str(local), container, *bench]
 
 
 def test_a_config_in_the_file_is_the_one_that_workers_get(tmp_path: Path) -> None:
