@@ -110,7 +110,7 @@ def test_encode_workers_have_gpus_of_their_own_in_either_mode(spec: dict[str, An
     assert all(("--role", "encode") in zip(one.argv, one.argv[1:], strict=False) for one in encoders)
 
 
-@pytest.mark.parametrize("engine", ["paced", "simulated", "tensorrt-llm"])
+@pytest.mark.parametrize("engine", ["paced", "simulated"])
 def test_an_engine_whose_workers_take_no_images_has_no_encode_workers(engine: str) -> None:
     with pytest.raises(UsageError, match=f"--encode 1 means nothing with --engine {engine}, wh.*leave --encode out"):
         plan_of(machine(2), engine=engine, encode=1)
