@@ -134,6 +134,28 @@ def test_an_address_with_a_secret_in_it_is_not_repeated(
 
 
 @pytest.mark.parametrize(
+    "attach",
+    [
+        SECRET,
+        {"url": _NOBODY, "api_key": SECRET},
+        {"url": [f"http://me:{SECRET}@h:1"]},
+        {"url": f"http://me:{SECRET}@h:1"},
+        {"url": _NOBODY, "etcd": f"http://me:{SECRET}@h:1"},
+        {"url": _NOBODY, "etcd": [f"http://me:{SECRET}@h:1"]},
+        {"url": _NOBODY, "etcd": [[f"http://me:{SECRET}@h:1"]]},
+        {"url": _NOBODY, "etcd": [_NOBODY], "etcd_auth": SECRET},
+        {"url": _NOBODY, "etcd": [_NOBODY], "etcd_auth": {"password": SECRET}},
+    ],
+)
+def test_a_secret_in_a_sweep_file_is_not_repeated(
+    attach: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"attach": attach}), encoding="utf-8")
+    assert "sweep.yaml" in refused(capsys, "bench", str(path), written=path)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         f"--api-key {SECRET}",
