@@ -328,7 +328,9 @@ def _problem(error: ValidationError) -> str:
         return f"{where} is not a field of it; leave it out (docs/hosts.md lists them)"
     if first["type"] == "missing":
         return f"{where} is missing; expected {_EXPECTED}" if "." not in where else f"{where} is missing; give it"
-    expected = first["msg"].removeprefix("Input should be ")
+    if first["type"] in ("too_short", "string_too_short"):
+        return f"{where} is empty; give at least one, or leave it out where it may be (docs/hosts.md)"
+    expected = first["msg"].removeprefix("Input should be ").replace("array", "list")
     field, kind = where.partition(".")[0], a_kind(first.get("input"))
     if field in _FILES:  # what stands there may be the secret itself
         return f"{where} is {kind}; expected {field}: {_FILES[field]}, each the name of a file but username"

@@ -311,6 +311,8 @@ class EngineApi:
     missing_media: Callable[[Exception], tuple[bytes, ...]] | None = None
     """Which embeddings an engine lacks to compute a prompt, of the exception that its request ended with; none: it
     ended for another reason. None: this engine takes no embeddings."""
+    gpus_of: Callable[[Mapping[str, Any]], int] = lambda config: 1
+    """GPUs of one worker, on all of its nodes, by its engine config."""
     can_be_deterministic: bool = False  # True: ``deterministic`` beside the config keeps a request's bits in any batch
     aborts_transfers: bool = True  # False: an abort during a KV transfer leaks blocks, so it waits for the first token
     dies_of_stalls: bool = False  # True: no step for a while with requests open is a death, whatever is_alive says

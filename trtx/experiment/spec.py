@@ -23,6 +23,7 @@ from trtx.experiment.axes import Axes, NamedTopology, expand
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scoring_spec import ScoringSpec, in_keys
 from trtx.planes.credentials import EtcdAuth, check_endpoints
+from trtx.planes.secret_files import judge_secrets, look_at_secrets
 from trtx.topology import body_mib
 
 MAX_GPUS = 100_000  # behind one address
@@ -67,6 +68,12 @@ class Attach(BaseModel):
             case Password(username=username, password_file=file):
                 return EtcdAuth(username=username, password_file=file)
         raise UsageError("etcd_auth names a token, which etcd takes none of; give certificates or a password")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What other users of this machine can do with the files of ``etcd_auth``. Raises UsageError as above."""
+        amiss = judge_secrets(look_at_secrets(self.etcd_files(), None))
+        return tuple(str(one) for one in amiss if one.severity == "warning")
 
     @field_validator("url")
     @classmethod

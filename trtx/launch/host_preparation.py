@@ -217,3 +217,22 @@ def _check_device(host: PlannedHost) -> None:
                 f"{host.name} has device {device}, and this machine has not (it has {', '.join(sorted(networks))}); "
                 "correct device in the hosts file"
             )
+        if name in networks and (problem := _device_problem(device)) is not None:
+            raise UsageError(
+                f"{host.name} has device {device}, {problem}, so no KV could go over it; correct device in the hosts "
+                "file, or set it up"
+            )
+
+
+def _device_problem(device: str) -> str | None:
+    """Why UCX opens no connection on a network device of this machine; None where it does, as far as is seen here."""
+    name, _, port = device.partition(":")
+    if port:
+        return "and ports are of InfiniBand devices"
+    if not psutil.net_if_stats()[name].isup:
+        return "which is down"
+    found = psutil.net_if_addrs().get(name, ())
+    families = (socket.AF_INET, socket.AF_INET6)
+    if not any(one.family in families and not one.address.startswith("fe80:") for one in found):
+        return "which has no address but a link-local one at most"
+    return None

@@ -16,13 +16,18 @@ def clear_leftovers(plan: Plan) -> None:
     Raises UsageError where a process of the share lives, or what is there is another user's."""
     if not plan.this_host:
         return
-    if alive := members(plan.marker, ()):
-        raise UsageError(
-            f"a share of {plan.namespace} runs on {plan.this_host} already (pid {', '.join(map(str, sorted(alive)))}); "
-            "end it first"
-        )
+    refuse_second(plan)
     if (problem := remove_own(plan.scratch_dir)) is not None:
         raise UsageError(
             f"{plan.scratch_dir}, where this share keeps its files, {problem}, so it is not touched; have it removed, "
             "or set TMPDIR to a directory of this user's own"
+        )
+
+
+def refuse_second(plan: Plan) -> None:
+    """Raises UsageError where a process of this share lives."""
+    if plan.this_host and (alive := members(plan.marker, ())):
+        raise UsageError(
+            f"a share of {plan.namespace} runs on {plan.this_host} already (pid {', '.join(map(str, sorted(alive)))}); "
+            "end it first"
         )

@@ -15,7 +15,7 @@ from trtx.launch.frontend_watch import UNROUTED_S
 from trtx.launch.guardian import Guardian
 from trtx.launch.handoffs import HandoffProofs
 from trtx.launch.interruption import Interruption, catch_signals
-from trtx.launch.leftovers import clear_leftovers
+from trtx.launch.leftovers import clear_leftovers, refuse_second
 from trtx.launch.picture_proofs import PictureProofs
 from trtx.launch.ports import ANOTHER_PORT, HOLDER, OF_SEVERAL_HOSTS
 from trtx.launch.presence import Presence
@@ -188,6 +188,14 @@ def take_place(share: Plan) -> None:
 
 def _hold_ports(plan: Plan) -> tuple[int, ...]:
     """All that the plan's processes listen on; those of the HOLDER already, or free until now. Raises UsageError."""
+    try:
+        return _held_ports(plan)
+    except UsageError:
+        refuse_second(plan)  # whose ports these are then
+        raise
+
+
+def _held_ports(plan: Plan) -> tuple[int, ...]:
     for_http = OF_SEVERAL_HOSTS if plan.this_host else ANOTHER_PORT
     held = [HOLDER.hold(*plan.http_of(frontend), for_http) for frontend in plan.frontends]
     held += [HOLDER.hold("127.0.0.1", port) for port in plan.internal_ports]

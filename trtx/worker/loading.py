@@ -17,7 +17,6 @@ from trtx import engine
 from trtx.checkpoint.facts import read_config
 from trtx.engine import Engine
 from trtx.engine.api import EngineApi, EngineFacts
-from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.worker_facts import WorkerFacts
 from trtx.errors import UsageError
 from trtx.text import StopStrings, TextStream, Tokenizer, load_tokenizer
@@ -114,7 +113,7 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
         role=options.role,
         engine=options.engine,
         versions={**_own_versions(), **api.versions},
-        gpu_names=_gpu_names(options),
+        gpu_names=_gpu_names(options, api),
         tensor_parallel_size=options.llm_args.get("tensor_parallel_size") or 1,
         context_length=facts.context_length,
         max_batch_size=facts.max_batch_size,
@@ -126,11 +125,11 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
     )
 
 
-def _gpu_names(options: WorkerOptions) -> tuple[str, ...] | None:
+def _gpu_names(options: WorkerOptions, api: EngineApi) -> tuple[str, ...] | None:
     """None too where the engine's ranks are on other nodes as well: nobody here knows those, and the GPUs of one node
     would be taken for all that it has."""
     names = gpu_names()
-    if names and world_size(options.llm_args) > len(names):
+    if names and api.gpus_of(options.llm_args) > len(names):
         return None
     return names
 

@@ -134,6 +134,28 @@ def test_an_address_with_a_secret_in_it_is_not_repeated(
 
 
 @pytest.mark.parametrize(
+    "attach",
+    [
+        SECRET,
+        {"url": _NOBODY, "api_key": SECRET},
+        {"url": [f"http://me:{SECRET}@h:1"]},
+        {"url": f"http://me:{SECRET}@h:1"},
+        {"url": _NOBODY, "etcd": f"http://me:{SECRET}@h:1"},
+        {"url": _NOBODY, "etcd": [f"http://me:{SECRET}@h:1"]},
+        {"url": _NOBODY, "etcd": [[f"http://me:{SECRET}@h:1"]]},
+        {"url": _NOBODY, "etcd": [_NOBODY], "etcd_auth": SECRET},
+        {"url": _NOBODY, "etcd": [_NOBODY], "etcd_auth": {"password": SECRET}},
+    ],
+)
+def test_a_secret_in_a_sweep_file_is_not_repeated(
+    attach: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"attach": attach}), encoding="utf-8")
+    assert "sweep.yaml" in refused(capsys, "bench", str(path), written=path)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         f"--api-key {SECRET}",
@@ -173,3 +195,15 @@ def test_an_address_without_a_secret_is_shown_as_it_stands() -> None:
     assert shown_address("http://10.77.0.1:2379") == "'http://10.77.0.1:2379'"
     assert shown_address("10.77.0.1") == "'10.77.0.1'"
     assert shown_address(f"ftp://me:{SECRET}@h:1/x").startswith("'ftp://h:1' and more")
+
+
+def test_bench_warns_of_a_password_file_that_others_can_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "--url", _NOBODY, "--etcd", _NOBODY, "--etcd-auth", "username=me,password_file=password"]
+    file = tmp_path / "password"
+    file.write_text(SECRET)
+    for mode, warns in ((0o600, False), (0o644, True), (0o660, True)):
+        file.chmod(mode)
+        assert app.run([*command]) == 2
+        said = capfd.readouterr().err
+        assert (f"trtx: warning: other users can read or change {file}; " in said) == warns
+        assert said.endswith("check --url\n") and (f"chmod 600 {file}" in said) == warns and SECRET not in said

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
+from processes import free_port
 
 from trtx.cli import app
 
@@ -114,6 +116,11 @@ def test_secrets_are_named_by_their_files_and_looked_for_beside_the_hosts_file(
         (({}, {}), {"etcd_auth": {"ca": "a", "key": "k"}}, ("etcd_auth.certificate is missing; give it",)),
         (({}, {}), {"nats_auth": {"token_file": "t", "more": 1}}, ("nats_auth.more is not a field of it",)),
         (({}, {}), {"name": "a/b"}, ("name 'a/b'",)),
+        (({}, {}), {"etcd": []}, ("etcd is empty; give at least one",)),
+        (({}, {}), {"etcd": "http://10.77.0.1:2379"}, ("etcd is text; expected a valid list",)),
+        (({}, {}), {"etcd": [""]}, ("etcd '' is no address of it alone",)),
+        (({}, {}), {"nats": ""}, ("nats '' is no address of it alone",)),
+        (({}, {}), {"nats_auth": {"username": "", "password_file": "p"}}, ("nats_auth.username is empty",)),
         (({}, {}), {"lease_ttl_s": 1}, ("lease_ttl_s 1", "greater than or equal to 5")),
         (({"roles": {"prefill": 1}}, {}), {}, ("names prefill, and --mode agg", "choose --mode disagg")),
         (({"roles": {"encode": 1}}, {}), {}, ("encode workers hand embeddings over in files of one machine",)),
@@ -183,3 +190,18 @@ def test_what_measures_says_how_a_topology_over_hosts_is_measured(
     assert app.run([*verb, "--hosts", written(tmp_path, *ROLES)]) == 2
     said = capsys.readouterr().err
     assert words in said and "trtx serve join" in said and said.count("\n") == 1
+
+
+def test_a_device_over_which_no_kv_can_go_is_told_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = [name for name, stats in psutil.net_if_stats().items() if not stats.isup]
+    cases = {"lo:1": "and ports are of InfiniBand devices", "nowhere9": "and this machine has not (it has"}
+    cases |= dict.fromkeys(down[:1], "which is down")
+    for device, words in cases.items():
+        host = {"address": "127.0.0.1", "device": device, "roles": {"agg": 1}}
+        file = written(tmp_path, host, etcd=["http://127.0.0.1:9"], nats="nats://127.0.0.1:9")
+        command = ["serve", "--hosts", file, "--engine", "paced", "--port", str(free_port())]
+        assert app.run([*command, "-o", str(tmp_path / "runs")]) == 2
+        said = capsys.readouterr().err
+        assert f"node1 has device {device}, {words}" in said and "in the hosts file" in said, said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from trtx.launch.leftovers import clear_leftovers
 from trtx.launch.logs import Log
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
+from trtx.launch.served import take_place
 from trtx.topology import Plan
 
 
@@ -189,3 +191,26 @@ def test_what_is_not_this_users_directory_is_never_removed_for_its_name(whose: s
     assert share.scratch_dir.lstat() and (kept / "work").read_text() == "of weeks"
     if whose == "another user's":
         assert (share.scratch_dir / "work").read_text() == "of weeks"
+
+
+def test_a_second_share_of_one_host_is_told_of_the_first_and_not_of_its_ports(tmp_path: Path) -> None:
+    variable, _, value = share_of(tmp_path).marker.partition("=")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        frontend = replace(process(tmp_path, "frontend", role="frontend"), http_host="127.0.0.1", http_port=port)
+        share = replace(share_of(tmp_path), processes=(frontend,))
+        with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use"):
+            take_place(share)
+        waits = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+        first = subprocess.Popen(
+            waits, env={**os.environ, variable: value}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert first.stdin is not None and first.stdout is not None
+        try:
+            first.stdout.readline()
+            with pytest.raises(UsageError, match=rf"runs on node1 already \(pid {first.pid}\); end it first"):
+                take_place(share)
+        finally:
+            first.stdin.close()
+            first.stdout.close()
+            first.wait(30)

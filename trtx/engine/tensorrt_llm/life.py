@@ -46,6 +46,7 @@ def load_api() -> EngineApi:
         new_request_ids=versions.new_request_ids,
         versions={} if (version := installed_version()) is None else {"tensorrt_llm": version},
         start_encoder=start_encoder,
+        gpus_of=arguments.world_size,
         aborts_transfers=False,  # ai-dynamo/dynamo #7489
         dies_of_stalls=True,  # TensorRT-LLM #17665, #14414
         shutdown_seconds=SHUTDOWN_SECONDS,
