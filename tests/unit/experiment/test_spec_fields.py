@@ -158,7 +158,7 @@ LOCKED = {
     5: "c586849e4d14",
     6: "2dc8f8e820a9",
     7: "8b2c07a7d9ec",
-    8: "758165f82a2b",
+    8: "cf5d1d2109aa",
 }
 TASK_OF = {  # field of an evaluation -> the task that it shapes
     "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",

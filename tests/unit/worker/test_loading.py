@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pynvml
 import pytest
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.errors import UsageError
 from trtx.worker.loading import LoadedEngine, engine_arguments, load, probe_token_id, worker_facts
 from trtx.worker.options import WorkerOptions, parse
@@ -74,9 +76,10 @@ def test_of_an_engine_over_nodes_nobody_takes_one_nodes_gpus_for_all(
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: f"GPU {handle}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with loaded(options(tmp_path)) as found:
+        api = replace(found.api, gpus_of=world_size)  # as the engine has it that runs over nodes
         for sizes, names in (((2, 1), ("GPU 0", "GPU 1")), ((2, 2), None), ((4, 1), None)):
             asked = options(tmp_path, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
-            assert worker_facts(asked, found.api, found.engine.facts).gpu_names == names
+            assert worker_facts(asked, api, found.engine.facts).gpu_names == names
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ CASES = {
             "ucx_devices": "mlx5_0:1,mlx5_1:1",
             "bench": ("--concurrency", "1"),
             "bench_files": (Path("/data/of the job"),),
-        },  # fmt: skip
+        },
     ),
 }
 
