@@ -23,6 +23,7 @@ from trtx.experiment.axes import Axes, NamedTopology, expand
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scoring_spec import ScoringSpec, in_keys
 from trtx.planes.credentials import EtcdAuth, check_endpoints
+from trtx.topology import body_mib
 
 MAX_GPUS = 100_000  # behind one address
 MAX_CELLS = 10_000  # a typing mistake costs no night
@@ -151,6 +152,24 @@ class ExperimentSpec(BaseModel):
                 f"load.image_width_mean and image_height_mean make images of {pixels} pixels, and "
                 f"media.max_image_pixels of {topology.label} is {media.max_image_pixels}; ask for smaller ones, or "
                 "allow more"
+            )
+        self._refuse_bytes_beyond(topology, count)
+
+    def _refuse_bytes_beyond(self, topology: NamedTopology, images: int) -> None:
+        """The same of files that are too large: aiperf sends each in its request, as a data: URL."""
+        media, least = topology.spec.media, self.load.least_image_bytes
+        if least > media.max_media_bytes:
+            raise ValueError(
+                f"load.image_width_mean and image_height_mean make files of {least} bytes at least, and "
+                f"media.max_media_bytes of {topology.label} is {media.max_media_bytes}; ask for smaller images, or for "
+                "image_format jpeg, or allow more"
+            )
+        body, most = images * (-(-least // 3) * 4), body_mib(media)
+        if body > most << 20:
+            raise ValueError(
+                f"load.image_batch_size makes requests of {body} bytes at least, with {images} images in each, and the "
+                f"frontend of {topology.label} takes bodies of {most} MiB; ask for fewer or smaller images, or raise "
+                "media.max_media_bytes, from which that limit follows"
             )
 
     @property

@@ -53,11 +53,11 @@ class PictureEncoder:
         remove no file."""
         asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
-            picture, key, kind = read_question(asked)
+            picture, key, kind, most_rows = read_question(asked)
         except ValueError as error:
             raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
         try:
-            handle = await self._encode(picture, key, kind, in_file=wants_file(asked))
+            handle = await self._encode(picture, key, kind, most_rows, in_file=wants_file(asked))
             if not is_wanted() and handle.path is not None:
                 Path(handle.path).unlink(missing_ok=True)  # and so its lease ends
             answered = handle.to_dict()
@@ -70,14 +70,16 @@ class PictureEncoder:
         chunk: Chunk = dict(encoder_terminal_chunk(answered))
         return chunk
 
-    async def _encode(self, picture: SharedTensor, key: bytes, kind: Kind, *, in_file: bool) -> EmbeddingHandle:
+    async def _encode(
+        self, picture: SharedTensor, key: bytes, kind: Kind, most_rows: int, *, in_file: bool
+    ) -> EmbeddingHandle:
         embedder, kept_as = self._embedder, key
         if in_file and self._in_files is not None:
             embedder, kept_as = self._in_files, key + b"in a file"
 
         async def make() -> tuple[TowerOutput, int]:
             blob = Blob(await asyncio.to_thread(read_shared, picture), THIS_PICTURE, kind)
-            made = await embedder.embed(blob, key)
+            made = await embedder.embed(blob, key, most_rows)
             return made, made.rows.nbytes
 
         try:

@@ -175,7 +175,7 @@ VALUES |= {f"--{of}-cert": "other.pem" for of in ("tls", "listen")} | {
 VALUES |= {"--listen": "127.0.0.1:8081"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999", "--max-image-pixels": "99999999", "--max-images": "9"}
-VALUES |= {"--decode-processes": "3", "--max-videos": "3"}
+VALUES |= {"--decode-processes": "3", "--max-videos": "3", "--max-media-bytes": "9999999"}
 VALUES |= {
     "--hosts": HOSTS.format("roles"),
     "--etcd": "http://127.0.0.1:8",

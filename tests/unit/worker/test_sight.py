@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from trtx.checkpoint.vision import VisionConfig
-from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, TowerOutput, share
+from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, EngineFacts, TowerOutput, share
 from trtx.media import THIS_PICTURE, Blob, MediaError, MediaLimits
 from trtx.media.blob import label_of
 from trtx.worker.embedding_cache import EmbeddingCache, NotMade
@@ -26,12 +26,14 @@ CONFIG = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_toke
 class Gate:
     """An embedder that waits until it is told how the file is, and an engine that takes what it makes."""
 
+    facts = EngineFacts(context_length=100)
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.seen: list[Blob] = []
         self.is_broken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         self.seen.append(blob)
         if await asyncio.shield(self.is_broken):
             raise MediaError(415, f"{blob.label} is no picture")
