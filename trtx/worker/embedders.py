@@ -274,8 +274,8 @@ class RemoteEmbedder:
         self._share = share_bytes
         self._clock = clock
         self._reader = EmbeddingReader()
-        self._distrusted: dict[int, float] = {}  # until when, by id
         self._has_files = False
+        self._distrusted: dict[int, float] = {}  # until when, by id
 
     def use_files(self) -> None:
         self._has_files = True
@@ -342,9 +342,7 @@ def preferred(workers: Iterable[int], key: bytes) -> int:
 def question(picture: SharedTensor, key: bytes, kind: Kind, most_rows: int, *, in_file: bool = False) -> dict[str, Any]:
     """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one.
     ``in_file``: whoever asks can't read an embedding on the encoder's device."""
-    asked: dict[str, Any] = {
-        "picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind, "most_rows": most_rows,
-    }  # fmt: skip
+    asked = {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind, "most_rows": most_rows}
     return {**asked, "in_file": True} if in_file else asked
 
 

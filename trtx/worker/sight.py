@@ -143,9 +143,8 @@ class Sight:
 
     async def _make(self, key: bytes, blob: Blob) -> tuple[Picture, int]:
         # Others join who know it by URLs of their own. ``blob`` stays here: as long as it does, its bytes count.
-        made = await self._embedder.embed(
-            Blob(blob.data, THIS_PICTURE, blob.kind), key, self._engine.facts.context_length
-        )
+        context = self._engine.facts.context_length
+        made = await self._embedder.embed(Blob(blob.data, THIS_PICTURE, blob.kind), key, context)
         try:
             picture = self._picture(key, made)
             with self._metrics.timed("put"):
