@@ -15,10 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from source_trees import FILES, ROOT, nodes_of
 
-import trtx
-
-ROOT = Path(trtx.__file__).parent
 DOCUMENT = Path(__file__).parents[2] / "docs" / "architecture.md"
 _ROW = re.compile(r"^\| `([a-z_/]+?)(?:/|\.py)` \| ([a-z_/, –]+) \| .+ \|$", re.MULTILINE)
 ARROWS = {
@@ -37,7 +35,7 @@ def _room(path: str) -> str | None:
 def _imported(path: Path) -> set[str]:
     """``launch/ports`` for each module of trtx that is imported, the names taken from it left out."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -60,9 +58,6 @@ def _leads_to(arrow: str, own: str, imported: set[str]) -> set[str]:
 
 def _module(path: Path) -> str:
     return str(path.relative_to(ROOT).with_suffix(""))
-
-
-FILES = sorted(ROOT.rglob("*.py"))
 
 
 def test_every_room_has_a_row() -> None:
@@ -123,7 +118,7 @@ def test_the_doctors_judges_look_at_facts_alone() -> None:
     looking = {"psutil", "os", "subprocess", "pynvml", "socket", "shutil", "resource", "importlib"}
     for path in sorted((ROOT / "doctor" / "judge").glob("*.py")):
         names = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.Import):
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from source_trees import FILES, ROOT, nodes_of
 
-import trtx
-
-ROOT = Path(trtx.__file__).parent
+Source = str | Path  # or the file that it stands in
 READERS = {
     "config.json": ("checkpoint/documents.py", "read_config of trtx.checkpoint.facts, or read_model_config"),
     "generation_config.json": ("checkpoint/facts.py", "read_end_ids of trtx.checkpoint"),
@@ -32,22 +31,19 @@ _ASKING = {"is_file", "exists", "write_text", "write_bytes", "unlink"}
 _NAMES = {"CONFIG": "config.json", "MODELOPT_FILE": "hf_quant_config.json", "INDEX": "model.safetensors.index.json"}
 
 
-@functools.cache
-def _nodes(source: str) -> list[ast.AST]:
-    """The tree of a module, itself first: three tests look at each."""
-    return list(ast.walk(ast.parse(source)))
+def _nodes(source: Source) -> Sequence[ast.AST]:
+    """The tree of a module, itself first."""
+    return nodes_of(source) if isinstance(source, Path) else list(ast.walk(ast.parse(source)))
 
 
-def _opened(source: str) -> set[str]:
+def _opened(source: Source) -> set[str]:
     """The files of a checkpoint whose name, or the constant for it, stands in an expression that is opened or parsed.
 
     A variable of the same function counts as what was assigned to it.
     """
     found: set[str] = set()
-    for scope in [
-        _nodes(source)[0],
-        *(node for node in _nodes(source) if isinstance(node, (ast.FunctionDef, ast.Lambda))),
-    ]:
+    nodes = _nodes(source)
+    for scope in [nodes[0], *(node for node in nodes if isinstance(node, (ast.FunctionDef, ast.Lambda)))]:
         assigned = {
             target.id: _named(node.value)
             for node in ast.walk(scope)
@@ -72,7 +68,7 @@ def _named(node: ast.AST) -> set[str]:
     return {file for file in READERS if file in last} | names
 
 
-def _handed_on(source: str) -> set[str]:
+def _handed_on(source: Source) -> set[str]:
     """The files of a checkpoint whose path is made for somebody else to open: all but a sentence that names the file,
     and a question whether it is there."""
     nodes = _nodes(source)
@@ -109,7 +105,7 @@ def _is_sentence(node: ast.AST) -> bool:
     )
 
 
-def _helpers(source: str) -> set[str]:
+def _helpers(source: Source) -> set[str]:
     """The functions that return the path of a file of a checkpoint."""
     return {
         scope.name
@@ -122,7 +118,7 @@ def _helpers(source: str) -> set[str]:
     }
 
 
-def _transformers_configs(source: str) -> set[str]:
+def _transformers_configs(source: Source) -> set[str]:
     """The configs of transformers that are imported or looked up: each reads config.json by itself."""
     found = set()
     for node in _nodes(source):
@@ -135,16 +131,16 @@ def _transformers_configs(source: str) -> set[str]:
 
 def test_the_path_of_a_file_of_a_checkpoint_is_made_where_it_is_opened() -> None:
     naming = set()
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in FILES:
         module = str(path.relative_to(ROOT))
-        for file in _handed_on(path.read_text(encoding="utf-8")):
+        for file in _handed_on(path):
             place, instead = READERS[file]
             naming.add(module)
             assert module == place or module in NAMING, (
                 f"trtx/{module} makes a path of {file}; trtx/{place} reads it, for all: call {instead}. Where it is "
                 f"never read by that path, name the module in NAMING of {Path(__file__).name}"
             )
-        assert not (helpers := _helpers(path.read_text(encoding="utf-8"))), (
+        assert not (helpers := _helpers(path)), (
             f"{sorted(helpers)} of trtx/{module} hands out a path, and who gets it reads the file a second way; "
             "hand out what the file says"
         )
@@ -154,9 +150,9 @@ def test_the_path_of_a_file_of_a_checkpoint_is_made_where_it_is_opened() -> None
 
 
 def test_no_config_of_transformers_is_a_second_reader() -> None:
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in FILES:
         module = str(path.relative_to(ROOT))
-        found = _transformers_configs(path.read_text(encoding="utf-8"))
+        found = _transformers_configs(path)
         assert not found or module in TRANSFORMERS, (
             f"trtx/{module} reads config.json by transformers' {', '.join(sorted(found))}, which takes other defaults; "
             f"call {READERS['config.json'][1]}"
@@ -202,9 +198,9 @@ def test_a_config_of_transformers_is_seen_however_it_is_spelt(source: str) -> No
 
 
 def test_a_file_of_a_checkpoint_is_opened_in_one_place() -> None:
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in FILES:
         module = str(path.relative_to(ROOT))
-        for file in _opened(path.read_text(encoding="utf-8")):
+        for file in _opened(path):
             place, instead = READERS[file]
             assert module == place, f"trtx/{module} opens {file} itself; trtx/{place} does, for all: call {instead}"
 

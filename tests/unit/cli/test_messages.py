@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import typer
+from source_trees import FILES, ROOT, nodes_of
 
-import trtx
 from trtx.cli import app
 from trtx.cli.command import option_name
 
-ROOT = Path(trtx.__file__).parent
 # Programs with options of their own, which trtx starts itself, and those that train the shipped models.
 _OTHER_PROGRAMS = ("worker", "frontend", "launch/guardian.py", "checkpoint/train_tiny")
 # Options of other tools, in the commands that a fix spells out.
@@ -27,13 +25,12 @@ _OTHERS |= {"--client-cert-auth", "--enable-grpc-gateway", "--listen-client-urls
 
 def _texts() -> Iterator[tuple[str, str]]:
     """(file and line, text) of every string that is neither documentation nor by itself a word of a command line."""
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in FILES:
         name = str(path.relative_to(ROOT))
         if name.startswith(_OTHER_PROGRAMS):
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+        documentation = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.Expr)}
+        for node in nodes_of(path):
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in documentation:
                 continue
             if not re.fullmatch(r"--?[a-z-]+(=\S*)?", node.value) and not node.value.startswith("git "):

@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import trtx
+from source_trees import FILES, ROOT, nodes_of
 
-ROOT = Path(trtx.__file__).parent
 ENGINE = ROOT / "torch_engine"
 PACKAGE = "trtx.torch_engine"
 SHARED = {
@@ -42,7 +41,7 @@ ENGINES_PROCESS = {"core", "handoff", "vision"}  # a build uses the runner's rea
 def _parts(path: Path) -> set[str]:
     """``messages``, ``core``, … for whatever ``path`` imports of the torch engine, inside functions too."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -54,7 +53,7 @@ def _parts(path: Path) -> set[str]:
 
 
 def test_the_processes_share_messages_alone() -> None:
-    for path in ENGINE.rglob("*.py"):
+    for path in (path for path in FILES if ENGINE in path.parents):
         inside = path.relative_to(ENGINE)
         tower = inside.parts[0].removesuffix(".py")
         assert tower in TOWERS, (
@@ -70,7 +69,7 @@ def test_the_processes_share_messages_alone() -> None:
 
 
 def test_nobody_else_enters_the_engines_processes() -> None:
-    for path in ROOT.rglob("*.py"):
+    for path in FILES:
         if ENGINE not in path.parents:
             entered = _parts(path) & ENGINES_PROCESS
             assert not entered, (

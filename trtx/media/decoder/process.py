@@ -7,6 +7,7 @@ SIGTERM are ignored: a terminal sends them to the whole group, and the parent de
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -52,11 +53,14 @@ def main() -> None:
     parent = socket.socket(fileno=int(sys.argv[1]))
     setup = _message(parent)
     assert isinstance(setup, Setup), f"the first message is {type(setup).__name__}"
+    gc.disable()  # what importing transformers makes stays: looking at it again took a third of the import
     try:
         processor = None if setup.model_dir is None else ImageProcessor(Path(setup.model_dir), setup.videos)
     except UsageError as error:
         parent.sendall(frame(Unusable(str(error))))
         return
+    gc.freeze()
+    gc.enable()
     _limit_memory(setup.memory_bytes)
     parent.sendall(frame(Ready()))
     while True:

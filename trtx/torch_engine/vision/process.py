@@ -6,6 +6,7 @@ parent is gone, and ends this process at once, even in the middle of a batch.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -46,7 +47,11 @@ def main() -> None:
     try:
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
-        _loop(_build(start, channel), channel, inbox)
+        gc.disable()  # what importing transformers and loading make stays: looking at it again took a third of them
+        encoder = _build(start, channel)
+        gc.freeze()
+        gc.enable()
+        _loop(encoder, channel, inbox)
     except UsageError as error:
         channel.send(Fatal(str(error), is_usage=True))
         os._exit(1)
