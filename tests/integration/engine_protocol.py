@@ -7,8 +7,10 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from trtx.engine import Engine, EngineApi
-from trtx.engine.api import Hints, Result
+from trtx.engine.api import Hints, PicturePrompt, Result
 
 PROMPT = [5, 6, 7, 8]
 HINTS = Hints(priority=0.9, dp_rank=0, conversation_id="a conversation")  # those that it has no use for, it leaves out
@@ -62,8 +64,11 @@ def check_engine(api: EngineApi, engine: Engine, *, hands_off: bool, unexpected:
     assert ids == [None] * 3 or (len(set(ids)) == 3 and all(one is not None and 2**40 < one < 2**63 for one in ids))
     assert engine.is_alive()
     assert engine.cause_of_death() == ""
-    if api.start_encoder is None:
-        assert engine.encode({"prompt_token_ids": PROMPT}) is None
+    if engine.facts.image_token_id is None:  # a text model, or one whose pictures are its workers' to prepare
+        assert not engine.facts.takes_handles
+        if api.kind != "tensorrt-llm":  # it asks the model's processor, whatever the model
+            with pytest.raises(LookupError):
+                engine.prepare_prompt(PicturePrompt(PROMPT))
 
 
 async def _check(api: EngineApi, engine: Engine, hands_off: bool) -> None:

@@ -265,56 +265,12 @@ def test_an_engine_that_fails_ends_its_worker_with_its_ranks_and_a_new_one_serve
         assert not any(rank.is_alive for rank in second_life)
 
 
-ENCODE = """
-import asyncio, base64, io, json, os, sys
-from PIL import Image
-from dynamo.runtime import DistributedRuntime
-
-def image(colour):
-    data = io.BytesIO()
-    Image.new("RGB", (20, 10), colour).save(data, "PNG")
-    return {"Url": "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()}
-
-async def main():
-    runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")
-    client = await runtime.endpoint(f"{os.environ['DYN_NAMESPACE']}.encode.generate").client()
-    await client.wait_for_instances()
-    for images in ([image("red"), image("blue")], []):
-        request = {"model": "tiny", "token_ids": [1, 2, 3], "stop_conditions": {}, "sampling_options": {},
-                   "output_options": {}, "eos_token_ids": [], "annotations": []}
-        if images:
-            request["multi_modal_data"] = {"image_url": images}
-        try:
-            async for answer in await client.round_robin(request):
-                print(json.dumps(answer.data()), flush=True)
-        except Exception as error:
-            print(json.dumps({"error": str(error)}), flush=True)
-    os._exit(0)  # the runtime's threads don't survive the interpreter's end in peace
-
-asyncio.run(main())
-"""
-
-
 @pytest.fixture
 def workers(tmp_path: Path, trtllm_environment: Mapping[str, str], model_directory: str) -> Iterator[Topology]:
     with topology(tmp_path, Path(model_directory)) as running:
         running.extra_environment |= dict(trtllm_environment) | {"DYN_NAMESPACE": "trtllm-test", "DYN_LOG": "info"}
         running.extra_environment |= {"CUDA_VISIBLE_DEVICES": ""}
         yield running
-
-
-def test_an_encode_worker_answers_with_handles_that_json_can_carry(only_standin: None, workers: Topology) -> None:
-    worker = workers.start_worker("encode-0", role="encode", engine="tensorrt-llm", max_batch_size=2)
-    until("the encoder serves", lambda: worker.status().get("state") == "serving" or worker.process.poll())
-    client = workers.spawn("client", ["-c", ENCODE])
-    assert client.process.wait(60) == 0, client.log()
-    encoded, refused = [json.loads(line) for line in client.log().splitlines() if line.startswith("{")]
-    result = encoded["encoder_result"]
-    assert encoded["finish_reason"] == "stop"
-    assert len(result["multimodal_embedding_handles"]) == len(result["multimodal_hashes"]) == 2
-    assert result["multimodal_hashes"][0] != result["multimodal_hashes"][1]
-    assert result["prompt_token_ids"] == [1, 2, 3]
-    assert "no images" in refused["error"]
 
 
 def test_a_shutdown_that_hangs_is_given_up_and_the_rank_it_leaves_is_on_record(

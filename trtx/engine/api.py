@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from trtx.torch_engine.embeddings import (
     EmbeddingExports,
+    EmbeddingGone,
     EmbeddingHandle,
     EmbeddingMismatch,
     EmbeddingReader,
+    EmbeddingUnreachable,
     parse_handle,
 )
 from trtx.torch_engine.encoder_messages import Clip
@@ -23,13 +25,19 @@ from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import MediaSpan
 from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, read_shared, remove_shared, share
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 __all__ = [
     "ENGINE_KINDS",
     "Clip",
     "EmbeddingExports",
+    "EmbeddingGone",
     "EmbeddingHandle",
     "EmbeddingMismatch",
     "EmbeddingReader",
+    "EmbeddingUnreachable",
     "Engine",
     "EngineApi",
     "EngineFacts",
@@ -38,6 +46,8 @@ __all__ = [
     "HandoffTotals",
     "Hints",
     "MediaSpan",
+    "PicturePrompt",
+    "ReadyPrompt",
     "Result",
     "Row",
     "SharedTensor",
@@ -85,6 +95,10 @@ class EngineFacts:
     dp_size: int = 1  # attention-DP ranks, each with KV of its own; 1 without attention DP
     has_kv_events: bool = False  # it says what it stored and removed, where its config asks for that
     embedding_dtype: str | None = None  # of the rows that an encoder makes
+    image_token_id: int | None = None
+    """The placeholder of a picture, of an engine that is given a prompt's pictures and prepares them itself
+    (:meth:`Engine.prepare_prompt`), and of its encoder; None: it is not."""
+    takes_handles: bool = False  # such an engine takes what its encoder made in place of the pictures
     left_out: tuple[str, ...] = ()  # arguments that it took and makes nothing of: they change speed or memory alone
 
 
@@ -97,6 +111,35 @@ class TowerOutput:
     rows: SharedTensor
     grid: tuple[int, int, int] | None = None
     clip: Clip | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PicturePrompt:
+    """A prompt with pictures for an engine that prepares them itself.
+
+    ``token_ids``: with one placeholder for each picture. ``text``: what they are the tokens of, special ones written
+    out; empty where nobody needs it. ``pictures``: uint8 ``[height, width, 3]``, in the order of their placeholders.
+    ``handles``: what :meth:`Engine.encode` gave for them in place of them.
+    """
+
+    token_ids: list[int]
+    text: str = ""
+    pictures: Sequence[npt.NDArray[np.uint8]] = ()
+    handles: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ReadyPrompt:
+    """What :meth:`Engine.prepare_prompt` made, for one call of :meth:`Engine.generate_ready`.
+
+    ``token_ids``: as the engine computes them, with a placeholder for each row. ``inputs``: the engine's own.
+    ``params``: fields of DisaggregatedParams that go with them. ``is_taken``: a request has it, and what it holds.
+    """
+
+    token_ids: list[int]
+    inputs: Any
+    params: Mapping[str, Any]
+    is_taken: bool = False
 
 
 class HandoffTotals(Protocol):
@@ -163,25 +206,47 @@ class Engine(Protocol):
         """
         ...
 
+    def prepare_prompt(self, prompt: PicturePrompt) -> ReadyPrompt:
+        """Blocks while the model's processor works. Asked of engines whose facts have an ``image_token_id``. Raises
+        ValueError for a prompt that it refuses. What it holds, handles included, is used up by the request that takes
+        it, or by :meth:`drop_prompt`."""
+        raise LookupError("this engine takes no pictures in prompts")
+
+    def drop_handles(self, handles: Mapping[str, Any]) -> None:
+        """Lets go of what an encoder made, where no prompt was made of it. Blocks."""
+        raise LookupError("this engine takes no handles")
+
+    def drop_prompt(self, prompt: ReadyPrompt) -> None:
+        """Lets go of a prompt that no request takes. Blocks."""
+        raise LookupError("this engine takes no pictures in prompts")
+
+    def generate_ready(self, prompt: ReadyPrompt, sampling_params: Any, **asked: Any) -> Result:
+        """As :meth:`generate_async`, which has the rest of the arguments, with a prompt that was prepared."""
+        raise LookupError("this engine takes no pictures in prompts")
+
     def put_embedding(self, key: bytes, rows: SharedTensor) -> Awaitable[None]:
         """For prompts submitted from now on, until it is dropped. Done once the file was read, which may go then.
-        Raises ValueError for rows that the model can't use."""
+        Raises ValueError for rows that the model can't use; EmbeddingGone or EmbeddingUnreachable for rows that stayed
+        on an encoder's device and can't be had from there: they can be made again."""
         raise LookupError("this engine takes no embeddings")
 
     def drop_embeddings(self, keys: Sequence[bytes]) -> None:
         """What was submitted before keeps what it needs."""
         raise LookupError("this engine takes no embeddings")
 
-    def encode(self, inputs: Mapping[str, Any]) -> Any:
-        """``DisaggregatedParams`` with handles to the embeddings of a prompt's images; blocks. Asked of what
-        ``start_encoder`` started alone. None: it makes nothing of images. Raises ValueError for inputs that it refuses.
-        """
-        return None
+    def encode(self, prompt: PicturePrompt) -> Mapping[str, Any]:
+        """Handles to the embeddings of a prompt's pictures, as JSON can carry them, for one
+        :meth:`prepare_prompt` or :meth:`drop_handles`; blocks. Asked of what ``start_encoder`` started, where its
+        facts have an ``image_token_id``. Raises ValueError for a prompt that it refuses, or makes nothing of."""
+        raise LookupError("this engine makes no handles")
 
-    async def encode_pixels(self, pixels: SharedTensor, grid: tuple[int, int, int] | None) -> TowerOutput:
+    async def encode_pixels(
+        self, pixels: SharedTensor, grid: tuple[int, int, int] | None, *, on_device: bool = False
+    ) -> TowerOutput:
         """One prepared picture's embedding; concurrent calls share batches. Asked of what ``start_encoder`` started,
-        where :attr:`EngineApi.missing_media` is given. The file of ``pixels`` has to stay until then. Raises ValueError
-        for pixels that are none of this model's."""
+        where :attr:`EngineApi.missing_media` is given. The file of ``pixels`` has to stay until then. ``on_device``:
+        the rows may stay on the encoder's device, for an engine of the same host. Raises ValueError for pixels that
+        are none of this model's."""
         raise LookupError("this engine makes no embeddings of pixels")
 
     def get_stats_async(self, timeout: float) -> AsyncIterator[Row | str]:
@@ -245,7 +310,10 @@ class EngineApi:
     start_encoder: Start | None = None  # None: this engine has no vision encoder
     missing_media: Callable[[Exception], tuple[bytes, ...]] | None = None
     """Which embeddings an engine lacks to compute a prompt, of the exception that its request ended with; none: it
-    ended for another reason. None: this engine takes no embeddings, so its workers take no images."""
+    ended for another reason. None: this engine takes no embeddings."""
+    gpus_of: Callable[[Mapping[str, Any]], int] = lambda config: 1
+    """GPUs of one worker, on all of its nodes, by its engine config."""
+    can_be_deterministic: bool = False  # True: ``deterministic`` beside the config keeps a request's bits in any batch
     aborts_transfers: bool = True  # False: an abort during a KV transfer leaks blocks, so it waits for the first token
     dies_of_stalls: bool = False  # True: no step for a while with requests open is a death, whatever is_alive says
     shutdown_seconds: float = 20.0  # longest wait for Engine.shutdown

@@ -28,7 +28,7 @@ _TOKENS = 2
 _TURNS = 20  # requests for each encoder: which one gets a picture follows from its content, as by chance
 _ASKED_TIMEOUT_S = 2.0
 _U32 = struct.Struct(">I").pack
-_ENCODED = re.compile(rb'^trtx_media_pictures_total\{[^}]*stage="encode"[^}]*\} (\S+)$', re.MULTILINE)
+_PASSED = rb'^trtx_media_pictures_total\{[^}]*stage="%s"[^}]*\} (\S+)$'
 _TOO_LONG = "and the context holds"  # of the worker's sentence: with its max_seq_len no picture fits
 
 
@@ -45,7 +45,7 @@ class PictureProofs:
         self.unchecked = ""
         self._plan = plan
         self._url = url or plan.url
-        if plan.engine != "torch":  # no other takes images
+        if plan.engine not in ("torch", "tensorrt-llm"):  # no other takes images
             return
         try:
             if read_vision_config(model_path or plan.model_path) is not None:
@@ -110,15 +110,16 @@ class PictureProofs:
         worker_id = ask_worker_ids(self._url, self._plan.model).get(target.name) if header else None
         return {header: str(worker_id)} if header and worker_id is not None else {}
 
-    @staticmethod
-    def _has_encoded(worker: ProcessSpec) -> bool:
-        """By its own count; False also where it can't be asked."""
+    def _has_encoded(self, worker: ProcessSpec) -> bool:
+        """By its own count; False also where it can't be asked. An LLM of TensorRT-LLM has its tower inside: a worker
+        counts what it put in, and its answer says that it got through."""
+        stage = b"put" if self._plan.engine == "tensorrt-llm" and worker.role != "encode" else b"encode"
         url = f"http://{worker.address}:{worker.system_port}"
         try:
             _, body = request(url, "GET", "/metrics", timeout_s=_ASKED_TIMEOUT_S)
         except (OSError, http.client.HTTPException):
             return False
-        return any(float(count) > 0 for count in _ENCODED.findall(body))
+        return any(float(count) > 0 for count in re.findall(_PASSED % stage, body, re.MULTILINE))
 
 
 def _encoders(plan: Plan) -> tuple[ProcessSpec, ...]:

@@ -32,6 +32,7 @@ from trtx.config.media import VIDEO_FIELDS
 from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
+from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.launch.certificates import as_seen_outside, with_certificate
 from trtx.launch.embedding_dtype import with_embedding_dtype
@@ -149,20 +150,26 @@ def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None
     """Raises UsageError for what is said of images or videos where none is taken, and for a directory that is none."""
     stated = spec.media.model_dump(exclude_defaults=True)
     said = [name for name, value in stated.items() if (name, value) not in _TRUE_WITHOUT_MEDIA]
-    if said and engine != "torch":
+    if said and engine not in ("torch", "tensorrt-llm"):
         raise UsageError(
             f"{_option(said[0])} means nothing with --engine {engine}, whose workers take no images; leave it out, or "
             "use --engine torch"
         )
-    options = [*map(_option, said), *([f"--encode {spec.encode}"] if spec.encode else [])]
-    vision = read_vision_config(checkpoint.path) if options and engine == "torch" else None
-    if options and engine == "torch" and vision is None:
+    options = [*map(_option, said), *([spec.encoders_typed] if spec.encoders else [])]
+    placeholder = placeholder_of if engine == "tensorrt-llm" else read_vision_config  # TensorRT-LLM knows more models
+    if options and engine in ("torch", "tensorrt-llm") and placeholder(checkpoint.path) is None:
         raise UsageError(
             f"{options[0]} means nothing with {checkpoint.served_model_name}, a text model; leave it out, or serve one "
             "that takes images"
         )
     of_videos = [name for name in said if name in VIDEO_FIELDS]
-    if of_videos and vision is not None and vision.video_token_id is None:
+    if of_videos and engine == "tensorrt-llm":
+        raise UsageError(
+            f"{_option(of_videos[0])} means nothing with --engine {engine}, whose workers take images and no videos; "
+            "leave it out, or use --engine torch"
+        )
+    vision = read_vision_config(checkpoint.path) if of_videos else None
+    if vision is not None and vision.video_token_id is None:
         raise UsageError(
             f"{_option(of_videos[0])} means nothing with {checkpoint.served_model_name}, which takes images and no "
             "videos; leave it out, or serve a model that takes videos"

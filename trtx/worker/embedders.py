@@ -51,14 +51,30 @@ class Embedder(Protocol):
         NoEncoder, or what an encoder failed with."""
         ...
 
+    def use_files(self) -> None:
+        """Nothing of what is made from now on stays on an encoder's device."""
+
     async def close(self) -> None: ...
 
 
 class LocalEmbedder:
-    """Decoding processes and a vision encoder, both started, of this worker."""
+    """Decoding processes and a vision encoder, both started, of this worker. ``on_device``: what it makes may stay on
+    the encoder's device."""
 
-    def __init__(self, pool: PicturePool, encoder: Engine, config: VisionConfig, metrics: MediaMetrics) -> None:
+    def __init__(
+        self,
+        pool: PicturePool,
+        encoder: Engine,
+        config: VisionConfig,
+        metrics: MediaMetrics,
+        *,
+        on_device: bool = True,
+    ) -> None:
         self._pool, self._encoder, self._config, self._metrics = pool, encoder, config, metrics
+        self._on_device = on_device
+
+    def use_files(self) -> None:
+        self._on_device = False
 
     @classmethod
     async def begin(
@@ -94,7 +110,7 @@ class LocalEmbedder:
         try:
             _check_rows(self._config, prepared.grid, most_rows, blob.label)
             with self._metrics.timed("encode"):
-                made = await self._encoder.encode_pixels(prepared.pixels, prepared.grid)
+                made = await self._encoder.encode_pixels(prepared.pixels, prepared.grid, on_device=self._on_device)
             return replace(made, clip=prepared.clip)
         except ValueError as error:
             raise MediaError(422, f"{blob.label} can't be encoded: {error}") from error
@@ -164,6 +180,7 @@ class StartedEmbedder:
 
     def __init__(self, begin: Callable[[], Awaitable[LocalEmbedder]]) -> None:
         self._begin = begin
+        self._has_files = False
         self._beginning = asyncio.Lock()
         self._again = asyncio.Lock()
         self._begun: LocalEmbedder | None = None
@@ -177,6 +194,8 @@ class StartedEmbedder:
                 await self._end()
             if self._begun is None:
                 self._begun = await self._begin()
+                if self._has_files:
+                    self._begun.use_files()
             return self._begun
 
     async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
@@ -203,6 +222,11 @@ class StartedEmbedder:
         """Whether ``error`` tells of the encoder's end, or of that of the pool beside it, and not of the picture."""
         is_the_pictures_own = isinstance(error, MediaError) and error.status != NoEncoder.status
         return not (is_the_pictures_own or begun.is_alive or self._is_closed)
+
+    def use_files(self) -> None:
+        self._has_files = True
+        if self._begun is not None:
+            self._begun.use_files()
 
     async def close(self) -> None:
         self._is_closed = True
@@ -251,6 +275,12 @@ class RemoteEmbedder:
         self._clock = clock
         self._reader = EmbeddingReader()
         self._distrusted: dict[int, float] = {}  # until when, by id
+        self._has_files = False
+
+    def use_files(self) -> None:
+        self._has_files = True
+        if self._fallback is not None:
+            self._fallback.use_files()
 
     async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         picture = await asyncio.to_thread(self._share, np.frombuffer(blob.data, np.uint8))
@@ -262,7 +292,8 @@ class RemoteEmbedder:
                 asked.add(worker)
                 try:
                     with self._metrics.timed("remote"):
-                        made = await self._ask(worker, question(picture, key, blob.kind, most_rows))
+                        asked_for = question(picture, key, blob.kind, most_rows, in_file=self._has_files)
+                        made = await self._ask(worker, asked_for)
                 except MediaError as error:
                     self._distrusted.pop(worker, None)
                     raise error.about(blob.label) from error
@@ -308,9 +339,18 @@ def preferred(workers: Iterable[int], key: bytes) -> int:
 # --- what the two ends say to each other, as JSON ---
 
 
-def question(picture: SharedTensor, key: bytes, kind: Kind, most_rows: int) -> dict[str, Any]:
-    """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one."""
-    return {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind, "most_rows": most_rows}
+def question(picture: SharedTensor, key: bytes, kind: Kind, most_rows: int, *, in_file: bool = False) -> dict[str, Any]:
+    """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one.
+    ``in_file``: whoever asks can't read an embedding on the encoder's device."""
+    asked: dict[str, Any] = {
+        "picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind, "most_rows": most_rows,
+    }  # fmt: skip
+    return {**asked, "in_file": True} if in_file else asked
+
+
+def wants_file(asked: Any) -> bool:
+    """Of a question that :func:`read_question` took."""
+    return asked.get("in_file") is True
 
 
 def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind, int]:

@@ -1,67 +1,92 @@
-"""The encode role: images in, handles to their embeddings out, as JSON.
+"""The encode role of engines whose encoder gives handles: pictures of one prompt in, handles to their embeddings out.
 
 The embeddings stay on this worker's GPU; a handle is TensorRT-LLM's own serialised CUDA IPC handle, for one consumer
-that sees the same GPU. Who sends the request decides what becomes of the answer: the 1.4.2 frontend asks no encoder.
+that sees the same GPU. Other workers of trtx ask: the 1.4.2 frontend asks no encoder.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from dynamo.common.backend.multimodal import encoder_terminal_chunk
 
 from trtx.engine import Engine
-from trtx.engine.api import stated
+from trtx.engine.api import PicturePrompt, SharedTensor, read_shared
+from trtx.media import THIS_PICTURE, Blob, MediaError
 from trtx.worker.chunks import Chunk
+from trtx.worker.decoding import Decoding
+from trtx.worker.embedders import refusal
+from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.request import InvalidRequest
 
-# Fields of DisaggregatedParams that prefill needs of an encoder's; the last two are both there or neither is.
-_FIELDS = (
-    "multimodal_embedding_handles",
-    "multimodal_hashes",
-    "mrope_position_ids_handle",
-    "mrope_position_deltas_handle",
-)
+
+class RefusedPicture(Exception):
+    """Picture ``index`` of a question is at fault: another encode worker would find it too. About THIS_PICTURE."""
+
+    def __init__(self, index: int, error: MediaError) -> None:
+        super().__init__(str(error))
+        self.index, self.error = index, error
 
 
 class ImageEncoder:
-    """An engine's vision encoder behind requests of one prompt and its images."""
+    """An engine's vision encoder behind questions of one prompt and its pictures."""
 
-    def __init__(self, engine: Engine) -> None:
-        # Dynamo 1.4.2's media loaders import torch: 1.5 s that a worker without images need not pay.
-        from dynamo.common.multimodal.image_loader import ImageLoader
-
-        self._engine = engine
-        self._loader = ImageLoader()
+    def __init__(self, engine: Engine, decoding: Decoding) -> None:
+        self._engine, self._decoding = engine, decoding
 
     async def encode(self, wire: Mapping[str, Any], *, is_wanted: Callable[[], bool] = lambda: True) -> Chunk:
-        """The terminal chunk: ``encoder_result`` holds the handles, and the token ids that the encoder was given.
-        ``is_wanted`` makes no difference: the handles' memory is the engine's own business.
-
-        ``wire`` is Dynamo's request with ``multi_modal_data: {"image_url": [{"Url": "data:… or http…"}]}``. Raises
-        InvalidRequest for one without images, or with one that can't be loaded.
-        """
-        media = wire.get("multi_modal_data") or {}
-        items = media.get("image_url") or []
-        if others := sorted(kind for kind, held in media.items() if held and kind != "image_url"):
-            raise InvalidRequest(f"the request brings {', '.join(others)}, expected images alone; send image_url")
-        if not items:
-            raise InvalidRequest("the request has no images; an encode worker takes multi_modal_data.image_url")
-        token_ids = list(wire.get("token_ids") or ())
+        """The terminal chunk, with the answer in ``encoder_result``. Raises InvalidRequest for what is no question of
+        a worker. ``is_wanted``: False once whoever asked has gone, and will let go of nothing."""
+        asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
-            images = await self._loader.load_image_batch(items)
-        except Exception as error:
-            raise InvalidRequest(f"an image can't be loaded: {error}") from error
-        inputs = {"prompt_token_ids": token_ids, "multi_modal_data": {"image": images}, "mm_processor_kwargs": {}}
+            text, files = _read_question(asked)
+        except ValueError as error:
+            raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
+        pictures = []
         try:
-            params = await asyncio.to_thread(self._engine.encode, inputs)
+            for index, file in enumerate(files):
+                try:
+                    data = await asyncio.to_thread(read_shared, file)
+                    pictures.append(await self._decoding.rgb(Blob(data, THIS_PICTURE)))
+                except MediaError as error:
+                    raise RefusedPicture(index, error) from error
+        except RefusedPicture as refused:
+            return _chunk({**refusal(refused.error), "picture": refused.index})
+        try:
+            with self._decoding.timed("encode", len(pictures)):
+                handles = await asyncio.to_thread(self._engine.encode, PicturePrompt([], text, pictures))
         except ValueError as error:  # how the LLM API refuses an argument
-            raise InvalidRequest(str(error)) from error
-        held = {} if params is None else stated(params)
-        found = {name: held[name] for name in _FIELDS if name in held}
-        if "multimodal_embedding_handles" not in found:
-            raise InvalidRequest("the encoder made nothing of these images; is this a model with a vision encoder?")
-        chunk: Chunk = dict(encoder_terminal_chunk({**found, "prompt_token_ids": token_ids}))
-        return chunk
+            return _chunk({**refusal(MediaError(422, f"{THIS_PICTURE} can't be encoded: {error}")), "picture": 0})
+        if not is_wanted():
+            await asyncio.to_thread(self._engine.drop_handles, handles)
+        return _chunk(handles)
+
+
+def _chunk(answered: Mapping[str, Any]) -> Chunk:
+    chunk: Chunk = dict(encoder_terminal_chunk(dict(answered)))
+    return chunk
+
+
+# --- what the two ends say to each other, as JSON ---
+
+
+def question(text: str, files: Sequence[SharedTensor]) -> dict[str, Any]:
+    """``text``: of the prompt, with one placeholder for each of ``files``, which hold the bytes of a picture each."""
+    return {"text": text, "pictures": msgspec.to_builtins(list(files))}
+
+
+def _read_question(asked: Any) -> tuple[str, list[SharedTensor]]:
+    """Raises ValueError for what is no question."""
+    if not isinstance(asked, Mapping) or not asked.get("pictures"):
+        raise ValueError("expected text and pictures")
+    return msgspec.convert(asked.get("text"), str), msgspec.convert(asked["pictures"], list[SharedTensor])
+
+
+def read_answer(answered: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Handles. Raises RefusedPicture."""
+    if "error" in answered:
+        raise RefusedPicture(answered["picture"], MediaError(answered["status"], answered["error"]))
+    return answered

@@ -95,7 +95,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             await seeing.before_engine()
             loaded = await asyncio.to_thread(loading.load, self.options)
             self._loaded = loaded
-            await seeing.with_engine(loaded.engine)
+            await seeing.with_engine(loaded.engine, loaded.tokenizer)
         except Exception as error:
             self.start_error = str(error) or type(error).__name__
             self.status.update(error=self.start_error)

@@ -32,7 +32,8 @@ from trtx.worker.options import WorkerOptions
 from trtx.worker.picture_encoder import PictureEncoder
 from trtx.worker.pictures import expand
 from trtx.worker.polling import EnginePoll
-from trtx.worker.request import InvalidRequest, WorkerRequest, with_media
+from trtx.worker.prompt_sight import PromptLooking, PromptSight
+from trtx.worker.request import InvalidRequest, WorkerRequest, with_media, with_ready
 from trtx.worker.request import parse as parse_request
 from trtx.worker.roles import Submission
 from trtx.worker.sight import Looking, Sight
@@ -57,7 +58,7 @@ class RequestHandler:
         metrics: WorkerMetrics,
         open_requests: OpenRequests,
         leaving: Leaving,
-        sight: Sight | None = None,
+        sight: Sight | PromptSight | None = None,
         encoder: ImageEncoder | PictureEncoder | None = None,
     ) -> None:
         """``sight``: None for a worker that takes no images. ``encoder``: of role encode."""
@@ -82,7 +83,7 @@ class RequestHandler:
         clock = RequestClock(metrics)
         outcome = "error"
         opened: OpenRequest | None = None
-        looking: Looking | None = None
+        looking: Looking | PromptLooking | None = None
         metrics.open_requests += 1
         try:
             if self._encoder is not None:
@@ -126,7 +127,7 @@ class RequestHandler:
                         if writer.finish_reason is not None:
                             break  # a stop string: the engine does not know of it
                 except Exception as error:
-                    if looking is None or not needs_pictures or not self._lacks_media(error):
+                    if not isinstance(looking, Looking) or not needs_pictures or not self._lacks_media(error):
                         raise
                     # A prompt that was another engine's to compute, or in the cache, and no longer is: once.
                     needs_pictures = False
@@ -223,10 +224,20 @@ class RequestHandler:
         sees = self._sight is not None
         return parse_request(wire, context_length=context_length, trace_headers=headers, sees=sees)
 
-    async def _with_pictures(self, parsed: WorkerRequest, wire: Mapping[str, Any], looking: Looking) -> WorkerRequest:
+    async def _with_pictures(
+        self, parsed: WorkerRequest, wire: Mapping[str, Any], looking: Looking | PromptLooking
+    ) -> WorkerRequest:
         """With room for the pictures in the prompt. Whose KV a prefill worker has made are not looked at here."""
-        assert self._sight is not None
         answer = roles.handed_over(self._options.role, parsed, wire)
+        context_length = self._loaded.engine.facts.context_length
+        if isinstance(looking, PromptLooking):
+            if answer is None:
+                ready = await looking.ready(parsed.token_ids)
+                return with_ready(parsed, ready.token_ids, context_length=context_length, ready=ready)
+            if (made := handoff.prompt_of(answer)) is None:
+                raise InvalidRequest("prefill made no room for the request's images; both workers must run trtx")
+            return with_ready(parsed, made, context_length=context_length)
+        assert isinstance(self._sight, Sight)
         pictures = () if answer is None else handoff.pictures_of(answer)
         if len(pictures) != len(looking):
             if answer is not None:
@@ -241,7 +252,7 @@ class RequestHandler:
             token_ids,
             media,
             pictures=pictures,
-            context_length=self._loaded.engine.facts.context_length,
+            context_length=context_length,
             routing=wire.get("mm_routing_info"),
         )
 
@@ -251,20 +262,21 @@ class RequestHandler:
 
     def _submit(self, submission: Submission) -> OpenRequest:
         request, loaded = submission.request, self._loaded
-        pictures: dict[str, Any] = {}
+        asked: dict[str, Any] = {
+            "streaming": not submission.hands_off,
+            "disaggregated_params": submission.disaggregated_params,
+            "cache_salt": request.cache_salt,
+            "trace_headers": request.trace_headers,
+            "hints": request.hints,
+        }
         if request.media:
-            pictures = {"media": request.media, "routing_token_ids": request.routing_token_ids}
+            asked |= {"media": request.media, "routing_token_ids": request.routing_token_ids}
         try:
-            result = loaded.engine.generate_async(
-                request.token_ids,
-                loaded.api.SamplingParams(**request.sampling),
-                streaming=not submission.hands_off,
-                disaggregated_params=submission.disaggregated_params,
-                cache_salt=request.cache_salt,
-                trace_headers=request.trace_headers,
-                hints=request.hints,
-                **pictures,
-            )
+            sampling = loaded.api.SamplingParams(**request.sampling)
+            if request.ready is not None:
+                result = loaded.engine.generate_ready(request.ready, sampling, **asked)
+            else:
+                result = loaded.engine.generate_async(request.token_ids, sampling, **asked)
         except ValueError as error:  # how the LLM API refuses an argument
             raise InvalidRequest(str(error)) from error
         return OpenRequest(result, is_receiving=submission.resumes and not loaded.api.aborts_transfers)

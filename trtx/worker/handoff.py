@@ -27,11 +27,15 @@ _PLAIN_FIELDS = (
     "draft_tokens",
     "ctx_dp_rank",
     "ctx_info_endpoint",
+    # Handles of an engine that prepares pictures itself: plain JSON. Decode gets none of the embeddings.
+    "mrope_position_ids_handle",
+    "mrope_position_deltas_handle",
 )
 _PROMPT_TOKENS = "prompt_tokens"
 _PREFILL = "prefill"
 _PROMPT_LOGPROBS = "prompt_logprobs"
 _MEDIA = "media"
+_PROMPT = "prompt_token_ids"
 
 
 def add_to(chunk: dict[str, Any], result: Any, request: WorkerRequest, prefill: str) -> None:
@@ -50,6 +54,12 @@ def add_to(chunk: dict[str, Any], result: Any, request: WorkerRequest, prefill: 
                 {"rows": one.rows, "key": one.key.hex(), "grid": one.grid, "clip": msgspec.to_builtins(one.clip)}
                 for one in request.pictures
             ]
+        if request.ready is not None:
+            # The engine's own result may lack what it was given (ai-dynamo's dynamo.trtllm copies these by hand too).
+            for name, value in request.ready.params.items():
+                if name in _PLAIN_FIELDS:
+                    chunk["disaggregated_params"].setdefault(name, value)
+            chunk["disaggregated_params"][_PROMPT] = request.token_ids
         if engine_data := chunk.pop("engine_data", None):
             # The 1.4.2 frontend hands no engine_data of prefill on to the client, but the params to decode.
             chunk["disaggregated_params"][_PROMPT_LOGPROBS] = engine_data[_PROMPT_LOGPROBS]
@@ -64,6 +74,14 @@ def prefill_of(wire: Mapping[str, Any]) -> str | None:
     """The name of the prefill worker that answered; None: it did not say it."""
     name = wire.get(_PREFILL)
     return name if isinstance(name, str) else None
+
+
+def prompt_of(wire: Mapping[str, Any]) -> list[int] | None:
+    """The prompt with room for its pictures, of an engine that made it itself; None: it had none."""
+    try:
+        return msgspec.convert(wire.get(_PROMPT), list[int] | None)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{_PROMPT} in prefill's disaggregated_params can't be read ({error})") from error
 
 
 def pictures_of(wire: Mapping[str, Any]) -> tuple[Picture, ...]:

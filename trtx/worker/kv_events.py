@@ -17,8 +17,9 @@ class KvEventPublication:
     """Turns TensorRT-LLM's KV cache events of one attention-DP rank into calls of Dynamo's ``KvEventPublisher``.
 
     Only full blocks of the largest window are published: the engine also reports blocks that are not full yet, and a
-    ``removed`` for one of those would name a hash that the router never saw. A model with sliding windows reports each
-    window's blocks; the engine says which windows there are in the ``created`` events before all others.
+    ``removed`` for one of those would name a hash that the router never saw. Nor is a block that holds a picture, and
+    what comes after it: two pictures behind equal placeholders would be one to the router. A model with sliding windows
+    reports each window's blocks; the engine says which windows there are in the ``created`` events before all others.
     """
 
     def __init__(self, publisher: Any, block_size: int) -> None:
@@ -55,7 +56,7 @@ class KvEventPublication:
         salt: str | None = data.get("cache_salt")
         for block in data["blocks"]:
             tokens = [int(token["token_id"]) for token in block["tokens"]]
-            if len(tokens) < self._block_size:
+            if len(tokens) < self._block_size or block.get("mm_keys"):
                 break
             salt = block.get("cache_salt", salt)
             token_ids += tokens

@@ -14,7 +14,7 @@ import numpy as np
 
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine.api import Clip, MediaSpan
-from trtx.media import Kind
+from trtx.media import Kind, MediaLimits
 from trtx.worker.request import InvalidRequest
 
 _AUDIO = "input_audio"
@@ -29,6 +29,14 @@ _TYPE_CHARACTERS = 200  # of a data: URL, in which its media type ends
 
 Encode = Callable[[str], list[int]]
 """Of the model's tokenizer: text to ids, special tokens in it read as such, and none added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholders:
+    """The tokens that stand for media in a prompt; of a kind that the model does not take, None."""
+
+    image_token_id: int
+    video_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class Picture:
     clip: Clip | None = None
 
 
-def sent_media(wire: Mapping[str, Any], config: VisionConfig) -> tuple[Sent, ...]:
+def sent_media(wire: Mapping[str, Any], config: VisionConfig | Placeholders) -> tuple[Sent, ...]:
     """A request's pictures in the order of their placeholders, then its videos in that of theirs. Raises
     InvalidRequest for media that the model does not take, and for one of which only a name came.
 
@@ -104,7 +112,15 @@ def _url(item: Any, kind: Kind) -> str:
     raise InvalidRequest(f"{a_medium} comes in a form that this worker does not read, expected one with a url")
 
 
-def check_placeholders(token_ids: Sequence[int], config: VisionConfig, sent: Sequence[Sent]) -> None:
+def check_counts(sent: Sequence[Sent], limits: MediaLimits) -> None:
+    """Raises InvalidRequest for more media than a request may bring."""
+    videos = sum(one.kind == "video" for one in sent)
+    for what, count, most in (("images", len(sent) - videos, limits.max_images), ("videos", videos, limits.max_videos)):
+        if count > most:
+            raise InvalidRequest(f"the request brings {count} {what}, expected at most {most}")
+
+
+def check_placeholders(token_ids: Sequence[int], config: VisionConfig | Placeholders, sent: Sequence[Sent]) -> None:
     """Raises InvalidRequest unless the prompt has one placeholder for each of ``sent``.
 
     More: the text of a message holds the placeholder itself, which the tokenizer takes for one. Fewer: the chat

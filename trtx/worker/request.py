@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo.common.backend.health_check import is_probe
 
-from trtx.engine.api import Hints, MediaSpan, stretch
+from trtx.engine.api import Hints, MediaSpan, ReadyPrompt, stretch
 from trtx.errors import TrtxError
 from trtx.worker import fields
 from trtx.worker.values import Unsuitable
@@ -47,6 +47,7 @@ class WorkerRequest:
     media: tuple[MediaSpan, ...] = ()
     pictures: tuple[Picture, ...] = ()  # and videos, as the request brought them
     routing_token_ids: tuple[int, ...] | None = None  # by which a KV router knows this prompt; None: by its own
+    ready: ReadyPrompt | None = None  # what an engine that prepares pictures itself made of ``token_ids`` and these
 
 
 def parse(
@@ -122,20 +123,31 @@ def with_media(
     model's processor; used where it came to the same length.
     """
     room = _room(token_ids, context_length, stretch(media, len(token_ids)))
-    sampling = dict(request.sampling, max_tokens=min(request.sampling["max_tokens"], room))
-    if "min_tokens" in sampling:
-        sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
     known = (routing or {}).get("routing_token_ids") or ()
     length = (routing or {}).get("expanded_prompt_len")
     is_known = length == len(token_ids) <= len(known)
     return replace(
-        request,
+        _clamped(request, room),
         token_ids=token_ids,
-        sampling=sampling,
         media=tuple(media),
         pictures=tuple(pictures),
         routing_token_ids=tuple(known[:length]) if is_known else None,
     )
+
+
+def with_ready(
+    request: WorkerRequest, token_ids: list[int], *, context_length: int, ready: ReadyPrompt | None = None
+) -> WorkerRequest:
+    """``request`` with the prompt that the engine, or a prefill worker's, made of it and its pictures. Raises
+    InvalidRequest where it is too long."""
+    return replace(_clamped(request, _room(token_ids, context_length)), token_ids=token_ids, ready=ready)
+
+
+def _clamped(request: WorkerRequest, room: int) -> WorkerRequest:
+    sampling = dict(request.sampling, max_tokens=min(request.sampling["max_tokens"], room))
+    if "min_tokens" in sampling:
+        sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
+    return replace(request, sampling=sampling)
 
 
 def _room(token_ids: Sequence[int], context_length: int, stretched: int = 0) -> int:

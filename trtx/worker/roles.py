@@ -34,15 +34,16 @@ def plan(
     role: Role, request: WorkerRequest, wire: Mapping[str, Any], api: EngineApi, new_id: Callable[[], int | None]
 ) -> Submission:
     """Decides how this worker serves ``request``; ``wire`` is Dynamo's dict. Raises InvalidRequest."""
-    if role == "agg":
-        return Submission(request)
-    whole = Submission(request, api.DisaggregatedParams(request_type="context_and_generation"))
+    carried = {} if request.ready is None else dict(request.ready.params)
+    whole = Submission(request, api.DisaggregatedParams(request_type="context_and_generation", **carried))
+    if role == "agg":  # where an encoder's embeddings go in, a whole request needs to say so too
+        return whole if carried else Submission(request)
     if is_probe(wire):
         return whole  # a health canary has no peer: the request runs here from end to end
     if role == "prefill":
         global_id = new_id()
         shared = {} if global_id is None else {"disagg_request_id": global_id}
-        params = api.DisaggregatedParams(request_type="context_only", **shared)
+        params = api.DisaggregatedParams(request_type="context_only", **shared, **carried)
         return Submission(_one_token(request), params, hands_off=True)
     answer = handed_over(role, request, wire)
     if answer is None:

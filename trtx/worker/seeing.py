@@ -11,6 +11,8 @@ from trtx.engine import Engine
 from trtx.engine.api import EmbeddingExports
 from trtx.errors import UsageError
 from trtx.media import Kind, PicturePool, embedding_options, processor_options, video_options
+from trtx.text import Tokenizer
+from trtx.worker.decoding import Decoding
 from trtx.worker.embedders import Embedder, LocalEmbedder, RemoteEmbedder, StartedEmbedder, video_rule
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import EncodeEndpoint
@@ -19,6 +21,7 @@ from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.options import WorkerOptions
 from trtx.worker.picture_encoder import PictureEncoder, discard
 from trtx.worker.pictures import Picture
+from trtx.worker.prompt_sight import PromptSight
 from trtx.worker.sight import Sight
 
 _ROWS_OF_A_PICTURE = 16384  # at most, where they depend on its size: what an encoder takes of one
@@ -34,7 +37,7 @@ class Seeing:
 
     def __init__(self, options: WorkerOptions) -> None:
         """Raises UsageError for a checkpoint whose pictures are not read."""
-        self.sight: Sight | None = None
+        self.sight: Sight | PromptSight | None = None
         self.encoder: ImageEncoder | PictureEncoder | None = None
         self.metrics: MediaMetrics | None = None
         self._options = options
@@ -63,11 +66,13 @@ class Seeing:
         if options.encoders == "local" and options.role != "decode":
             await self._local.start()
 
-    async def with_engine(self, loaded: Engine) -> None:
-        """Sets ``sight`` or ``encoder``. Raises UsageError."""
+    async def with_engine(self, loaded: Engine, tokenizer: Tokenizer | None) -> None:
+        """Sets ``sight`` or ``encoder``. ``tokenizer``: of its worker's model. Raises UsageError."""
         options = self._options
         if options.role == "encode":
             await self._encode_with(loaded)
+        elif loaded.facts.image_token_id is not None:
+            await self._prompts_with(loaded, tokenizer)
         elif self._config is not None:
             assert self._local is not None and self.metrics is not None, "before_engine was called"
             embedder: Embedder = self._local
@@ -94,8 +99,9 @@ class Seeing:
 
     async def _encode_with(self, loaded: Engine) -> None:
         options = self._options
-        if self._api.missing_media is None:
-            self.encoder = ImageEncoder(loaded)
+        if self._api.missing_media is None and loaded.facts.image_token_id is not None:
+            self.metrics = MediaMetrics()
+            self.encoder = ImageEncoder(loaded, self._decoding(self.metrics))
             return
         if self._config is None:
             raise UsageError(f"{options.model} is a text model, expected one that sees: it has nothing to encode")
@@ -109,7 +115,35 @@ class Seeing:
         embedder = LocalEmbedder(pool, loaded, self._config, self.metrics)
         exports = EmbeddingExports()
         self._exit.callback(exports.close)
-        self.encoder = PictureEncoder(embedder, cache, self._reserved_bytes(self._config, loaded), exports)
+        in_files = LocalEmbedder(pool, loaded, self._config, self.metrics, on_device=False)
+        reserved = self._reserved_bytes(self._config, loaded)
+        self.encoder = PictureEncoder(embedder, cache, reserved, exports, in_files=in_files)
+
+    async def _prompts_with(self, loaded: Engine, tokenizer: Tokenizer | None) -> None:
+        """The engine prepares pictures itself, and has a tower of its own or lives on an encoder's handles."""
+        options, workers = self._options, None
+        if options.encoders == "remote":
+            if not loaded.facts.takes_handles:
+                raise UsageError(
+                    f"{options.model} can't be served with encode workers by this engine: its model's input processor "
+                    "takes no embeddings of another process (support_mm_disagg); leave --encode out"
+                )
+            workers = await EncodeEndpoint.open(options.served_model_name)
+            self._exit.callback(workers.close)
+        self.metrics = MediaMetrics()
+        self.sight = PromptSight(
+            loaded,
+            self._decoding(self.metrics),
+            tokenizer=tokenizer,
+            workers=workers,
+            limits=options.media,
+            metrics=self.metrics,
+        )
+
+    def _decoding(self, metrics: MediaMetrics) -> Decoding:
+        pool = PicturePool(None, self._options.media)
+        self._exit.push_async_callback(pool.close)
+        return Decoding(pool, metrics)
 
     def _reserved_bytes(self, config: VisionConfig, loaded: Engine) -> int:
         """For one picture's embedding: all that it may have, but no more than lets a request bring as many pictures as

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
-from trtx.engine.api import TowerOutput, remove_shared
+from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, TowerOutput, remove_shared
 from trtx.media import THIS_PICTURE, Blob, HeldMedia, Kind, MediaError, MediaLimits, content_key, fetch
 from trtx.worker.embedders import Embedder
 from trtx.worker.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
 from trtx.worker.media_metrics import MediaMetrics
-from trtx.worker.pictures import Picture, Sent, check_placeholders, sent_media
+from trtx.worker.pictures import Picture, Sent, check_counts, check_placeholders, sent_media
 from trtx.worker.request import InvalidRequest
+
+logger = logging.getLogger(__name__)
 
 FETCHES, READS = 32, 8
 """Files that a worker fetches from servers at a time, and of others (``data:``, ``file:``), which wait for none.
@@ -81,14 +84,7 @@ class Sight:
         """At the pictures of Dynamo's request, of which nothing is fetched yet; None: it has none, and no place for
         one. Raises InvalidRequest."""
         sent = sent_media(wire, self.config)
-        videos = sum(one.kind == "video" for one in sent)
-        limits = self._limits
-        for what, count, most in (
-            ("images", len(sent) - videos, limits.max_images),
-            ("videos", videos, limits.max_videos),
-        ):
-            if count > most:
-                raise InvalidRequest(f"the request brings {count} {what}, expected at most {most}")
+        check_counts(sent, self._limits)
         check_placeholders(wire.get("token_ids") or (), self.config, sent)
         return Looking(self, sent) if sent else None
 
@@ -135,18 +131,29 @@ class Sight:
 
     def _maker(self, key: bytes, blob: Blob) -> Callable[[], Awaitable[tuple[Picture, int]]]:
         async def make() -> tuple[Picture, int]:
-            # Others join who know it by URLs of their own. ``blob`` stays here: as long as it does, its bytes count.
-            context = self._engine.facts.context_length
-            made = await self._embedder.embed(Blob(blob.data, THIS_PICTURE, blob.kind), key, context)
             try:
-                picture = self._picture(key, made)
-                with self._metrics.timed("put"):
-                    await self._engine.put_embedding(key, made.rows)
-            finally:
-                remove_shared(made.rows)  # the engine has read it, or will not
-            return picture, made.rows.nbytes
+                return await self._make(key, blob)
+            except EmbeddingUnreachable as error:
+                logger.warning("embeddings come in files from now on: %s", error)
+                self._embedder.use_files()
+            except EmbeddingGone as error:
+                logger.warning("picture %s is encoded again: %s", key.hex(), error)
+            return await self._make(key, blob)
 
         return make
+
+    async def _make(self, key: bytes, blob: Blob) -> tuple[Picture, int]:
+        # Others join who know it by URLs of their own. ``blob`` stays here: as long as it does, its bytes count.
+        made = await self._embedder.embed(
+            Blob(blob.data, THIS_PICTURE, blob.kind), key, self._engine.facts.context_length
+        )
+        try:
+            picture = self._picture(key, made)
+            with self._metrics.timed("put"):
+                await self._engine.put_embedding(key, made.rows)
+        finally:
+            remove_shared(made.rows)  # the engine has read it, or will not
+        return picture, made.rows.nbytes
 
     def _picture(self, key: bytes, made: TowerOutput) -> Picture:
         rows, columns = made.rows.shape

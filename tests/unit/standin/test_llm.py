@@ -197,23 +197,3 @@ def test_a_context_that_its_first_token_ends_hands_nothing_over(api: SimpleNames
     assert made.finish_reason == "stop"
     assert made.disaggregated_params.opaque_state is None
     assert made.disaggregated_params.ctx_request_id is None
-
-
-def test_an_encoder_gives_one_handle_an_image(api: SimpleNamespace, model_directory: str) -> None:
-    from PIL import Image
-
-    images = [Image.new("RGB", (40, 30), color) for color in ("red", "blue", "red")]
-    inputs = {"prompt_token_ids": [1, 2, 3], "multi_modal_data": {"image": images}}
-    with api.MultimodalEncoder(model_directory, max_batch_size=4) as encoder:
-        params = encoder.generate([inputs])[0].disaggregated_params
-        first, second, third = params.multimodal_hashes
-        views = [api.SharedTensorContainer.from_dict(h).get_local_view() for h in params.multimodal_embedding_handles]
-        assert encoder.generate([{"prompt_token_ids": [1]}])[0].disaggregated_params is None
-        assert encoder.tokenizer.decode([22])
-    assert first == third != second
-    assert all(len(words) == 8 for words in (first, second))
-    assert views[0].equal(views[2])
-    assert not views[0].equal(views[1])
-    assert views[0].shape[1] == 256  # the model's hidden size
-    with pytest.raises(TypeError):
-        api.MultimodalEncoder(model_directory, max_batch_size=None)

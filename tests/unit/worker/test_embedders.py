@@ -448,7 +448,7 @@ async def test_a_picture_of_more_rows_than_a_context_holds_is_refused_before_it_
         facts = EngineFacts(context_length=100, embedding_dtype="float32")
         seen = 0
 
-        async def encode_pixels(self, pixels: SharedTensor, grid: Any) -> TowerOutput:
+        async def encode_pixels(self, pixels: SharedTensor, grid: Any, *, on_device: bool = False) -> TowerOutput:
             self.seen += 1
             return TowerOutput(share(np.zeros((6 * 8, 2), np.float32), tmp_path), (1, 6, 8))
 
@@ -468,3 +468,26 @@ async def test_a_picture_of_more_rows_than_a_context_holds_is_refused_before_it_
             if room == 47:
                 assert told["encoder_result"]["status"] == 413
                 assert "makes 48 tokens of the prompt, and the context holds 47" in told["encoder_result"]["error"]
+
+
+async def test_who_reads_no_device_gets_files_of_its_own_from_the_same_worker(tmp_path: Path) -> None:
+    """One picture, asked for by a worker whose engine reads the encoder's device, and by one whose engine can't."""
+    near, far = Tower(tmp_path), Tower(tmp_path)
+    worker = PictureEncoder(near, EmbeddingCache(1 << 20, discard), 1 << 10, EmbeddingExports(), in_files=far)
+    reads, reads_not = (remote(Workers(it=worker), tmp_path) for _ in range(2))
+    reads_not.use_files()
+    for asker in (reads, reads_not, reads, reads_not):
+        assert rows_of(await asker.embed(PICTURE, KEY, ROOM)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert len(near.seen) == len(far.seen) == 1, "each kept by itself"
+
+
+def test_a_fallback_is_told_to_use_files_too_whenever_it_is_begun(tmp_path: Path) -> None:
+    class Local(Tower):
+        told = 0
+
+        def use_files(self) -> None:
+            self.told += 1
+
+    fallback = Local(tmp_path)
+    remote(Workers(), tmp_path, fallback=fallback).use_files()
+    assert fallback.told == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import importlib.util
 import mmap
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 from trtx.torch_engine.llmapi.sampling import FIELDS as SAMPLING_FIELDS
 from trtx.torch_engine.llmapi.sampling import SamplingParams, Use
-from trtx.worker.encoding import ImageEncoder
 from trtx.worker.fields import FIELDS, refusals
 from trtx.worker.request import InvalidRequest, parse
 from trtx.worker.values import Unsuitable
@@ -134,12 +132,6 @@ def test_prompt_logprobs_are_computed_only_for_a_client_that_will_see_them() -> 
     for shown in ("prompt_logprobs", "engine_data"):
         seen = asked | {"extra_args": {"nvext": {"extra_fields": [shown]}}}
         assert parse(seen, context_length=10).sampling["prompt_logprobs"] == 2
-
-
-def test_media_beside_images_are_refused_by_an_encoder() -> None:
-    wire = PROMPT | {"multi_modal_data": {"image_url": [{"Url": "http://x/a"}], "video_url": [{"Url": "http://x/b"}]}}
-    with pytest.raises(InvalidRequest, match="brings video_url, expected images alone"):
-        asyncio.run(ImageEncoder(None).encode(wire))
 
 
 @pytest.mark.parametrize(("section", "name"), [path for path in PATHS if FIELDS[path[0]][path[1]].read is not None])

@@ -56,6 +56,16 @@ def test_a_block_that_is_not_full_is_neither_published_nor_removed() -> None:
     assert calls[1] == ("removed", [7])
 
 
+def test_a_block_with_a_picture_is_not_published_nor_what_follows_it() -> None:
+    """Equal placeholders behind two pictures would be one prompt to the router."""
+    keys = [{"type": "mm_key", "hash": "ab" * 32, "start_offset": 0}]
+    calls, _ = published(
+        event(1, "stored", parent_hash=None, blocks=[block(7, 1, 2), block(8, 9, 9, mm_keys=keys), block(6, 3, 4)]),
+        event(2, "stored", parent_hash=6, blocks=[block(5, 5, 5)]),
+    )
+    assert calls == [("stored", ([1, 2], [7], None, None))]
+
+
 def test_a_cache_salt_travels_with_its_blocks() -> None:
     calls, _ = published(event(1, "stored", parent_hash=None, blocks=[block(7, 1, 2, cache_salt="tenant")]))
     assert calls[0][1][3] == "tenant"

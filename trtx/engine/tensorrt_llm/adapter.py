@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.facts import context_length_of, read_config
-from trtx.engine.api import Engine, EngineFacts, Hints, MediaSpan, Result, Row, Transfer
-from trtx.engine.tensorrt_llm import versions
+from trtx.engine.api import Engine, EngineFacts, Hints, MediaSpan, PicturePrompt, ReadyPrompt, Result, Row, Transfer
+from trtx.engine.tensorrt_llm import multimodal, versions
 from trtx.errors import LaunchError
 
 logger = logging.getLogger(__name__)
@@ -45,15 +45,27 @@ class TensorRtEngine(Engine):
         *,
         hints: Hints,
         media: Sequence[MediaSpan] = (),
-        routing_token_ids: Sequence[int] | None = None,  # without effect: its events name media by keys of their own
+        routing_token_ids: Sequence[int] | None = None,
         **asked: Any,
     ) -> Result:
-        if media:
-            raise ValueError(
-                "the request has media as spans, which the engine tensorrt-llm does not take; send text alone"
-            )
+        if media or routing_token_ids is not None:
+            raise ValueError("the request has media as spans, which the engine tensorrt-llm does not take")
         result: Result = self._llm.generate_async(inputs, sampling_params, **asked, **self._scheduling(hints))
         return result
+
+    def generate_ready(self, prompt: ReadyPrompt, sampling_params: Any, **asked: Any) -> Result:
+        result = self.generate_async(prompt.inputs, sampling_params, **asked)
+        prompt.is_taken = True
+        return result
+
+    def prepare_prompt(self, prompt: PicturePrompt) -> ReadyPrompt:
+        return multimodal.prepare(self._llm, prompt)
+
+    def drop_handles(self, handles: Mapping[str, Any]) -> None:
+        multimodal.drop(handles)
+
+    def drop_prompt(self, prompt: ReadyPrompt) -> None:
+        multimodal.drop_prompt(prompt)
 
     def _scheduling(self, hints: Hints) -> dict[str, Any]:
         """Keyword arguments of ``generate_async``."""
@@ -69,10 +81,8 @@ class TensorRtEngine(Engine):
             arguments["scheduling_params"] = make(attention_dp_rank=hints.dp_rank, attention_dp_relax=False)
         return arguments
 
-    def encode(self, inputs: Mapping[str, Any]) -> Any:
-        # Synchronous in the API; several threads may wait in it, and the engine batches what they ask.
-        (output,) = self._llm.generate([inputs], use_tqdm=False)
-        return output.disaggregated_params
+    def encode(self, prompt: PicturePrompt) -> Mapping[str, Any]:
+        return multimodal.encode(self._llm, prompt)
 
     def get_stats_async(self, timeout: float) -> AsyncIterator[Row | str]:
         rows: AsyncIterator[Row | str] = self._llm.get_stats_async(timeout=timeout)
@@ -128,6 +138,8 @@ def facts_of_llm(llm: Any, model: Path, config: Mapping[str, Any]) -> EngineFact
         max_num_tokens=versions.argument(llm, "max_num_tokens"),
         dp_size=(versions.argument(llm, "tensor_parallel_size") or 1) if has_attention_dp else 1,
         has_kv_events=not capacity or bool(capacity.get("maxNumBlocks")),  # empty: it does not say
+        image_token_id=multimodal.image_token_id(llm, model),
+        takes_handles=multimodal.takes_handles(llm),
     )
 
 
@@ -137,6 +149,7 @@ def facts_of_encoder(encoder: Any, model: Path) -> EngineFacts:
         context_length=_context_length(encoder, None, model),
         max_batch_size=versions.argument(encoder, "max_batch_size"),
         max_num_tokens=versions.argument(encoder, "max_num_tokens"),
+        image_token_id=multimodal.placeholder_of(model),
     )
 
 

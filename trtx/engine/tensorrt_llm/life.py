@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.facts import architecture_of, read_config
-from trtx.engine.api import Engine, EngineApi
+from trtx.engine.api import Engine, EngineApi, Fault
 from trtx.engine.tensorrt_llm import arguments, environment, versions
 from trtx.engine.tensorrt_llm.adapter import TensorRtEngine, facts_of_encoder, facts_of_llm
 from trtx.engine.tensorrt_llm.installed import installed_version, needs_gpu
+from trtx.engine.tensorrt_llm.multimodal import PreparationFailed
 from trtx.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -41,20 +42,29 @@ def load_api() -> EngineApi:
         SamplingParams=SamplingParams,
         DisaggregatedParams=DisaggregatedParams,
         Logprob=Logprob,
-        # It says RequestError for one request's fault. After any other exception its executor is shutting down or in a
-        # state that nobody knows, whatever its health call says (Dynamo's own backend ends its process too).
-        fault=lambda error: "refused" if isinstance(error, RequestError) else "fatal",
+        fault=lambda error: _fault(error, RequestError),
         new_request_ids=versions.new_request_ids,
         versions={} if (version := installed_version()) is None else {"tensorrt_llm": version},
         start_encoder=start_encoder,
+        gpus_of=arguments.world_size,
         aborts_transfers=False,  # ai-dynamo/dynamo #7489
         dies_of_stalls=True,  # TensorRT-LLM #17665, #14414
         shutdown_seconds=SHUTDOWN_SECONDS,
     )
 
 
+def _fault(error: Exception, request_error: type[Exception]) -> Fault:
+    """It says RequestError for one request's fault. After any other exception its executor is shutting down or in a
+    state that nobody knows, whatever its health call says (Dynamo's own backend ends its process too). What the input
+    processor does is none of the executor's."""
+    if isinstance(error, PreparationFailed):
+        return "failed"
+    return "refused" if isinstance(error, request_error) else "fatal"
+
+
 def start(model: Path, config: Mapping[str, Any]) -> Engine:
-    """Loads ``model`` on the GPUs that this process sees; one rank a GPU, children of this process."""
+    """Loads ``model``, one rank a GPU: on the GPUs that this process sees, its children, or those of the nodes on which
+    trtllm-llmapi-launch has started them."""
     _check_gpus(config)
     llm = versions.llm_class(arguments.backend_of(config))(model=str(model), **arguments.for_llm(config))
     return TensorRtEngine(llm, facts_of_llm(llm, model, config))
@@ -77,7 +87,14 @@ def _check_gpus(config: Mapping[str, Any]) -> None:
     if visible is None or version is None or not needs_gpu(version):
         return
     count = len([entry for entry in visible.split(",") if entry.strip()])
-    if (ranks := arguments.world_size(config)) > count:
+    ranks = arguments.world_size(config)
+    if environment.has_launched_ranks():
+        if (here := arguments.ranks_here(config)) > count:
+            raise UsageError(
+                f"the engine config asks for {ranks} GPUs a worker, {here} of them on this node, and "
+                f"CUDA_VISIBLE_DEVICES has {count}; set gpus_per_node to those that each node has"
+            )
+    elif ranks > count:
         raise UsageError(
             f"the engine config asks for {ranks} GPUs a worker and CUDA_VISIBLE_DEVICES has {count}; "
             "give the worker more, or lower tensor_parallel_size, pipeline_parallel_size or context_parallel_size"

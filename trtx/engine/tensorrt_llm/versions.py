@@ -61,6 +61,11 @@ def accepts(call: Callable[..., Any], name: str) -> bool:
     return name in inspect.signature(call).parameters
 
 
+def can_preprocess(llm: Any) -> bool:
+    """Whether a prompt's pictures can be prepared apart from ``generate_async``: not up to 1.3.0rc7."""
+    return callable(getattr(llm, "preprocess", None))
+
+
 def argument(llm: Any, name: str) -> Any:
     """What an LLM resolved for one of its arguments; None where its version or backend has none by that name."""
     return getattr(llm.args, name, None)

@@ -1,93 +1,22 @@
-"""``MultimodalEncoder`` and the handles that it gives out.
-
-There is no vision model here: an image becomes ``TOKENS_PER_IMAGE`` vectors through a fixed projection of its pixels,
-so that equal images give equal embeddings and different ones differ. What is real is the shape of everything around.
-"""
+"""``MultimodalEncoder``: the torch engine's tower behind the real one's surface."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import itertools
 import json
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tensorrt_llm._facts import follows, public
 from tensorrt_llm._impl.disagg import DisaggregatedParams
 from tensorrt_llm._impl.llm import BaseLLM
+from tensorrt_llm._impl.multimodal import InputProcessor, create_input_processor
 from tensorrt_llm._impl.results import Feed, RequestOutput, request_output
 from tensorrt_llm._impl.sampling import SamplingParams
 
-TOKENS_PER_IMAGE = 4
-_SIDE = 16  # pixels of the square that every image is scaled to
 _NO_ENCODER = ("Llama4ForConditionalGeneration",)
 _MAX_NUM_TOKENS = 16384
-_CPU_METHOD = 2  # the real registry's key of handles in CPU shared memory
-_storage_ids = itertools.count(1)
-
-
-@cache
-def _storage() -> TemporaryDirectory[str]:
-    """Where tensors lie for other processes; gone with this one."""
-    return TemporaryDirectory(prefix="tensorrt_llm-standin-")
-
-
-@public
-class SharedTensorContainer:
-    """A float32 tensor in a file, under a handle that is plain JSON. One consumer a handle: it frees the storage."""
-
-    def __init__(self, method_key: int, tensor_handle: Any) -> None:
-        self._method_key = method_key
-        self._tensor_handle = tensor_handle
-
-    @classmethod
-    def from_tensor(cls, tensor: Any) -> SharedTensorContainer:
-        data = tensor.float().contiguous().cpu().numpy()
-        path = Path(_storage().name) / f"{next(_storage_ids)}"
-        path.write_bytes(data.tobytes())
-        handle = {
-            "tensor_storage_offset": 0,
-            "tensor_size": list(tensor.shape),
-            "tensor_stride": list(tensor.contiguous().stride()),
-            "manager_handle": "",
-            "storage_handle": base64.b64encode(bytes(path)).decode(),
-            "storage_size": data.nbytes,
-            "storage_dtype": "torch.float32",
-        }
-        return cls(_CPU_METHOD, handle)
-
-    def dump_to_dict(self) -> dict[str, Any]:
-        return {**self._tensor_handle, "method_key": self._method_key}
-
-    @classmethod
-    def from_dict(cls, tensor_info: dict[str, Any]) -> SharedTensorContainer:
-        if tensor_info["method_key"] != _CPU_METHOD:
-            raise ValueError(f"Unsupported shared tensor method key: {tensor_info['method_key']}")
-        return cls(_CPU_METHOD, {name: tensor_info[name] for name in _HANDLE_FIELDS})
-
-    def get_local_view(self) -> Any:
-        import torch
-
-        handle = self._tensor_handle
-        path = Path(base64.b64decode(handle["storage_handle"]).decode())
-        data = bytearray(path.read_bytes())
-        path.unlink()
-        return torch.frombuffer(data, dtype=torch.float32).reshape(handle["tensor_size"])
-
-
-_HANDLE_FIELDS = (
-    "tensor_storage_offset",
-    "tensor_size",
-    "tensor_stride",
-    "manager_handle",
-    "storage_handle",
-    "storage_size",
-    "storage_dtype",
-)
 
 
 @dataclass(slots=True)
@@ -124,7 +53,9 @@ class MultimodalEncoder(BaseLLM):
         if self.args.max_batch_size is None:
             raise TypeError("'>' not supported between instances of 'NoneType' and 'int'")  # the real one's crash
         self.args.mm_encoder_only = True
-        self._hidden_size = (config.get("text_config") or config)["hidden_size"]
+        self.input_processor = create_input_processor(str(self.args.model), self._fast_tokenizer())
+        if not isinstance(self.input_processor, InputProcessor):
+            raise ValueError(f"{config.get('architectures')} has no vision encoder")
         self._ids = itertools.count(1)
         self._is_open = True
 
@@ -138,21 +69,19 @@ class MultimodalEncoder(BaseLLM):
             raise RuntimeError("LLM is shutting down")
         if not isinstance(inputs, dict) or ("prompt" not in inputs and "prompt_token_ids" not in inputs):
             raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
+        token_ids = inputs.get("prompt_token_ids")
+        if token_ids is None:
+            token_ids = self._fast_tokenizer().encode(inputs["prompt"]).ids
         images = (inputs.get("multi_modal_data") or {}).get("image") or []
-        images = images if isinstance(images, list) else [images]
-        pixels = [_pixels(image) for image in images]
-        params = DisaggregatedParams(
-            multimodal_embedding_handles=[self._handle(image) for image in pixels],
-            multimodal_hashes=[_hash(image) for image in pixels],
-        )
-        inner = _Encoded(next(self._ids), list(inputs.get("prompt_token_ids") or ()))
+        expanded, params = self._encoded(list(token_ids), images if isinstance(images, list) else [images])
+        inner = _Encoded(next(self._ids), expanded)
         output = request_output(
             Feed(
                 inner=inner,
                 sampling=SamplingParams(),
                 streaming=False,
                 prompt=inputs.get("prompt"),
-                disaggregated_params=params if images else None,
+                disaggregated_params=params,
                 stop_words=[],
                 decode=None,
                 fail=lambda error: error,
@@ -166,24 +95,23 @@ class MultimodalEncoder(BaseLLM):
 
     def shutdown(self) -> None:
         self._is_open = False
+        self.input_processor.close()
 
     def _check_health(self) -> bool:
         return self._is_open
 
-    def _handle(self, pixels: bytes) -> dict[str, Any]:
-        import torch
-
-        rows = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).float().reshape(TOKENS_PER_IMAGE, -1) / 255
-        projection = torch.randn(rows.shape[1], self._hidden_size, generator=torch.Generator().manual_seed(0))
-        return SharedTensorContainer.from_tensor(rows @ projection).dump_to_dict()
-
-
-def _pixels(image: Any) -> bytes:
-    """RGB bytes of an image scaled to 16 by 16. ``image``: a PIL image."""
-    return image.convert("RGB").resize((_SIDE, _SIDE)).tobytes()
-
-
-def _hash(pixels: bytes) -> list[int]:
-    """Eight 32-bit words of a 256-bit hash."""
-    digest = hashlib.blake2b(pixels, digest_size=32).digest()
-    return [int.from_bytes(digest[at : at + 4], "big", signed=True) for at in range(0, 32, 4)]
+    def _encoded(self, token_ids: list[int], images: list[Any]) -> tuple[list[int], Any]:
+        places = token_ids.count(int(self.input_processor.get_mm_token_ids()[0]))
+        if not images and not places:
+            return token_ids, None
+        if places != len(images):
+            raise ValueError(f"Number of image tokens ({places}) does not match number of images ({len(images)})")
+        embedded, hashes = self.input_processor.embed(images)
+        expanded, made = self.input_processor.assemble(token_ids, embedded)
+        config = made.multimodal_data.get("mrope_config") or {}
+        return expanded, DisaggregatedParams(
+            multimodal_embedding_handles=made.multimodal_data["multimodal_embedding"],
+            multimodal_hashes=hashes,
+            mrope_position_ids_handle=config.get("mrope_position_ids"),
+            mrope_position_deltas_handle=config.get("mrope_position_deltas"),
+        )

@@ -14,8 +14,9 @@ from typing import Any
 from tensorrt_llm._facts import dataclass, follows, public, signature
 from tensorrt_llm._impl import args as llm_args
 from tensorrt_llm._impl.executor import GenerationExecutor, RequestError
+from tensorrt_llm._impl.multimodal import InputProcessor, MultimodalParams, create_input_processor, params_of
 from tensorrt_llm._impl.ranks import refuse_launcher_variables
-from tensorrt_llm._impl.results import Feed, RequestOutput, request_output
+from tensorrt_llm._impl.results import Feed, RequestOutput, check_positions, request_output, torch_state
 from tensorrt_llm._impl.sampling import SamplingParams, for_torch_engine, stop_strings
 from tensorrt_llm._standin import absent
 
@@ -51,6 +52,9 @@ class BaseLLM:
         atexit.register(_shut_down, weakref.ref(self))
 
     def _build_model(self) -> None:
+        self.input_processor = create_input_processor(
+            str(self.args.model), None if self.args.skip_tokenizer_init else self._fast_tokenizer()
+        )
         self._executor = GenerationExecutor(str(self.args.model), self.args.tokenizer, self.args)
 
     @property
@@ -115,7 +119,7 @@ class BaseLLM:
         kind = disaggregated_params.request_type if disaggregated_params is not None else None
         if kind == "context_only":
             sampling.max_tokens = 1  # the caller's own object, as in the real one
-        prompt, prompt_token_ids = self._preprocess(inputs, sampling, disaggregated_params)
+        prompt, prompt_token_ids, media = self._preprocess(inputs, sampling, disaggregated_params)
         self._check_arguments(len(prompt_token_ids), is_generation_only=kind == "generation_only")
         if not 0 <= priority <= 1:
             raise ValueError(f"priority must be in [0, 1], got {priority}")
@@ -127,8 +131,9 @@ class BaseLLM:
         self._check_disaggregation(disaggregated_params)
         stop_words = self._stop_words(sampling)
         max_tokens = self._max_tokens(sampling, len(prompt_token_ids))
+        taken, given = self._taken(prompt_token_ids, media, disaggregated_params)
         inner = self._executor._submit(
-            prompt_token_ids,
+            given,
             for_torch_engine(sampling, max_tokens=max_tokens),
             streaming=streaming,
             disaggregated_params=_for_torch_engine(disaggregated_params),
@@ -147,12 +152,14 @@ class BaseLLM:
                 decode=self._fast_tokenizer().decode if has_text else None,
                 fail=self._executor._error,
                 seen=self._executor._step_was_seen,
+                media=taken,
             )
         )
 
     def preprocess(self, inputs: Any, sampling_params: Any, disaggregated_params: Any) -> Any:
         sampling = self._prepare_sampling_params(sampling_params)
-        return PreprocessedInputs(self._preprocess(inputs, sampling, disaggregated_params)[1])
+        _, token_ids, media = self._preprocess(inputs, sampling, disaggregated_params)
+        return PreprocessedInputs(token_ids, multimodal_params=media)
 
     def encode(self, **_: Any) -> Any:
         raise RuntimeError("encode() requires encode_only=True. Set encode_only=True in the LLM() constructor.")
@@ -173,10 +180,10 @@ class BaseLLM:
         sampling.return_perf_metrics = sampling.return_perf_metrics or self.args.return_perf_metrics
         return sampling
 
-    def _preprocess(self, inputs: Any, sampling: Any, params: Any) -> tuple[str | None, list[int]]:
-        """The prompt's text, if it is one, and its tokens."""
+    def _preprocess(self, inputs: Any, sampling: Any, params: Any) -> tuple[str | None, list[int], Any]:
+        """The prompt's text, if it is one, its tokens, and what its pictures are."""
         if isinstance(inputs, PreprocessedInputs):
-            return None, list(inputs.prompt_token_ids)
+            return None, list(inputs.prompt_token_ids), inputs.multimodal_params
         if isinstance(inputs, str):
             inputs = {"prompt": inputs}
         elif isinstance(inputs, Sequence):
@@ -187,20 +194,63 @@ class BaseLLM:
             if key in inputs:
                 raise ValueError(f"{key} is not supported. Pass encoder input as inputs.")
         if params is not None and params.multimodal_embedding_handles is not None:
-            if params.request_type == "generation_only":
-                raise ValueError("Generation-only mode should not need multimodal parameters")
-            raise absent("prefill from multimodal_embedding_handles")
-        if any(inputs.get(key) is not None for key in ("multi_modal_data", "multi_modal_embeddings")):
-            raise absent("multimodal prompt on LLM")
+            return inputs.get("prompt"), *self._from_handles(inputs, params)
+        if inputs.get("multi_modal_embeddings") is not None:
+            raise absent("multi_modal_embeddings on LLM")
+        data = inputs.get("multi_modal_data")
         if inputs.get("prompt_token_ids") is not None:
-            return None, list(inputs["prompt_token_ids"])
+            prompt, token_ids = None, list(inputs["prompt_token_ids"])
+        else:
+            prompt, token_ids = inputs["prompt"], self._tokens(inputs["prompt"], sampling)
+        if not data:
+            return prompt, token_ids, None
+        if not isinstance(inputs.get("mm_processor_kwargs", {}), dict):
+            raise TypeError("argument after ** must be a mapping, not NoneType")
+        if inputs.get("mm_processor_kwargs"):
+            raise absent("mm_processor_kwargs")
+        if not isinstance(self.input_processor, InputProcessor):
+            raise absent("multi_modal_data for a text model")
+        expanded, made = self.input_processor.with_pictures(token_ids, data)
+        if params is not None and (config := made.multimodal_data.get("mrope_config")) is not None:
+            params.mrope_position_ids_handle = config["mrope_position_ids"]  # the caller's own object, as there
+            params.mrope_position_deltas_handle = config["mrope_position_deltas"]
+        return prompt, expanded, made
+
+    def _from_handles(self, inputs: Any, params: Any) -> tuple[list[int], MultimodalParams]:
+        """Prefill of what an encoder made."""
+        if self.args.backend == "_autodeploy":
+            raise ValueError("Multimodal disaggregated inference is not supported with the AutoDeploy backend.")
+        if not self.input_processor.support_mm_disagg:
+            raise ValueError("Multimodal disaggregated inference is not supported for this model")
+        handles = params.multimodal_embedding_handles
+        expanded = self.input_processor.build_disagg_prefill_multimodal_inputs(inputs, handles)
+        if params.request_type == "generation_only":
+            raise ValueError("Generation-only mode should not need multimodal parameters")
+        positions, deltas = params.mrope_position_ids_handle, params.mrope_position_deltas_handle
+        assert positions is None or deltas is not None
+        return expanded, params_of(handles, positions, deltas)
+
+    def _tokens(self, prompt: str, sampling: Any) -> list[int]:
         if self.args.skip_tokenizer_init:
             raise ValueError("tokenizer is required to tokenize string prompt")
-        prompt = inputs["prompt"]
         token_ids = list(self._fast_tokenizer().encode(prompt, add_special_tokens=sampling.add_special_tokens).ids)
         if sampling.truncate_prompt_tokens is not None:
             token_ids = token_ids[-sampling.truncate_prompt_tokens :]
-        return prompt, token_ids
+        return token_ids
+
+    def _taken(self, token_ids: list[int], media: Any, params: Any) -> tuple[Any, Any]:
+        """What the executor reads of handles, and the torch engine's inputs. What is wrong here ends the engine."""
+        assert self._executor is not None
+        try:
+            if media is not None:
+                taken = self.input_processor.take(token_ids, media)
+                return taken, {"prompt_token_ids": token_ids, "multi_modal_embeddings": taken.embeddings}
+            if params is not None and params.request_type == "generation_only":
+                check_positions(params)
+        except Exception as error:
+            self._executor._fail(error)
+            raise RuntimeError(str(error)) from error
+        return None, token_ids
 
     def _check_arguments(self, prompt_length: int, *, is_generation_only: bool) -> None:
         args = self.args
@@ -290,6 +340,7 @@ class BaseLLM:
     def shutdown(self) -> None:
         if self._executor is not None:
             self._executor.shutdown()
+            self.input_processor.close()
             self._executor = None
 
     def __enter__(self) -> Any:
@@ -343,5 +394,5 @@ def _for_torch_engine(params: Any) -> Any:
         first_gen_log_probs=logprobs,
         ctx_request_id=params.ctx_request_id,
         disagg_request_id=getattr(params, "disagg_request_id", None),
-        opaque_state=params.opaque_state,
+        **torch_state(params.opaque_state),
     )

@@ -16,9 +16,16 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from tensorrt_llm._facts import dataclass, public
 from tensorrt_llm._impl.disagg import DisaggregatedParams
 from tensorrt_llm._impl.sampling import stop_strings
+from tensorrt_llm._impl.shared_tensor import SharedTensorContainer
+from trtx.torch_engine.media_positions import position_delta
+from trtx.torch_engine.messages import MediaSpan
+
+_STATE = msgspec.msgpack.Decoder(tuple[bytes, list[MediaSpan] | None])
 
 Logprob = dataclass("Logprob")
 CompletionOutput = dataclass(
@@ -45,6 +52,7 @@ class Feed:
     decode: Callable[[list[int]], str] | None  # None: no text was asked for
     fail: Callable[[BaseException], BaseException]  # what an error of the torch engine is here
     seen: Callable[[], None]  # called at every step
+    media: Any = None  # of a prompt with pictures: what the executor took of their handles
     asked_s: float = field(default_factory=time.monotonic)
     told_s: float | None = None  # its first step: with a handoff, all KV had come before it
 
@@ -216,7 +224,8 @@ class GenerationResult:
                 if made.first_gen_log_probs
                 else None,
                 ctx_request_id=made.ctx_request_id,
-                opaque_state=made.opaque_state,
+                opaque_state=_state(made),
+                **_positions(self._feed.media),
                 **{
                     name: getattr(asked, name)
                     for name in ("disagg_request_id", "ctx_dp_rank", "ctx_info_endpoint", "schedule_style")
@@ -244,6 +253,47 @@ def request_output(feed: Feed) -> RequestOutput:
     made.metrics_dict = {}
     made._loop = None
     return made
+
+
+def _state(made: Any) -> bytes:
+    """The torch engine's, with what decode needs of media: the real transceiver's KV needs none of it."""
+    return msgspec.msgpack.encode((made.opaque_state, made.media))
+
+
+def torch_state(opaque_state: bytes | None) -> dict[str, Any]:
+    """Its fields of ``DisaggregatedParams``."""
+    if opaque_state is None:
+        return {}
+    state, media = _STATE.decode(opaque_state)
+    return {"opaque_state": state, "media": media}
+
+
+def _positions(media: Any) -> dict[str, Any]:
+    """Handles for decode, of a prompt whose own were used up."""
+    if media is None or media.positions is None:
+        return {}
+    return {
+        "mrope_position_ids_handle": SharedTensorContainer.from_tensor(media.positions).dump_to_dict(),
+        "mrope_position_deltas_handle": SharedTensorContainer.from_tensor(media.deltas).dump_to_dict(),
+    }
+
+
+def check_positions(params: Any) -> None:
+    """Decode of a prompt whose pictures took positions of their own goes on by what prefill says of them. Raises
+    RuntimeError as the real one does for one handle of two; KeyError for none, where its forward pass would go on by
+    the positions of text; RuntimeError for another prompt's."""
+    ids, deltas = params.mrope_position_ids_handle, params.mrope_position_deltas_handle
+    if (ids is None) != (deltas is None):
+        raise RuntimeError("`mrope_position_ids_handle` and `mrope_position_deltas_handle` must both be provided")
+    media = torch_state(params.opaque_state).get("media") or []
+    if not media or media[0].grid is None:
+        return
+    if ids is None:
+        raise KeyError("mrope_config")
+    positions = SharedTensorContainer.from_dict(ids).get_local_view()
+    delta = int(SharedTensorContainer.from_dict(deltas).get_local_view())
+    if delta != position_delta(media, positions.shape[-1]):
+        raise RuntimeError(f"a delta of {delta} is another prompt's")
 
 
 def _logprobs(position: dict[int, Any]) -> dict[int, Any]:

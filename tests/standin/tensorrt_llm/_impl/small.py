@@ -69,25 +69,6 @@ async def async_load_video(*args: Any, **kwargs: Any) -> Any:
     raise absent("video input")
 
 
-class _TextProcessor:
-    """The input processor of a model without images."""
-
-    support_mm_disagg = False
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-    def get_mm_token_ids(self) -> None:
-        return None
-
-    def get_num_tokens_per_image(self, *, image: Any) -> int:
-        raise absent("multimodal input processor")
-
-
-def create_input_processor(model_path_or_dir: str, tokenizer: Any, *args: Any, **kwargs: Any) -> _TextProcessor:
-    return _TextProcessor(tokenizer)
-
-
 def tokenizer_factory(obj: Any, **kwargs: Any) -> Any:
     """The transformers tokenizer of a directory; anything else is one already, or None."""
     if not isinstance(obj, (str, Path)):

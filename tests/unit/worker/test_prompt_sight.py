@@ -1,0 +1,194 @@
+"""Pictures for an engine that prepares them itself: who encodes, who is asked next, and what is let go of."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.config.media import MediaLimits
+from trtx.engine.api import EngineFacts, PicturePrompt, ReadyPrompt
+from trtx.media import MediaError, PicturePool
+from trtx.text import load_tokenizer
+from trtx.worker.decoding import Decoding
+from trtx.worker.embedders import NoEncoder
+from trtx.worker.media_metrics import MediaMetrics
+from trtx.worker.pictures import Sent
+from trtx.worker.prompt_sight import PromptLooking, PromptSight
+from trtx.worker.request import InvalidRequest
+
+HANDLES = {"multimodal_embedding_handles": [{"tensor_size": [2, 4]}]}
+ONE = MediaLimits(decode_processes=1)
+MODEL = "synthetic:tiny-qwen2.5-vl"
+TEXT = "a <|image_pad|> b"
+
+
+def sent(colour: str = "red", data: bytes | None = None) -> Sent:
+    if data is None:
+        file = io.BytesIO()
+        Image.new("RGB", (6, 4), colour).save(file, "PNG")
+        data = file.getvalue()
+    return Sent(f"data:image/png;base64,{base64.b64encode(data).decode()}")
+
+
+class Processor:
+    """Stands where an engine's own processor is: what it was given, and what it was told to let go of."""
+
+    facts = EngineFacts(context_length=64, image_token_id=7)
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.given: list[PicturePrompt] = []
+        self.dropped: list[Any] = []
+        self._refuses = refuses
+
+    def prepare_prompt(self, prompt: PicturePrompt) -> ReadyPrompt:
+        self.given.append(prompt)
+        if self._refuses:
+            raise ValueError("the model's processor refuses it")
+        return ReadyPrompt([*prompt.token_ids, 7], prompt, dict(prompt.handles))
+
+    def drop_handles(self, handles: Mapping[str, Any]) -> None:
+        self.dropped.append(handles)
+
+    def drop_prompt(self, prompt: ReadyPrompt) -> None:
+        self.dropped.append(prompt)
+
+
+class Encoders:
+    """Encode workers by id, each with its answer, or the exception that asking it ends with."""
+
+    def __init__(self, answers: Mapping[int, Mapping[str, Any] | Exception]) -> None:
+        self._answers = answers
+        self.asked: list[tuple[int, Mapping[str, Any]]] = []
+
+    def ids(self) -> Sequence[int]:
+        return list(self._answers)
+
+    async def ask(self, worker_id: int, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.asked.append((worker_id, question))
+        answer = self._answers[worker_id]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+Make = Callable[..., PromptSight]
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    async with PicturePool(None, ONE) as pool:
+        tokenizer = load_tokenizer(resolve_checkpoint(MODEL).path)
+
+        def sight_of(engine: Any, workers: Encoders | None = None) -> PromptSight:
+            metrics = MediaMetrics()
+            started = Decoding(pool, metrics)
+            started._starting = asyncio.ensure_future(asyncio.sleep(0))
+            return PromptSight(
+                engine, started, tokenizer=tokenizer, workers=workers, limits=ONE, metrics=metrics, seconds=5.0
+            )
+
+        yield sight_of
+
+
+def tokens() -> list[int]:
+    return list(load_tokenizer(resolve_checkpoint(MODEL).path).encode(TEXT).ids)
+
+
+async def test_without_encode_workers_the_engine_gets_the_pixels(make: Make) -> None:
+    engine = Processor()
+    ready = await make(engine).look(tokens(), [sent()])
+    (prompt,) = engine.given
+    (picture,) = prompt.pictures
+    assert (picture.shape, picture[0, 0].tolist()) == ((4, 6, 3), [255, 0, 0])
+    assert (prompt.token_ids, prompt.handles) == (tokens(), {})
+    assert ready.token_ids == [*tokens(), 7]
+
+
+async def test_an_encode_worker_that_does_not_answer_is_followed_by_the_next_and_then_the_engine_itself(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, one_of_two = Processor(), Encoders({1: ConnectionError("gone"), 2: HANDLES})
+    for _ in range(2):
+        await make(engine, one_of_two).look(tokens(), [sent()])
+    assert [prompt.handles for prompt in engine.given] == [HANDLES] * 2
+    assert engine.given[0].text == TEXT, "TensorRT-LLM makes the prompt of it"
+    assert {question["text"] for _, question in one_of_two.asked} == {TEXT}
+    none = Encoders({1: ConnectionError("gone")})
+    await make(engine, none).look(tokens(), [sent()])
+    assert len(engine.given[-1].pictures) == 1
+    monkeypatch.setenv("TLLM_MULTIMODAL_DISAGGREGATED", "1")  # the LLM has no tower
+    with pytest.raises(NoEncoder, match="no encode worker answered"):
+        await make(engine, none).look(tokens(), [sent()])
+
+
+async def test_a_refusal_of_an_encode_worker_is_told_under_the_clients_own_label(make: Make) -> None:
+    refused = {"error": "[this picture] is no picture", "status": 415, "picture": 1}
+    workers = Encoders({1: refused, 2: refused})
+    with pytest.raises(MediaError, match=r"^data:image/png URL of \d+ characters is no picture$") as told:
+        await make(Processor(), workers).look(tokens(), [sent("red"), sent("blue")])
+    assert told.value.status == 415
+    assert len(workers.asked) == 1, "another one would find it too"
+
+
+async def test_handles_that_no_request_takes_are_let_go_of_once(make: Make) -> None:
+    engine = Processor(refuses=True)
+    with pytest.raises(ValueError, match="refuses it"):
+        await make(engine, Encoders({1: HANDLES})).look(tokens(), [sent()])
+    await until(lambda: engine.dropped == [HANDLES])
+    for is_taken in (False, True):
+        engine = Processor()
+        looking = PromptLooking(make(engine, Encoders({1: HANDLES})), [sent()])
+        ready = await looking.ready(tokens())
+        ready.is_taken = is_taken
+        looking.close()
+        if not is_taken:
+            await until(lambda engine=engine, ready=ready: engine.dropped == [ready])  # type: ignore[misc]
+    assert engine.dropped == []
+
+
+async def test_a_prompt_whose_text_has_other_tokens_is_refused_beside_encode_workers(make: Make) -> None:
+    other = [token_id for word in ("a", " <|image_pad|>", "b") for token_id in encode_apart(word)]
+    assert other != tokens()
+    with pytest.raises(InvalidRequest, match="tokens are not those of its text"):
+        await make(Processor(), Encoders({1: HANDLES})).look([*other, *byte_tokens()], [sent()])
+    await make(Processor()).look([*other, *byte_tokens()], [sent()])
+
+
+def test_an_embedding_and_too_many_images_are_refused_before_anything_is_fetched() -> None:
+    engine: Any = Processor()
+    metrics = MediaMetrics()
+    sight = PromptSight(
+        engine, Decoding(PicturePool(None, ONE), metrics), tokenizer=None, workers=None,
+        limits=replace_limits(max_images=1), metrics=metrics,
+    )  # fmt: skip
+    embedding = {"Url": "data:application/x-safetensors;base64,AAAA"}
+    for items, says in (([embedding], "brings an embedding"), ([{"Url": "data:,"}] * 2, "brings 2 images")):
+        with pytest.raises(InvalidRequest, match=says):
+            sight.looking({"token_ids": [7], "multi_modal_data": {"image_url": items}})
+    assert sight.looking({"token_ids": [1]}) is None
+
+
+def replace_limits(**changes: Any) -> MediaLimits:
+    return ONE.model_copy(update=changes)
+
+
+def encode_apart(word: str) -> list[int]:
+    return list(load_tokenizer(resolve_checkpoint(MODEL).path).encode(word).ids)
+
+
+def byte_tokens() -> list[int]:
+    """A character's bytes, cut in the middle: no text has them."""
+    return encode_apart("\N{GRINNING FACE}")[:-1]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)

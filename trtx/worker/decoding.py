@@ -1,0 +1,36 @@
+"""Pictures of requests to pixels, for engines that prepare them themselves; counted as pictures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from trtx.media import Blob, PicturePool
+from trtx.worker.media_metrics import MediaMetrics, Stage
+
+
+class Decoding:
+    """``pool`` is started when the first picture comes, and closed by whoever made it."""
+
+    def __init__(self, pool: PicturePool, metrics: MediaMetrics) -> None:
+        self._pool, self._metrics = pool, metrics
+        self._starting: asyncio.Task[None] | None = None
+
+    async def rgb(self, blob: Blob) -> npt.NDArray[np.uint8]:
+        """``[height, width, 3]``. Raises MediaError."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._pool.start())
+        await asyncio.shield(self._starting)
+        with self._metrics.timed("prepare"):
+            return await self._pool.rgb(blob)
+
+    @contextmanager
+    def timed(self, stage: Stage, pictures: int) -> Iterator[None]:
+        """One bracket around several pictures, each of which passed."""
+        with self._metrics.timed(stage):
+            yield
+        self._metrics.passed(stage, pictures - 1)
