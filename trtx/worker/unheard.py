@@ -38,7 +38,7 @@ def mark_of(namespace: str) -> str:
 def guarded_template(model: Path, environment: Mapping[str, str]) -> Path | None:
     """The file of the checkpoint's chat template with the guard in front.
 
-    None where there is no template, several, or one that begins with space, which Jinja treats otherwise behind a block;
+    None where there is no template, several, or one that begins with space, which means another thing behind a block;
     where the worker would have no tokenizer to find the mark with, and where the frontend may be on another machine.
     Raises OSError where the file can't be written.
     """
