@@ -132,7 +132,7 @@ async def evil(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
             place = b"/loop" if path == b"/loop" else b"http://169.254.169.254/latest/meta-data"
             writer.write(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + place + b"\r\n\r\n")
         await writer.drain()
-    except (ConnectionError, IndexError):
+    except (ConnectionError, IndexError, asyncio.CancelledError):  # the last: this process ends
         pass
     finally:
         writer.close()

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from trtx.checkpoint.picture_tasks import PictureSample, held_out
 from trtx.checkpoint.pictures import draw
 from trtx.launch.processes import members
 from trtx.topology import Plan
+from trtx.worker.encode_endpoint import SILENCE_SECONDS
 
 MODEL = "synthetic:tiny-vl"
 ROWS = 25  # of each picture, in this model
@@ -310,6 +312,25 @@ def test_an_encoder_of_a_workers_own_that_is_killed_costs_no_answer(agg: Served,
     assert agg.metric("agg-0", "trtx_requests", outcome="error") == 0
     assert agg.metric("agg-0", "trtx_embedding_cache_pinned_bytes") == 0
     assert agg.tensors() == []
+
+
+def test_an_encode_worker_that_is_at_work_is_waited_for_longer_than_a_silent_one(agg: Served, disagg: Served) -> None:
+    """Its encoder stands still: it says nothing of that, and its worker that it is at work."""
+    asked = [{"role": "user", "content": [text("what"), picture((78, 3, 200))]}]
+    encoder = encoder_of(disagg)
+    os.kill(encoder, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(disagg.ask, asked)
+            time.sleep(SILENCE_SECONDS + 1)
+            assert not answer.done()
+            os.kill(encoder, signal.SIGCONT)
+            assert answer.result() == agg.ask(asked)
+    finally:
+        os.kill(encoder, signal.SIGCONT)
+    for metric in ("trtx_encoder_fallbacks", "trtx_encoder_retries"):
+        assert disagg.metric("prefill-0", metric) == 0
+    assert encoder_of(disagg) == encoder
 
 
 def messages_with(file: bytes) -> list[dict[str, Any]]:

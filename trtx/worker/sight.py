@@ -20,8 +20,9 @@ from trtx.worker.request import InvalidRequest
 
 logger = logging.getLogger(__name__)
 
-FETCHES = 32
-"""Files that a worker fetches at a time: each may be as large as ``MediaLimits.max_media_bytes``."""
+FETCHES, READS = 32, 8
+"""Files that a worker fetches from servers at a time, and of others (``data:``, ``file:``), which wait for none.
+Each may be as large as ``MediaLimits.max_media_bytes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Sight:
         self._engine, self._embedder, self._cache = engine, embedder, cache
         self._limits, self._metrics, self._model, self._options = limits, metrics, model, options
         self._reserved_bytes = reserved_bytes
-        self._fetches = asyncio.Semaphore(FETCHES)
+        self._fetches, self._reads = asyncio.Semaphore(FETCHES), asyncio.Semaphore(READS)
         self._held = HeldMedia(limits.media_memory_bytes)
 
     def looking(self, wire: Mapping[str, Any]) -> Looking | None:
@@ -123,7 +124,7 @@ class Sight:
 
     async def _fetch(self, sent: Sent) -> tuple[bytes, Blob]:
         with self._metrics.timed("fetch"):
-            async with self._fetches:
+            async with self._fetches if sent.url[:4].lower() == "http" else self._reads:
                 blob = await fetch(sent.url, self._limits, kind=sent.kind, held=self._held)
             options = self._options[sent.kind]
             return await asyncio.to_thread(content_key, blob.data, model=self._model, options=options), blob

@@ -23,11 +23,10 @@ from trtx.worker.request import InvalidRequest
 
 _BEGINNING = 96
 """Tokens of a prompt in which the mark is looked for: each of its characters may be one."""
-# The last expression keeps a template's first line from being behind a block, after which Jinja drops a line's end.
 _GUARD = (
     "{%% for message in messages %%}{%% if message['content'] is iterable and message['content'] is not string %%}"
     "{%% for part in message['content'] %%}{%% if part is mapping and part['type'] == 'input_audio' %%}"
-    "%s{%% endif %%}{%% endfor %%}{%% endif %%}{%% endfor %%}{{ '' }}"
+    "%s{%% endif %%}{%% endfor %%}{%% endif %%}{%% endfor %%}"
 )
 
 
@@ -39,7 +38,7 @@ def mark_of(namespace: str) -> str:
 def guarded_template(model: Path, environment: Mapping[str, str]) -> Path | None:
     """The file of the checkpoint's chat template with the guard in front.
 
-    None where there is no template, several, or one that begins with space, before which a guard would change prompts;
+    None where there is no template, several, or one that begins with space, which means another thing behind a block;
     where the worker would have no tokenizer to find the mark with, and where the frontend may be on another machine.
     Raises OSError where the file can't be written.
     """

@@ -120,6 +120,24 @@ async def test_a_checkpoint_without_a_usable_processor_is_refused_at_the_start(
     assert pool.pids == ()
 
 
+async def test_a_stripe_that_the_processor_would_enlarge_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    limits = MediaLimits(decode_processes=1, decode_timeout_s=300, max_image_pixels=100_000)
+    stripes = {size: files.saved(Image.new("RGB", size, "red"), "PNG") for size in ((1, 1000), (1000, 1), (9, 1000))}
+    async with PicturePool(checkpoint(tmp_path, CLIP), limits, directory=tmp_path) as pool:
+        for size, file in stripes.items():
+            if 9 in size:  # 28 x 3111
+                assert values(await pool.prepare(Blob(file, "it"))).shape == (1, 3, 28, 28)
+                continue
+            with pytest.raises(MediaError, match="processor would make 784000 before it cuts it") as refused:
+                await pool.prepare(Blob(file, "it"))
+            assert refused.value.status == 413
+            assert (await pool.rgb(Blob(file, "it"))).size == 3000, "the picture itself is none too large"
+    narrow = tmp_path / "qwen"
+    narrow.mkdir()
+    async with PicturePool(checkpoint(narrow, QWEN), limits, directory=tmp_path) as pool:
+        remove_shared((await pool.prepare(Blob(stripes[9, 1000], "it"))).pixels)
+
+
 def safetensors(tensors: dict[str, tuple[str, list[int], bytes]]) -> bytes:
     header, at, body = {}, 0, b""
     for name, (dtype, shape, data) in tensors.items():

@@ -40,7 +40,10 @@ class Client:
 
 async def ask(client: Client) -> Any:
     runtime: Any = None
-    return await EncodeEndpoint(runtime, client, "model", silence_s=0.2).ask(1, {"key": "00"})
+    asking = asyncio.ensure_future(EncodeEndpoint(runtime, client, "model", silence_s=0.2).ask(1, {"key": "00"}))
+    ended, _ = await asyncio.wait((asking,), timeout=30)
+    assert ended, "it waits for a worker that says nothing"
+    return asking.result()
 
 
 BUSY: dict[str, Any] = {"token_ids": [], "index": 0}

@@ -18,7 +18,7 @@ from trtx.media.blob import label_of
 from trtx.worker.embedding_cache import EmbeddingCache, NotMade
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Picture, Sent
-from trtx.worker.sight import Sight
+from trtx.worker.sight import FETCHES, Sight
 
 CONFIG = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_token_id=9, tokens_per_image=2)
 
@@ -44,11 +44,11 @@ class Gate:
     async def close(self) -> None: ...
 
 
-def sight_of(gate: Gate, metrics: MediaMetrics) -> Sight:
+def sight_of(gate: Gate, metrics: MediaMetrics, limits: MediaLimits | None = None) -> Sight:
     metrics.cache = EmbeddingCache[Picture](1 << 20, lambda key, picture: None)
     engine: Any = gate
     return Sight(
-        CONFIG, engine, gate, cache=metrics.cache, limits=MediaLimits(), metrics=metrics, model="model",
+        CONFIG, engine, gate, cache=metrics.cache, limits=limits or MediaLimits(), metrics=metrics, model="model",
         options={"image": "options"},
         reserved_bytes=64,
     )  # fmt: skip
@@ -112,6 +112,32 @@ async def test_two_requests_of_one_picture_at_a_time_are_a_miss_and_one_that_joi
     }
     assert seen_of == {"miss": 1, "joined": 1, "hit": 1}
     assert len(gate.seen) == 1
+
+
+async def test_servers_that_never_answer_hold_up_no_picture_that_came_with_its_request(tmp_path: Path) -> None:
+    gate, metrics = Gate(tmp_path), MediaMetrics()
+    gate.is_broken.set_result(False)
+    connected = asyncio.Semaphore(0)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.release()
+        await reader.read()  # until whoever asked has gone
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    limits = MediaLimits(allow_http_media=True, allow_private_media=True, media_timeout_s=600, media_idle_s=600)
+    sight = sight_of(gate, metrics, limits)
+    port = server.sockets[0].getsockname()[1]
+    waiting = [asyncio.create_task(sight.look([Sent(f"http://127.0.0.1:{port}/{one}")])) for one in range(FETCHES + 1)]
+    async with asyncio.timeout(60):
+        for _ in range(FETCHES):
+            await connected.acquire()
+        (await sight.look([url(b"inline")])).close()
+    assert [blob.data for blob in gate.seen] == [b"inline"]
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    server.close()
 
 
 async def test_files_are_counted_as_they_are_fetched_and_not_their_requests(tmp_path: Path) -> None:

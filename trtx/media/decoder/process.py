@@ -94,7 +94,7 @@ def _answer(job: Job, data: bytearray, setup: Setup, processor: ImageProcessor |
         if job.work == "rgb":
             return Rgb(picture.height, picture.width), picture.tobytes()
         assert processor is not None, "a pool without a model was asked for pixels"
-        pixels, grid = processor.prepare(picture, job.label)
+        pixels, grid = processor.prepare(picture, job.label, setup.max_pixels)
         return Tensor(share(pixels, directory), grid), b""
     except MediaError as error:
         return Refused(error.status, str(error)), b""

@@ -49,18 +49,20 @@ class ImageProcessor:
                 "expected a preprocessor_config.json of a class that transformers has on Pillow"
             ) from error
         try:
-            self.prepare(Image.new("RGB", (64, 48), (255, 255, 255)), "a white picture")
+            self.prepare(Image.new("RGB", (64, 48), (255, 255, 255)), "a white picture", sys.maxsize)
         except MediaError as error:
             raise UsageError(f"the image processor of {model_dir} fails: {error}") from error
         self._video: VideoOptions | None = None
         if videos is not None:
             self._video = read_options(model_dir, self._processor, videos)
 
-    def prepare(self, picture: Image.Image, label: str) -> tuple[np.ndarray, Grid | None]:
+    def prepare(self, picture: Image.Image, label: str, max_pixels: int) -> tuple[np.ndarray, Grid | None]:
         """float32 ``pixel_values`` of one RGB picture, shaped as the model's class wants them, and its grid.
 
-        Raises MediaError 422 for what the processor does not take; UsageError for an output that is not known.
+        Raises MediaError 422 for what the processor does not take, 413 for what it would make larger than
+        ``max_pixels`` on the way; UsageError for an output that is not known.
         """
+        self._check_enlarged(picture, label, max_pixels)
         try:
             found = self._processor(images=[picture], return_tensors="np")
         except MemoryError:
@@ -80,6 +82,23 @@ class ImageProcessor:
             return pixels, None
         time, height, width = (int(one) for one in grids[0])
         return pixels, (time, height, width)
+
+    def _check_enlarged(self, picture: Image.Image, label: str, max_pixels: int) -> None:
+        """CLIP's processor gives the shorter side the model's pixels before it cuts the middle out: of one by 10,000
+        pixels it makes 336 by 3,360,000 for a moment."""
+        size = getattr(self._processor, "size", None) or {}
+        shortest = size.get("shortest_edge")
+        is_bounded = size.get("longest_edge") is not None  # with both, they bound the area
+        if shortest is None or is_bounded or not getattr(self._processor, "do_resize", True):
+            return
+        width, height = picture.size
+        pixels = shortest * shortest * max(width, height) // min(width, height)
+        if pixels > max(max_pixels, shortest * shortest):
+            raise MediaError(
+                413,
+                f"{label} has {width}x{height} pixels, of which this model's processor would make {pixels} before it "
+                f"cuts it; expected at most {max_pixels}: send a part of it",
+            )
 
     def prepare_video(self, data: bytearray, label: str, limits: VideoLimits) -> tuple[np.ndarray, Grid, Clip]:
         """The same of frames of a video, ``[patches, values]``, and when they are. Raises as :meth:`prepare` does."""
