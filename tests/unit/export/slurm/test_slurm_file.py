@@ -68,8 +68,12 @@ CASES = {
     "several nodes": (
         {"engine": "tensorrt-llm", "mode": "disagg", "tp": 4},
         {
-            **{"gpus_per_node": 2, "mpi": "pmi2", "interface": "ib0", "ucx_devices": "mlx5_0:1,mlx5_1:1"},
-            **{"bench": ("--concurrency", "1"), "bench_files": (Path("/data/of the job"),)},
+            "gpus_per_node": 2,
+            "mpi": "pmi2",
+            "interface": "ib0",
+            "ucx_devices": "mlx5_0:1,mlx5_1:1",
+            "bench": ("--concurrency", "1"),
+            "bench_files": (Path("/data/of the job"),),
         },
     ),
 }
