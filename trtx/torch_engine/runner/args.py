@@ -55,8 +55,8 @@ class RunnerArgs:
     merges_passes: bool = False  # a step's decodes and prompt chunks in one pass
 
     def __post_init__(self) -> None:
-        if self.merges_passes and self.deterministic:
-            raise UsageError("merges_passes does not go with deterministic; leave one of them out")
+        if self.merges_passes and (self.deterministic or self.attention is Attention.FIXED):
+            raise UsageError("merges_passes does not go with deterministic or fixed attention; leave one of them out")
         for path in _LIMITED:
             name = path.rpartition(".")[2]
             value = getattr(self, name)
