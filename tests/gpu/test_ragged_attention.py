@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import random as dice
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
+from engine_player import assert_equal, served, workload
 from kernel_cases import DEVICE, DTYPES, IS_INTERPRETED, SCALE, alike, close, config, random, span_inputs
+from runner_player import build, save
 
+from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.fp8 import to_fp8
 from trtx.torch_engine.runner.kernels import FIXED_CHUNK, Attention, KvCache, PassInputs
 from trtx.torch_engine.runner.rope import rotary_table
@@ -284,3 +288,22 @@ def test_long_contexts_and_wide_chunks_equal_torch(attention: Attention) -> None
     case = Case([(31_000, 600), (0, 300), (32_000, 1), (9_000, 16)], heads=(32, 8, 128), dtype=torch.bfloat16)
     q = case.queries()
     close(case.attend(attention, q, case.inputs), case.expected(q, case.inputs))
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="needs CUDA")
+@pytest.mark.parametrize("attention", [Attention.BY_ROWS, Attention.BY_LENGTH])
+@pytest.mark.parametrize("merges_passes", [False, True])
+def test_an_engines_tokens_in_float32_are_the_cpus(attention: Attention, merges_passes: bool, tmp_path: Path) -> None:
+    directory = save(build("qwen3"), tmp_path)
+    wishes = workload(1)
+    answers = []
+    for device in ("cpu", "cuda"):
+        runner = create_runner(
+            RunnerArgs(
+                model_dir=directory, device=device, dtype="float32", tokens_per_block=8, num_blocks=60,
+                max_batch_size=5, attention=attention, merges_passes=merges_passes and device == "cuda",
+            )
+        )  # fmt: skip
+        answers.append(served(runner, wishes, overlap=device == "cuda")[0])
+        runner.close()
+    assert_equal(answers[1], answers[0], wishes)

@@ -18,7 +18,7 @@ class Attention(Enum):
     BY_ROWS = "by rows"  # decodes in as many parts as their number wants, prompts in none
     BY_LENGTH = "by length"  # every sequence in as many parts as its share of the pass's KV wants
     # In chunks of KV that begin and end at the same positions whatever else is in a pass, and are folded in order: no
-    # bit of a row's result depends on the rows beside it, nor on how its sequence was cut into passes.
+    # bit of a row's result depends on the rows beside it, nor on how its sequence was cut into passes. On a CPU too.
     FIXED = "fixed"
 
 

@@ -61,6 +61,8 @@ class RaggedAttention:
         self._strides = (block_stride, kv_stride, token_stride, head_stride)
         self._scale = config.head_dim**-0.5 * math.log2(math.e)  # the kernels' exponentials are to base 2
         self._block_dim = max(16, triton.next_power_of_2(config.head_dim))
+        # Of a whole batch, so that it compiles once; a pass has no more sequences than slots, and padding.
+        self._block_sequences = max(16, triton.next_power_of_2(cache.block_table.shape[0]))
         self._lanes = triton.next_power_of_2(config.num_heads // config.num_kv_heads)
 
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
@@ -112,7 +114,7 @@ class RaggedAttention:
             slots, starts, contexts, work.num_items, work.items, work.arrived,
             self._cache.padding_slot, count, wanted, FIXED_CHUNK if self._fixed else _LEAST_CHUNK, part_rows,
             TILE_ROWS=tile_rows, BLOCK_TOKENS=tile.tokens, NUM_KV_HEADS=config.num_kv_heads, FIXED=self._fixed,
-            BLOCK_SEQUENCES=max(16, triton.next_power_of_2(count)), BLOCK_ITEMS=_BLOCK_ITEMS,
+            BLOCK_SEQUENCES=self._block_sequences, BLOCK_ITEMS=_BLOCK_ITEMS,
             BLOCK_KV_HEADS=triton.next_power_of_2(config.num_kv_heads), num_warps=1,
         )  # fmt: skip
         return work

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.checkpoint.model_config import ModelConfig
+from trtx.torch_engine.runner.fixed_attention import attend_fixed
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
-from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.weights import LayerWeights
 
 _GATHERED_TOKENS = 32768  # of one layer's K and V at a time: 64 MiB in float32 with 2 heads of 128
@@ -19,8 +21,12 @@ _GATHERED_TOKENS = 32768  # of one layer's K and V at a time: 64 MiB in float32 
 class TorchKernels:
     """Gathers a sequence's blocks and attends with torch's scaled-dot-product attention."""
 
-    def __init__(self, config: ModelConfig, cache: KvCache, rotary: Tensor) -> None:
-        """``rotary``: see :func:`trtx.torch_engine.runner.rope.rotary_table`."""
+    def __init__(
+        self, config: ModelConfig, cache: KvCache, rotary: Tensor, attention: Attention = DEFAULT_ATTENTION
+    ) -> None:
+        """``rotary``: see :func:`trtx.torch_engine.runner.rope.rotary_table`; of ``attention`` all but ``FIXED`` is one
+        here."""
+        self._is_fixed = attention is Attention.FIXED
         self._config = config
         self._cache = cache
         self._rotary = rotary
@@ -68,6 +74,8 @@ class TorchKernels:
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
 
     def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
+        if self._is_fixed:
+            return _scaled(self._fixed(q, layer, inputs), scale)
         if inputs.spans is None:
             return _scaled(self._decode(q, layer, inputs), scale)
         out = torch.empty_like(q)
@@ -123,6 +131,19 @@ class TorchKernels:
                 q[begin:end].transpose(0, 1)[None], keys[None, :, :total], values[None, :, :total],
                 attn_mask=seen, enable_gqa=True,
             )[0].transpose(0, 1)  # fmt: skip
+
+    def _fixed(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
+        """One sequence after the other, in a decode pass too; a padding row is zeros."""
+        starts = range(q.shape[0] + 1) if inputs.spans is None else inputs.spans.starts.tolist()
+        out = torch.zeros_like(q)
+        for begin, end in pairwise(starts):
+            slot = int(inputs.slots[begin]) if end > begin else self._cache.padding_slot
+            if slot != self._cache.padding_slot:
+                positions = inputs.positions[begin:end]
+                num_blocks = int(positions[-1]) // self._cache.tokens_per_block + 1
+                keys, values = self._gather(layer, self._cache.block_table[slot, :num_blocks], q.dtype)
+                out[begin:end] = attend_fixed(q[begin:end], keys, values, positions)
+        return out.flatten(1)
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

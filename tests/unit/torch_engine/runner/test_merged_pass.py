@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 import torch
 from engine_player import assert_equal, served, workload
-from runner_player import Player, build, random_prompt, save
+from runner_player import VOCAB, Player, build, random_prompt, save
 
 from trtx.torch_engine.batch import FROM_SLOT, Batch
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
@@ -36,26 +37,18 @@ def test_tokens_are_those_of_two_passes(checkpoint: Path, seed: int, overlap: bo
     assert_equal(found, expected, wishes)
 
 
-def test_a_mixed_step_is_one_pass(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen from where it counts: how often a layer's weights are multiplied with."""
-    products: list[int] = []
-    multiply = torch.nn.functional.linear
-
-    def counted(x: torch.Tensor, *rest: torch.Tensor | None) -> torch.Tensor:
-        products.append(x.shape[0])
-        return multiply(x, *rest)
-
+def test_a_mixed_step_is_one_pass(checkpoint: Path) -> None:
+    """Seen from where it counts: how many rows the layers' weights are multiplied with, and how often."""
     for merges, passes in ((False, [2, 12]), (True, [14])):
         player = Player(new_runner(checkpoint, merges=merges))
         decoding = [player.add(random_prompt(9, 1)), player.add(random_prompt(20, 2))]
         player.step(decoding)
         late = player.add(random_prompt(12, 3))
-        monkeypatch.setattr(torch.nn.functional, "linear", counted)
-        products.clear()
-        player.step([*decoding, late])
-        monkeypatch.setattr(torch.nn.functional, "linear", multiply)
-        rows = [rows for index, rows in enumerate(products) if index == 0 or rows != products[index - 1]]
-        assert rows == passes
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as seen:
+            player.step([*decoding, late])
+        shapes = [event.input_shapes for event in seen.events() if event.name == "aten::linear"]
+        rows = [x[0] for x, weight, *_ in shapes if weight[0] != VOCAB]
+        assert [count for count, _ in groupby(rows)] == passes
 
 
 def test_a_decode_whose_token_the_host_has_not_seen_takes_it_from_its_slot(checkpoint: Path) -> None:

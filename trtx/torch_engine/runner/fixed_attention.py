@@ -1,0 +1,82 @@
+"""Attention in torch of which no bit depends on what else is computed: :attr:`Attention.FIXED` on a CPU.
+
+A product's library chooses its order of additions by shapes and by addresses, a vectorised exponential rounds the end
+of an array otherwise than its middle. So here is nothing but element-wise arithmetic that IEEE 754 rounds in one way,
+in an order that the positions of a row give alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtx.torch_engine.runner.kernels import FIXED_CHUNK
+
+_AT_ONCE = 1 << 24  # float32 of products at a time: 64 MiB
+# Taylor's series of 2**f, for f between -0.5 and 0.5: what is left out is below 2e-7 of it.
+_EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353)
+
+
+def attend_fixed(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+    """``q`` [n, heads, dim] of one sequence's rows at ``positions`` [n] over its KV ``[kv_heads, tokens, dim]``, which
+    may go on behind a row's position, with whatever numbers. Returns ``[n, heads, dim]`` in q's dtype."""
+    heads, dim = q.shape[1:]
+    kv_heads = keys.shape[0]
+    at_once = max(1, _AT_ONCE // (heads * FIXED_CHUNK * dim))
+    scale = dim**-0.5 * math.log2(math.e)
+    grouped = (q.float() * scale).unflatten(1, (kv_heads, heads // kv_heads))
+    out = torch.empty_like(q)
+    for begin in range(0, q.shape[0], at_once):
+        rows = slice(begin, begin + at_once)
+        out[rows] = _attend(grouped[rows], keys, values, positions[rows]).flatten(1, 2).to(q.dtype)
+    return out
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+    """``q`` [n, kv_heads, group, dim] float32, scaled. Chunks are folded left to right, as the Triton kernel does."""
+    best = q.new_full(q.shape[:3], -math.inf)
+    weight, sums = torch.zeros_like(best), torch.zeros_like(q)
+    for start in range(0, int(positions.max()) + 1, FIXED_CHUNK):
+        tokens = torch.arange(start, start + FIXED_CHUNK, device=q.device)
+        seen = (tokens <= positions[:, None])[:, None, None]  # [n, 1, 1, tokens]
+        # What lies behind a row's position may be NaN: zeros in its place, before any product.
+        chunk = slice(start, int(positions.max()) + 1)
+        part_keys, part_values = (
+            F.pad(part[:, chunk][:, :FIXED_CHUNK].float(), (0, 0, 0, max(0, start + FIXED_CHUNK - chunk.stop)))
+            for part in (keys, values)
+        )
+        by_dim = part_keys.permute(2, 0, 1).contiguous()  # [dim, kv_heads, tokens]
+        scores = tree_sum(q.movedim(-1, 0)[..., None] * by_dim[:, None, :, None]).masked_fill(~seen, -math.inf)
+        top = torch.maximum(best, scores.amax(-1))
+        base = top.masked_fill(top == -math.inf, 0.0)
+        shares, shrink = exp2(scores - base[..., None]), exp2(best - base)
+        shares = shares.movedim(-1, 0)
+        by_token = part_values.movedim(1, 0)  # [tokens, kv_heads, dim]
+        sums = sums * shrink[..., None] + tree_sum(shares[..., None] * by_token[:, None, :, None])
+        weight = weight * shrink + tree_sum(shares.contiguous())
+        best = top
+    return sums / weight[..., None]
+
+
+def tree_sum(x: Tensor) -> Tensor:
+    """Over the first dimension, one half on the other: no addition depends on what lies beside it. Destroys x."""
+    size = x.shape[0]
+    while size > 1:
+        half = (size + 1) // 2
+        x[: size - half] += x[half:size]
+        size = half
+    return x[0]
+
+
+def exp2(x: Tensor) -> Tensor:
+    """``2**x`` of float32 that are at most 0, by multiplications and additions alone; 0 below ``2**-126``."""
+    whole = torch.round(x).clamp(min=-126)
+    part = x - whole
+    result = torch.full_like(x, _EXP2[-1])
+    for factor in reversed(_EXP2[:-1]):
+        result = result * part + factor
+    power = ((whole.to(torch.int32) + 127) << 23).view(torch.float32)
+    return torch.where(x >= -126, result * power, 0.0)
