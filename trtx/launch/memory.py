@@ -99,11 +99,16 @@ def _share(plan: Plan, device: Device) -> EncoderShare:
 def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Iterator[str]:
     """Reasons with what encode workers take. Raises UsageError where that is more than the device of one has; of those
     that share one, the plan of the worker that they share it with does."""
-    if plan.engine != "torch":
-        yield "no memory plan for encode workers because what their engine takes is not known"
-        return
     takers = [worker for worker in plan.workers if worker.role != "encode"]
     sharing = dict.fromkeys(one.name for worker in takers for one in plan.sharers(worker))
+    if plan.engine != "torch":
+        yield "no memory plan for encode workers because what their engine takes is not known"
+        if sharing:
+            yield (
+                f"{', '.join(sharing)} may find too little memory because no plan leaves any on the shared GPU; "
+                "lower kv_cache_config.free_gpu_memory_fraction of the workers there"
+            )
+        return
     encoders = [worker for worker in plan.workers if worker.role == "encode"]
     own = [worker for worker in encoders if worker.name not in sharing]
     device, rows = _device(own or encoders, plan, machine), _rows(plan)

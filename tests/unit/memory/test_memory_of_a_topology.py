@@ -136,3 +136,15 @@ def test_an_encode_worker_on_a_gpu_of_its_own_takes_nothing_of_anothers() -> Non
     assert made.memory[0].shared_bytes == 0 and "kv_cache_config" not in made.engine_configs["agg"]
     with pytest.raises(UsageError, match=r"an encode worker takes .* has 1\.00 GiB free"):
         _planned(_machine(1, 79), mode="agg", model=SEES, encode=1)
+
+
+def test_where_nobody_knows_what_an_encoder_takes_it_is_said_that_no_room_is_left_for_it() -> None:
+    machine = _machine(79, 79)
+    torch_s = _planned(machine, mode="agg", model=SEES, encode_shared=1)
+    others = with_memory(dataclasses.replace(torch_s, engine="tensorrt-llm", reasons=(), memory=()), machine)
+    assert any(reason.startswith("encode-0 may find too little memory") for reason in others.reasons)
+    alone = _planned(machine, mode="agg", model=SEES, encode=1)
+    others = with_memory(dataclasses.replace(alone, engine="tensorrt-llm", reasons=(), memory=()), machine)
+    assert [reason for reason in others.reasons if "encode" in reason] == [
+        "no memory plan for encode workers because what their engine takes is not known"
+    ]
