@@ -83,8 +83,8 @@ class Presence:
         self._thread.start()
 
     def tell(self, on_event: Callable[[Event], None], on_lease: Callable[[int], None]) -> None:
-        """From here on: news, and the lease that has to end with the share, now and whenever it is another. Both are
-        called from the thread."""
+        """News from here on, and the lease that has to end with the share: now, and whenever it is another. Both are
+        called from the thread later."""
         self._on_event, self._on_lease = on_event, on_lease
         on_lease(self._lease)
 
@@ -158,8 +158,10 @@ class Presence:
         is_held = self._client.keep_alive(self._lease)
         is_published, hosts = read_hosts(self._client, self._name)
         if not is_held or self._host not in hosts:
+            self._lost_since.clear()
             self._register_again()
-        elif not is_published:
+            return  # others may be coming back as well, or what is there is another's
+        if not is_published:
             restore_plan(self._client, self._name, self._published.to_bytes())
         self._take_out({self._address(host) for host in hosts | {self._host}})
 

@@ -148,7 +148,7 @@ def row(fault: str, costs: list[Cost]) -> str:
         fault,
         str(len(costs)),
         f"{sum(cost.lost for cost in costs)} of {sum(cost.requests for cost in costs):,}",
-        f"{sum(cost.streams_cut for cost in costs)} of {sum(cost.streams for cost in costs)}",
+        f"{sum(cost.streams_cut for cost in costs)} of {sum(cost.streams for cost in costs):,}",
         seconds([cost.outage_s for cost in costs]),
         seconds([cost.slowest_s for cost in costs]),
         seconds([cost.whole_s for cost in costs]),
