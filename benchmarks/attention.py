@@ -7,9 +7,9 @@ Qwen3-8B's shape, 32-token blocks in random places, bf16 and, with ``--fp8``, an
 sequences with one new token and L in all; a chunk of S on C is S new tokens behind C in the cache. Microseconds a
 layer, the median of ``--rounds`` replays of a CUDA graph over all layers of a case (36, or as many as fit): the work
 list is made once in it, as in a step. The ways take turns. "/2" and "x2" are the work list for half and twice as many
-processors, which says whether its number of items is right. The limit is the later of two: the KV of every sequence read once at
-the rate of a copy, the products of every query at the rate of a large bf16 one. "differs" is the largest difference
-from today's answers. The last line of stdout is one JSON document.
+processors, which says whether its number of items is right. The limit is the later of two: the KV of every sequence
+read once at the rate of a copy, the products of every query at the rate of a large bf16 one. "differs" is the largest
+difference from today's answers. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations

@@ -105,6 +105,7 @@ def sections(models: dict[str, str], batches: str, peer_path: Path | None) -> li
         )
     )
     found.append(Section("attention", 1, {"ways": ("attention.py", "--fp8")}, {}))
+    found.append(Section(f"passes-{size}", 1, {"ways": ("merged_pass.py", "--model", model)}, {}))
     found.append(Section("handoff", 2, {"trtx": ("kv_handoff.py", "--json")}, {}))
     found.append(Section("handoff-engines", 2, {"trtx": ("kv_handoff_engines.py",)}, {}))
     return found
@@ -154,6 +155,13 @@ def lines_of(section: str, documents: dict[str, Any]) -> Iterator[Line]:
             for way, us in row["us"].items():
                 name = f"{row['case']}, {row['dtype']}, {way}"
                 yield Line(section, name, "us a layer", us, None, row["limit_us"])
+    elif kind == "passes":
+        for row in documents["ways"]["rows"]:
+            cap = "no cap" if row["cap"] is None else f"at most {row['cap']} a step"
+            name = f"prompts {row['load']} beside {row['decodes']} decodes, {cap}, {row['way']}"
+            for figure, unit in (("prompt_tokens_per_s", "prompt tokens/s"), ("decode_tokens_per_s", "decode tokens/s"),
+                                 ("itl_p99_ms", "ITL p99 ms")):  # fmt: skip
+                yield Line(section, name, unit, row[figure])
     elif section == "handoff":
         for row in documents["trtx"]["rows"]:
             yield Line(section, f"{row['route']}, {row['tokens']} tokens", "GB/s", row["gbps"], None, row["copy_gbps"])

@@ -6,13 +6,17 @@ Every cell of the pool that is no sequence's holds NaN, and every block that a t
 from __future__ import annotations
 
 import random as dice
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
+from engine_player import assert_equal, served, workload
 from kernel_cases import DEVICE, DTYPES, IS_INTERPRETED, SCALE, alike, close, config, random, span_inputs
+from runner_player import build, save
 
+from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.fp8 import to_fp8
 from trtx.torch_engine.runner.kernels import FIXED_CHUNK, Attention, KvCache, PassInputs
 from trtx.torch_engine.runner.rope import rotary_table
@@ -77,9 +81,11 @@ class Case:
         kernels = self.triton(attention, processors)
         planned = kernels.planned(inputs, q.dtype)
         out: torch.Tensor = kernels.attend(q, 1, planned)
-        count = int(planned.work.num_items)
-        assert count <= len(planned.work.items)
-        assert not planned.work.arrived[:count].any(), "the next layer would begin with what this one left"
+        assert bool(planned.work) == (attention is not Attention.BY_ROWS)
+        for work in planned.work:
+            count = int(work.num_items)
+            assert count <= len(work.items)
+            assert not work.arrived[:count].any(), "the next layer would begin with what this one left"
         return out
 
     def expected(self, q: torch.Tensor, inputs: PassInputs) -> torch.Tensor:
@@ -150,6 +156,19 @@ def test_chunks_of_prompts_over_a_long_prefix_equal_torch(attention: Attention, 
     alike(out, to_fp8(case.expected(q, case.inputs), scale), q.dtype)
 
 
+@pytest.mark.parametrize("attention", [Attention.BY_ROWS, *RAGGED])
+def test_decodes_before_chunks_in_one_pass_equal_torch(attention: Attention) -> None:
+    case = Case([(700, 1), (9, 1), (63, 1), (130, 30), (0, 5)], dtype=torch.float16)
+    whole = case.inputs
+    tail = span_inputs([(3, 130, 30), (4, 0, 5)]).spans
+    assert tail is not None
+    merged = replace(whole, spans=replace(tail, starts=tail.starts + 3), num_decodes=3)
+    q = case.queries()
+    expected = case.expected(q, whole)
+    close(case.expected(q, merged), expected)
+    close(case.attend(attention, q, merged), expected)
+
+
 @pytest.mark.parametrize("attention", RAGGED)
 @pytest.mark.parametrize("processors", [1, 3, 132])
 @pytest.mark.parametrize("room", [2048, 20])  # for parts: where it is used up, tiles stay whole
@@ -161,15 +180,15 @@ def test_the_list_has_each_token_of_each_tile_once(attention: Attention, process
     shape = config(heads=4, kv_heads=2, head_dim=16)
     ours = RaggedAttention(shape, case.cache, processors, fixed=attention is Attention.FIXED, fixed_part_rows=room)
     planned = ours.planned(span_inputs([(slot + 10, *span) for slot, span in enumerate(spans)]), torch.float16)
-    assert planned.work is not None
-    count = int(planned.work.num_items)
+    (work,) = planned.work
+    count = int(work.num_items)
     seen: dict[tuple[int, int], list[range]] = {}  # by slot and position of a query
     rows_of_parts: list[int] = []
-    for item in planned.work.items[:count].tolist():
+    for item in work.items[:count].tolist():
         first_row, num_rows, slot, position, index, chunks, chunk, first_part = item
         context, new = spans[slot - 10]
         assert first_row - sum(count for _, count in spans[: slot - 10]) == position - context
-        assert 0 < num_rows <= planned.work.tile_rows and position + num_rows <= context + new
+        assert 0 < num_rows <= work.tile_rows and position + num_rows <= context + new
         length = position + num_rows
         tokens = range(length) if chunks == 1 else range(index * chunk, min(length, (index + 1) * chunk))
         if attention is Attention.FIXED:
@@ -184,7 +203,7 @@ def test_the_list_has_each_token_of_each_tile_once(attention: Attention, process
             assert len(set(tokens)) == len(tokens) and set(tokens) >= set(range(position + 1))
     assert not seen
     assert len(set(rows_of_parts)) == len(rows_of_parts)
-    assert all(0 <= row < len(planned.work.part_sums) for row in rows_of_parts)
+    assert all(0 <= row < len(work.part_sums) for row in rows_of_parts)
     if processors == 132 and room == 2048:
         assert rows_of_parts
 
@@ -269,3 +288,22 @@ def test_long_contexts_and_wide_chunks_equal_torch(attention: Attention) -> None
     case = Case([(31_000, 600), (0, 300), (32_000, 1), (9_000, 16)], heads=(32, 8, 128), dtype=torch.bfloat16)
     q = case.queries()
     close(case.attend(attention, q, case.inputs), case.expected(q, case.inputs))
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="needs CUDA")
+@pytest.mark.parametrize("attention", [Attention.BY_ROWS, Attention.BY_LENGTH])
+@pytest.mark.parametrize("merges_passes", [False, True])
+def test_an_engines_tokens_in_float32_are_the_cpus(attention: Attention, merges_passes: bool, tmp_path: Path) -> None:
+    directory = save(build("qwen3"), tmp_path)
+    wishes = workload(1)
+    answers = []
+    for device in ("cpu", "cuda"):
+        runner = create_runner(
+            RunnerArgs(
+                model_dir=directory, device=device, dtype="float32", tokens_per_block=8, num_blocks=60,
+                max_batch_size=5, attention=attention, merges_passes=merges_passes and device == "cuda",
+            )
+        )  # fmt: skip
+        answers.append(served(runner, wishes, overlap=device == "cuda")[0])
+        runner.close()
+    assert_equal(answers[1], answers[0], wishes)

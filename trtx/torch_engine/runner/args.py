@@ -9,6 +9,7 @@ import torch
 
 from trtx.config.torch_limits import LIMITS
 from trtx.errors import UsageError
+from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention
 
 _GRAPHS = "cuda_graph_config.batch_sizes"
 # The arguments of the engine that are the runner's under the same name.
@@ -49,8 +50,13 @@ class RunnerArgs:
     cuda_graph_batch_sizes: tuple[int, ...] | None = None
     deterministic: bool = False
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
+    # Nobody's choice until they are measured (docs/performance-notes.md): benchmarks set them.
+    attention: Attention = DEFAULT_ATTENTION  # on CUDA; ``deterministic`` has its own
+    merges_passes: bool = False  # a step's decodes and prompt chunks in one pass
 
     def __post_init__(self) -> None:
+        if self.merges_passes and (self.deterministic or self.attention is Attention.FIXED):
+            raise UsageError("merges_passes does not go with deterministic or fixed attention; leave one of them out")
         for path in _LIMITED:
             name = path.rpartition(".")[2]
             value = getattr(self, name)

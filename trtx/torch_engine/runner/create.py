@@ -17,7 +17,7 @@ from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
-from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, Kernels, KvCache
+from trtx.torch_engine.runner.kernels import Attention, Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER
 from trtx.torch_engine.runner.mrope import Mrope
@@ -82,7 +82,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
     levels = config.vision.deepstack_levels if config.vision is not None else 0
-    kernels = _kernels(config, cache, rotary, deterministic=args.deterministic)
+    kernels = _kernels(config, cache, rotary, Attention.FIXED if args.deterministic else args.attention)
     decoder = Decoder(weights, kernels, multiplier=multiplier, mrope=mrope, deepstack_levels=levels)
     sampler = Sampler(args.max_batch_size, config.vocab_size, device, counts_prompts=args.deterministic)
     graphs = None
@@ -94,7 +94,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         graphs = DecodeGraphs(decoder, sampler, cache, sorted(useful), config.vocab_size)
     return TorchRunner(
         decoder=decoder, sampler=sampler, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
-        vocab_size=config.vocab_size, graphs=graphs,
+        vocab_size=config.vocab_size, graphs=graphs, merges_passes=args.merges_passes,
     )  # fmt: skip
 
 
@@ -119,12 +119,11 @@ def _invariant_multiplier(device: torch.device) -> InvariantMultiplier:
     return triton_multiplier()
 
 
-def _kernels(config: ModelConfig, cache: KvCache, rotary: torch.Tensor, *, deterministic: bool) -> Kernels:
+def _kernels(config: ModelConfig, cache: KvCache, rotary: torch.Tensor, attention: Attention) -> Kernels:
     """Triton on CUDA, where torch brings it; it is not imported on a CPU, where torch does not."""
     if cache.pool.device.type == "cpu":
-        return (InvariantTorchKernels if deterministic else TorchKernels)(config, cache, rotary)
+        return (InvariantTorchKernels if attention is Attention.FIXED else TorchKernels)(config, cache, rotary)
     from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
     processors = torch.cuda.get_device_properties(cache.pool.device).multi_processor_count
-    attention = Attention.FIXED if deterministic else DEFAULT_ATTENTION
     return TritonKernels(config, cache, rotary, processors, attention)

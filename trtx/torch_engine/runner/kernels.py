@@ -31,7 +31,10 @@ FIXED_CHUNK = 512
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """What of a pass's attention is one program's work; one for all layers. See :mod:`triton_ragged_attention`."""
+    """What of some sequences' attention is one program's work; one for all layers of a pass.
+
+    See :mod:`trtx.torch_engine.runner.triton_ragged_attention`.
+    """
 
     num_items: Tensor  # [1] int32
     items: Tensor  # [most items, 8] int32
@@ -44,7 +47,10 @@ class WorkList:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Sequences of a pass that computes several tokens of each: ``[starts[i], starts[i + 1])`` are sequence i's."""
+    """Sequences of a pass that computes several tokens of each: ``[starts[i], starts[i + 1])`` are sequence i's.
+
+    In a merged pass they come behind its decodes: ``starts[0]`` is the number of those.
+    """
 
     slots: Tensor  # [num_sequences] int32: rows of the block table
     starts: Tensor  # [num_sequences + 1] int32
@@ -57,20 +63,22 @@ class PassInputs:
     """The tokens of one forward pass.
 
     ``spans`` None: a decode pass, every token is its sequence's only one. There a slot may be the padding slot,
-    the block table's last row: its token writes no KV and its result means nothing.
+    the block table's last row: its token writes no KV and its result means nothing. With spans, the first
+    ``num_decodes`` tokens are the only ones of sequences that no span has.
     """
 
     token_ids: Tensor  # [num_tokens] int32
     positions: Tensor  # [num_tokens] int32
     slots: Tensor  # [num_tokens] int32: row of the block table that each token's sequence has
     spans: Spans | None = None
+    num_decodes: int = 0
     # Of adjacent tokens from the first number on: rows [n, hidden] that the pass takes in place of their embeddings,
     # with those that the first layers add behind them where the model has any: [n, hidden * (1 + levels)].
     media: tuple[tuple[int, Tensor], ...] = ()
     # [num_tokens, head_dim] float32, cosines and sines, of a model with several positions a token; else ``positions``
     # say which rows of the kernels' own table.
     rotary: Tensor | None = None
-    work: WorkList | None = None  # what ``Kernels.planned`` adds
+    work: tuple[WorkList, ...] = ()  # what ``Kernels.planned`` adds: of the decodes, of the spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,26 +61,45 @@ class RaggedAttention:
         self._strides = (block_stride, kv_stride, token_stride, head_stride)
         self._scale = config.head_dim**-0.5 * math.log2(math.e)  # the kernels' exponentials are to base 2
         self._block_dim = max(16, triton.next_power_of_2(config.head_dim))
+        # Of a whole batch, so that it compiles once; a pass has no more sequences than slots, and padding.
+        self._block_sequences = max(16, triton.next_power_of_2(cache.block_table.shape[0]))
         self._lanes = triton.next_power_of_2(config.num_heads // config.num_kv_heads)
 
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
-        """``inputs`` with their work list. ``dtype``: q's. One launch, whose grid depends on tensors' shapes alone."""
-        spans = inputs.spans
-        slots, starts, contexts = inputs.slots, None, inputs.positions
-        longest = 1
+        """``inputs`` with their work lists. ``dtype``: q's. Grids depend on tensors' shapes alone."""
+        spans, work = inputs.spans, []
+        count = inputs.slots.shape[0] if spans is None else inputs.num_decodes
+        if count:
+            tile = self._tile(dtype, 1)
+            work.append(self._work(tile, 1, inputs.slots, None, inputs.positions, count=count, tiles=count))
         if spans is not None:
-            slots, starts, contexts, longest = spans.slots, spans.starts, spans.contexts, spans.max_length
-        tile = self._tile(dtype, longest)
-        tile_rows = tile.rows // self._lanes
-        config, count, device = self._config, slots.shape[0], slots.device
+            tile, count = self._tile(dtype, spans.max_length), spans.slots.shape[0]
+            tiles = inputs.slots.shape[0] // (tile.rows // self._lanes) + count
+            work.append(
+                self._work(tile, spans.max_length, spans.slots, spans.starts, spans.contexts, count=count, tiles=tiles)
+            )
+        return replace(inputs, work=tuple(work))
+
+    def _work(
+        self,
+        tile: _Tile,
+        longest: int,
+        slots: Tensor,
+        starts: Tensor | None,
+        contexts: Tensor,
+        *,
+        count: int,
+        tiles: int,
+    ) -> WorkList:
+        """Of the first ``count`` of ``slots``, in at most so many ``tiles``. One launch."""
+        config, device, tile_rows = self._config, slots.device, tile.rows // self._lanes
         wanted = max(1, tile.items * self._num_processors // config.num_kv_heads)
-        most_tiles = count if starts is None else inputs.slots.shape[0] // tile_rows + count
         if self._fixed:
             part_rows = self._fixed_part_rows
-            most_items = most_tiles + part_rows
+            most_items = tiles + part_rows
         else:
             # Tiles of a sequence have as many chunks as the last one wants: up to twice what all of them want.
-            most_items = most_tiles + wanted * (1 if starts is None else 2)
+            most_items = tiles + wanted * (1 if starts is None else 2)
             part_rows = 2 * wanted * min(tile_rows, longest)
         work = WorkList(
             num_items=torch.empty(1, dtype=torch.int32, device=device),
@@ -95,13 +114,17 @@ class RaggedAttention:
             slots, starts, contexts, work.num_items, work.items, work.arrived,
             self._cache.padding_slot, count, wanted, FIXED_CHUNK if self._fixed else _LEAST_CHUNK, part_rows,
             TILE_ROWS=tile_rows, BLOCK_TOKENS=tile.tokens, NUM_KV_HEADS=config.num_kv_heads, FIXED=self._fixed,
-            BLOCK_SEQUENCES=max(16, triton.next_power_of_2(count)), BLOCK_ITEMS=_BLOCK_ITEMS,
+            BLOCK_SEQUENCES=self._block_sequences, BLOCK_ITEMS=_BLOCK_ITEMS,
             BLOCK_KV_HEADS=triton.next_power_of_2(config.num_kv_heads), num_warps=1,
         )  # fmt: skip
-        return replace(inputs, work=work)
+        return work
 
-    def attend(self, q: Tensor, layer: int, work: WorkList, out: Tensor, scale: Tensor | None) -> None:
+    def attend(self, q: Tensor, layer: int, work: tuple[WorkList, ...], out: Tensor, scale: Tensor | None) -> None:
         """``q`` and ``out``: [tokens, heads, dim] of the pass that ``work`` is for; ``scale``: what ``out`` is for."""
+        for part in work:
+            self._attend(q, layer, part, out, scale)
+
+    def _attend(self, q: Tensor, layer: int, work: WorkList, out: Tensor, scale: Tensor | None) -> None:
         config = self._config
         tile = next(tile for tile in self._tiles(q.dtype) if tile.rows == work.block_rows)
         programs = work.items.shape[0] * config.num_kv_heads

@@ -112,11 +112,12 @@ class TritonKernels:
     def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
         out = _empty_like(q, scale)
         if self._ragged is not None:
-            assert inputs.work is not None, "see planned"
             self._ragged.attend(q, layer, inputs.work, out, scale)
         elif inputs.spans is None:
             self._decode(q, layer, inputs, out, scale)
         else:
+            if count := inputs.num_decodes:
+                self._decode(q[:count], layer, inputs, out[:count], scale)
             self._prefill(q, layer, inputs.spans, out, scale)
         return out.view(q.shape[0], -1)
 
