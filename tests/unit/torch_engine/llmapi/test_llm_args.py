@@ -39,11 +39,18 @@ def test_tensorrt_llms_names_are_taken() -> None:
 
 def test_what_the_plan_takes_for_honoured_is_what_the_engine_has_arguments_for() -> None:
     given = {field.name for field in fields(LlmArgs)} | {"tokenizer"}  # which the LLM takes itself
+    given -= {"deterministic"}  # which is no engine config's: below
     sections = {name for name, honoured in HONOURED.items() if name and honoured}
     assert given == HONOURED[""] | sections | {name for name in REFUSED if name in given}
     for section in sections:
         nested = {field.name for field in fields(NESTED[section])}
         assert nested == HONOURED[section]
+
+
+def test_deterministic_is_an_argument_of_the_llm_and_no_field_of_an_engine_config() -> None:
+    with pytest.raises(ValueError, match="deterministic"):
+        resolve_llm_args("m", {"deterministic": True})
+    assert not resolve_llm_args("m", {})[0].deterministic
 
 
 def test_a_field_without_which_answers_would_be_others_is_refused() -> None:
