@@ -60,7 +60,17 @@ class Line:
     limit: float | None = None
 
 
-def sections(models: dict[str, str], batches: str, peer_path: Path | None) -> list[Section]:
+@dataclass(frozen=True, slots=True)
+class Images:
+    """What the sections with images show, and to which model. ``grid``: of a picture, in patches, for the encoder."""
+
+    model: str
+    side: int
+    grid: str
+    requests: int
+
+
+def sections(models: dict[str, str], batches: str, peer_path: Path | None, images: Images) -> list[Section]:
     """In the order in which they are run."""
     found = []
     beside = ("--peer-path", str(peer_path)) if peer_path is not None else ()
@@ -83,6 +93,14 @@ def sections(models: dict[str, str], batches: str, peer_path: Path | None) -> li
             )
         )
         found.append(Section(f"loop-{size}", 1, {"trtx": ("overlap.py", *shape)}, {}))
+        found.append(
+            Section(
+                f"deterministic-{size}",
+                1,
+                {"trtx": ("deterministic.py", *shape, "--isl", "512", "--osl", "32", "--prompts", "64")},
+                {},
+            )
+        )
     size, model = list(models.items())[-1]
     prefills = {
         name: ("--batch", batch, "--isl", isl, "--osl", "8", "--model") for name, (batch, isl) in PREFILLS.items()
@@ -96,9 +114,26 @@ def sections(models: dict[str, str], batches: str, peer_path: Path | None) -> li
             {f"peer {name}": ("peer_decode.py", *words, f"{IN}{model}") for name, words in prefills.items()},
         )
     )
+    found.append(Section("attention", 1, {"ways": ("attention.py", "--fp8")}, {}))
+    found.append(Section(f"passes-{size}", 1, {"ways": ("merged_pass.py", "--model", model)}, {}))
+    found += image_sections(images)
     found.append(Section("handoff", 2, {"trtx": ("kv_handoff.py", "--json")}, {}))
     found.append(Section("handoff-engines", 2, {"trtx": ("kv_handoff_engines.py",)}, {}))
     return found
+
+
+def image_sections(images: Images) -> list[Section]:
+    """The encoder alone, embeddings between processes, and served topologies on one GPU and on two."""
+    size = ("--side", str(images.side), "--requests", str(images.requests))
+    serve = ("image_serving.py", "--model", images.model, *size, "--topologies")
+    shape = ("encoder_batches.py", "--model", images.model, "--grid", images.grid, "--batches", "1,2,4,8", "--json")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [
+        Section("encoder", 1, {"trtx": shape}, {}),
+        Section("embeddings", 1, {"trtx": ("embedding_handoff.py", "--device", device, "--json")}, {}),
+        Section("images-cache", 1, {"trtx": (*serve, "agg")}, {}),
+        Section("images-topologies", 2, {"trtx": (*serve, "2-agg,e-pd,ep-d,e-p-d")}, {}),
+    ]
 
 
 def lines_of(section: str, documents: dict[str, Any]) -> Iterator[Line]:
@@ -133,6 +168,41 @@ def lines_of(section: str, documents: dict[str, Any]) -> Iterator[Line]:
     elif kind == "loop":
         for row in documents["trtx"]["rows"]:
             yield Line(section, f"batch {row['batch']}", "decode tokens/s, whole engine", row["on"]["decode"])
+    elif kind == "deterministic":
+        for row in documents["trtx"]["rows"]:  # beside the engine without it: a share of 0.75 is a cost of 25 %
+            unit = f"{row['phase']} tokens/s"
+            yield Line(section, f"batch {row['batch']}", unit, row["deterministic"], None, row["default"])
+        for mode, shares in documents["trtx"]["differing"].items():
+            for how, share in shares.items():
+                yield Line(section, f"{mode}, {how}", "answers that differ from alone, %", 100 * share)
+    elif section == "attention":
+        for row in documents["ways"]["rows"]:
+            for way, us in row["us"].items():
+                name = f"{row['case']}, {row['dtype']}, {way}"
+                yield Line(section, name, "us a layer", us, None, row["limit_us"])
+    elif kind == "passes":
+        for row in documents["ways"]["rows"]:
+            cap = "no cap" if row["cap"] is None else f"at most {row['cap']} a step"
+            name = f"prompts {row['load']} beside {row['decodes']} decodes, {cap}, {row['way']}"
+            for figure, unit in (("prompt_tokens_per_s", "prompt tokens/s"), ("decode_tokens_per_s", "decode tokens/s"),
+                                 ("itl_p99_ms", "ITL p99 ms")):  # fmt: skip
+                yield Line(section, name, unit, row[figure])
+    elif kind == "encoder":
+        for row in documents["trtx"]["rows"]:
+            yield Line(section, f"batch {row['batch']}", "ms an image", row["ms_an_image"])
+            yield Line(section, f"batch {row['batch']}", "images/s", row["images_per_s"])
+    elif kind == "embeddings":
+        for row in documents["trtx"]["rows"]:
+            case = f"{row['way']}, {row['rows']} rows"
+            yield Line(section, case, "GB/s, kept and taken", row["gbps"], None, row["copy_gbps"])
+            yield Line(section, case, "GB/s, taken", row["take_gbps"], None, row["copy_gbps"])
+    elif kind == "images":
+        for row in documents["trtx"]["rows"]:
+            case = f"{row['topology']}, {row['load']}"
+            for figure, unit in (("ttft_p50_ms", "TTFT p50 ms"), ("ttft_p90_ms", "TTFT p90 ms"),
+                                 ("images_per_s", "images/s"), ("encode_ms", "ms to encode an image, waiting included"),
+                                 ("encoded", "images encoded")):  # fmt: skip
+                yield Line(section, case, unit, row[figure])
     elif section == "handoff":
         for row in documents["trtx"]["rows"]:
             yield Line(section, f"{row['route']}, {row['tokens']} tokens", "GB/s", row["gbps"], None, row["copy_gbps"])
@@ -241,13 +311,22 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(f"{size}={model}" for size, model in MODELS.items()),
                         help="NAME=MODEL with commas (default: %(default)s)")  # fmt: skip
     parser.add_argument("--batch", default="1,8,64,256", help="sizes, and concurrencies (default: %(default)s)")
+    parser.add_argument(
+        "--images-model", default="synthetic:qwen2.5-vl-7b", help="one that sees (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--image-side", type=int, default=1008, help="of a served picture, in pixels (default: 1.02 MP)"
+    )
+    parser.add_argument("--image-grid", default="1,72,72", help="of the encoder's, in patches (default: the same size)")
+    parser.add_argument("--image-requests", type=int, default=100, help="of each load (default: %(default)s)")
     parser.add_argument("--peer-path", type=Path, help="folder that holds vLLM; without it the peer's cells are empty")
     parser.add_argument("--out", type=Path, default=Path("runs/bench-gpu"), help="default: %(default)s")
     parser.add_argument("--docs", type=Path, help="write the table there too, as a page")
     parser.add_argument("--again", action="store_true", help="run what has its file too")
     options = parser.parse_args()
     models = dict(pair.split("=", 1) for pair in options.models.split(","))
-    known = sections(models, options.batch, options.peer_path)
+    images = Images(options.images_model, options.image_side, options.image_grid, options.image_requests)
+    known = sections(models, options.batch, options.peer_path, images)
     names = [section.name for section in known] if options.sections is None else options.sections.split(",")
     if unknown := [name for name in names if name not in {section.name for section in known}]:
         parser.error(f"no section {unknown[0]!r}; there are {', '.join(section.name for section in known)}")

@@ -1,15 +1,18 @@
 """What a batch does to pictures: milliseconds an image, and how far rows move with the size of the batch.
 
-Pixels are drawn, one size for all; each batch is timed after one of the same size, the median is shown.
+Pixels are drawn, one size for all; each batch is timed after one of the same size, the median is shown. Below the table
+are pictures of several sizes in one batch, against each alone. With ``--json`` the last line is one JSON document.
 "largest difference" is over all rows of all pictures, between a batch and the same pictures one by one, beside the
 largest value among those rows: transformers' kernels round otherwise when a product has another size.
 
     python benchmarks/encoder_batches.py --model synthetic:tiny-vl [--dtype bfloat16] [--batches 1,2,8] [--grid 1,24,24]
+    python benchmarks/encoder_batches.py --model synthetic:qwen2.5-vl-7b --grid 1,72,72      # 1 megapixel, on a GPU
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 
@@ -22,6 +25,8 @@ from trtx.torch_engine.vision.load import load_tower
 from trtx.torch_engine.vision.towers import LlavaTower, Pixels, QwenTower, Tower
 
 ROUNDS = 5
+MIXED = ((1, 24, 24), (1, 8, 12), (1, 4, 4), (1, 40, 26), (1, 2, 2), (1, 14, 30))
+"""Grids of one batch, in patches."""
 
 
 def pixels(tower: Tower, seed: int, grid: Grid) -> Pixels:
@@ -46,6 +51,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batches", default="1,2,4,8,16")
     parser.add_argument("--grid", default="1,24,24", help="time, height, width in patches, of models with grids")
+    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     directory = resolve_checkpoint(asked.model).path
     tower = load_tower(EncoderArgs(model=str(directory), dtype=asked.dtype))
@@ -57,6 +63,7 @@ def main() -> None:
     kind = config.architecture if config is not None else "no tower"
     print(f"{asked.model}: {kind}, {items[0].rows} rows of {tower.width}, {tower.dtype}, {tower.device}")
     print("batch  ms an image  images/s  largest difference  of values up to")
+    rows = []
     for size in sizes:
         encoded(tower, items[:size])
         runs = [encoded(tower, items[:size]) for _ in range(ROUNDS)]
@@ -65,6 +72,20 @@ def main() -> None:
         largest = max(float((one.float() - other.float()).abs().max()) for one, other in pairs)
         values = max(float(other.float().abs().max()) for _, other in pairs)
         print(f"{size:5}  {1e3 * seconds / size:11.2f}  {size / seconds:8.1f}  {largest:18.3g}  {values:15.3g}")
+        rows.append({"batch": size, "ms_an_image": 1e3 * seconds / size, "images_per_s": size / seconds,
+                     "largest_difference": largest, "largest_value": values})  # fmt: skip
+    mixed = [pixels(tower, seed, grid) for seed, grid in enumerate(MIXED)]
+    apart = [encoded(tower, [one])[1][0] for one in mixed]
+    pairs = list(zip(encoded(tower, mixed)[1], apart, strict=True))
+    differing = sum(int((one != other).sum()) for one, other in pairs)
+    largest = max(float((one.float() - other.float()).abs().max()) for one, other in pairs)
+    count = sum(one.numel() for one in apart)
+    what = "sizes" if isinstance(tower, QwenTower) else "pictures"
+    differ = f"{differing} of {count} values differ from those alone, by {largest:.3g} at most"
+    print(f"{len(mixed)} {what} in one batch: {differ}")
+    if asked.json:
+        print(json.dumps({"model": asked.model, "rows_an_image": items[0].rows, "dtype": str(tower.dtype), "rows": rows,
+                          "mixed": {"differing": differing, "values": count, "largest": largest}}))  # fmt: skip
 
 
 if __name__ == "__main__":

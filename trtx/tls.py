@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -91,9 +91,10 @@ class _Pin:
 _pin = functools.cache(_Pin)  # for as long as this process lives: no answer says which of two a server holds
 
 
-def exactly(certificate: str, *, checks_time: bool = False) -> ssl.SSLContext:
-    """A client's context that takes this certificate (PEM) alone, under any name. Raises SSLError for what is none."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+def exactly(certificate: str, *, checks_time: bool = False, of: int = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:
+    """A client's context (``of``: another side's) that takes this certificate (PEM) alone, under any name. Raises
+    SSLError for what is none."""
+    context = ssl.SSLContext(of)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an anchor that is nobody's authority
     if not checks_time:
@@ -124,12 +125,28 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None =
 
     What the client knows of the server's certificate then, as ``SSLSocket.getpeercert`` has it. Raises SSLError.
     """
+    return _meet(server, client, name)[0].getpeercert() or {}
+
+
+def shown_by_client(certificate: str, chain: Callable[[ssl.SSLContext], None]) -> Mapping[str, Any]:
+    """What a server learns of a client that shows ``certificate`` (PEM), whoever signed it and whenever that was.
+    ``chain`` loads it with its key into a context. Raises SSLError where no server would take it as a client's."""
+    server, client = exactly(certificate, of=ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.verify_mode = ssl.CERT_REQUIRED
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE  # it talks to itself
+    for side in (server, client):
+        chain(side)
+    return _meet(server, client, None)[1].getpeercert() or {}
+
+
+def _meet(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None) -> tuple[ssl.SSLObject, ssl.SSLObject]:
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(down, up, server_hostname=name)
-    waiting = [asking, server.wrap_bio(up, down, server_side=True)]
+    asked = server.wrap_bio(up, down, server_side=True)
+    waiting = [asking, asked]
     for _ in range(_ROUNDS):
         for side in tuple(waiting):
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
                 waiting.remove(side)
-    return asking.getpeercert() or {}
+    return asking, asked

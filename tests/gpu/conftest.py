@@ -7,3 +7,4 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "torch_engine" / "runner"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))

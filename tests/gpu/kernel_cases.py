@@ -8,8 +8,8 @@ import torch
 
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.rope import RopeConfig
-from trtx.torch_engine.runner.fp8 import to_fp8
-from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.fp8 import FP8, to_fp8
+from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 
@@ -17,6 +17,7 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DTYPES = [torch.float32, torch.float16] if IS_INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+SCALE = 0.013  # of a float8 product's input
 SLOTS, TOKENS_PER_BLOCK, BLOCKS_PER_SLOT = 5, 8, 20
 
 
@@ -33,7 +34,12 @@ class Pair:
     """The same cache twice, one for each implementation. ``scales`` [2, 2]: of a float8 pool, a layer's k and v."""
 
     def __init__(
-        self, shape: ModelConfig, dtype: torch.dtype, processors: int = 132, scales: torch.Tensor | None = None
+        self,
+        shape: ModelConfig,
+        dtype: torch.dtype,
+        processors: int = 132,
+        scales: torch.Tensor | None = None,
+        attention: Attention = Attention.BY_ROWS,
     ) -> None:
         from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
@@ -48,7 +54,7 @@ class Pair:
         rotary = rotary_table(shape.rope, shape.head_dim, shape.max_position, DEVICE)
         self.reference_cache, self.cache = (KvCache.of(stored.clone(), table, scales) for _ in range(2))
         self.reference = TorchKernels(shape, self.reference_cache, rotary)
-        self.triton = TritonKernels(shape, self.cache, rotary, processors)
+        self.triton = TritonKernels(shape, self.cache, rotary, processors, attention)
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -77,3 +83,18 @@ def span_inputs(spans: list[tuple[int, int, int]]) -> PassInputs:
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     tolerance = TOLERANCE[expected.dtype]
     torch.testing.assert_close(actual.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+def alike(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Equal but for few values that lie between two of float8 and were rounded to the other one.
+
+    Both are of ``SCALE``. ``dtype``: what was computed in, whose own error may be more than a step of float8 near 0.
+    """
+    assert actual.dtype == expected.dtype == FP8
+    actual, expected = actual.float(), expected.float()
+    if IS_INTERPRETED:  # Triton 3.6's interpreter forgets the carry of a mantissa that is rounded up to 2
+        mantissa = expected.frexp().mantissa.abs()
+        sure = (mantissa != 0.5) & (mantissa != 0.9375)
+        actual, expected = actual[sure], expected[sure]
+    torch.testing.assert_close(actual, expected, rtol=0.13, atol=TOLERANCE[dtype] / SCALE)
+    assert (actual - expected).abs().mean() < 0.01 * expected.abs().mean()

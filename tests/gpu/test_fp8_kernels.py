@@ -11,9 +11,10 @@ from kernel_cases import (
     DEVICE,
     DTYPES,
     IS_INTERPRETED,
+    SCALE,
     SLOTS,
-    TOLERANCE,
     Pair,
+    alike,
     close,
     config,
     decode_inputs,
@@ -27,7 +28,6 @@ from trtx.torch_engine.runner.linear import PlainLinear
 from trtx.torch_engine.runner.weights import LayerWeights
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
-SCALE = 0.013
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not (HAS_FP8 or IS_INTERPRETED), reason="needs an Ada or Hopper GPU, or TRITON_INTERPRET=1"),
@@ -42,21 +42,6 @@ def scale() -> torch.Tensor:
 def pair_of(shape: ModelConfig, processors: int = 132) -> Pair:
     """A cache whose scales differ between layers and kinds."""
     return Pair(shape, FP8, processors, torch.tensor([[0.5, 2.0], [0.02, 0.007]], device=DEVICE))
-
-
-def alike(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    """Equal but for few values that lie between two of float8 and were rounded to the other one.
-
-    ``dtype``: what was computed in, whose own error may be more than a step of float8 near 0.
-    """
-    assert actual.dtype == expected.dtype == FP8
-    actual, expected = actual.float(), expected.float()
-    if IS_INTERPRETED:  # Triton 3.6's interpreter forgets the carry of a mantissa that is rounded up to 2
-        mantissa = expected.frexp().mantissa.abs()
-        sure = (mantissa != 0.5) & (mantissa != 0.9375)
-        actual, expected = actual[sure], expected[sure]
-    torch.testing.assert_close(actual, expected, rtol=0.13, atol=TOLERANCE[dtype] / SCALE)
-    assert (actual - expected).abs().mean() < 0.01 * expected.abs().mean()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -23,6 +23,7 @@ from topology_clients import trtx_serve, wait_until
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.picture_tasks import PictureSample, held_out
 from trtx.checkpoint.pictures import draw
+from trtx.launch.processes import members
 from trtx.topology import Plan
 
 MODEL = "synthetic:tiny-vl"
@@ -230,6 +231,19 @@ def test_what_is_no_picture_is_refused_with_its_status_and_one_sentence(
     assert disagg.ask(QUESTIONS["red"][0]) == agg.ask(QUESTIONS["red"][0]), "nobody else is harmed"
 
 
+def test_sound_beside_text_alone_is_refused_although_the_frontend_drops_it(agg: Served, disagg: Served) -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    for served in (agg, disagg):
+        for parts in ([text("what is it"), sound], [sound]):
+            code, said = served.refused(*parts)
+            assert (code, said.partition(":")[0]) == (
+                400,
+                "the request brings input_audio, expected text, or images where the model takes them",
+            )
+        code, said = served.refused(sound, RED)
+        assert (code, "brings input_audio, expected images alone" in said) == (400, True), said
+
+
 def test_an_encode_worker_counts_what_it_refuses_as_invalid(disagg: Served) -> None:
     def outcomes() -> tuple[float, float]:
         invalid, stop = (disagg.metric("encode-0", "trtx_requests", outcome=one) for one in ("invalid", "stop"))
@@ -266,6 +280,36 @@ def test_an_image_of_40_megabytes_is_a_413_and_one_of_30_is_served(disagg: Serve
     assert code == 413
     assert disagg.post(messages_with(small + bytes(30 << 20))).status_code == 200
     assert disagg.ask(QUESTIONS["none"][0])
+
+
+def encoder_of(served: Served) -> int:
+    """Pid of the encoder that its only worker runs beside its engine."""
+    pids = members(served.plan.marker, ())
+    (pid,) = (pid for pid in pids if b"trtx.torch_engine.vision.process" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return pid
+
+
+def test_an_encoder_of_a_workers_own_that_is_killed_costs_no_answer(agg: Served, disagg: Served) -> None:
+    """SIGKILL, with pictures in it: another one is started, which encodes them."""
+    asked = [[{"role": "user", "content": [text("what"), picture((77, shade, 3))]}] for shade in range(6)]
+    expected = [disagg.ask(messages) for messages in asked]
+    encoder, red = encoder_of(agg), agg.ask(QUESTIONS["red"][0])
+    os.kill(encoder, signal.SIGSTOP)
+    prepared = agg.metric("agg-0", "trtx_media_pictures", stage="prepare")
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = [pool.submit(agg.ask, messages) for messages in asked]
+        wait_until(
+            lambda: agg.metric("agg-0", "trtx_media_pictures", stage="prepare") == prepared + len(asked),
+            60,
+            "all in it",
+        )
+        assert agg.ask(QUESTIONS["none"][0]) and agg.ask(QUESTIONS["red"][0]) == red, "text, and what is cached, go on"
+        os.kill(encoder, signal.SIGKILL)
+        assert [answer.result() for answer in answers] == expected
+    assert encoder_of(agg) != encoder
+    assert agg.metric("agg-0", "trtx_requests", outcome="error") == 0
+    assert agg.metric("agg-0", "trtx_embedding_cache_pinned_bytes") == 0
+    assert agg.tensors() == []
 
 
 def messages_with(file: bytes) -> list[dict[str, Any]]:

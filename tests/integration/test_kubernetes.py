@@ -113,8 +113,12 @@ def test_kv_goes_between_pods_and_no_prompt_is_computed_twice(tmp_path: Path) ->
     with cluster(exported("--plain", "--engine", "torch"), tmp_path / "agg", model()) as running:
         wait_for(running, agg=1)
         wanted = [complete(running.url, prompt).json()["choices"][0]["text"] for prompt in prompts]
-    with cluster(exported("--plain", "--engine", "torch", "--mode", "disagg"), tmp_path / "disagg", model()) as running:
+    manifests = exported("--plain", "--engine", "torch", "--mode", "disagg", "--bench", "--concurrency 1 --isl 8")
+    [job] = [one["spec"]["template"]["spec"] for one in manifests if one["kind"] == "Job"]
+    with cluster(manifests, tmp_path / "disagg", model()) as running:
         wait_for(running, prefill=1, decode=1)
+        done = running.run_once(job["initContainers"][1], {}, 90)
+        assert done.returncode == 0 and "one request went through, and KV in its pair of workers" in done.stderr
         assert [complete(running.url, prompt).json()["choices"][0]["text"] for prompt in prompts] == wanted
         [decode] = running.of_role("decode")
         assert metric(decode, "trtx_handoff_reads_total") >= len(prompts)

@@ -25,6 +25,7 @@ from trtx.launch.processes import members
 from trtx.planes.credentials import EtcdAuth
 from trtx.planes.etcd import Etcd
 from trtx.planes.etcd_registry import EtcdRegistry, namespaces
+from trtx.planes.registry import RegistryUnknown
 from trtx.planes.watched import WatchedRegistry
 
 _NAMESPACE = "trtx-planes"
@@ -135,6 +136,8 @@ def test_secrets_are_in_the_environment_of_the_children_and_nowhere_else(tmp_pat
     """And a launcher that is killed leaves nobody in etcd: its guardian revokes what its workers held."""
     certificates(tmp_path)
     (tmp_path / "password").write_text(f"{_PASSWORD}\n")
+    (tmp_path / "password").chmod(0o640)
+    (tmp_path / "client-key.pem").chmod(0o600)
     flags = ["--cert-file", "server.pem", "--key-file", "server-key.pem", "--trusted-ca-file", "ca.pem"]
     flags = [str(tmp_path / flag) if flag.endswith(".pem") else flag for flag in flags]
     auth = EtcdAuth(tmp_path / "ca.pem", tmp_path / "client.pem", tmp_path / "client-key.pem")
@@ -157,6 +160,8 @@ def test_secrets_are_in_the_environment_of_the_children_and_nowhere_else(tmp_pat
         arguments = ("--hosts", str(tmp_path / "hosts.yaml"), "--port", str(free_port()), *PACED)
         with trtx_serve(*arguments) as serve:
             plan = serve.wait_ready()
+            (warned,) = re.findall(r"warning: other users can read or change (.*)", serve.text())
+            assert "client-key" not in warned and warned.endswith(f"chmod 600 {tmp_path / 'password'}")
             registry = EtcdRegistry(client, plan.namespace, lease_ttl_s=_TTL_S)
             assert len(registry.worker_ids()) == 2
             # Of what the key and the password are, no part may stand anywhere.
@@ -191,12 +196,42 @@ def _read(path: Path) -> str:
         return ""
 
 
+def test_one_that_cannot_be_taken_out_is_told_once_for_each_reason_and_tried_on(
+    services: tuple[EtcdService, Service],
+) -> None:
+    class Refused(EtcdRegistry):
+        """As with a user who may read alone."""
+
+        why = "permission denied"
+
+        def remove(self, worker_id: int) -> None:
+            if self.why:
+                raise RegistryUnknown(self.why)
+            super().remove(worker_id)
+
+    with Etcd([services[0].url]) as client:
+        lease, told = client.grant(_TTL_S), list[str]()
+        registry = Refused(Etcd([services[0].url]), "nobodys", lease_ttl_s=_TTL_S)
+        watched = WatchedRegistry(registry, told.append)
+        try:
+            watched.remove(lease)
+            until("it is told", lambda: len(told) == 1)
+            assert told == ["a dead worker is still routed to, and can't be taken out: permission denied"]
+            registry.why = "out of space"
+            until("the other reason too", lambda: len(told) == 2)
+            registry.why = ""
+            until("it is taken out", lambda: client.lease(lease) is None)
+            assert len(told) == 2
+        finally:
+            watched.close()
+
+
 def test_a_worker_that_exits_0_unasked_is_started_again_and_etcd_may_go_and_come(
     services: tuple[EtcdService, Service], tmp_path: Path
 ) -> None:
     hosts = {
         "name": f"deaths-{os.getpid()}",
-        "etcd": [services[0].url],
+        "etcd": [f"http://127.0.0.1:{free_port()}", services[0].url],  # of two members one is down
         "nats": f"nats://127.0.0.1:{services[1].port}",
         "lease_ttl_s": _TTL_S,
         "hosts": [{"name": "here", "address": "127.0.0.1", "roles": {"agg": 2}, "first_port": free_port()}],

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -255,7 +256,7 @@ def test_a_topology_whose_kv_does_not_move_is_not_ready(submit: Submit) -> None:
     assert "FAILED: not ready: trtx.export.wait: no KV came from prefill-0 to decode-0: " in job.log, job.all_logs()
 
 
-def test_a_node_that_lacks_something_is_told_before_anything_starts(submit: Submit) -> None:
+def test_a_node_that_lacks_something_is_told_before_anything_starts(submit: Submit, tmp_path: Path) -> None:
     job = submit(*OVER_BOTH, "--model-dir", "/no/such/model")
     assert job.await_end() == "FAILED"
     assert re.search(r"FAILED: node[12] can't read /no/such/model/config.json", job.log), job.all_logs()
@@ -265,13 +266,27 @@ def test_a_node_that_lacks_something_is_told_before_anything_starts(submit: Subm
     assert job.await_end() == "FAILED"
     assert re.search(r"FAILED: node[12] has no IPv4 address on ib7", job.log), job.all_logs()
 
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"text": "one"}\n')
+
+    def lost(text: str) -> str:
+        prompts.unlink()
+        return text
+
+    job = submit(*TINY, "--bench", f"--input-file {prompts} --custom-dataset-type single_turn", changed=lost)
+    assert job.await_end() == "FAILED"
+    assert "FAILED: a node can't take part: " in job.log and f"node1 can't read {prompts}, which --bench" in job.log
+    assert not (job.run / "logs" / "etcd.log").exists()
+
 
 def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(
     submit: Submit, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     """With a launcher that does what trtllm-llmapi-launch does of it: rank 0 runs the command, without the job's
     variables, and the others wait for it; and the stand-in for TensorRT-LLM. No MPI is there, and no NCCL."""
-    tools, ranks = tmp_path / "tools", tmp_path / "ranks"
+    tools, ranks, package = tmp_path / "tools", tmp_path / "ranks", tmp_path / "package"
+    shutil.copytree(STANDIN, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "tensorrt_llm" / "version.py").write_text('__version__ = "1.3.0rc22"\n')  # one that needs GPUs
     tools.mkdir()
     ranks.mkdir()
     launcher = tools / "trtllm-llmapi-launch"
@@ -287,7 +302,7 @@ def test_an_engine_over_two_nodes_is_one_step_with_a_rank_a_gpu(
     job = submit(
         *("--model", "synthetic:tiny-trained", "--tp", "4", "--gpus-per-node", "2", "--mpi", "pmi2"),
         PATH=f"{tools}:{os.environ['PATH']}",
-        PYTHONPATH=str(STANDIN),
+        PYTHONPATH=str(package),
     )
     job.await_ready()
     told = {path.name: dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)

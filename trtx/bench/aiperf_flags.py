@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,15 @@ _OWNED: Mapping[str, str | None] = {
     "warmup_num_sessions": None, "fixed_schedule": "fixed_schedule", "disable_auto_fixed_schedule": "fixed_schedule",
     "user_centric_rate": "request_rate", "num_users": "concurrency", "request_rate_series": "request_rate",
     "scenario": None, "num_profile_runs": "trials", "search_space": None, "search_recipe": None, "sweep_variants": None,
-    "accuracy_benchmark": None,
+    "accuracy_benchmark": None, "custom_endpoint": None,
 }  # fmt: skip
+# Of those without a field of a load, what says it in place of them.
+_SAID_BY = {
+    "model_names": "--model", "urls": "--url", "tokenizer_name": "--tokenizer", "artifact_directory": "-o",
+    "api_key": "the variable OPENAI_API_KEY",
+}  # fmt: skip
+_TYPED_OTHERWISE = ("extra_inputs",)  # fields of a load whose options are not made of them
+_SECRET = re.compile(r"auth|cookie|token|secret|password|api-?key", re.IGNORECASE)  # in the name of a header
 _NOBODY = Target("http://127.0.0.1:9", "model", Path("tokenizer"), "agg")
 _DETAILS = re.compile(r"^\d+ validation errors? for \w+\s+| \[type=.*", re.DOTALL)  # of pydantic
 
@@ -51,17 +58,8 @@ def owned() -> Mapping[str, str | None]:
 
     Imports aiperf.
     """
-    from aiperf.config.flags import CLIConfig
-
     own = {record.flag: name for name, record in field_records(LoadSpec).items() if record.flag}
-    derived = {
-        name: own[flag]
-        for name, field in CLIConfig.model_fields.items()
-        for said in field.metadata
-        for flag in getattr(said, "name", None) or ()  # of cyclopts' Parameter
-        if flag in own
-    }
-    return {**_OWNED, **derived}
+    return {**_OWNED, **{name: own[flag] for flag, name in _fields_by_flag().items() if flag in own}}
 
 
 def check_load(spec: LoadSpec) -> None:
@@ -84,7 +82,7 @@ def check_load(spec: LoadSpec) -> None:
     try:
         build_benchmark_plan(resolve_config(_parsed(argv[2:])))
     except Exception as error:  # whatever aiperf would end over
-        what = f"--aiperf-args {shown(' '.join(spec.aiperf_args))}" if spec.aiperf_args else f"dataset {spec.dataset}"
+        what = f"--aiperf-args {_names(spec.aiperf_args)}" if spec.aiperf_args else f"dataset {spec.dataset}"
         raise UsageError(
             f"{what}: aiperf refuses it ({_reason(error)}); correct it, or leave it out (aiperf profile --help lists "
             "its flags)"
@@ -102,24 +100,63 @@ def _is_readable(path: Path) -> bool:
 def _refuse_owned(words: tuple[str, ...]) -> None:
     if not words:
         return
+    # By name first: what aiperf can't read, as it lacks its value, it may leave out or take from the word behind it.
+    flags = _fields_by_flag()
+    fields = {flags[flag] for word in words if (flag := word.partition("=")[0]) in flags}
+    _refuse_fields(fields)
     try:
         given = _parsed(("--model", "model", *words))
-    except Exception:  # told by the whole command line
-        return
+    except Exception as error:
+        if "headers" in fields:  # aiperf would show it
+            raise UsageError(
+                "--aiperf-args holds a header, and aiperf can't read all of it; expected --header NAME:VALUE, and "
+                "flags that aiperf profile --help lists"
+            ) from error
+        return  # told by the whole command line
     fields = given.model_fields_set - {"model_names"}
     if len(given.model_names) > 1:
         fields |= {"model_names"}
-    if any(str(name).lower() == "authorization" for name, _ in given.headers or ()):
-        raise UsageError(
-            "--aiperf-args holds a header Authorization, which would stand in every report; export OPENAI_API_KEY"
-        )
+    for name, _ in given.headers or ():
+        if _SECRET.search(str(name)):
+            raise UsageError(
+                f"--aiperf-args holds a header {shown(name)}, which would stand in every report; a key that the server "
+                "asks for is sent as Authorization where OPENAI_API_KEY is exported"
+            )
+    _refuse_fields(fields)
+
+
+def _refuse_fields(fields: Set[str]) -> None:
     for name in sorted(fields & owned().keys()):
-        field = owned()[name]
-        way_out = f"say it with load.{field}" if field else "leave it out"
         raise UsageError(
             f"--aiperf-args sets {name} of aiperf, which trtx sets itself or which would measure something else; "
-            f"{way_out}"
+            f"{_way_out(name)}"
         )
+
+
+def _way_out(name: str) -> str:
+    if (field := owned()[name]) is None:
+        return f"say it with {_SAID_BY[name]}" if name in _SAID_BY else "leave it out"
+    if field_records(LoadSpec)[field].help or field in _TYPED_OTHERWISE:
+        return f"say it with --{field.replace('_', '-')}, or load.{field} of a sweep file"
+    return f"say it with load.{field} of a sweep file"
+
+
+@functools.cache
+def _fields_by_flag() -> Mapping[str, str]:
+    """Flags of aiperf, as they are typed -> the field of its CLIConfig. Imports aiperf."""
+    from aiperf.config.flags import CLIConfig
+
+    return {
+        str(flag): name
+        for name, field in CLIConfig.model_fields.items()
+        for said in field.metadata
+        for flag in getattr(said, "name", None) or ()  # of cyclopts' Parameter
+    }
+
+
+def _names(words: tuple[str, ...]) -> str:
+    """Without values, of which one may be a secret."""
+    return shown(" ".join(word.partition("=")[0] for word in words if word.startswith("-")) or "without a flag")
 
 
 def _parsed(words: tuple[str, ...]) -> Any:

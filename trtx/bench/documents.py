@@ -136,7 +136,10 @@ def problem(error: ValidationError) -> str:
     expected = re.sub(r" or instance of \w+", "", expected).replace("a valid integer", "a whole number")
     expected = expected.replace("a valid string", "text").replace("a valid number", "a number")
     expected = expected.replace("valid array", "list").replace("valid dictionary", "map")
-    return f"{where} is {shown(json.dumps(first['input'], default=str))}; expected {expected}"
+    given = first["input"]
+    # Of a server elsewhere: an address, or what stands in place of one, may hold a password.
+    is_shown = first["loc"][:1] != ("attach",) or isinstance(given, (int, float))
+    return f"{where} is {shown(json.dumps(given, default=str)) if is_shown else a_kind(given)}; expected {expected}"
 
 
 def _adapter(form: type[T]) -> TypeAdapter[T]:

@@ -40,7 +40,7 @@ def resolve_checkpoint(name: str, *, on_gpu: bool = False, cache_dir: Path | Non
     if directory.exists():
         return _from_directory(directory, directory.resolve().name)
     if name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
-        raise UsageError(f"model {name!r} is no directory on this machine; {_ways_out()}")
+        raise UsageError(f"model {_shown(name)} is no directory on this machine; {_ways_out()}")
     return _from_directory(_find_on_hub(name), name)
 
 
@@ -52,7 +52,7 @@ def describe_checkpoint(name: str) -> Checkpoint:
         return resolve_checkpoint(name)
     if not directory.exists():
         if name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
-            raise UsageError(f"model {name!r} is no directory on this machine; {_ways_out()}")
+            raise UsageError(f"model {_shown(name)} is no directory on this machine; {_ways_out()}")
         return read_checkpoint(_find_on_hub(name, _DESCRIPTION), name)
     if not (directory / CONFIG).is_file():
         raise UsageError(f"model directory {str(directory)!r} lacks {CONFIG}; {_ways_out()}")
@@ -86,6 +86,10 @@ def _from_directory(directory: Path, served_model_name: str) -> Checkpoint:
     if missing:
         raise UsageError(f"model directory {str(directory)!r} lacks {', '.join(missing)}; {_ways_out()}")
     return read_checkpoint(directory.resolve(), served_model_name)
+
+
+def _shown(name: str) -> str:
+    return "that is given as an address" if "://" in name else repr(name)  # which may hold a token
 
 
 def _missing_files(directory: Path) -> list[str]:

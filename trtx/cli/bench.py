@@ -151,12 +151,15 @@ def bench(
 
         run_and_show(partial(go_on, resume, argv=own_command_line()), as_json)
         return
+    from trtx.cli.console import ProgressConsole
     from trtx.experiment import run as measure
 
     spec = asked_of(context)
+    for warning in () if spec.attach is None else spec.attach.warnings:
+        ProgressConsole(stderr=True, soft_wrap=True).print(f"trtx: warning: {warning}")
     if spec.attach is None:
         refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
-        encode = max((spec.topology.encode, *spec.axes.get("encode", ())))
+        encode = max((one.spec.encoders for one in spec.topologies), default=0)
         options.check_roles(spec.modes, model.config, model.overrides, model.recipe, encode=encode)
     if dry_run:
         show_plans(spec, output)

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand
+from typer.exceptions import TyperException
 
 from trtx.config.files import path_problem
 from trtx.config.planted_fault import refuse_planted_fault
@@ -28,7 +29,11 @@ class Verb(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and not ctx.resilient_parsing:
-            given, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            try:
+                given, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            except TyperException as error:
+                self._tell_where_hosts_belong(str(ctx.info_name), error)
+                raise
             seen = set()
             for parameter in order:
                 name = spoken_name(parameter)
@@ -46,6 +51,18 @@ class Verb(TyperCommand):
             if isinstance(value, Path) and (problem := path_problem(value)):
                 raise UsageError(f"{spoken_name(parameter)} {quoted(str(value))} {problem}; name another path")
         return rest
+
+    def _tell_where_hosts_belong(self, verb: str, error: TyperException) -> None:
+        """What measures starts one machine's processes at most, and attaches to everything else."""
+        own = {option for parameter in self.params for option in parameter.opts}
+        if getattr(error, "option_name", None) != "--hosts" or "--url" not in own:
+            return
+        counted = " --etcd URL" if "--etcd" in own else ""
+        raise UsageError(
+            f"trtx {verb} starts the processes of one machine, and takes no --hosts; start those of several with trtx "
+            "serve --hosts on one and trtx serve join on the others, and once they are ready trtx "
+            f"{verb} --url http://ADDRESS:PORT{counted} from anywhere that reaches it (docs/hosts.md)"
+        )
 
 
 def option_name(parameter: Any) -> str:

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
-from trtx.cli.export import ExportOutput, bench_words, hand_over, topology_group
-from trtx.cli.findings_text import describe_findings
+from trtx.cli.export import DryRun, ExportOutput, hand_over_export, topology_group
+from trtx.cli.export_bench import read_bench
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode, TopologySpec
 from trtx.config.wording import quoted
@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _CLUSTER, _NODES, _BENCH = "Cluster", "Nodes", "Measuring"
 _Topology = Annotated[
     Mapping[str, Any],
-    topology_group("workers", "prefill", "decode", "tp", "router_mode", "router_args"),
+    topology_group("workers", "prefill", "decode", "tp", "deterministic", "router_mode", "router_args"),
 ]
 
 
@@ -124,6 +124,7 @@ def kubernetes(
         ),
     ] = None,
     output: ExportOutput = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Write a topology as manifests of Kubernetes.
 
@@ -139,7 +140,7 @@ def kubernetes(
         --gpus-per-node 0 --plain --image reg/trtx:1.4.2 \\
         --bench '--concurrency 1,8'
     """
-    refuse_ignored(context, (mode, *options.engine_uses(model.engine)))
+    refuse_ignored(context, (mode, *options.engine_uses(model.engine), *(["dry run"] if dry_run else [])))
     from trtx.export.kubernetes import export
     from trtx.export.kubernetes.target import name_of
 
@@ -152,6 +153,7 @@ def kubernetes(
             "--allowed-media-path names a directory of this machine, which no pod sees; leave it out, and send images "
             "by https: or data:"
         )
+    benchmark = None if bench is None else read_bench(bench, _OF_THIS_MACHINE)
     typed = {
         "form": "plain" if plain else None,
         "name": name or name_of(_served_name(spec), mode),
@@ -170,12 +172,12 @@ def kubernetes(
         "cpu": cpu,
         "memory": memory,
         "shared_memory": shared_memory,
-        "bench": None if bench is None else bench_words(bench, _OF_THIS_MACHINE),
+        "bench": None if benchmark is None else benchmark.words,
     }
     made = export(spec, _target({field: value for field, value in typed.items() if value is not None}))
-    for line in describe_findings(made.findings) if made.findings else ():
-        typer.echo(line, err=True)
-    hand_over(made.files, output, made.how)
+    if benchmark is not None:
+        benchmark.check_fits(made.served)
+    hand_over_export(made, output, dry_run=dry_run)
 
 
 _OPTIONS = {"resources": "resource"}  # field -> option, where they differ

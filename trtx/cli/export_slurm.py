@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
-from trtx.cli.export import ExportOutput, bench_words, hand_over, topology_group
-from trtx.cli.findings_text import describe_findings
+from trtx.cli.export import DryRun, ExportOutput, hand_over_export, topology_group
+from trtx.cli.export_bench import read_bench
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
 from trtx.config.wording import quoted
@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _JOB, _NODES, _CONTAINER, _BENCH = "Job", "Nodes", "Container", "Measuring"
 _Topology = Annotated[
     Mapping[str, Any],
-    topology_group("workers", "prefill", "decode", "tp", "router_mode", "router_args", "port"),
+    topology_group("workers", "prefill", "decode", "tp", "deterministic", "router_mode", "router_args", "port"),
 ]
 
 
@@ -129,6 +129,7 @@ def slurm(
         _option(_JOB, "--lease-ttl-s", "How long etcd may be away, and a dead worker stays routable. Default: 30."),
     ] = None,
     output: ExportOutput = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Write a topology as one batch file of Slurm.
 
@@ -145,11 +146,13 @@ def slurm(
         --gpus-per-node 0 --mode disagg --nodes 2
     """
     uses = [mode, *options.engine_uses(model.engine), *([] if container_image else ["no container"])]
+    uses += ["dry run"] if dry_run else []
     refuse_ignored(context, uses)
     from trtx.export.slurm import export
 
     spec = options.build_spec(mode=mode, **asdict(model), **topology, **media)
     options.check_roles((mode,), model.config, model.overrides, model.recipe)
+    benchmark = None if bench is None else read_bench(bench, _ANEW)
     typed = {
         "name": name,
         "time": time,
@@ -170,15 +173,16 @@ def slurm(
         "mpi": mpi,
         "container_image": container_image,
         "container_mounts": container_mounts,
-        "bench": None if bench is None else bench_words(bench, _ANEW),
+        "bench": None if benchmark is None else benchmark.words,
+        "bench_files": None if benchmark is None else benchmark.files,
         "ready_timeout_s": ready_timeout_s,
         "drain_s": drain_s,
         "lease_ttl_s": lease_ttl_s,
     }
     made = export(spec, _job({field: value for field, value in typed.items() if value is not None}))
-    for line in describe_findings(made.findings) if made.findings else ():
-        typer.echo(line, err=True)
-    hand_over(made.files, output, made.how)
+    if benchmark is not None:
+        benchmark.check_fits(made.served)
+    hand_over_export(made, output, dry_run=dry_run)
 
 
 _ANEW = {"--resume": "and the job measures anew"}

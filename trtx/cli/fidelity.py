@@ -142,7 +142,7 @@ def fidelity(
     spec = _spec({str(one.name): context.params[str(one.name)] for one in typed(context)})
     if spec.attach is None:
         refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
-        options.check_roles(spec.modes, model.config, model.overrides, model.recipe, encode=spec.topology.encode)
+        options.check_roles(spec.modes, model.config, model.overrides, model.recipe, encode=spec.topology.encoders)
     _run_and_show(partial(run_fidelity, spec, parent=output, argv=own_command_line()), as_json)
 
 

@@ -15,7 +15,7 @@ def describe_hosts(plan: Plan) -> Iterator[str]:
     """Each host with its processes, and each path between them with what protects it. Ends with an empty line."""
     assert plan.etcd is not None and plan.nats is not None  # of a plan over hosts
     yield f"Namespace  {plan.namespace}"
-    yield f"etcd       {', '.join(plan.etcd.endpoints)}, leases of {plan.etcd.lease_ttl_s} s"
+    yield f"etcd       {', '.join(plan.etcd.endpoints)}, a lost host leaves after {plan.etcd.host_lease_ttl_s} s"
     yield f"NATS       {plan.nats.url}"
     yield ""
     yield "Hosts:"

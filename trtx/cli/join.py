@@ -70,10 +70,10 @@ def join(
     """
     refuse_ignored(context, ())
     from trtx.cli.serving import run_plan, warn_of_planes
-    from trtx.launch import join_share, new_run_directory, withdrawn_at_the_end
+    from trtx.launch import join_share, new_run_directory, publishing, take_place
     from trtx.topology import EtcdService
 
-    share, whole = join_share(
+    share, whole, published = join_share(
         EtcdService(tuple(etcd), _LEASE_TTL_S, _files("--etcd-auth", etcd_auth)),
         name,
         this_host=this_host,
@@ -81,9 +81,10 @@ def join(
         nats_files=_files("--nats-auth", nats_auth),
         run_dir=new_run_directory(output, "serve-join"),
     )
+    take_place(share)
     warn_of_planes(share)
-    with withdrawn_at_the_end(whole):
-        run_plan(share, whole)
+    with publishing(whole, published, share.this_host) as presence:
+        run_plan(share, whole, presence)
 
 
 def _files(option: str, text: str | None) -> Credentials | None:

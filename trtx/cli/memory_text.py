@@ -38,6 +38,8 @@ def _rows(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
         yield "KV transfer", size_text(plan.transfer_bytes), "buffers to send and to receive"
     if plan.encoder_bytes:
         yield "encoder", size_text(plan.encoder_bytes), "a process; its weights are among the above"
+    if plan.shared_bytes:
+        yield "encode workers", size_text(plan.shared_bytes), "that share the GPU, their largest batches too"
     if plan.others_bytes:
         yield "other processes", size_text(plan.others_bytes), "now"
     share = f"free_gpu_memory_fraction {plan.fraction:g} of what is left" if plan.is_gpu else ""

@@ -112,8 +112,9 @@ USES: Mapping[str, Mapping[str, Use]] = {
         "check all": Use("beside --all", "which checks every shipped config by itself"),
     },
     "export nginx": {"hosts": Use("beside --hosts", "whose file says what is where", "leave it out")},
-    "export kubernetes": {"agg": _SERVED["agg"], "disagg": _SERVED["disagg"], "no GPU": _SERVED["no GPU"]},
+    "export kubernetes": {**_SERVED, "dry run": Use("beside --dry-run", "which writes nothing", "leave it out")},
     "export slurm": {
+        "dry run": Use("beside --dry-run", "which writes nothing", "leave it out"),
         **_SERVED,
         "no container": Use("without --container-image", "whose mounts they are", "add it, or leave it out"),
     },
@@ -145,8 +146,8 @@ def _placed(*rows: tuple[tuple[str, ...], str]) -> dict[str, tuple[str, ...]]:
 
 # ModelOptions and TopologyOptions but --model, which bench takes beside --url too.
 _TOPOLOGY = _placed(
-    ((), "--served-model-name --engine --config --recipe --set --router-mode --router-args --host --port --encode"),
-    ((), "--tls-cert --tls-key"),
+    ((), "--served-model-name --engine --config --recipe --set --router-mode --router-args --host --port"),
+    ((), "--encode --encode-shared --tls-cert --tls-key --deterministic"),
     (("disagg",), "--workers"),
     (("agg",), "--prefill --decode"),
     (("no GPU",), "--tp --gpus"),
@@ -252,9 +253,11 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     ),
     "export kubernetes": _placed(
         ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args"),
+        ((), "--deterministic"),
         ((), "--image --plain --name --namespace --frontends --model-claim --hub-secret --image-pull-secret"),
         ((), "--tls-secret --nats --gpus-per-node --ucx-devices --resource --node-selector --cpu --memory"),
-        ((), "--shared-memory --bench --output"),
+        ((), "--shared-memory --bench --dry-run"),
+        (("dry run",), "--output"),
         ((), _MEDIA),
         (("disagg",), "--workers"),
         (("agg",), "--prefill --decode"),
@@ -262,8 +265,10 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     ),
     "export slurm": _placed(
         ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args --port"),
+        ((), "--deterministic"),
         ((), "--name --time --partition --account --sbatch --nodes --frontends --interface --ucx-devices"),
-        ((), "--first-port --model-dir --local-dir --python --etcd --nats --mpi --container-image --bench --output"),
+        ((), "--first-port --model-dir --local-dir --python --etcd --nats --mpi --container-image --bench --dry-run"),
+        (("dry run",), "--output"),
         ((), "--ready-timeout-s --drain-s --lease-ttl-s"),
         ((), _MEDIA),
         (("no container",), "--container-mounts"),

@@ -98,7 +98,7 @@ def serve(
     from trtx.launch import new_run_directory, prepare
 
     spec = options.build_spec(mode=mode, **asdict(model), **asdict(topology), **media)
-    options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encode)
+    options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encoders)
     run_dir = new_run_directory(output, f"serve-{mode}")
     if there is not None:
         serve_hosts(spec, there, this_host=this_host, run_dir=run_dir, dry_run=dry_run)

@@ -15,6 +15,8 @@ from trtx.cli.topology_view import View, open_view
 from trtx.config import TopologySpec
 from trtx.config.hosts import HostsSpec
 from trtx.launch import (
+    Presence,
+    Published,
     ServedTopology,
     check_planes,
     host_here,
@@ -31,11 +33,11 @@ from trtx.topology import Plan
 _REFRESH_S = 0.5
 
 
-def run_plan(plan: Plan, whole: Plan | None = None) -> None:
-    """Serves until something ends it. ``whole``: where ``plan`` is one host's share of it."""
+def run_plan(plan: Plan, whole: Plan | None = None, presence: Presence | None = None) -> None:
+    """Serves until something ends it. ``whole``, ``presence``: where ``plan`` is one host's share of it."""
     with (
         open_view(plan) as view,
-        serve(plan, whole=whole, on_event=view.on_event, on_slots=view.on_slots) as served,
+        serve(plan, whole=whole, presence=presence, on_event=view.on_event, on_slots=view.on_slots) as served,
     ):
         _show_until_the_end(served, view)
 
@@ -50,11 +52,11 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
     share = settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)
     take_place(share)  # what is refused here is refused before anybody hears of it
     warn_of_planes(plan)
-    with publishing(plan, asked, this_host=host):
+    with publishing(plan, Published.of(asked, plan.model_path), host) as presence:
         others = [one.name for one in plan.hosts if one.name != host]
         if others:
             typer.echo(f"On {' and '.join(others)}: {_join_command(plan)}")
-        run_plan(share, plan)
+        run_plan(share, plan, presence)
 
 
 def warn_of_planes(plan: Plan) -> None:
@@ -63,8 +65,8 @@ def warn_of_planes(plan: Plan) -> None:
     for warning in (*check_planes(plan), *plan.warnings):
         console.print(f"trtx: warning: {warning}")
     console.print(
-        "trtx: warning: what the hosts say to each other is neither encrypted nor authenticated; "
-        "keep them on a network of their own"
+        "trtx: warning: requests, answers, metrics and KV between the hosts are neither encrypted nor authenticated, "
+        "and events are not encrypted; keep the hosts on a network of their own"
     )
 
 

@@ -109,10 +109,26 @@ class TopologyOptions:
             "Workers that encode images for the others; with none of them, who needs an image encodes it. Default: 0.",
         ),
     ] = None
+    encode_shared: Annotated[
+        int | None,
+        _option(
+            _TOPOLOGY,
+            "--encode-shared",
+            "Further ones, on the GPUs of agg or prefill workers in turn, whose KV pools leave room. Default: 0.",
+        ),
+    ] = None
     tp: Annotated[
         int,
         typer.Option("--tp", help="GPUs a worker (tensor parallel); tensorrt-llm only.", rich_help_panel=_TOPOLOGY),
     ] = 1
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="A request's tokens and logprobs are the same to the bit in any batch; torch engine only, slower.",
+            rich_help_panel=_TOPOLOGY,
+        ),
+    ] = False
     gpus: Annotated[
         str | None,
         _option(
@@ -237,7 +253,7 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
     """What was typed (fields of the options above; None: it was not), checked. Raises UsageError, naming the option,
     for anything that contradicts itself."""
     given = {name: value for name, value in typed.items() if value is not None}
-    recipe = recipe_roles(given.pop("recipe", None), encode=bool(given.get("encode")))
+    recipe = recipe_roles(given.pop("recipe", None), encode=any(map(given.get, ("encode", "encode_shared"))))
     engine_configs = recipe | role_files(given.pop("config", None))
     if media := {name: given.pop(name) for name in media_fields() if name in given}:
         given["media"] = media
@@ -249,12 +265,15 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
         return TopologySpec.model_validate({"mode": mode, "engine_configs": engine_configs, **given})
     except ValidationError as error:
         first = error.errors()[0]
-        field = str(first["loc"][-1] if first["loc"][0] == "media" else first["loc"][0])
-        if field == "media":  # two of its fields are at odds: the sentence says which one to change
+        field = str(first["loc"][-1] if first["loc"][:1] == ("media",) else first["loc"][0]) if first["loc"] else ""
+        if field in ("", "media"):  # two fields are at odds: the sentence says which one to change
             field = first["msg"].removeprefix("Value error, ").partition(" ")[0]
         option = f"--{_OPTIONS.get(field, field).replace('_', '-')}"
         if first["type"] == "value_error":  # a sentence that begins with the field
-            raise UsageError(first["msg"].removeprefix("Value error, ").replace(field, option, 1)) from error
+            told = first["msg"].removeprefix("Value error, ").replace(field, option, 1)
+            for other in (name for name in TopologySpec.model_fields if "_" in name):  # others are words too
+                told = told.replace(f" {other};", f" --{other.replace('_', '-')};")
+            raise UsageError(told) from error
         expected = first["msg"].removeprefix("Input should be ")
         raise UsageError(f"{option} {quoted(first.get('input'))}: expected {expected}; see --help") from error
 

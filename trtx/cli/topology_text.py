@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import yaml
 
@@ -36,12 +36,12 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield from describe_hosts(plan)
     shared = dict(set.intersection(*(set(process.env.items()) for process in plan.processes)))
     yield "Environment of every process:"
-    yield from _environment(shared)
+    yield from describe_environment(shared)
     for process in plan.processes:
         yield ""
         yield f"{process.name}: {_place(process)}, log {process.log_path.relative_to(plan.run_dir)}"
-        yield from _environment({name: value for name, value in process.env.items() if name not in shared})
-        yield from _command(process.argv)
+        yield from describe_environment({name: value for name, value in process.env.items() if name not in shared})
+        yield from describe_command(process.argv)
     for role, values in plan.engine_configs.items():
         yield ""
         yield f"Engine config of {role}:"
@@ -78,12 +78,12 @@ def _place(process: ProcessSpec) -> str:
     return place if process.system_port is None else f"{place}, metrics port {process.system_port}"
 
 
-def _environment(variables: dict[str, str]) -> Iterator[str]:
+def describe_environment(variables: Mapping[str, str]) -> Iterator[str]:
     for name, value in sorted(variables.items()):
         yield f"  {name}={shlex.quote(value)}"
 
 
-def _command(argv: tuple[str, ...]) -> Iterator[str]:
+def describe_command(argv: tuple[str, ...]) -> Iterator[str]:
     """One shell command, continued over lines, that keeps a flag and its value together."""
     pieces: list[str] = []
     for word in map(shlex.quote, argv):

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import MAX_WORKERS, Role
-from trtx.config.wording import quoted, shown
+from trtx.config.wording import a_kind, quoted, shown, shown_address
 from trtx.errors import UsageError
 
 FIRST_PORT = 17_000
@@ -29,6 +29,11 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,32}(:[0-9]{1,3})?")  # eth1, mlx5_0:1
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%\w+)?")  # a name, or an address of either kind
 _MAX_GPUS = 64
+_WRITTEN = "ca=FILE,certificate=FILE,key=FILE, or username=NAME,password_file=FILE, or token_file=FILE"
+_FILES = {
+    "etcd_auth": "{ca, certificate, key} or {username, password_file}",
+    "nats_auth": "{username, password_file} or {token_file}",
+}
 MAX_FRONTENDS = 16
 """Of one host."""
 
@@ -136,9 +141,9 @@ class HostsSpec(_Frozen):
     nats: str
     etcd_auth: Certificates | Password | None = None
     nats_auth: Password | Token | None = None
-    lease_ttl_s: int = Field(default=120, ge=5, le=600)
-    """So long a host that is lost whole stays registered. etcd may be away for what is left of the leases: 30 s once,
-    less where that repeats (docs/hosts-faults.md). What dies alone is taken out at once, whatever stands here."""
+    lease_ttl_s: int = Field(default=60, ge=5, le=600)
+    """So long a host that is lost whole stays registered, and 10 s more. What dies alone is taken out at once, and how
+    long etcd may be away is another matter (docs/hosts-faults.md), whatever stands here."""
     hosts: tuple[HostSpec, ...] = Field(min_length=1, max_length=64)
 
     @field_validator("name")
@@ -160,8 +165,8 @@ class HostsSpec(_Frozen):
     def _is_nats(cls, value: str) -> str:
         if value.startswith("tls://"):
             raise ValueError(
-                f"nats {quoted(value)} asks for TLS, which Dynamo 1.4.2 does not speak with NATS; use nats:// on a "
-                "network of its own"
+                f"nats {shown_address(value)} asks for TLS, which Dynamo 1.4.2 does not speak with NATS; use nats:// "
+                "on a network of its own"
             )
         _check_url("nats", value, ("nats",), "nats://10.77.0.1:4222")
         return value
@@ -227,9 +232,8 @@ def parse_auth(option: str, text: str, home: Path) -> Certificates | Password | 
         if given.keys() == form.model_fields.keys() and len(given) == len(pairs) and all(given.values()):
             auth = form.model_validate(given)
             return auth.model_copy(update=_absolute(auth, home))
-    raise UsageError(
-        f"{option} {quoted(text)} is no authentication; expected ca=FILE,certificate=FILE,key=FILE, or "
-        "username=NAME,password_file=FILE, or token_file=FILE"
+    raise UsageError(  # without what was typed: it may be the secret itself
+        f"{option} is not written as {_WRITTEN}; secrets are files, and none is typed"
     )
 
 
@@ -246,20 +250,20 @@ def _name(value: str) -> str:
 
 
 def _check_url(what: str, url: str, schemes: Sequence[str], example: str) -> None:
+    if "@" in url:
+        raise ValueError(
+            f"{what} holds a user in its address, which would stand in plans and logs; give {what}_auth the name of a "
+            "file"
+        )
     try:
         parts = urlsplit(url)
         is_one = parts.scheme in schemes and parts.hostname and parts.port and url == f"{parts.scheme}://{parts.netloc}"
     except ValueError:
         is_one = False
     if not is_one:
-        raise ValueError(f"{what} {quoted(url)} is no address of it; expected such as {example}")
+        raise ValueError(f"{what} {shown_address(url)} is no address of it alone; expected such as {example}")
     if not _HOST.fullmatch(parts.hostname or ""):  # Dynamo's lists of addresses have commas
-        raise ValueError(f"{what} {quoted(url)} names no one host; expected such as {example}, each by itself")
-    if "@" in parts.netloc:
-        raise ValueError(
-            f"{what} holds a user in its address, which would stand in plans and logs; give {what}_auth the name of a "
-            "file"
-        )
+        raise ValueError(f"{what} {shown_address(url)} names no one host; expected such as {example}, each by itself")
 
 
 def _check_alike(what: str, values: Sequence[str]) -> None:
@@ -324,5 +328,12 @@ def _problem(error: ValidationError) -> str:
         return f"{where} is not a field of it; leave it out (docs/hosts.md lists them)"
     if first["type"] == "missing":
         return f"{where} is missing; expected {_EXPECTED}" if "." not in where else f"{where} is missing; give it"
-    expected = first["msg"].removeprefix("Input should be ")
+    if first["type"] in ("too_short", "string_too_short"):
+        return f"{where} is empty; give at least one, or leave it out where it may be (docs/hosts.md)"
+    expected = first["msg"].removeprefix("Input should be ").replace("array", "list")
+    field, kind = where.partition(".")[0], a_kind(first.get("input"))
+    if field in _FILES:  # what stands there may be the secret itself
+        return f"{where} is {kind}; expected {field}: {_FILES[field]}, each the name of a file but username"
+    if field.partition("[")[0] in ("etcd", "nats"):  # and an address may hold one
+        return f"{where} is {kind}; expected {expected[:1].lower()}{expected[1:]}"
     return f"{where} {quoted(first.get('input'))}: expected {expected[:1].lower()}{expected[1:]}"

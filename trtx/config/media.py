@@ -20,6 +20,9 @@ EMBEDDING_CACHE_BYTES = 512 * _MIB
 """Of embeddings, in each worker that takes images: on the device of its engine; of encode workers in the topology's
 directory."""
 
+VIDEO_FIELDS = ("max_videos", "max_video_frames", "max_video_s")
+"""Of :class:`MediaLimits`, what is about videos alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaField:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from trtx.config.files import name_problem
 from trtx.config.media import MediaLimits
@@ -57,16 +57,18 @@ class TopologySpec(BaseModel):
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS)  # agg workers
     prefill: int = Field(default=1, ge=1, le=MAX_WORKERS)
     decode: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    encode: int = Field(default=0, ge=0, le=MAX_WORKERS)  # encode workers; 0: who needs an image's embedding makes it
+    encode: int = Field(default=0, ge=0, le=MAX_WORKERS)  # encode workers on GPUs of their own
+    encode_shared: int = Field(default=0, ge=0, le=MAX_WORKERS)  # those on GPUs of agg or prefill workers
     media: MediaLimits = MediaLimits()  # what workers of a model that takes images take of clients
     tp: int = Field(default=1, ge=1, le=MAX_TP)
+    deterministic: bool = False  # answers are the same to the bit in any batch; docs/determinism.md
     engine: Name = "auto"  # auto, torch, simulated, tensorrt-llm, paced
     gpus: tuple[int, ...] | None = None  # indices into the caller's visible set; None: all of them
     host: Annotated[str, AfterValidator(_bindable)] = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
     # PEM, of the HTTP port; None: it speaks plain HTTP
     tls_cert: Annotated[Path, BeforeValidator(_locatable)] | None = None  # the server's own, its authorities' behind it
-    tls_key: Annotated[Path, BeforeValidator(_locatable)] | None = Field(default=None, validate_default=True)
+    tls_key: Annotated[Path, BeforeValidator(_locatable)] | None = None
     router_mode: RouterMode = "round-robin"
     router_args: tuple[str, ...] = ()  # further flags of dynamo.frontend; the last of a kind wins
     engine_configs: dict[Role, Annotated[Path, BeforeValidator(_locatable)]] = Field(
@@ -74,22 +76,31 @@ class TopologySpec(BaseModel):
     )  # role -> YAML; absent: shipped defaults
     overrides: tuple[str, ...] = ()  # "a.b=c", every role; "prefill.a.b=c", one role
 
-    @field_validator("tls_key", mode="after")
-    @classmethod
-    def _has_both_or_none(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        certificate = (info.data or {}).get("tls_cert")  # pydantic 2.13 has no data for a default read from JSON
-        if value is not None and certificate is None:
+    @model_validator(mode="after")
+    def _has_both_or_none(self) -> Self:
+        if self.tls_key is not None and self.tls_cert is None:
             raise ValueError("tls_key means nothing without tls_cert; name both, or leave it out")
-        if value is None and certificate is not None:
+        if self.tls_key is None and self.tls_cert is not None:
             raise ValueError(
                 "tls_key is missing beside a certificate, which means nothing without its key; name both, or neither"
             )
-        return value
+        return self
+
+    @property
+    def encoders(self) -> int:
+        """All encode workers; 0: who needs an image's embedding makes it."""
+        return self.encode + self.encode_shared
+
+    @property
+    def encoders_typed(self) -> str:
+        """The options that ask for encode workers, for what is said against them."""
+        counts = {"--encode": self.encode, "--encode-shared": self.encode_shared}
+        return " ".join(f"{option} {count}" for option, count in counts.items() if count)
 
     @property
     def roles(self) -> dict[Role, int]:
         """Workers of each role, as a request with images meets them."""
-        encode: dict[Role, int] = {"encode": self.encode} if self.encode else {}
+        encode: dict[Role, int] = {"encode": self.encoders} if self.encoders else {}
         if self.mode == "agg":
             return {**encode, "agg": self.workers}
         return {**encode, "prefill": self.prefill, "decode": self.decode}

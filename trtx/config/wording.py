@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 LONGEST = 80
+_SCHEME, _PATH = re.compile(r"([a-z]{1,8})://"), re.compile(r"[/?#]")
 
 
 def shown(value: object, longest: int = LONGEST) -> str:
@@ -20,6 +23,18 @@ def quoted(value: object, longest: int = LONGEST) -> str:
     except ValueError:  # an integer of more digits than Python turns into text
         text = "a number of thousands of digits"
     return shown(text, longest)
+
+
+def shown_address(url: str) -> str:
+    """An address, quoted, without what may be a secret in it: a user with a password, a path, a query.
+
+    It may be none."""
+    scheme, mark, rest = url.rpartition("@")[2].rpartition("://")
+    if "@" in url:
+        found = _SCHEME.match(url)
+        scheme, mark = ("", "") if found is None else (found[1], "://")
+    safe = scheme + mark + _PATH.split(rest)[0]
+    return quoted(safe) if safe == url else f"{quoted(safe)} and more, which may be a secret and is not shown"
 
 
 def counted(count: int, noun: str) -> str:

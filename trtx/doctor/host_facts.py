@@ -8,6 +8,7 @@ from typing import Literal
 
 from trtx.planes.fitness import EtcdEndpoint
 from trtx.planes.nats import NatsAnswer
+from trtx.planes.secret_files import SecretFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,6 @@ class Met:
     report: HostReport | None = None  # None: no doctor answered there in time
     ahead_s: float | None = None  # its clock beside this one's; positive: ahead
     within_s: float = 0.0  # how far that may be off
-
-
-@dataclass(frozen=True, slots=True)
-class SecretFile:
-    """A file of credentials on this host."""
-
-    path: str
-    mode: int | None = None  # of its permissions
-    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from trtx.torch_engine.embeddings import (
     EmbeddingExports,
+    EmbeddingGone,
     EmbeddingHandle,
     EmbeddingMismatch,
     EmbeddingReader,
+    EmbeddingUnreachable,
     parse_handle,
 )
 from trtx.torch_engine.encoder_messages import Clip
@@ -31,9 +33,11 @@ __all__ = [
     "ENGINE_KINDS",
     "Clip",
     "EmbeddingExports",
+    "EmbeddingGone",
     "EmbeddingHandle",
     "EmbeddingMismatch",
     "EmbeddingReader",
+    "EmbeddingUnreachable",
     "Engine",
     "EngineApi",
     "EngineFacts",
@@ -222,7 +226,8 @@ class Engine(Protocol):
 
     def put_embedding(self, key: bytes, rows: SharedTensor) -> Awaitable[None]:
         """For prompts submitted from now on, until it is dropped. Done once the file was read, which may go then.
-        Raises ValueError for rows that the model can't use."""
+        Raises ValueError for rows that the model can't use; EmbeddingGone or EmbeddingUnreachable for rows that stayed
+        on an encoder's device and can't be had from there: they can be made again."""
         raise LookupError("this engine takes no embeddings")
 
     def drop_embeddings(self, keys: Sequence[bytes]) -> None:
@@ -235,10 +240,13 @@ class Engine(Protocol):
         facts have an ``image_token_id``. Raises ValueError for a prompt that it refuses, or makes nothing of."""
         raise LookupError("this engine makes no handles")
 
-    async def encode_pixels(self, pixels: SharedTensor, grid: tuple[int, int, int] | None) -> TowerOutput:
+    async def encode_pixels(
+        self, pixels: SharedTensor, grid: tuple[int, int, int] | None, *, on_device: bool = False
+    ) -> TowerOutput:
         """One prepared picture's embedding; concurrent calls share batches. Asked of what ``start_encoder`` started,
-        where :attr:`EngineApi.missing_media` is given. The file of ``pixels`` has to stay until then. Raises ValueError
-        for pixels that are none of this model's."""
+        where :attr:`EngineApi.missing_media` is given. The file of ``pixels`` has to stay until then. ``on_device``:
+        the rows may stay on the encoder's device, for an engine of the same host. Raises ValueError for pixels that
+        are none of this model's."""
         raise LookupError("this engine makes no embeddings of pixels")
 
     def get_stats_async(self, timeout: float) -> AsyncIterator[Row | str]:
@@ -303,6 +311,9 @@ class EngineApi:
     missing_media: Callable[[Exception], tuple[bytes, ...]] | None = None
     """Which embeddings an engine lacks to compute a prompt, of the exception that its request ended with; none: it
     ended for another reason. None: this engine takes no embeddings."""
+    gpus_of: Callable[[Mapping[str, Any]], int] = lambda config: 1
+    """GPUs of one worker, on all of its nodes, by its engine config."""
+    can_be_deterministic: bool = False  # True: ``deterministic`` beside the config keeps a request's bits in any batch
     aborts_transfers: bool = True  # False: an abort during a KV transfer leaks blocks, so it waits for the first token
     dies_of_stalls: bool = False  # True: no step for a while with requests open is a death, whatever is_alive says
     shutdown_seconds: float = 20.0  # longest wait for Engine.shutdown

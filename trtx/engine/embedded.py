@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trtx.checkpoint import read_model_config
 from trtx.engine.api import Engine, EngineApi, EngineFacts, Fault, HandoffTotals, Hints, Row, TowerOutput, Transfer
 from trtx.engine.request_ids import RequestIds
+from trtx.torch_engine.encoder_messages import ARENA_BYTES
 from trtx.torch_engine.llmapi import (
     LLM,
     CompletionOutput,
@@ -97,9 +98,11 @@ class TorchEncoder(Engine):
             left_out=tuple(encoder.unsupported_fields),
         )
 
-    async def encode_pixels(self, pixels: SharedTensor, grid: tuple[int, int, int] | None) -> TowerOutput:
+    async def encode_pixels(
+        self, pixels: SharedTensor, grid: tuple[int, int, int] | None, *, on_device: bool = False
+    ) -> TowerOutput:
         try:
-            (made,) = await self._encoder.encode([PreparedPicture(b"", pixels, grid)])
+            (made,) = await self._encoder.encode([PreparedPicture(b"", pixels, grid)], on_device=on_device)
         except RequestFailed:
             raise
         except RequestError as error:
@@ -136,6 +139,7 @@ def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
         versions={"torch": metadata.version("torch")} if kind == "torch" else {},
         start_encoder=_start_encoder if kind == "torch" else None,
         missing_media=_missing_media if kind == "torch" else None,
+        can_be_deterministic=kind == "torch",
     )
 
 
@@ -154,7 +158,7 @@ def _start_torch(model: Path, config: Mapping[str, Any]) -> Engine:
 
 
 def _start_encoder(model: Path, config: Mapping[str, Any]) -> Engine:
-    return TorchEncoder(MultimodalEncoder(model, **config), model)
+    return TorchEncoder(MultimodalEncoder(model, arena_bytes=ARENA_BYTES, **config), model)
 
 
 def _start_paced(model: Path, config: Mapping[str, Any]) -> Engine:

@@ -28,7 +28,7 @@ class WorkerFacts:
     role: Role
     engine: EngineKind
     versions: dict[str, str]  # by package: trtx, ai-dynamo, and what the engine computes with
-    gpu_names: tuple[str, ...] | None  # one for each GPU that it was given; none: it computes on the CPU
+    gpu_names: tuple[str, ...] | None  # one for each GPU that it was given; none: the CPU; None over several nodes too
     tensor_parallel_size: int
     context_length: int  # prompt and output tokens together
     max_batch_size: int | None
@@ -36,6 +36,7 @@ class WorkerFacts:
     kv_block_size: int | None  # tokens
     kv_blocks: int | None
     metrics_port: int | None = None  # where it answers /metrics, on its machine's loopback where trtx serve started it
+    deterministic: bool = False  # its answers are the same to the bit in any batch
     schema: Literal[1] = 1  # another number with a field that is gone, or means something else
 
     def to_runtime_data(self) -> dict[str, Any]:

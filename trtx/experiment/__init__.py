@@ -16,9 +16,11 @@ from trtx.experiment.evaluation import (
     resume_evaluation,
 )
 from trtx.experiment.evaluation_spec import EvaluationSpec, evaluation_of
+from trtx.experiment.gate import check_elsewhere
 from trtx.experiment.reproduction import differences_here, read_locked, spec_to_run
 from trtx.experiment.runner import FinishedRun, Listener, resume, run
 from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
+from trtx.experiment.targets import check_fits_served
 
 __all__ = [
     "Attach",
@@ -29,6 +31,8 @@ __all__ = [
     "FinishedRun",
     "Listener",
     "cells_ahead",
+    "check_elsewhere",
+    "check_fits_served",
     "differences_here",
     "estimate",
     "evaluate",

@@ -19,6 +19,7 @@ from trtx.errors import UsageError
 MAX_TOPOLOGIES = 1_000  # each of them is checked before there is any cell to count
 _SET = "overrides."  # before the path of an engine config's field
 _OWN_MODE = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that has it
+_ENCODERS = {"encode": "e", "encode_shared": "s"}  # field of a topology, of either mode → how a label says it
 _NO_AXIS = {
     "mode": "modes is the list of them",
     "overrides": "name the field, as overrides.max_batch_size",
@@ -82,7 +83,9 @@ def _with(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Topology
         if name.startswith(_SET):
             overrides.append(f"{name.removeprefix(_SET)}={_yaml(value)}")
         elif name == "recipe":
-            fields["engine_configs"] = _recipe(mode, value, bool(chosen.get("encode", base.encode)))
+            fields["engine_configs"] = _recipe(
+                mode, value, any(chosen.get(name, getattr(base, name)) for name in _ENCODERS)
+            )
         else:
             fields[name] = value
     try:
@@ -107,13 +110,13 @@ def _yaml(value: Any) -> str:
 
 def _parts(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Iterator[str]:
     """What tells the topologies of a sweep apart: worker counts as people say them, the rest by name and value."""
-    encoders = f"{chosen['encode']}e" if chosen.get("encode") else ""
-    if mode == "agg" and chosen.keys() & {"workers", "encode"}:
+    encoders = "".join(f"{chosen[name]}{short}" for name, short in _ENCODERS.items() if chosen.get(name))
+    if mode == "agg" and chosen.keys() & {"workers", *_ENCODERS}:
         yield f"{encoders}{chosen.get('workers', base.workers)}w"
-    if mode == "disagg" and chosen.keys() & {"prefill", "decode", "encode"}:
+    if mode == "disagg" and chosen.keys() & {"prefill", "decode", *_ENCODERS}:
         yield f"{encoders}{chosen.get('prefill', base.prefill)}p{chosen.get('decode', base.decode)}d"
     for name, value in chosen.items():
-        if name in _OWN_MODE or name == "encode":
+        if name in _OWN_MODE or name in _ENCODERS:
             continue
         said = Path(value).stem if name == "recipe" else str(value)
         if not isinstance(value, str):

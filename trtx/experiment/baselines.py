@@ -142,10 +142,15 @@ def open_baseline(
     text: str, baselines: Baselines, conditions: Conditions, loads: Mapping[str, Load], allowed: Sequence[str]
 ) -> Baseline:
     """What ``--baseline`` names: a directory to pick from, or as :func:`open_measured`."""
-    path = located(text)
-    if path.is_dir() and not (path / LOCK.file).exists():
-        return Baselines(path).pick(conditions, loads, allowed)
+    if is_picked(text):
+        return Baselines(located(text)).pick(conditions, loads, allowed)
     return open_measured(text, baselines)
+
+
+def is_picked(text: str) -> bool:
+    """Whether ``--baseline`` names a directory of baselines, of which one is picked by what is measured."""
+    path = located(text)
+    return path.is_dir() and not (path / LOCK.file).exists()
 
 
 def open_compared(text: str, baselines: Baselines) -> Baseline:

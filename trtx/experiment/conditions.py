@@ -20,6 +20,7 @@ from trtx.report.forms import Deployment, Difference, Environment, Measured, Pro
 from trtx.topology import Plan
 
 _ROUTER = "--router-mode"
+_DETERMINISTIC = "--deterministic"
 # Figures of two runs that differ in one of these say nothing of what was changed between them. The other groups are
 # what is changed: topologies, configs, versions.
 COMPARED_BY = ("model", "load", "machine")
@@ -65,6 +66,7 @@ def conditions_of_scores(asked: ScoringSpec, plans: Mapping[str, Plan], provenan
             "workers": measured.workers,
             "gpus": None if measured.gpu_names is None else list(measured.gpu_names),
             "router": _router(plans[label]) if label in plans else None,
+            "deterministic": _is_deterministic(plans[label]) if label in plans else None,
             "engine_configs": measured.engine_configs,
         }
         for label, measured in provenance.measured.items()
@@ -204,6 +206,7 @@ def _served(plans: Mapping[str, Plan], environment: Environment) -> tuple[dict[s
             "workers": plan.expected_workers(),
             "gpus": list(plan.gpu_names),
             "router": _router(plan),
+            "deterministic": _is_deterministic(plan),
             "engine_configs": plan.engine_configs,
         }
         for label, plan in plans.items()
@@ -217,6 +220,11 @@ def _router(plan: Plan) -> list[str]:
     return list(argv[argv.index(_ROUTER) :]) if _ROUTER in argv else []
 
 
+def _is_deterministic(plan: Plan) -> bool:
+    """Its workers are told so on their command lines."""
+    return any(_DETERMINISTIC in process.argv for process in plan.processes)
+
+
 def _attached(told: Deployment | None) -> tuple[dict[str, Any], dict[str, Any]]:
     if told is None:
         return {"gpus": None}, {}
@@ -228,6 +236,7 @@ def _attached(told: Deployment | None) -> tuple[dict[str, Any], dict[str, Any]]:
         "versions": told.versions,
         "workers": told.workers,
         "gpu_count": told.gpu_count,
+        "deterministic": told.deterministic,
     }
 
 

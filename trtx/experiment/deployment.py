@@ -71,6 +71,7 @@ def ask_deployment(attach: Attach) -> Deployment:
         gpu_names=gpu_names,
         gpu_count=_gpu_count(attach, gpu_names),
         api_key_from=API_KEY_VARIABLE if uses_key else None,
+        deterministic=_are_deterministic(published),
     )
 
 
@@ -239,6 +240,12 @@ def _versions(published: tuple[WorkerFacts, ...]) -> dict[str, str] | None:
         for package, version in facts.versions.items():
             found.setdefault(package, set()).add(version)
     return {package: " and ".join(sorted(found[package])) for package in sorted(found)} or None
+
+
+def _are_deterministic(published: tuple[WorkerFacts, ...]) -> bool | None:
+    """Those that generate: an encode worker has no batch of answers."""
+    told = [facts.deterministic for facts in published if facts.role != "encode"]
+    return all(told) if told else None
 
 
 def _gpu_names(client: httpx.Client, published: tuple[WorkerFacts, ...]) -> tuple[str, ...] | None:

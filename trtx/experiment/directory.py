@@ -30,11 +30,13 @@ CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
     ("gate", "window"): (3, "whole"),
     ("", "eval"): (4, None),
     ("topology", "encode"): (5, 0),
+    ("topology", "encode_shared"): (8, 0),
     ("attach", "etcd"): (7, []),
     ("attach", "etcd_auth"): (7, None),
     ("topology", "media"): (5, MediaLimits().model_dump(mode="json") | BEFORE_VIDEOS),
     ("topology", "tls_cert"): (7, None),
     ("topology", "tls_key"): (7, None),
+    ("topology", "deterministic"): (8, False),
     **{("load", name): (record.since, record.before) for name, record in field_records(LoadSpec).items()},
 }
 

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trtx.bench import Cell, Load, cell_name, read_cells
+from trtx.bench.gate import Limit
 from trtx.bench.goodput import goodput, request_bounds
 from trtx.bench.judgement import Judgement
 from trtx.bench.records import RECORDS_FILE, read_records
 from trtx.bench.resolution import check_resolvable
 from trtx.bench.windows import Phases, phases_of
 from trtx.experiment.baseline import Baseline, check_window, read_baseline, write_baseline
-from trtx.experiment.baselines import Baselines, open_baseline
+from trtx.experiment.baselines import Baselines, is_picked, open_baseline, open_measured
 from trtx.experiment.conditions import (
     Conditions,
     conditions_of,
@@ -73,12 +74,30 @@ def baseline_of(spec: ExperimentSpec, conditions: Conditions) -> Baseline:
     baseline = open_baseline(gate.baseline, baselines, conditions, loads, gate.allow_different)
     found = [*differences(baseline.conditions, conditions), *load_differences(baseline.cells, loads)]
     refuse_others(f"baseline {baseline.name}", found, gate.allow_different)
+    _check_samples(spec, gate.limit, baseline)
+    return baseline
+
+
+def check_elsewhere(spec: ExperimentSpec) -> None:
+    """What can be told here of the gate of a run on another machine: all but the conditions of that machine, and a
+    baseline that is picked by them. Raises UsageError as :func:`check_can_save` and :func:`baseline_of`."""
+    check_can_save(spec)
+    gate = spec.gate
+    if not takes_baseline(spec) or gate.baseline is None or gate.limit is None or is_picked(gate.baseline):
+        return
+    baseline = open_measured(gate.baseline, Baselines(Path(gate.baseline_dir)))
+    allowed = [key for key in gate.allow_different if key.partition(".")[0] == "load"]
+    refuse_others(f"baseline {baseline.name}", load_differences(baseline.cells, planned_loads(spec)), allowed)
+    _check_samples(spec, gate.limit, baseline)
+
+
+def _check_samples(spec: ExperimentSpec, limit: Limit, baseline: Baseline) -> None:
+    gate = spec.gate
     check_window(baseline, gate.window)
     check_resolvable(
-        baseline.samples(gate.window), tuple(loads), spec.load.trials, gate.limit, gate.compared,
+        baseline.samples(gate.window), tuple(planned_loads(spec)), spec.load.trials, limit, gate.compared,
         max_error_rate=gate.error_rate_limit,
     )  # fmt: skip
-    return baseline
 
 
 def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:

@@ -17,12 +17,14 @@ from trtx.config import Mode, TopologySpec
 from trtx.config.hosts import Certificates, Password, parse_auth
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Name
-from trtx.config.wording import a_kind, quoted, shown
+from trtx.config.wording import a_kind, quoted, shown, shown_address
 from trtx.errors import UsageError
 from trtx.experiment.axes import Axes, NamedTopology, expand
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scoring_spec import ScoringSpec, in_keys
 from trtx.planes.credentials import EtcdAuth, check_endpoints
+from trtx.planes.secret_files import judge_secrets, look_at_secrets
+from trtx.topology import body_mib
 
 MAX_GPUS = 100_000  # behind one address
 MAX_CELLS = 10_000  # a typing mistake costs no night
@@ -60,12 +62,18 @@ class Attach(BaseModel):
         """What etcd wants of who asks it. Raises UsageError for what is no authentication of etcd."""
         if self.etcd_auth is None:
             return None
-        match parse_auth("etcd_auth", self.etcd_auth, Path.cwd()):
+        match parse_auth("etcd_auth (--etcd-auth)", self.etcd_auth, Path.cwd()):
             case Certificates(ca=ca, certificate=certificate, key=key):
                 return EtcdAuth(ca=ca, certificate=certificate, key=key)
             case Password(username=username, password_file=file):
                 return EtcdAuth(username=username, password_file=file)
         raise UsageError("etcd_auth names a token, which etcd takes none of; give certificates or a password")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What other users of this machine can do with the files of ``etcd_auth``. Raises UsageError as above."""
+        amiss = judge_secrets(look_at_secrets(self.etcd_files(), None))
+        return tuple(str(one) for one in amiss if one.severity == "warning")
 
     @field_validator("url")
     @classmethod
@@ -73,7 +81,7 @@ class Attach(BaseModel):
         if "@" in value.rpartition("//")[2].partition("/")[0]:  # not shown: it is a password
             raise ValueError("url holds a user name or password, which would stand in every report; leave it out")
         if not _is_address(value):
-            raise ValueError(f"url {quoted(value)} is no address; expected such as http://127.0.0.1:8000")
+            raise ValueError(f"url {shown_address(value)} is no address; expected such as http://127.0.0.1:8000")
         if "?" in value or "#" in value:
             address = value.partition("#")[0].partition("?")[0]
             raise ValueError(f"url {quoted(address)} goes on with a query, which no request would carry; leave it out")
@@ -151,6 +159,24 @@ class ExperimentSpec(BaseModel):
                 f"load.image_width_mean and image_height_mean make images of {pixels} pixels, and "
                 f"media.max_image_pixels of {topology.label} is {media.max_image_pixels}; ask for smaller ones, or "
                 "allow more"
+            )
+        self._refuse_bytes_beyond(topology, count)
+
+    def _refuse_bytes_beyond(self, topology: NamedTopology, images: int) -> None:
+        """The same of files that are too large: aiperf sends each in its request, as a data: URL."""
+        media, least = topology.spec.media, self.load.least_image_bytes
+        if least > media.max_media_bytes:
+            raise ValueError(
+                f"load.image_width_mean and image_height_mean make files of {least} bytes at least, and "
+                f"media.max_media_bytes of {topology.label} is {media.max_media_bytes}; ask for smaller images, or for "
+                "image_format jpeg, or allow more"
+            )
+        body, most = images * (-(-least // 3) * 4), body_mib(media)
+        if body > most << 20:
+            raise ValueError(
+                f"load.image_batch_size makes requests of {body} bytes at least, with {images} images in each, and the "
+                f"frontend of {topology.label} takes bodies of {most} MiB; ask for fewer or smaller images, or raise "
+                "media.max_media_bytes, from which that limit follows"
             )
 
     @property
@@ -277,10 +303,15 @@ def _refuse_unused(document: dict[str, Any], path: Path, *, narrowed: bool) -> N
             )
 
 
+_COUNTS_ENCODERS = ("encode", "encode_shared")
+
+
 def _refuse_unencoded(document: dict[str, Any], path: Path | None) -> None:
     """Raises UsageError for a config of encode workers where no topology has any."""
     topology, axes = document.get("topology"), document.get("axes")
-    if not isinstance(topology, dict) or topology.get("encode") or (isinstance(axes, dict) and "encode" in axes):
+    if not isinstance(topology, dict) or (isinstance(axes, dict) and axes.keys() & _COUNTS_ENCODERS):
+        return
+    if any(map(topology.get, _COUNTS_ENCODERS)):
         return
     configs, sets = topology.get("engine_configs"), topology.get("overrides")
     said = ["topology.engine_configs.encode"] if isinstance(configs, dict) and "encode" in configs else []

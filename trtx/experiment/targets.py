@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 from trtx.bench import LoadSpec, Target
-from trtx.checkpoint import list_shapes, resolve_checkpoint
+from trtx.checkpoint import Checkpoint, list_shapes, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
@@ -56,47 +57,64 @@ def common_context_length(plans: Mapping[str, Plan]) -> int | None:
     return min(known, default=None)
 
 
+class Served(Protocol):
+    """What a load is held against of a topology, planned or exported."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def engine(self) -> str: ...
+    @property
+    def engine_configs(self) -> Mapping[str, Mapping[str, Any]]: ...
+
+
 def check_fits(plan: Plan, load: LoadSpec) -> None:
     """Raises UsageError where requests of this load are longer than the model or a worker of ``plan`` takes, or have
     images, and it takes none."""
+    if load.dataset is None:  # else nobody said how long its requests are, and what is in them
+        check_fits_served(plan, resolve_checkpoint(str(plan.model_path)), load)
+
+
+def check_fits_served(served: Served, checkpoint: Checkpoint, load: LoadSpec) -> None:
+    """The same of what others will serve from ``checkpoint``."""
     if load.dataset is not None:
-        return  # how long its requests are, and what is in them, nobody said
-    image_tokens = _image_tokens(plan, load)
+        return
+    image_tokens = _image_tokens(served, checkpoint.path, load)
     isl, osl = max(((isl or 0, osl or 0) for isl, osl in load.pairs), key=sum)
     turns = load.session_turns_mean
     asked = turns * (isl + osl + image_tokens)  # a turn's prompt has all turns and answers before it
     shown = f", and {load.image_batch_size} image(s) of {image_tokens} in all" if image_tokens else ""
     each = f", {turns} turns of them" if load.has_sessions else ""
     what = f"isl {isl} and osl {osl}{shown}{each} make {asked} tokens"
-    context = resolve_checkpoint(str(plan.model_path)).context_length
+    context = checkpoint.context_length
     if context is not None and asked > context:
-        raise UsageError(f"{what}, and the context of {plan.model} is {context}; ask for less")
-    for role, config in plan.engine_configs.items():
+        raise UsageError(f"{what}, and the context of {served.model} is {context}; ask for less")
+    for role, config in served.engine_configs.items():
         longest = config.get("max_seq_len")
         if longest is not None and asked > longest:
             raise UsageError(
-                f"{what}, and {role} workers of {plan.model} take max_seq_len {longest}; "
+                f"{what}, and {role} workers of {served.model} take max_seq_len {longest}; "
                 f"ask for less, or --set max_seq_len={asked}"
             )
 
 
-def _image_tokens(plan: Plan, load: LoadSpec) -> int:
+def _image_tokens(served: Served, model_path: Path, load: LoadSpec) -> int:
     """What the images of a request expand to; 0 where that follows from their grid. Raises UsageError for images where
     none are taken."""
     if not load.image_batch_size:
         return 0
-    if plan.engine not in ("torch", "tensorrt-llm"):
+    if served.engine not in ("torch", "tensorrt-llm"):
         raise UsageError(
-            f"load.image_batch_size {load.image_batch_size} means nothing with engine {plan.engine}, whose workers "
+            f"load.image_batch_size {load.image_batch_size} means nothing with engine {served.engine}, whose workers "
             "take no images; leave it out, or use --engine torch"
         )
-    if plan.engine == "tensorrt-llm" and placeholder_of(plan.model_path) is not None:
+    if served.engine == "tensorrt-llm" and placeholder_of(model_path) is not None:
         return 0  # of more models than those below; a request that does not fit is refused when it is sent
-    vision = read_vision_config(plan.model_path)
+    vision = read_vision_config(model_path)
     if vision is None:
         raise UsageError(
-            f"load.image_batch_size {load.image_batch_size} gives images to {plan.model}, a text model; leave it out, "
-            "or serve one that takes images"
+            f"load.image_batch_size {load.image_batch_size} gives images to {served.model}, a text model; leave it "
+            "out, or serve one that takes images"
         )
     return load.image_batch_size * (vision.tokens_per_image or 0)
 

@@ -10,6 +10,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import httpx
+
+from trtx.engine.worker_facts import PATH, of_body
 from trtx.errors import LaunchError
 from trtx.launch import HandoffProofs
 from trtx.topology import Plan, ProcessSpec
@@ -17,6 +20,7 @@ from trtx.topology import Plan, ProcessSpec
 _NAMES_S = 30.0  # for the workers' own words of themselves to reach the frontend, after it counts them
 _PAUSE_S = 0.5
 _LEAST_S = 30.0
+_ASKED_S = 5.0
 
 
 def prove_handoffs(
@@ -25,23 +29,40 @@ def prove_handoffs(
     """What was proved, as a clause; empty where no KV is handed over. Raises LaunchError with the first pair that moved
     none, and the cause.
 
-    ``workers``: of each role, called prefill-0, prefill-1 and so on; ``logs``: the directory of their logs.
+    ``workers``: of each role, at least; they have the names that they publish. ``logs``: the directory of their logs.
     """
-    names = [(role, f"{role}-{index}") for role, count in workers.items() for index in range(count)]
-    proofs = HandoffProofs(_plan(model, engine, names, logs), url)
-    if not proofs.pairs:
+    if not HandoffProofs(_plan(model, engine, [(role, role) for role in workers], logs), url).pairs:
         return ""
-    deadline = time.monotonic() + _NAMES_S
-    while not (names_there := {name for _, name in names} <= (ids := proofs.worker_ids()).keys()):
-        if time.monotonic() >= deadline:
-            break
-        time.sleep(_PAUSE_S)
-    if not names_there:
-        lacking = ", ".join(sorted({name for _, name in names} - ids.keys()))
-        raise LaunchError(f"{url}/trtx/workers does not name {lacking}, so that no handoff can be asked for")
-    if (problem := proofs.prove_missing(ids, max(_LEAST_S, timeout_s))) is not None:
+    proofs = HandoffProofs(_plan(model, engine, _published(url, model, workers), logs), url)
+    if (problem := proofs.prove_missing(proofs.worker_ids(), max(_LEAST_S, timeout_s))) is not None:
         raise LaunchError(problem)
     return proofs.told
+
+
+def _published(url: str, model: str, workers: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Role and name of each worker, once the frontend tells as many as are asked for. Raises LaunchError."""
+    deadline = time.monotonic() + _NAMES_S
+    while True:
+        found = _told(url, model)
+        lacking = [
+            f"{sum(role == one for one, _ in found)} of {count} {role} workers"
+            for role, count in workers.items()
+            if sum(role == one for one, _ in found) < count
+        ]
+        if not lacking:
+            return found
+        if time.monotonic() >= deadline:
+            raise LaunchError(f"{url}{PATH} names {' and '.join(lacking)}, so that not every handoff can be asked for")
+        time.sleep(_PAUSE_S)
+
+
+def _told(url: str, model: str) -> list[tuple[str, str]]:
+    try:
+        answer = httpx.get(f"{url}{PATH}", timeout=_ASKED_S)
+    except httpx.HTTPError:
+        return []
+    told = of_body(answer.content) if answer.status_code == 200 else None
+    return sorted((one.facts.role, one.facts.name) for one in told or () if one.model == model)
 
 
 def _plan(model: str, engine: str, names: list[tuple[str, str]], logs: Path) -> Plan:

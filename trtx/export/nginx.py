@@ -23,6 +23,7 @@ from trtx.topology import ServerTls
 
 FILE = "trtx.conf"
 _UNQUOTABLE = re.compile(r"[$\"'\\{};\x00-\x1f\x7f]")  # variables, ends and comments of nginx's language
+_KEY = re.compile(r"^sk-|^[\"']?bearer ", re.IGNORECASE)  # what stands in the file, in place of its name
 _CONNECT_S = 1  # to a host that is gone; a port that nobody listens on is refused at once
 # That a frontend is left alone after it failed one request: while its host is gone, one request in so long waits to be
 # connected there. Once all have failed, nginx itself says 502 for as long, so it is not longer.
@@ -102,6 +103,8 @@ def warnings_of(gateway: Gateway) -> tuple[str, ...]:
 
 
 def _check(gateway: Gateway) -> None:
+    if gateway.api_keys is not None and _KEY.search(gateway.api_keys.name):  # not shown: it is one
+        raise UsageError("--api-keys is given a key; expected the name of a file with a key in each line")
     if gateway.api_keys is not None and gateway.api_keys.is_dir():
         raise UsageError(
             f"--api-keys {shown(gateway.api_keys)} is a directory; expected a file with a key in each line"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trtx.config import Role
@@ -32,6 +32,11 @@ def nodes_of(role: Role, values: Mapping[str, Any], engine: str, per_node: int) 
         raise UsageError(
             f"{asked}, and its backend is {backend_of(values)}; engines over several nodes need the backend pytorch"
         )
+    if (orchestrator := values.get("orchestrator_type")) is not None:
+        raise UsageError(
+            f"{asked}, and its orchestrator_type is {orchestrator}; ranks on several nodes are started by MPI, so "
+            "leave it out"
+        )
     stated = values.get("gpus_per_node")
     if stated is not None and int(stated) != per_node:
         raise UsageError(
@@ -39,6 +44,38 @@ def nodes_of(role: Role, values: Mapping[str, Any], engine: str, per_node: int) 
             "same"
         )
     return size // per_node
+
+
+def layout_of(role: str, values: Mapping[str, Any], per_node: int) -> Iterator[str]:
+    """How the ranks of an engine that is larger than a node lie on its nodes of ``per_node`` GPUs, a clause each."""
+
+    def size(name: str) -> int:
+        return int(values.get(f"{name}_parallel_size") or 1)
+
+    ranks, tp, pp = world_size(values), size("tensor"), size("pipeline")
+    yield (
+        f"a {role} worker is {ranks} ranks on {ranks // per_node} nodes of {per_node} GPUs, tensor {tp} x pipeline "
+        f"{pp} x context {size('context')}, of which Dynamo sees rank 0 alone"
+    )
+    stage = tp * size("context")  # neighbours in rank: a pipeline is the outermost of the three
+    if pp > 1:
+        inside, whole = per_node % stage == 0, stage % per_node == 0
+        where = "inside a node" if inside else f"over {stage // per_node} nodes" if whole else "some over a node's edge"
+        yield f"the {pp} pipeline stages of {role} have {stage} ranks each, {where}"
+    if values.get("enable_attention_dp"):
+        yield (
+            f"attention data parallelism gives each of the {tp} ranks of {role} requests of its own: max_batch_size "
+            f"{values.get('max_batch_size') or 'of the engine'} is a rank's, and a router can choose the rank"
+        )
+    elif per_node % stage:
+        yield (
+            f"layers of {role} have allreduces between nodes, as tensor parallelism does not end at a node's edge: "
+            f"tensor_parallel_size {per_node} and pipeline_parallel_size {ranks // per_node} would keep them inside"
+        )
+    if (experts := values.get("moe_expert_parallel_size") or 1) > 1:
+        slots = ((values.get("moe_config") or {}).get("load_balancer") or {}).get("num_slots")
+        each = f", {slots // experts} of {slots} slots on each" if isinstance(slots, int) else ""
+        yield f"experts of {role} are over {experts} ranks{each}; what they share is named TRTLLM_EPLB_SHM_NAME"
 
 
 def check_launched_words(words: Iterable[str]) -> None:

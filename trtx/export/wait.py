@@ -77,7 +77,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("model", help="the name that requests carry")
     parser.add_argument("--workers", required=True, help="of each role, such as prefill=1,decode=2")
     parser.add_argument("--timeout-s", type=float, default=3600.0)
-    parser.add_argument("--prove-handoffs", metavar="ENGINE", help="of workers called prefill-0, decode-0 and so on")
+    parser.add_argument("--prove-handoffs", metavar="ENGINE", help="with KV of each pair of workers, of this engine")
     parser.add_argument("--logs", type=Path, default=Path(), help="directory of the workers' logs, for the cause")
     args = parser.parse_args(argv)
     url, workers, until = args.url.rstrip("/"), _counts(args.workers), time.monotonic() + args.timeout_s

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from trtx.launch.machine import probe
     from trtx.launch.ports import LOWEST_EPHEMERAL, PortHolder
     from trtx.launch.preparation import prepare, resolve
+    from trtx.launch.presence import Presence, publishing
     from trtx.launch.processes import members
-    from trtx.launch.published import Published, find_published, name_of, publishing, withdrawn_at_the_end
+    from trtx.launch.published import Published, find_published, name_of
     from trtx.launch.room import write_problem
     from trtx.launch.run_directory import new_run_directory
     from trtx.launch.served import ServedTopology, serve, take_place
@@ -37,22 +38,22 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "HandoffProofs": "handoffs",
-    "Interruption": "interruption", "PortHolder": "ports", "Published": "published", "Restart": "slots",
-    "ServedTopology": "served", "Slot": "slots", "catch_signals": "interruption",
+    "Interruption": "interruption", "PortHolder": "ports", "Presence": "presence", "Published": "published",
+    "Restart": "slots", "ServedTopology": "served", "Slot": "slots", "catch_signals": "interruption",
     "check_certificate": "certificates", "check_planes": "host_preparation", "check_usual_client": "certificates",
     "find_published": "published", "host_here": "host_preparation", "host_named": "host_preparation",
     "join_share": "host_preparation", "members": "processes", "name_of": "published",
     "new_run_directory": "run_directory", "prepare": "preparation", "prepare_hosts": "host_preparation",
-    "probe": "machine", "publishing": "published", "resolve": "preparation", "serve": "served",
-    "settle_share": "host_preparation", "take_place": "served", "withdrawn_at_the_end": "published",
+    "probe": "machine", "publishing": "presence", "resolve": "preparation", "serve": "served",
+    "settle_share": "host_preparation", "take_place": "served",
     "write_problem": "room",
 }  # fmt: skip
 __all__ = [
-    "LOWEST_EPHEMERAL", "Event", "Guardian", "HandoffProofs", "Interruption", "PortHolder", "Published", "Restart",
-    "ServedTopology", "Slot", "catch_signals", "check_certificate", "check_planes", "check_usual_client",
+    "LOWEST_EPHEMERAL", "Event", "Guardian", "HandoffProofs", "Interruption", "PortHolder", "Presence", "Published",
+    "Restart", "ServedTopology", "Slot", "catch_signals", "check_certificate", "check_planes", "check_usual_client",
     "find_published", "host_here", "host_named", "join_share", "members", "name_of", "new_run_directory", "prepare",
     "prepare_hosts", "probe", "publishing", "resolve", "serve", "settle_share", "take_place",
-    "withdrawn_at_the_end", "write_problem",
+    "write_problem",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import psutil
 
 from trtx.errors import LaunchError, UsageError
 from trtx.launch.children import Child, RealChild
+from trtx.launch.reachable import reachable
 from trtx.planes.credentials import EtcdAuth, NatsAuth, secret_environment
 from trtx.planes.etcd import Etcd
 from trtx.planes.etcd_registry import EtcdRegistry
@@ -18,13 +19,14 @@ from trtx.planes.watched import WatchedRegistry
 from trtx.topology import EtcdService, NatsService, Plan, ProcessSpec
 
 
-def registry_of(plan: Plan) -> Registry:
-    """Of the discovery that the plan's processes meet over. Asks nobody yet. Raises UsageError where the files of its
-    credentials can't be read."""
+def registry_of(plan: Plan, on_problem: Callable[[str], None] = lambda problem: None) -> Registry:
+    """Of the discovery that the plan's processes meet over. Asks nobody yet. ``on_problem``: see
+    :class:`~trtx.planes.watched.WatchedRegistry`. Raises UsageError where the files of its credentials can't be
+    read."""
     if plan.etcd is None:
         return FileRegistry(plan.discovery_dir)
     etcd = open_etcd(plan.etcd)
-    return WatchedRegistry(EtcdRegistry(etcd, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s))
+    return WatchedRegistry(EtcdRegistry(etcd, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s), on_problem)
 
 
 def open_etcd(service: EtcdService, *, timeout_s: float = 2.0) -> Etcd:
@@ -46,8 +48,12 @@ def nats_auth(service: NatsService) -> NatsAuth | None:
 
 
 def spawner_of(plan: Plan) -> Callable[[ProcessSpec], Child]:
-    """Starts processes of ``plan`` with the secrets that it names files of, read anew for each: files are renewed.
-    Raises OSError where one can't be started."""
+    """Starts processes of ``plan`` with the secrets that it names files of, read anew for each: files are renewed; and
+    with those endpoints of etcd alone that take a connection then. Raises OSError where one can't be started.
+
+    Dynamo 1.4.2 gives etcd-client 0.17.0 all endpoints, which asks now one and now the other (tonic's
+    ``balance_channel``). One that refuses connections fails what it is asked, and a worker registers by several
+    questions, none of which is asked again: with one of two dead, 3 of 4 workers ended. Can go once they are."""
 
     def spawn(spec: ProcessSpec) -> Child:
         try:
@@ -56,9 +62,15 @@ def spawner_of(plan: Plan) -> Callable[[ProcessSpec], Child]:
             )
         except UsageError as error:
             raise OSError(str(error)) from error
-        return RealChild(spec, secrets)
+        return RealChild(spec, secrets | _endpoints(plan.etcd))
 
     return spawn
+
+
+def _endpoints(etcd: EtcdService | None) -> dict[str, str]:
+    """Of the environment, where it is not the plan's: none answers and the process waits, or all do."""
+    found = () if etcd is None or len(etcd.endpoints) == 1 else reachable(etcd.endpoints)
+    return {"ETCD_ENDPOINTS": ",".join(found)} if found else {}
 
 
 def remove_left_behind(plan: Plan) -> int:

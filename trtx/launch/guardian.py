@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from trtx.engine.ranks import Rank
 from trtx.errors import TrtxError
 from trtx.launch.environment import child_environment
 from trtx.launch.processes import end_members
+from trtx.launch.scratch import remove_own
 
 if TYPE_CHECKING:
     from trtx.topology import EtcdService
@@ -144,7 +144,7 @@ def main() -> None:
     ranks.end(engine_ranks)
     if etcd:
         _revoke(etcd, workers)
-    shutil.rmtree(arguments.scratch, ignore_errors=True)
+    remove_own(arguments.scratch)
 
 
 def _to_line(etcd: EtcdService) -> str:

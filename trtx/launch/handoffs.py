@@ -227,7 +227,9 @@ class HandoffProofs:
         places = {(one.host, one.env.get(_UCX_DEVICE, "")) for one in ends if one is not None}
         if len(places) < 2:
             return ""
-        return f"; {_UCX_DEVICE} has to name a device on each side by which it reaches the other"
+        hosts = " and of ".join(dict.fromkeys(one.host for one in ends if one is not None and one.host))
+        where = f"the device of {hosts} in the hosts file" if hosts else _UCX_DEVICE
+        return f"; correct {where}: it has to name on each side a device by which it reaches the other"
 
     def _told(self, name: str) -> str:
         """A worker as a person knows it: over hosts with its own, and the device that UCX takes there."""

@@ -24,9 +24,11 @@ from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.preparation import check_configs, check_media, resolve
-from trtx.launch.published import OF_ONE_HOST, Asked, find_published
+from trtx.launch.presence import PROCESS_LEASE_S
+from trtx.launch.published import OF_ONE_HOST, Asked, Published, find_published
 from trtx.planes.fitness import fit_or_refuse, judge_cluster, judge_nats, look_at_etcd
 from trtx.planes.nats import ask_nats
+from trtx.planes.secret_files import judge_secrets, look_at_secrets
 from trtx.topology import (
     Credentials,
     EtcdService,
@@ -63,6 +65,7 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
         run_dir=run_dir.absolute(),
         scratch_dir=Path(tempfile.gettempdir()),
         engine_version=resolved.engine_version,
+        process_lease_s=PROCESS_LEASE_S,
     )
     asked = Asked(
         resolved.model,
@@ -103,6 +106,7 @@ def plan_again(asked: Asked, *, model_path: Path, this_host: str | None, run_dir
         run_dir=run_dir.absolute(),
         scratch_dir=Path(tempfile.gettempdir()),
         engine_version=installed_version() if asked.engine == "tensorrt-llm" else None,
+        process_lease_s=PROCESS_LEASE_S,
     )
     planned = replace(planned, findings=findings)
     if planned.tls is None:
@@ -140,8 +144,9 @@ def join_share(
     model: str | None,
     nats_files: Credentials | None,
     run_dir: Path,
-) -> tuple[Plan, Plan]:
-    """This machine's share of the topology ``name`` that is planned in ``etcd``, settled, and the plan of all hosts.
+) -> tuple[Plan, Plan, Published]:
+    """This machine's share of the topology ``name`` that is planned in ``etcd``, settled; the plan of all hosts; and
+    what is published of it.
 
     ``this_host``, ``model``: see :func:`host_here` and :meth:`Published.check_here`. ``etcd.credentials`` and
     ``nats_files``: what this host shows both, as no plan names files of secrets. Raises UsageError, EtcdError.
@@ -150,15 +155,17 @@ def join_share(
     model_path = found.check_here(model)
     plan = plan_again(found.asked, model_path=model_path, this_host=this_host, run_dir=run_dir)
     host = host_here(plan.hosts, this_host)
-    return settle_share(plan, host, model_path=model_path, run_dir=run_dir), plan
+    return settle_share(plan, host, model_path=model_path, run_dir=run_dir), plan, found
 
 
 def check_planes(plan: Plan) -> tuple[str, ...]:
-    """What is worth knowing of the etcd and the NATS of ``plan`` before anything starts, a sentence each. Raises
-    LaunchError where one does not answer or is unfit, UsageError where a file of its credentials can't be read."""
+    """What is worth knowing of the etcd and the NATS of ``plan`` before anything starts, and of the files of their
+    credentials, a sentence each. Raises LaunchError where one does not answer or is unfit, UsageError where a file of
+    its credentials can't be read."""
     assert plan.etcd is not None and plan.nats is not None
     endpoints = [look_at_etcd(url, etcd_auth(plan.etcd)) for url in plan.etcd.endpoints]
-    found = [one for _, amiss in judge_cluster(endpoints) for one in amiss]
+    found = list(judge_secrets(look_at_secrets(etcd_auth(plan.etcd), nats_auth(plan.nats))))
+    found += [one for _, amiss in judge_cluster(endpoints) for one in amiss]
     lengths = [values.get("max_seq_len") for values in plan.engine_configs.values()]
     blocks = [(values.get("kv_cache_config") or {}).get("tokens_per_block") for values in plan.engine_configs.values()]
     longest = (
@@ -210,3 +217,22 @@ def _check_device(host: PlannedHost) -> None:
                 f"{host.name} has device {device}, and this machine has not (it has {', '.join(sorted(networks))}); "
                 "correct device in the hosts file"
             )
+        if name in networks and (problem := _device_problem(device)) is not None:
+            raise UsageError(
+                f"{host.name} has device {device}, {problem}, so no KV could go over it; correct device in the hosts "
+                "file, or set it up"
+            )
+
+
+def _device_problem(device: str) -> str | None:
+    """Why UCX opens no connection on a network device of this machine; None where it does, as far as is seen here."""
+    name, _, port = device.partition(":")
+    if port:
+        return "and ports are of InfiniBand devices"
+    if not psutil.net_if_stats()[name].isup:
+        return "which is down"
+    found = psutil.net_if_addrs().get(name, ())
+    families = (socket.AF_INET, socket.AF_INET6)
+    if not any(one.family in families and not one.address.startswith("fe80:") for one in found):
+        return "which has no address but a link-local one at most"
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from trtx.errors import UsageError
 from trtx.memory import (
     ENCODER_TOKENS,
     Device,
+    EncoderShare,
     Media,
     MemoryPlan,
     UnknownShapeError,
@@ -21,7 +22,7 @@ from trtx.memory import (
     plan_memory,
     size_text,
 )
-from trtx.topology import Machine, Plan
+from trtx.topology import Machine, Plan, ProcessSpec
 
 
 def with_memory(plan: Plan, machine: Machine) -> Plan:
@@ -35,44 +36,85 @@ def with_memory(plan: Plan, machine: Machine) -> Plan:
     memory: list[MemoryPlan] = []
     for role, values in plan.engine_configs.items():
         if role == "encode":
-            plan = replace(plan, reasons=(*plan.reasons, *_of_encoder(plan, values, _device(plan, role, machine))))
+            plan = replace(plan, reasons=(*plan.reasons, *_of_encoders(plan, values, machine)))
             continue
+        device = _device([worker for worker in plan.workers if worker.role == role], plan, machine)
+        media = _media(plan, role, device)
         try:
-            memory.append(
-                plan_memory(
-                    plan.model_path,
-                    role,
-                    values,
-                    engine=plan.engine,
-                    device=_device(plan, role, machine),
-                    media=_media(plan, role),
-                )
-            )
+            found = plan_memory(plan.model_path, role, values, engine=plan.engine, device=device, media=media)
+            if found.shared_bytes:
+                plan = _with_room_for_encoders(plan, found)
+                values = plan.engine_configs[role]
+                found = plan_memory(plan.model_path, role, values, engine=plan.engine, device=device, media=media)
         except UnknownShapeError as unknown:
             return replace(plan, reasons=(*plan.reasons, f"no memory plan because {unknown}"))
+        memory.append(found)
     return replace(plan, memory=tuple(memory))
 
 
-def _media(plan: Plan, role: str) -> Media | None:
+def _media(plan: Plan, role: str, device: Device) -> Media | None:
     """What a worker of that role takes images with; None where none of this topology does."""
     if plan.engine != "torch" or read_vision_config(plan.model_path) is None:
         return None
     # Decode needs an encoder where a prefill worker is gone, and a worker beside encode workers where none answers.
-    return Media(role != "decode" and "encode" not in plan.engine_configs, EMBEDDING_CACHE_BYTES)
+    has_encoder = role != "decode" and "encode" not in plan.engine_configs
+    sharers = max(len(plan.sharers(worker)) for worker in plan.workers if worker.role == role)
+    shared_bytes = sharers * _share(plan, device).total_bytes if sharers else 0
+    return Media(has_encoder, EMBEDDING_CACHE_BYTES, shared_bytes)
 
 
-def _of_encoder(plan: Plan, values: Mapping[str, Any], device: Device) -> Iterator[str]:
-    """A reason with what an encode worker takes. Raises UsageError where that is more than its device has."""
+def _with_room_for_encoders(plan: Plan, memory: MemoryPlan) -> Plan:
+    """``plan`` whose workers of that role leave what encode workers on their GPUs take, whichever starts first: a pool
+    is a share of what is free when its engine starts, and an encoder may not be there yet."""
+    if memory.max_tokens is not None:  # said, and it fits
+        return plan
+    room = _three_digits(memory.capacity_blocks * memory.tokens_per_block)
+    values = plan.engine_configs[memory.role]
+    kv = values.get("kv_cache_config") or {}
+    because = (
+        f"{memory.role}: kv_cache_config.max_tokens = {room} because encode workers that share its GPU take "
+        f"{size_text(memory.shared_bytes)} of it, and may start after its KV pool is made"
+    )
+    values = {**values, "kv_cache_config": {**kv, "max_tokens": room}}
+    configs = {**plan.engine_configs, memory.role: values}
+    return replace(plan, engine_configs=configs, reasons=(*plan.reasons, because))
+
+
+def _three_digits(tokens: int) -> int:
+    """Rounded down: a few MiB that another process takes or gives back between two plans make no other config."""
+    unit: int = 10 ** max(0, len(str(tokens)) - 3)
+    return tokens // unit * unit
+
+
+def _rows(plan: Plan) -> int:
+    """Of the largest batch of an encode worker."""
+    return plan.engine_configs["encode"].get("max_num_tokens") or ENCODER_TOKENS
+
+
+def _share(plan: Plan, device: Device) -> EncoderShare:
+    """Of one encode worker there."""
+    return encoder_share(plan.model_path, plan.engine_configs["encode"], device, max_num_tokens=_rows(plan))
+
+
+def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Iterator[str]:
+    """Reasons with what encode workers take. Raises UsageError where that is more than the device of one has; of those
+    that share one, the plan of the worker that they share it with does."""
     if plan.engine != "torch":
         yield "no memory plan for encode workers because what their engine takes is not known"
         return
-    rows = values.get("max_num_tokens") or ENCODER_TOKENS
-    share = encoder_share(plan.model_path, values, device, max_num_tokens=rows)
+    takers = [worker for worker in plan.workers if worker.role != "encode"]
+    sharing = dict.fromkeys(one.name for worker in takers for one in plan.sharers(worker))
+    encoders = [worker for worker in plan.workers if worker.role == "encode"]
+    own = [worker for worker in encoders if worker.name not in sharing]
+    device, rows = _device(own or encoders, plan, machine), _rows(plan)
+    share = _share(plan, device)
     free = device.total_bytes if device.free_bytes is None else device.free_bytes
     parts = f"{size_text(share.weight_bytes)} of weights"
     if share.context_bytes:
         parts += f", {size_text(share.context_bytes)} of CUDA context"
-    if device.is_gpu and share.total_bytes > free:
+    if share.arena_bytes:
+        parts += f", {size_text(share.arena_bytes)} for embeddings"
+    if own and device.is_gpu and share.total_bytes > free:
         raise UsageError(
             f"an encode worker takes {parts} and about {size_text(share.batch_bytes)} for a batch of {rows} rows, and "
             f"{device.name} has {size_text(free)} free; lower encode.max_num_tokens, or give it another GPU"
@@ -83,12 +125,12 @@ def _of_encoder(plan: Plan, values: Mapping[str, Any], device: Device) -> Iterat
     )
 
 
-def _device(plan: Plan, role: str, machine: Machine) -> Device:
-    """The GPU of that role with the least free memory; without GPUs one worker's share of the host."""
-    indices = {index for worker in plan.workers if worker.role == role for index in worker.gpu_indices}
+def _device(workers: Sequence[ProcessSpec], plan: Plan, machine: Machine) -> Device:
+    """The GPU of those workers with the least free memory; without GPUs one worker's share of the host."""
+    indices = {index for worker in workers for index in worker.gpu_indices}
     gpus = [gpu for gpu in machine.gpus if gpu.index in indices]
     if not gpus:
-        host, workers = psutil.virtual_memory(), plan.worker_count
-        return Device("CPU", host.total // workers, host.available // workers, is_gpu=False)
+        host, count = psutil.virtual_memory(), plan.worker_count
+        return Device("CPU", host.total // count, host.available // count, is_gpu=False)
     gpu = min(gpus, key=lambda gpu: gpu.memory_bytes if gpu.memory_free_bytes is None else gpu.memory_free_bytes)
     return Device(gpu.name, gpu.memory_bytes, gpu.memory_free_bytes)

@@ -28,6 +28,7 @@ from trtx.config import (
     load_engine_config,
     refuse_errors,
 )
+from trtx.config.media import VIDEO_FIELDS
 from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
@@ -142,24 +143,44 @@ def _hold_ports(spec: TopologySpec, frontends: int) -> Ports:
     return Ports(tuple(http), brokers, internal[2 * frontends :])
 
 
+_TRUE_WITHOUT_MEDIA = (("max_videos", 0),)  # also what runs did before there were videos (trtx/experiment/directory.py)
+
+
 def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None:
-    """Raises UsageError for what is said of images where none is taken, and for a directory that is none."""
-    said = [f"--{name.replace('_', '-')}" for name in spec.media.model_dump(exclude_defaults=True)]
+    """Raises UsageError for what is said of images or videos where none is taken, and for a directory that is none."""
+    stated = spec.media.model_dump(exclude_defaults=True)
+    said = [name for name, value in stated.items() if (name, value) not in _TRUE_WITHOUT_MEDIA]
     if said and engine not in ("torch", "tensorrt-llm"):
         raise UsageError(
-            f"{said[0]} means nothing with --engine {engine}, whose workers take no images; leave it out, or use "
-            "--engine torch"
+            f"{_option(said[0])} means nothing with --engine {engine}, whose workers take no images; leave it out, or "
+            "use --engine torch"
         )
-    said += [f"--encode {spec.encode}"] if spec.encode else []
+    options = [*map(_option, said), *([spec.encoders_typed] if spec.encoders else [])]
     placeholder = placeholder_of if engine == "tensorrt-llm" else read_vision_config  # TensorRT-LLM knows more models
-    if said and engine in ("torch", "tensorrt-llm") and placeholder(checkpoint.path) is None:
+    if options and engine in ("torch", "tensorrt-llm") and placeholder(checkpoint.path) is None:
         raise UsageError(
-            f"{said[0]} means nothing with {checkpoint.served_model_name}, a text model; leave it out, or serve one "
+            f"{options[0]} means nothing with {checkpoint.served_model_name}, a text model; leave it out, or serve one "
             "that takes images"
+        )
+    of_videos = [name for name in said if name in VIDEO_FIELDS]
+    if of_videos and engine == "tensorrt-llm":
+        raise UsageError(
+            f"{_option(of_videos[0])} means nothing with --engine {engine}, whose workers take images and no videos; "
+            "leave it out, or use --engine torch"
+        )
+    vision = read_vision_config(checkpoint.path) if of_videos else None
+    if vision is not None and vision.video_token_id is None:
+        raise UsageError(
+            f"{_option(of_videos[0])} means nothing with {checkpoint.served_model_name}, which takes images and no "
+            "videos; leave it out, or serve a model that takes videos"
         )
     allowed = spec.media.allowed_media_path
     if allowed is not None and not allowed.is_dir():
         raise UsageError(f"--allowed-media-path {quoted(str(allowed))} is no directory; name one, or leave it out")
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
 
 
 def _overrides_of(role: Role, spec: TopologySpec) -> tuple[str, ...]:

@@ -28,10 +28,8 @@ from trtx.engine import installed_version
 from trtx.errors import LaunchError, UsageError
 from trtx.launch.discovery import open_etcd
 from trtx.launch.publishable import check_publishable
-from trtx.planes.etcd import Etcd, EtcdError, EtcdUnreachable
-from trtx.planes.etcd_registry import EtcdRegistry
-from trtx.planes.published_plan import publish_plan, published_names, read_plan, withdraw_plan
-from trtx.planes.registry import RegistryUnknown
+from trtx.planes.etcd import EtcdUnreachable
+from trtx.planes.published_plan import published_names, read_plan
 from trtx.topology import Credentials, EtcdService, Plan
 
 _SCHEMA_VERSION = 2
@@ -157,6 +155,10 @@ class Published:
         asked = Asked(document.model, document.engine, configs, spec, hosts)
         return cls(asked, document.model_sha256, document.versions)
 
+    def is_same_as(self, other: Published) -> bool:
+        """Whether hosts of the one and of the other make one topology: the model may lie anywhere."""
+        return _essence(self.to_bytes()) == _essence(other.to_bytes())
+
     def check_here(self, model: str | None) -> Path:
         """Where the model lies on this machine, ``model`` or what was asked for. Raises UsageError where its files or
         the versions here are others than where the plan was made."""
@@ -222,7 +224,7 @@ def versions_here(engine: str) -> dict[str, str]:
 def find_published(etcd: EtcdService, name: str, *, nats_files: Credentials | None = None) -> Published:
     """What is published under ``name``. ``nats_files``: what this host shows NATS, as ``etcd.credentials`` are what it
     shows etcd. Raises UsageError where nothing is, EtcdError where that can't be known."""
-    with _asked(etcd) as client:
+    with told_where(etcd), open_etcd(etcd) as client:
         found = read_plan(client, name)
         if found is None:
             names = ", ".join(published_names(client))
@@ -234,80 +236,15 @@ def find_published(etcd: EtcdService, name: str, *, nats_files: Credentials | No
 
 
 @contextlib.contextmanager
-def publishing(plan: Plan, asked: Asked, *, this_host: str | None = None) -> Iterator[None]:
-    """Keeps what ``plan`` was made of in etcd for those who join it, from now until no worker of it is registered any
-    more. Where the same topology is served already, because only this host's share of it was started again, what is
-    published stays.
-
-    ``this_host``: on which no share runs (:func:`trtx.launch.take_place`), so that what is registered there was left
-    behind. Raises UsageError where another plan of that name is served, or one that nobody can know any more;
-    LaunchError.
-    """
-    assert plan.etcd is not None
-    name, own = name_of(plan), Published.of(asked, plan.model_path)
-    with _asked(plan.etcd) as client:
-        if _is_served(client, plan, but_on=this_host):
-            _check_same(read_plan(client, name), own, plan)
-        else:
-            publish_plan(client, name, own.to_bytes())
-    with withdrawn_at_the_end(plan):
-        yield
-
-
-@contextlib.contextmanager
-def _asked(service: EtcdService) -> Iterator[Etcd]:
-    """A client whose troubles are told with what to do. Raises LaunchError, UsageError."""
+def told_where(service: EtcdService) -> Iterator[None]:
+    """What is asked of an etcd that does not answer ends in what to do. Raises LaunchError, UsageError."""
     try:
-        with open_etcd(service) as client:
-            yield client
+        yield
     except EtcdUnreachable as error:
         raise LaunchError(
             f"{error}; expected an etcd at {', '.join(service.endpoints)}: start it, open its port to this host, or "
-            "correct its address"
+            f"correct its address{'' if service.credentials is None else ' or etcd_auth (--etcd-auth)'}"
         ) from error
-
-
-def _check_same(found: bytes | None, own: Published, plan: Plan) -> None:
-    """Raises UsageError unless what is served is what would be served."""
-    assert plan.etcd is not None and plan.nats is not None
-    name = name_of(plan)
-    if found is None:
-        raise UsageError(
-            f"workers of topology {name!r} are registered in etcd and its plan is not there any more, so nobody can "
-            "know whether this is the same; end every share of it (after a host was lost, wait "
-            f"{plan.etcd.lease_ttl_s} s), or give this one another name in the hosts file"
-        )
-    served = Published.from_bytes(
-        found, name, etcd_files=plan.etcd.credentials, nats_files=plan.nats.credentials
-    ).to_bytes()
-    if _essence(served) != _essence(own.to_bytes()):
-        raise UsageError(
-            f"topology {name!r} is served already, by another plan; end it, or give this one another name in "
-            "the hosts file"
-        )
-
-
-@contextlib.contextmanager
-def withdrawn_at_the_end(plan: Plan) -> Iterator[None]:
-    """Takes a published plan out of etcd with the last share of it, whose ever that is."""
-    assert plan.etcd is not None
-    try:
-        yield
-    finally:
-        with contextlib.suppress(LaunchError, UsageError), open_etcd(plan.etcd) as client:
-            if not _is_served(client, plan):
-                withdraw_plan(client, name_of(plan))
-
-
-def _is_served(client: Etcd, plan: Plan, *, but_on: str | None = None) -> bool:
-    """Raises LaunchError where that can't be known."""
-    assert plan.etcd is not None
-    try:
-        found = EtcdRegistry(client, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s).instances()
-    except RegistryUnknown as error:
-        raise (error.__cause__ if isinstance(error.__cause__, EtcdError) else LaunchError(str(error))) from error
-    dead = {host.address for host in plan.hosts if host.name == but_on}
-    return any(one.host not in dead for one in found)
 
 
 def _essence(document: bytes) -> dict[str, Any]:

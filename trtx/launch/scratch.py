@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
 import shutil
+import stat
 from pathlib import Path
 
 from trtx.launch.room import write_problem
@@ -70,4 +72,27 @@ class Scratch:
         """Leaves nothing, where the file system lets it."""
         while self._held:
             os.close(self._held.popitem()[1])
-        shutil.rmtree(self._directory, ignore_errors=True)
+        remove_own(self._directory)
+
+
+def remove_own(directory: Path) -> str | None:
+    """Removes a topology's directory with all that is in it, where it is a directory of this user: in a temporary
+    directory anybody may have made one of its name, and root could remove that too. Returns why it is left, such as
+    ``belongs to ada (uid 1000)``; None where nothing is there any more, or what is left could not be removed."""
+    try:
+        found = directory.lstat()
+    except OSError:
+        return None
+    if not stat.S_ISDIR(found.st_mode):
+        return "is a symbolic link" if stat.S_ISLNK(found.st_mode) else "is no directory"
+    if found.st_uid != os.geteuid():
+        return f"belongs to {_user(found.st_uid)}"
+    shutil.rmtree(directory, ignore_errors=True)
+    return None
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"

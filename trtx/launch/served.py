@@ -15,9 +15,10 @@ from trtx.launch.frontend_watch import UNROUTED_S
 from trtx.launch.guardian import Guardian
 from trtx.launch.handoffs import HandoffProofs
 from trtx.launch.interruption import Interruption, catch_signals
-from trtx.launch.leftovers import clear_leftovers
+from trtx.launch.leftovers import clear_leftovers, refuse_second
 from trtx.launch.picture_proofs import PictureProofs
 from trtx.launch.ports import ANOTHER_PORT, HOLDER, OF_SEVERAL_HOSTS
+from trtx.launch.presence import Presence
 from trtx.launch.readiness import Readiness, ask_readiness, complete
 from trtx.launch.route import Route
 from trtx.launch.run_directory import RunDirectory
@@ -96,6 +97,7 @@ def serve(
     *,
     on_event: Callable[[Event], None],
     whole: Plan | None = None,
+    presence: Presence | None = None,
     on_slots: Callable[[tuple[Slot, ...]], None] = lambda slots: None,
     interruption: Interruption | None = None,
     timeouts: Timeouts = Timeouts(),
@@ -103,7 +105,8 @@ def serve(
     """Starts ``plan``, yields when it is ready and warm, and stops it when the block is left, by whatever way.
 
     ``whole``: where ``plan`` is one host's share, the plan that it is a share of: the block is entered once all of that
-    is ready, and left with the end of this share alone.
+    is ready, and left with the end of this share alone. ``presence``: that share's in etcd, which the guardian
+    ends too.
 
     SIGINT and SIGTERM set a flag inside the block instead of raising KeyboardInterrupt: call ``check()`` or ``wait()``
     while you work. A second one, while stopping, kills at once. ``interruption``: the flag to use, where the caller
@@ -123,6 +126,8 @@ def serve(
         cleanup.callback(scratch.remove)
         guardian = Guardian(plan.marker, plan.scratch_dir, plan.etcd)
         cleanup.callback(guardian.goodbye)
+        if presence is not None:
+            presence.tell(on_event, lambda lease: guardian.watch_worker("the share", lease))
         handoffs = HandoffProofs(whole, plan.url, here=plan)
         pictures = PictureProofs(whole, plan.url, plan.model_path)
         routes = {one.name: Route(whole, handoffs, pictures, url=plan.url_of(one)) for one in plan.frontends}
@@ -183,6 +188,14 @@ def take_place(share: Plan) -> None:
 
 def _hold_ports(plan: Plan) -> tuple[int, ...]:
     """All that the plan's processes listen on; those of the HOLDER already, or free until now. Raises UsageError."""
+    try:
+        return _held_ports(plan)
+    except UsageError:
+        refuse_second(plan)  # whose ports these are then
+        raise
+
+
+def _held_ports(plan: Plan) -> tuple[int, ...]:
     for_http = OF_SEVERAL_HOSTS if plan.this_host else ANOTHER_PORT
     held = [HOLDER.hold(*plan.http_of(frontend), for_http) for frontend in plan.frontends]
     held += [HOLDER.hold("127.0.0.1", port) for port in plan.internal_ports]

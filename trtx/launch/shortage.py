@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-from urllib.parse import urlsplit
-
+from trtx.launch.reachable import reachable
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
 from trtx.topology import Plan
-
-_CONNECTS_WITHIN_S = 0.5
 
 
 class Shortage:
@@ -27,20 +23,11 @@ class Shortage:
         )
 
     def __call__(self) -> str | None:
-        """One sentence's beginning; None where it can start. Takes a second at most for each address."""
+        """One sentence's beginning; None where it can start. Takes a second at most."""
         found = self._run_directory.shortage()
         if found is None and self._scratch is not None:
             found = self._scratch.shortage()
         for name, urls in self._needed if found is None else ():
-            if not any(_answers(url) for url in urls):
+            if not reachable(urls):
                 return f"{name} at {', '.join(urls)} takes no connection, without which it finds nobody; start it again"
         return found
-
-
-def _answers(url: str) -> bool:
-    address = urlsplit(url)
-    try:
-        with socket.create_connection((address.hostname, address.port), timeout=_CONNECTS_WITHIN_S):
-            return True
-    except OSError:
-        return False

@@ -10,7 +10,7 @@ from trtx.errors import LaunchError
 from trtx.launch.children import Child
 from trtx.launch.processes import is_stopped
 from trtx.launch.restarts import RestartPolicy
-from trtx.topology import ProcessSpec
+from trtx.topology import EtcdService, ProcessSpec
 
 State = Literal["starting", "loading", "up", "restarting", "draining", "ended"]
 
@@ -41,6 +41,7 @@ class Slot:
     vanished_since: float | None = None
     unrenewed_s: float | None = None  # how long it had not renewed them then
     draining_since: float | None = None
+    stopped_since: float | None = None  # by SIGSTOP or a debugger
     held_back_by: str | None = None  # what keeps its restart from beginning, as it was told
     had_served: bool = False
     ended_because: str | None = None  # why the launcher itself killed it; None: it did not
@@ -54,6 +55,7 @@ class Slot:
         self.child, self.state, self.started_at = child, "starting", now
         self.restart_at = self.worker_id = self.status = self.status_problem = None
         self.renewed_at = self.unrenewed_s = self.vanished_since = self.draining_since = self.ended_because = None
+        self.stopped_since = None
         self.held_back_by, self.recomputed_told = None, 0
         self.was_registered = self.had_served = False
 
@@ -79,6 +81,16 @@ class Slot:
             f"last one it was {found.recomputed_from or 'not told which'}: {found.because or 'it does not say why'}"
         )
 
+    def look_at_stopped(self, pid: int, now: float, etcd: EtcdService | None) -> str | None:
+        """Why process ``pid`` has to be ended, or None: one that is stopped is routed to for as long as its records
+        live, and over hosts they outlast outages of etcd."""
+        self.stopped_since = (self.stopped_since or now) if is_stopped(pid) else None
+        if etcd is None or self.stopped_since is None or self.ended_because is not None:
+            return None
+        stopped_s = now - self.stopped_since
+        at_most_s = etcd.host_lease_ttl_s or etcd.lease_ttl_s
+        return f"it is stopped (by SIGSTOP or a debugger), for {stopped_s:.0f} s" if stopped_s > at_most_s else None
+
     def why_vanished(self, pid: int, records_live_s: float) -> str:
         """Why the records of a worker that lives, process ``pid``, are gone, where they live so long unrenewed."""
         if is_stopped(pid):
@@ -86,5 +98,5 @@ class Slot:
         if self.unrenewed_s is None:
             return "and nothing says why"
         if self.unrenewed_s < records_live_s:
-            return f"deleted {self.unrenewed_s:.0f} s after it had renewed them, and not by trtx"
+            return f"deleted {self.unrenewed_s:.0f} s after it had renewed them, and not by trtx here"
         return f"since it had not renewed them for {self.unrenewed_s:.0f} s: it was frozen or starved"

@@ -65,7 +65,7 @@ class Supervisor:
         asked or held not. ``plan`` may be one host's share: ``everywhere`` is the number of workers on all hosts then.
         ``spawn`` None: as the plan has it, with its secrets. Raises UsageError where these can't be read."""
         self.slots = [Slot(spec) for spec in plan.processes]
-        self.registry = registry_of(plan)
+        self.registry = registry_of(plan, lambda problem: self._emit("lost", problem))
         self.failure: str | None = None
         self.restarts: list[Restart] = []
         self.sessions: list[int] = []  # pids of all children ever started, each the leader of a session
@@ -329,6 +329,8 @@ class Supervisor:
             slot.renewed_at = self.registry.renewed_at(slot.worker_id) or slot.renewed_at
             if slot.state != "up":  # a worker says that it serves before it registers: what still says no is old
                 self._is_up(slot, "is registered")
+            if (why := slot.look_at_stopped(child.pid, now, self._plan.etcd)) is not None:
+                self._serves_nobody(slot, child, why)
         elif slot.was_registered:
             self._look_at_vanished(slot, child, now)
         elif slot.status is not None:

@@ -34,7 +34,7 @@ def _read(url: str, label: str, limits: MediaLimits) -> bytes:
         path = unquote(parts.path, errors="strict")
     except ValueError:
         raise MediaError(400, f"{label} is no valid URL") from None
-    if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
+    if parts.netloc.lower() not in ("", "localhost") or not path.startswith("/") or "\0" in path:
         raise MediaError(400, f"{label} names no file of this machine; expected file:///directory/file")
     if parts.query or parts.fragment:
         raise MediaError(400, f"{label} has a ? or #, which file: URLs hold as %3F and %23")

@@ -77,7 +77,12 @@ async def get(url: str, label: str, limits: MediaLimits, resolve: Resolver) -> b
 
 
 async def _follow(connections: httpcore.AsyncConnectionPool, url: str, label: str, limits: MediaLimits) -> bytes:
-    at = _parsed(url, label)
+    if len(url) > _MAX_URL_CHARACTERS:
+        raise MediaError(400, f"{label} has {len(url)} characters; expected at most {_MAX_URL_CHARACTERS}")
+    try:
+        at = _parsed(url)
+    except ValueError:
+        raise MediaError(400, f"{label} is no valid URL") from None
     for _ in range(MAX_REDIRECTS + 1):
         _check_scheme(at, label, limits)
         idle = limits.media_idle_s
@@ -103,32 +108,41 @@ async def _follow(connections: httpcore.AsyncConnectionPool, url: str, label: st
     raise MediaError(424, f"{label} was redirected more than {MAX_REDIRECTS} times; use the URL at the end")
 
 
-def _parsed(url: str, label: str) -> httpx.URL:
-    if len(url) > _MAX_URL_CHARACTERS:
-        raise MediaError(400, f"{label} has {len(url)} characters; expected at most {_MAX_URL_CHARACTERS}")
+def _parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
+    """Raises ValueError for what is no URL. Some of it shows only when the host is read, a name of punycode perhaps."""
     try:
-        return httpx.URL(url)
-    except httpx.InvalidURL:
-        raise MediaError(400, f"{label} is no valid URL") from None
+        found = httpx.URL(url) if base is None else base.join(url)
+        host, port = found.host, found.port
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"no URL: {error}") from error
+    if port is not None and not (0 < port < 1 << 16 and host):
+        raise ValueError(f"no port: {port}")
+    return found
 
 
 def _check_scheme(at: httpx.URL, label: str, limits: MediaLimits) -> None:
     """Raises MediaError; the address itself is checked where it is connected to."""
-    if at.scheme not in ("http", "https") or not at.host:
+    if at.scheme not in ("http", "https"):
         raise MediaError(403, f"{label} leads to something other than http: or https:, which is not followed")
+    if not at.host:
+        raise MediaError(400, f"{label} names no host, or leads to a URL without; expected https://host/path")
     if at.scheme == "http" and not limits.allow_http_media:
         raise MediaError(403, f"{label} is fetched over plain http:; use https:, or start with --allow-http-media")
     if at.userinfo:
-        raise MediaError(400, f"{label} holds a user name or password; use a URL without")
+        raise MediaError(400, f"{label} holds, or leads to, a user name or password; use a URL without")
 
 
 def _redirected(at: httpx.URL, response: httpcore.Response, label: str) -> httpx.URL:
     place = next((value for name, value in response.headers if name.lower() == b"location"), None)
     if place is None:
         raise MediaError(424, f"the server of {label} redirects to nowhere")
+    if len(place) > _MAX_URL_CHARACTERS:
+        raise MediaError(
+            424, f"the server of {label} redirects to {len(place)} characters; expected at most {_MAX_URL_CHARACTERS}"
+        )
     try:
-        return at.join(_parsed(place.decode("ascii"), label))
-    except (UnicodeDecodeError, httpx.InvalidURL):
+        return _parsed(place.decode("ascii"), at)
+    except ValueError:  # UnicodeDecodeError is one
         raise MediaError(424, f"the server of {label} redirects to what is no URL") from None
 
 

@@ -10,7 +10,6 @@ import asyncio
 import binascii
 import re
 from collections.abc import Iterator
-from urllib.parse import unquote_to_bytes
 
 from trtx.config.media import MediaLimits
 from trtx.media.errors import MediaError, too_large
@@ -56,7 +55,13 @@ def _unescaped(url: str, start: int) -> Iterator[bytes]:
         start += len(text)
         if _BAD_ESCAPE.search(text):
             raise ValueError("a percent sign without two digits")
-        yield unquote_to_bytes(text) if "%" in text else text.encode("ascii")
+        yield _without_escapes(text.encode("ascii"))
+
+
+def _without_escapes(text: bytes) -> bytes:
+    """As ``urllib.parse.unquote_to_bytes``, for escapes that are whole. That one takes 0.2 s a MB and the interpreter's
+    lock with it; quoted-printable is the same with another sign, and decoded in C."""
+    return binascii.a2b_qp(text.replace(b"=", b"=3D").replace(b"%", b"=")) if b"%" in text else text
 
 
 def _from_base64(url: str, start: int) -> Iterator[bytes]:

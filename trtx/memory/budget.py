@@ -21,7 +21,8 @@ class Model:
     """A checkpoint as one engine holds it. ``kv_width``: bytes of a KV element.
 
     ``activation_bytes``: the engine's own formula, of one pass and what comes with it. ``encoder_bytes``: of the
-    process that encodes for this worker on the same device, beside the tower's weights.
+    process that encodes for this worker on the same device, beside the tower's weights; ``shared_bytes``: of encode
+    workers there.
     """
 
     shape: ModelShape
@@ -29,6 +30,7 @@ class Model:
     kv_width: float
     activation_bytes: Callable[[Limits], int]
     encoder_bytes: int = 0
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def _budget(model: Model, limits: Limits, device: Device, share: RankShare) -> B
         - others
         - context
         - model.encoder_bytes
+        - model.shared_bytes
         - share.weight_bytes
         - activations
         - graphs

@@ -14,29 +14,40 @@ from trtx.memory import torch_engine
 from trtx.memory.gpus import Device
 from trtx.memory.reserves import process_bytes
 
+ARENA_BYTES = 512 << 20
+"""Of a GPU, for embeddings that stay there: the torch engine's own, which is not imported here."""
 _RGB = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
     """What a worker of a model that sees has on its device. ``has_encoder``: one of its own, started before its engine.
-    ``embedding_bytes``: of embeddings that it holds at most."""
+    ``embedding_bytes``: of embeddings that it holds at most. ``shared_bytes``: of encode workers that are on the device
+    too, their largest batches included: they may start after the worker's engine."""
 
     has_encoder: bool
     embedding_bytes: int
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderShare:
-    """Of one encoder's process. ``batch_bytes``: while it computes its largest batch, estimated."""
+    """Of one encoder's process. ``batch_bytes``: while it computes its largest batch, estimated. ``arena_bytes``: for
+    embeddings that stay on its GPU."""
 
     weight_bytes: int
     context_bytes: int
     batch_bytes: int
+    arena_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        return self.weight_bytes + self.context_bytes + self.batch_bytes
+        return self.weight_bytes + self.context_bytes + self.batch_bytes + self.arena_bytes
+
+
+def arena_bytes(device: Device) -> int:
+    """That an encoder's process keeps there."""
+    return ARENA_BYTES if device.is_gpu else 0
 
 
 def encoder_share(directory: Path, values: Mapping[str, Any], device: Device, *, max_num_tokens: int) -> EncoderShare:
@@ -58,4 +69,5 @@ def encoder_share(directory: Path, values: Mapping[str, Any], device: Device, *,
         weight_bytes=torch_engine.tower_bytes(config, dtype),
         context_bytes=process_bytes(device),
         batch_bytes=(patches * of_patch + rows) * width,
+        arena_bytes=arena_bytes(device),
     )

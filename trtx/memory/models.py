@@ -12,7 +12,7 @@ from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.quantization import read_quantization
 from trtx.memory import reserves, torch_engine
 from trtx.memory.budget import Model
-from trtx.memory.encoder import Media
+from trtx.memory.encoder import Media, arena_bytes
 from trtx.memory.gpus import Device, capability_of
 from trtx.memory.limits import Limits
 from trtx.memory.shapes import ModelShape, model_shape
@@ -72,5 +72,6 @@ def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Devic
             dtype=dtype,
             scaled_products=scaled,
         ),
-        encoder_bytes=reserves.process_bytes(device) if media is not None and media.has_encoder else 0,
+        encoder_bytes=reserves.process_bytes(device) + arena_bytes(device) if media and media.has_encoder else 0,
+        shared_bytes=media.shared_bytes if media is not None else 0,
     )

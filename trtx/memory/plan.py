@@ -27,11 +27,12 @@ ENCODER_TOKENS = 16384
 class MemoryPlan:
     """One role's worker, on the GPU of it that holds the fewest tokens. Bytes are of that GPU.
 
-    ``pool_bytes`` = ``free_gpu_memory_fraction`` x (total - others - encoder - context - weights - activations - graphs
-    - transfers), or what ``max_tokens`` asks for if that is less. ``capacity_tokens``: in sequences of ``max_seq_len``
-    where layers have windows. ``uncertainty_bytes``: by how much the reserves may be off, either way.
-    ``encoder_bytes``: of the process that encodes for this worker, beside the tower's weights. ``beside_bytes``: what
-    that takes while it encodes, and embeddings that are held: at most, and in no pool.
+    ``pool_bytes`` = ``free_gpu_memory_fraction`` x (total - others - encoder - shared - context - weights - activations
+    - graphs - transfers), or what ``max_tokens`` asks for if that is less. ``capacity_tokens``: in sequences of
+    ``max_seq_len`` where layers have windows. ``uncertainty_bytes``: by how much the reserves may be off, either way.
+    ``encoder_bytes``: of the process that encodes for this worker, its arena too, beside the tower's weights.
+    ``beside_bytes``: what that takes while it encodes, and embeddings that are held: at most, and in no pool.
+    ``shared_bytes``: of encode workers on the same GPU, all that they take at most.
     """
 
     role: str
@@ -61,6 +62,7 @@ class MemoryPlan:
     max_batch_size: int
     uncertainty_bytes: int
     notes: tuple[str, ...]
+    shared_bytes: int = 0  # plans of before had no such workers
 
     @property
     def sequences(self) -> int:
@@ -149,6 +151,7 @@ def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budge
             *_notes(model.shape, limits, share, tokens, longest),
             *(_beside_note(budget.left - pool, beside) if device.is_gpu and beside else ()),
         ),
+        shared_bytes=model.shared_bytes,
     )
 
 

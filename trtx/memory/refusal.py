@@ -20,7 +20,9 @@ def refuse(role: str, model: Model, limits: Limits, device: Device) -> UsageErro
     budget = tightest(model, limits, device)
     ways = list(_ways_out(model, limits, _without_margin(device)))
     hint = "what would fit: " + ", or ".join(ways) if ways else "no single setting makes it fit; use a larger GPU"
-    return UsageError(f"{role}: {_reason(model, limits, budget, device)} ({_numbers(limits, budget, device)}); {hint}")
+    return UsageError(
+        f"{role}: {_reason(model, limits, budget, device)} ({_numbers(model, limits, budget, device)}); {hint}"
+    )
 
 
 def _without_margin(device: Device) -> Device:
@@ -42,13 +44,15 @@ def _reason(model: Model, limits: Limits, budget: Budget, device: Device) -> str
     return f"the KV pool can't hold {asked}, which takes {size_text(needed)}"
 
 
-def _numbers(limits: Limits, budget: Budget, device: Device) -> str:
+def _numbers(model: Model, limits: Limits, budget: Budget, device: Device) -> str:
     parts = [f"weights {size_text(budget.share.weight_bytes)}", f"activations {size_text(budget.activations)}"]
     parts += [f"CUDA graphs {size_text(budget.graphs)}"] if budget.graphs else []
     parts += [f"transfer buffers {size_text(budget.transfers)}"] if budget.transfers else []
     if not device.is_gpu:
         return f"{', '.join(parts)}, KV pool {size_text(budget.pool)}; host memory free {size_text(device.free_now)}"
     parts.append(f"CUDA context{' and NCCL' * (limits.world > 1)} {size_text(budget.context)}")
+    parts += [f"its encoder {size_text(model.encoder_bytes)}"] if model.encoder_bytes else []
+    parts += [f"encode workers that share it {size_text(model.shared_bytes)}"] if model.shared_bytes else []
     parts += [f"other processes {size_text(budget.others)}"] if budget.others else []
     pool = f"KV {limits.fraction:g} of {size_text(max(0, budget.left))} = {size_text(budget.pool)}"
     return f"per GPU of {size_text(device.total_bytes)}, {device.name}: {', '.join(parts)}; {pool}"

@@ -10,13 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from trtx.config.files import read_text
+from trtx.config.wording import shown_address
 from trtx.errors import UsageError
+from trtx.tls import first_certificate, shown_by_client
 
 _MOST_BYTES = 64 * 1024
 """Of one file: Linux gives no variable more than 128 KiB, and no chain of certificates is half as long."""
@@ -66,6 +70,7 @@ class EtcdAuth:
         )
         try:
             secrets.context()
+            secrets.check_dates()
         except ValueError as error:
             raise UsageError(
                 f"etcd_auth's ca {str(self.ca)!r}, certificate {str(self.certificate)!r} and key {str(self.key)!r} "
@@ -102,6 +107,22 @@ class EtcdSecrets:
             except (ssl.SSLError, OSError, ValueError) as error:
                 raise ValueError(f"certificate and key do not go together: {_reason(error)}") from error
         return context
+
+    def check_dates(self) -> None:
+        """Raises ValueError where no server takes the client's certificate now: etcd would hang up without a word."""
+        with _as_file(self.certificate or "") as certificate, _as_file(self.key or "") as key:
+            try:
+                told = shown_by_client(
+                    first_certificate(self.certificate or ""),
+                    lambda context: context.load_cert_chain(certificate, key, password=_no_passphrase),
+                )
+            except (ssl.SSLError, OSError) as error:
+                raise ValueError(f"no server takes the certificate as a client's: {_reason(error)}") from error
+        since, until = (ssl.cert_time_to_seconds(str(told[name])) for name in ("notBefore", "notAfter"))
+        if time.time() >= until:
+            raise ValueError(f"the certificate expired on {_date(until)}: renew it, or set this machine's clock")
+        if time.time() < since:
+            raise ValueError(f"the certificate is not in force before {_date(since)}: set this machine's clock")
 
     def environment(self) -> dict[str, str]:
         """As Dynamo 1.4.2 reads it."""
@@ -172,13 +193,14 @@ def check_endpoints(endpoints: Sequence[str], *, uses_tls: bool) -> None:
             address = urlsplit(endpoint)
             is_whole = address.scheme in ("http", "https") and bool(address.hostname) and address.port is not None
             # A password in an address would stand in plans and in Dynamo's log.
-            is_whole = is_whole and address.path in ("", "/") and not (address.username or address.query)
+            is_whole = is_whole and address.path in ("", "/") and not (address.query or address.fragment)
+            is_whole = is_whole and "@" not in address.netloc
         except ValueError:
             is_whole = False
         if not is_whole:
-            where = endpoint.rpartition("@")[2]  # what stands before may be a password
             raise UsageError(
-                f"etcd is {where!r}; expected http://HOST:PORT or https://HOST:PORT, and nothing else in it"
+                f"etcd is {shown_address(endpoint)}; expected http://HOST:PORT or https://HOST:PORT, and nothing else "
+                "in it"
             )
         if (address.scheme == "https") != uses_tls:
             has, needs = ("https", "etcd_auth with ca, certificate and key") if not uses_tls else ("http", "https://")
@@ -203,7 +225,13 @@ def _no_passphrase() -> str:
     raise ValueError("the key is encrypted")
 
 
+def _date(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
     return (getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)).strip()
 
 

@@ -53,6 +53,36 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Absent:
+    """Holds where there is no such key, or with ``is_prefix`` none that begins so."""
+
+    key: str
+    is_prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """Holds where the key has that value."""
+
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """``lease`` 0: it stays until it is deleted."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Of the member that answered."""
 
@@ -116,9 +146,20 @@ class Etcd:
         """How many keys that were. Raises EtcdError."""
         return int(self._ask("/v3/kv/deleterange", _keys(key, is_prefix)).get("deleted", 0))
 
+    def commit(self, conditions: Sequence[Absent | Unchanged], changes: Sequence[Put | Delete]) -> bool:
+        """All of ``changes`` at once where all of ``conditions`` hold then; else nothing, and False. Raises
+        EtcdError."""
+        body = {"compare": [_condition(one) for one in conditions], "success": [_change(one) for one in changes]}
+        return bool(self._ask("/v3/kv/txn", body).get("succeeded", False))
+
     def grant(self, ttl_s: int) -> int:
         """A new lease that nobody renews. Raises EtcdError."""
         return int(self._ask("/v3/lease/grant", {"TTL": str(ttl_s)})["ID"])
+
+    def keep_alive(self, lease: int) -> bool:
+        """Gives a lease its whole time again; False where it has ended. Raises EtcdError."""
+        answer = self._ask("/v3/lease/keepalive", {"ID": str(lease)}).get("result", {})
+        return int(answer.get("TTL", 0)) > 0
 
     def revoke(self, lease: int) -> bool:
         """Ends a lease, and with it every key that hangs on it; False where there is none. Raises EtcdError."""
@@ -307,6 +348,18 @@ def _keys(key: str, is_prefix: bool) -> dict[str, Any]:
     return {"key": _text(encoded), "range_end": _text(encoded[:-1] + bytes((encoded[-1] + 1,)))}
 
 
+def _condition(one: Absent | Unchanged) -> dict[str, Any]:
+    if isinstance(one, Unchanged):
+        return _keys(one.key, False) | {"target": "VALUE", "result": "EQUAL", "value": _text(one.value)}
+    return _keys(one.key, one.is_prefix) | {"target": "CREATE", "result": "EQUAL", "create_revision": "0"}
+
+
+def _change(one: Put | Delete) -> dict[str, Any]:
+    if isinstance(one, Delete):
+        return {"request_delete_range": _keys(one.key, False)}
+    return {"request_put": _keys(one.key, False) | {"value": _text(one.value), "lease": str(one.lease)}}
+
+
 def _text(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
@@ -332,4 +385,13 @@ def _reason(error: Exception) -> str:
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, ssl.SSLEOFError):
+        return "it breaks TLS off, as one does that does not take the certificate of etcd_auth, or speaks no TLS"
+    if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+        alert = str(error.reason).rpartition("ALERT_")[2].lower().replace("_", " ")
+        return f"it does not take the certificate of etcd_auth: {alert}"
+    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
+        return "it speaks no TLS: its address may have to begin with http:"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "it hangs up without an answer, as one does that wants TLS: its address may have to begin with https:"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trtx.planes.etcd import Etcd, EtcdError, KeyValue
-from trtx.planes.registry import Card, Instance, RegistryUnknown, read_card, read_instance
+from trtx.planes.registry import Card, Instance, RegistryUnknown, read_address, read_card, read_instance
 
 
 class EtcdRegistry:
@@ -45,6 +45,17 @@ class EtcdRegistry:
         for entry in records:
             with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
                 found.append(read_card(json.loads(entry.value)))
+        return found
+
+    def leases(self) -> dict[str, set[int]]:
+        """By address of a host, what all that is registered there hangs on: of frontends too. Raises OSError."""
+        found: dict[str, set[int]] = {}
+        with _not_known():
+            records = self._records("instances")
+        for entry in records:
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+                address = read_address(json.loads(entry.value))[0]
+                found.setdefault(address, set()).add(entry.lease)
         return found
 
     def renewed_at(self, worker_id: int) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from trtx.config.wording import shown
+from trtx.config.wording import shown, shown_address
 from trtx.errors import UsageError
 from trtx.planes.credentials import NatsAuth
 
@@ -38,10 +38,9 @@ def check_nats_url(url: str) -> None:
     except ValueError:
         is_whole = False
     if not is_whole:
-        where = url.rpartition("@")[2]  # what stands before may be a password
         raise UsageError(
-            f"nats is {shown(where)!r}; expected nats://HOST:PORT, and nothing else in it: Dynamo 1.4.2 speaks no TLS "
-            "with NATS, and credentials are files of nats_auth"
+            f"nats is {shown_address(url)}; expected nats://HOST:PORT, and nothing else in it: Dynamo 1.4.2 speaks no "
+            "TLS with NATS, and credentials are files of nats_auth"
         )
 
 

@@ -70,8 +70,14 @@ def read_instance(record: Mapping[str, Any]) -> Instance | None:
     """Of an instance record; None for one of another endpoint. Raises ValueError, LookupError or TypeError."""
     if record["endpoint"] != _SERVING_ENDPOINT:
         return None
+    host, port = read_address(record)
+    return Instance(int(record["instance_id"]), port, host, str(record.get("component", "")))
+
+
+def read_address(record: Mapping[str, Any]) -> tuple[str, int]:
+    """Where what an instance record tells of listens. Raises ValueError, LookupError, TypeError or AttributeError."""
     host, _, port = str(record["transport"]["tcp"]).split("/")[0].rpartition(":")
-    return Instance(int(record["instance_id"]), int(port), host.strip("[]"), str(record.get("component", "")))
+    return host.strip("[]"), int(port)
 
 
 def read_card(record: Mapping[str, Any]) -> Card:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trtx.planes.registry import Card, Instance, Registry, RegistryUnknown
@@ -35,10 +36,12 @@ class WatchedRegistry:
     ``cards`` asks at once.
     """
 
-    def __init__(self, registry: Registry) -> None:
-        """Asks nothing before it is asked."""
-        self.removal_problem: str | None = None  # why a dead worker is still there, as the last try told it
+    def __init__(self, registry: Registry, on_problem: Callable[[str], None] = lambda problem: None) -> None:
+        """Asks nothing before it is asked. ``on_problem``: called from the thread with a sentence on a dead worker that
+        can't be taken out though the registry answers, once for each reason."""
         self._registry = registry
+        self._on_problem = on_problem
+        self._told = ""
         self._seen = _Seen()
         self._renewed: dict[int, float | None] = {}
         self._wants_renewed: set[int] = set()
@@ -112,23 +115,28 @@ class WatchedRegistry:
         while not self._is_closed:
             # Cleared before the work: a removal that is asked for meanwhile is the next turn's, at once.
             self._news.clear()
-            has_removed = self._remove()
-            self._news.wait(LOOKS_EVERY_S if self._look() and has_removed else _FAILS_EVERY_S)
+            problem = self._remove()
+            is_known = self._look()
+            if problem is not None and is_known and problem != self._told:
+                self._told = problem
+                self._on_problem(f"a dead worker is still routed to, and can't be taken out: {problem}")
+            self._news.wait(LOOKS_EVERY_S if is_known and problem is None else _FAILS_EVERY_S)
 
-    def _remove(self) -> bool:
+    def _remove(self) -> str | None:
+        """Why one of them is still there, or None."""
         with self._lock:
             due = dict(self._to_remove)
-        self.removal_problem = None
+        problem = None
         for worker_id, until in due.items():
             try:
                 self._registry.remove(worker_id)
             except OSError as error:
-                self.removal_problem = str(error)
+                problem = str(error)
                 if time.monotonic() < until:
                     continue
             with self._lock:
                 self._to_remove.pop(worker_id, None)
-        return self.removal_problem is None
+        return problem
 
     def _look(self) -> bool:
         try:

@@ -126,6 +126,7 @@ def _of_deployment(told: Deployment | None) -> list[tuple[str, str]]:
         ("Server", " ".join(part for part in (told.server, told.server_version) if part) or NOT_KNOWN),
         ("Server's engine", told.engine or NOT_KNOWN),
         ("Server's versions", _versions(told.versions) if told.versions else NOT_KNOWN),
+        ("Server is deterministic", {None: NOT_KNOWN, True: "yes", False: "no"}[told.deterministic]),
         ("Server's workers", " + ".join(f"{workers[role]} {role}" for role in workers) if workers else NOT_KNOWN),
         ("Server's GPUs", named or _gpu_count(told.gpu_count)),
         ("API key", "asked for and sent" if told.api_key_from else "none asked for"),

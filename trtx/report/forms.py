@@ -17,7 +17,7 @@ from trtx.bench.sample import Window
 
 # 2: what was asked and what it was asked of stand in one file; before, the latter was env.json and less of it.
 # 3: load.fixed_schedule and gate.window; 4: eval. trtx.experiment.directory says what a run did before them.
-LOCK = Document("run.lock.yaml", version=7, oldest=2, since="it says less of what was measured, in a file beside it")
+LOCK = Document("run.lock.yaml", version=8, oldest=2, since="it says less of what was measured, in a file beside it")
 # 2: hosts, their discovery and several frontends; a plan before them is of one machine and one frontend.
 PLAN = Document("plan.json", version=2, oldest=1, since="")
 # 2: the percentiles that have enough samples stand beside each latency; in 1 they were those of the requests.
@@ -63,6 +63,7 @@ class Deployment:
     gpu_names: tuple[str, ...] | None  # of all workers
     gpu_count: int | None  # of all workers: published, or said with --gpu-count
     api_key_from: str | None  # the variable whose value each request carried; None: it asks for no key
+    deterministic: bool | None = None  # every worker of it says that its answers are the same in any batch
 
     @property
     def worker_count(self) -> int | None:

@@ -230,6 +230,7 @@ def worker_command(
     config: Path,
     status_file: Path,
     has_encoders: bool,
+    deterministic: bool,
     media: MediaLimits,
 ) -> tuple[str, ...]:
     """One worker of ours, as docs/architecture.md has it. ``has_encoders``: its topology has encode workers."""
@@ -238,6 +239,8 @@ def worker_command(
     command += ["--engine-config", str(config), "--name", name, "--status-file", str(status_file)]
     if has_encoders and role != "encode":
         command += ["--encoders", "remote"]
+    if deterministic and role != "encode":
+        command.append("--deterministic")
     if limits := media.model_dump_json(exclude_defaults=True).removeprefix("{}"):
         command += ["--media", limits]
     return tuple(command)

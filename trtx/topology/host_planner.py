@@ -53,15 +53,18 @@ def plan_hosts(
     run_dir: Path,
     scratch_dir: Path,
     engine_version: str | None = None,
+    process_lease_s: int | None = None,
 ) -> Plan:
     """Decides hosts, GPUs, ports and commands. Looks at nothing but its arguments; ``spec`` is one of
     :func:`with_roles`, the others are those of :meth:`Workload.of`.
 
     GPUs are named by their index in what each host shows, and CPU threads are left open: a share is settled on its
-    host. ``scratch_dir`` is the parent of each host's own. Raises UsageError for what the hosts have no room for.
+    host. ``scratch_dir`` is the parent of each host's own. ``process_lease_s``: of each process in etcd, where
+    launchers take out hosts that are lost; None: as long as a host's, where nobody does. Raises UsageError for what the
+    hosts have no room for.
     """
-    if spec.encode:
-        raise UsageError(_no_encode(f"--encode {spec.encode}"))
+    if spec.encoders:
+        raise UsageError(_no_encode(spec.encoders_typed))
     work = Workload.of(
         spec,
         checkpoint=checkpoint,
@@ -75,7 +78,12 @@ def plan_hosts(
         hosts = _without_gpus(hosts, engine)
     _check_gpus(work, hosts)
     placed = place_on_hosts(hosts.hosts, work.workers)
-    etcd = EtcdService(hosts.etcd, hosts.lease_ttl_s, _credentials(hosts.etcd_auth))
+    etcd = EtcdService(
+        hosts.etcd,
+        process_lease_s or hosts.lease_ttl_s,
+        _credentials(hosts.etcd_auth),
+        hosts.lease_ttl_s if process_lease_s else None,
+    )
     nats = NatsService(hosts.nats, _credentials(hosts.nats_auth))
     frontends: list[ProcessSpec] = []
     workers: dict[str, ProcessSpec] = {}

@@ -50,6 +50,7 @@ class EtcdService:
     endpoints: tuple[str, ...]
     lease_ttl_s: int  # so long a process that nobody removes stays registered
     credentials: Credentials | None = None
+    host_lease_ttl_s: int | None = None  # so long a lost host, whose processes others remove; None: nobody does
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Plan:
     scratch_dir: Path  # discovery records and other short-lived files; gone when the topology is
     processes: tuple[ProcessSpec, ...]
     engine_configs: dict[str, dict[str, Any]]  # role -> the LLM's keyword arguments
-    gpu_names: tuple[str, ...]  # one entry a GPU in use
+    gpu_names: tuple[str, ...]  # one entry a GPU in use, once also where workers share it
     reasons: tuple[str, ...]
     findings: tuple[Finding, ...] = ()  # of the engine configs; none of them an error
     memory: tuple[MemoryPlan, ...] = ()  # one a role; none where nothing is computed, or of an unknown shape
@@ -165,6 +166,16 @@ class Plan:
     @property
     def workers(self) -> tuple[ProcessSpec, ...]:
         return tuple(process for process in self.processes if process.role != "frontend")
+
+    def sharers(self, worker: ProcessSpec) -> tuple[ProcessSpec, ...]:
+        """The encode workers on a GPU of another worker."""
+        return tuple(
+            one
+            for one in self.workers
+            if one.role == "encode" != worker.role
+            and one.host == worker.host
+            and {*one.gpu_indices} & {*worker.gpu_indices}
+        )
 
     @property
     def worker_count(self) -> int:
@@ -251,7 +262,9 @@ class Plan:
         fields["processes"] = tuple(_process(entry) for entry in fields["processes"])
         fields["hosts"] = tuple(PlannedHost(**entry) for entry in fields.get("hosts", ()))
         if (etcd := fields.get("etcd")) is not None:
-            fields["etcd"] = EtcdService(tuple(etcd["endpoints"]), etcd["lease_ttl_s"], _credentials(etcd))
+            fields["etcd"] = EtcdService(
+                tuple(etcd["endpoints"]), etcd["lease_ttl_s"], _credentials(etcd), etcd.get("host_lease_ttl_s")
+            )
         if (nats := fields.get("nats")) is not None:
             fields["nats"] = NatsService(nats["url"], _credentials(nats))
         return cls(**fields)
@@ -274,7 +287,7 @@ def group_of(namespace: str, host: str) -> str:
 
 def _gpu_slots(workers: tuple[ProcessSpec, ...]) -> list[tuple[str, int]]:
     """Host and index of each GPU, in the order of ``gpu_names``."""
-    return [(worker.host, index) for worker in workers for index in worker.gpu_indices]
+    return list(dict.fromkeys((worker.host, index) for worker in workers for index in worker.gpu_indices))
 
 
 def _credentials(entry: dict[str, Any]) -> Credentials | None:

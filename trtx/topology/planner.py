@@ -99,7 +99,7 @@ def plan(
         scratch_dir=scratch_dir,
         processes=(*frontends, *workers),
         engine_configs=work.engine_configs,
-        gpu_names=tuple(gpu.name for group in gpus for gpu in group),
+        gpu_names=tuple(gpu.name for gpu in dict.fromkeys(gpu for group in gpus for gpu in group)),
         reasons=tuple(reasons),
         tls=work.tls,
     )
@@ -139,29 +139,43 @@ def _place_all(work: Workload, machine: Machine, reasons: list[str]) -> tuple[li
     needed = sum(worker.gpu_count for worker in workers)
     if needed > len(gpus):
         raise UsageError(_too_few(spec, workers, needed, len(gpus)))
-    placed = place(gpus, [worker.gpu_count for worker in workers])
-    for worker, group in zip(workers, placed, strict=True):
-        linked = any(gpu.nvlink_peers for gpu in group)
-        names = ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in group)
-        reasons.append(f"{worker.name} on {names}" + (" because NVLink neighbours come first" if linked else ""))
-    return placed, None
+    own = [worker for worker in workers if not worker.shares_with]
+    placed = dict(zip([worker.name for worker in own], place(gpus, [worker.gpu_count for worker in own]), strict=True))
+    for worker in workers:
+        if worker.shares_with:
+            first = placed[worker.shares_with][0]
+            placed[worker.name] = (first,)
+            because = f" because --encode-shared puts it beside {worker.shares_with}"
+        else:
+            linked = any(gpu.nvlink_peers for gpu in placed[worker.name])
+            because = " because NVLink neighbours come first" if linked else ""
+        names = ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in placed[worker.name])
+        reasons.append(f"{worker.name} on {names}{because}")
+    return [placed[worker.name] for worker in workers], None
 
 
 def _too_few(spec: TopologySpec, workers: Sequence[Worker], needed: int, there: int) -> str:
-    sizes = {worker.role: worker.gpu_count for worker in workers}
+    own = [worker for worker in workers if not worker.shares_with]
+    sizes = {worker.role: worker.gpu_count for worker in own}
+    counts = {role: sum(worker.role == role for worker in own) for role in sizes}
     where = "named by --gpus" if spec.gpus is not None else "visible"
     if len(set(sizes.values())) > 1:
-        asked = " + ".join(f"{count} {role} of {sizes[role]}" for role, count in spec.roles.items())
+        asked = " + ".join(f"{count} {role} of {sizes[role]}" for role, count in counts.items())
         return f"{asked} GPUs each need {needed} GPUs, but {there} are {where}; lower tensor_parallel_size of one role"
-    asked = " + ".join(f"{count} {role}" for role, count in spec.roles.items())
-    size = workers[0].gpu_count
+    asked = " + ".join(f"{count} {role}" for role, count in counts.items())
+    size = own[0].gpu_count
     fits = there // size if size else 0
     if spec.encode and fits < needed:
         way_out = f"{fits} would fit; leave --encode out, and who needs an image encodes it, or ask for fewer workers"
+        if needed - spec.encode * sizes["encode"] <= there:
+            way_out = (
+                f"leave --encode out, and who needs an image encodes it, or share GPUs with --encode-shared "
+                f"{spec.encoders} in its place"
+            )
     elif spec.mode == "disagg" and fits < 2:
         way_out = "use --mode agg"
     elif fits == 0:
-        way_out = f"lower --tp to {there}"
+        way_out = f"lower --tp to {there}, or have several nodes serve it, by trtx export slurm or kubernetes"
     elif spec.mode == "agg":
         way_out = f"{fits} would fit: --workers {fits}"
     else:

@@ -25,6 +25,13 @@ _NO_ENCODER = {  # engine -> why it has no encode workers
 }
 
 
+_NOT_DETERMINISTIC = {  # engine -> why it can't be told to be
+    "simulated": "which computes nothing",
+    "paced": "which computes nothing",
+    "tensorrt-llm": "which has no such setting: its answers depend on what else is in a batch",
+}
+
+
 class ModelFiles(Protocol):
     """What planning needs of a checkpoint."""
 
@@ -38,7 +45,8 @@ class ModelFiles(Protocol):
 class Worker:
     role: Role
     name: str
-    gpu_count: int
+    gpu_count: int  # of its own
+    shares_with: str = ""  # the worker on whose first GPU it is, by name; empty: on its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +95,13 @@ class Workload:
         check_router_args(spec.router_args)
         model = spec.served_model_name or checkpoint.served_model_name
         check_model_name(model)
-        if spec.encode and engine in _NO_ENCODER:
-            raise UsageError(f"--encode {spec.encode} means nothing with --engine {engine}, {_NO_ENCODER[engine]}")
+        if spec.encoders and engine in _NO_ENCODER:
+            raise UsageError(f"{spec.encoders_typed} means nothing with --engine {engine}, {_NO_ENCODER[engine]}")
+        if spec.deterministic and engine in _NOT_DETERMINISTIC:
+            raise UsageError(
+                f"--deterministic means nothing with --engine {engine}, {_NOT_DETERMINISTIC[engine]}; use --engine "
+                "torch, or leave it out"
+            )
         values, reasons = _with_tp(spec, engine_configs)
         sizes = {role: _gpus_per_worker(role, values[role], engine, engine_version) for role in spec.roles}
         for config in engine_configs.values():
@@ -97,6 +110,11 @@ class Workload:
             reasons.append(
                 f"the KV router runs with {' '.join(commands.KV_ROUTER_FLAGS)} because with Dynamo's own one running "
                 "request outweighs a cached prefix; --router-args overrides"
+            )
+        if spec.deterministic:
+            reasons.append(
+                "workers sum in one order whatever else is in a batch because --deterministic says so: answers are the "
+                "same to the bit, and take longer (docs/determinism.md)"
             )
         reasons += _body_reasons(spec.media)
         return cls(
@@ -191,7 +209,8 @@ class Workload:
             model=self.model,
             config=config_path(self.run_dir, worker.role),
             status_file=status_file,
-            has_encoders=self.spec.encode > 0,
+            has_encoders=self.spec.encoders > 0,
+            deterministic=self.spec.deterministic,
             media=self.spec.media,
         )
 
@@ -201,7 +220,10 @@ def check_size(spec: TopologySpec) -> None:
     asked = sum(spec.roles.values())
     if asked > MAX_WORKERS:
         flags = {"agg": "--workers"}  # role -> its option, where that is not called after it
-        typed = " and ".join(f"{flags.get(role, f'--{role}')} {count}" for role, count in spec.roles.items())
+        others = {flags.get(role, f"--{role}"): count for role, count in spec.roles.items() if role != "encode"}
+        typed = " and ".join(
+            filter(None, (spec.encoders_typed, *(f"{option} {count}" for option, count in others.items())))
+        )
         raise UsageError(f"{typed}: a topology has at most {MAX_WORKERS} workers; ask for fewer")
 
 
@@ -280,8 +302,8 @@ def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version
     per_node = values.get("gpus_per_node")
     if per_node is not None and size > int(per_node):
         raise UsageError(
-            f"{role} asks for {size} GPUs a worker ({how}) and its gpus_per_node is {per_node}; trtx serves one "
-            f"machine, so leave gpus_per_node out or set it to at least {size}"
+            f"{role} asks for {size} GPUs a worker ({how}) and its gpus_per_node is {per_node}; an engine over several "
+            f"nodes is started by trtx export slurm or kubernetes: export it, or set gpus_per_node to at least {size}"
         )
     if role == "prefill" and pipeline > 1 and version is not None and not pipelines_prefill(version):
         raise UsageError(
@@ -292,11 +314,16 @@ def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version
 
 
 def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> tuple[Worker, ...]:
-    """All workers, the roles in turn: neighbours in this list exchange embeddings and KV."""
+    """All workers, the roles in turn: neighbours in this list exchange embeddings and KV. Encode workers that share
+    come behind those that do not, and are with the workers that take embeddings in turn."""
     roles = spec.roles
+    taker: Role = "agg" if spec.mode == "agg" else "prefill"
+
+    def worker(role: Role, index: int) -> Worker:
+        if role != "encode" or index < spec.encode:
+            return Worker(role, f"{role}-{index}", sizes[role])
+        return Worker(role, f"{role}-{index}", 0, f"{taker}-{(index - spec.encode) % roles[taker]}")
+
     return tuple(
-        Worker(role, f"{role}-{index}", sizes[role])
-        for index in range(max(roles.values()))
-        for role, count in roles.items()
-        if index < count
+        worker(role, index) for index in range(max(roles.values())) for role, count in roles.items() if index < count
     )

@@ -35,6 +35,9 @@ class KvGeometry:
     tokens_per_block: int
     dtype: str  # torch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn"
     scales: str = ""  # of a float8 pool: digest of what its values are multiplied with, equal for equal checkpoints
+    # Of an engine whose answers are the same to the bit however they are computed: what its bits depend on beside the
+    # checkpoint. KV of another arithmetic would break that. "": the engine promises nothing of the kind.
+    arithmetic: str = ""
 
     @property
     def dtype_bytes(self) -> int:
@@ -154,7 +157,7 @@ class ModelRunner(Protocol):
         """Copies an embedding to where ``launch`` takes it from. From any thread, beside a ``launch``.
 
         Raises ValueError, a sentence, for one that is gone or not ``[rows, hidden]`` finite numbers in the model's
-        dtype.
+        dtype; EmbeddingGone or EmbeddingUnreachable for one that stayed on an encoder's device and can't be had there.
         """
 
     def device_memory_bytes(self) -> int:

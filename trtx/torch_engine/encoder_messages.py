@@ -11,6 +11,9 @@ from trtx.torch_engine.shared_tensor import SharedTensor
 DEFAULT_MAX_NUM_TOKENS = 16384
 """Rows of one batch: TensorRT-LLM's, of its ``MultimodalEncoder``. 28 pictures of LLaVA 1.5; the largest of Qwen."""
 
+ARENA_BYTES = 512 << 20
+"""Of a GPU, for embeddings that stay until an engine of the same host has copied them: an encode worker's cache."""
+
 Grid = tuple[int, int, int]
 """Of a picture or a video: time, height, width."""
 
@@ -31,6 +34,7 @@ class EncoderArgs:
     dtype: str = "auto"
     max_batch_size: int = 256  # items of one batch
     max_num_tokens: int = DEFAULT_MAX_NUM_TOKENS  # rows of one batch, and of one item
+    arena_bytes: int = 0  # of a GPU, for embeddings that stay there; 0, or no GPU: all go through files
 
 
 # --- to the encoder ---
@@ -44,11 +48,13 @@ class Start(msgspec.Struct, frozen=True, tag="start", array_like=True):
 
 class Encode(msgspec.Struct, frozen=True, tag="encode", array_like=True, omit_defaults=True):
     """One item. ``pixels``: float32, as the checkpoint's own image processor gives them for one picture; the file has
-    to stay until the answer. ``grid``: in patches, of models whose pictures vary in size."""
+    to stay until the answer. ``grid``: in patches, of models whose pictures vary in size. ``on_device``: its rows may
+    stay on the encoder's GPU, where there is room."""
 
     item_id: int
     pixels: SharedTensor
     grid: Grid | None = None
+    on_device: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):

@@ -65,6 +65,7 @@ class LlmArgs:
     enable_iter_perf_stats: bool = False
     max_stats_len: int = 1000
     return_perf_metrics: bool = False
+    deterministic: bool = False  # ours, and no engine config's: see LLM
 
     @property
     def transport(self) -> str | None:

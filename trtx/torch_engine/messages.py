@@ -152,6 +152,8 @@ class EmbeddingTaken(msgspec.Struct, frozen=True, tag="embedding_taken", array_l
     key: bytes
     error: str | None = None  # why it can't be used; the engine goes on, and sequences that need it end
     is_failure: bool = False  # whoever made the embedding is not at fault
+    # It stayed on an encoder's device, and is not to be had from there: this one any more, or none ever.
+    lost: Literal["", "gone", "unreachable"] = ""
 
 
 class HandoffStats(msgspec.Struct, array_like=True):

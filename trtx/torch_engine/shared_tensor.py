@@ -3,7 +3,8 @@
 A file is there whole or not at all, is never written again, and is mapped where it is opened: an open tensor outlives
 its file. Whoever shares a tensor removes it, once those who were told of it have opened it or will not, or hands that
 over with it; what a process that was killed left behind goes with the directory, which the launcher and its guardian
-remove. Nothing is pickled: a file has a header, which names dtype and shape, and the bytes of the tensor in C order.
+remove. Nothing is pickled: a file has a header, which names dtype and shape, and the bytes of the tensor in C order,
+or, of a tensor in the memory of a process, such as a GPU's, how it is reached there: such a file is what keeps it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1}
 """What can be shared, by torch's name, and the bytes of an element."""
 
 _MAGIC = b"trtx tensor 1\n"
+_ELSEWHERE = b"trtx tensor elsewhere 1\n"
 _HEADER_BYTES = 256  # keeps the data on a cache line, and in the alignment of every dtype
 _MAX_DIMENSIONS = 8
 _SUFFIX = ".tensor"
+_TAKEN = ".taken"  # of a file whose data lies elsewhere: who lent it finds it again
+_MAX_PLACE_BYTES = 1 << 20
 
 
 class SharedTensorError(Exception):
@@ -39,6 +43,14 @@ class SharedTensorError(Exception):
 
 class SharedTensorGone(SharedTensorError):
     """There is no such file: whoever shared the tensor has removed it, or died with its topology."""
+
+
+class SharedTensorElsewhere(SharedTensorError):
+    """The data lies in the memory of a process. ``place``: how it is reached, as that process wrote it."""
+
+    def __init__(self, shared: SharedTensor, place: bytes) -> None:
+        super().__init__(f"the data of the shared tensor {shared.path} lies in the memory of the process that made it")
+        self.place = place
 
 
 class SharedTensor(msgspec.Struct, frozen=True, array_like=True):
@@ -64,10 +76,19 @@ def share(
     another dtype and where the directory is gone or full.
     """
     name = dtype or str(value.dtype).removeprefix("torch.")
-    shape = tuple(int(size) for size in value.shape)
+    return _write(_MAGIC, name, tuple(int(size) for size in value.shape), _bytes_of(value), directory)
+
+
+def share_place(dtype: str, shape: tuple[int, ...], place: bytes) -> SharedTensor:
+    """A file in the scratch directory for a tensor whose data lies at ``place``; :func:`open_shared` raises with that.
+    As long as the file has a name the data has to stay. Raises as :func:`share`."""
+    return _write(_ELSEWHERE, dtype, shape, memoryview(place), None)
+
+
+def _write(magic: bytes, name: str, shape: tuple[int, ...], data: memoryview, directory: Path | None) -> SharedTensor:
     size = _nbytes(name, shape)
     said = msgspec.msgpack.encode((name, shape))
-    header = (_MAGIC + bytes([len(said)]) + said).ljust(_HEADER_BYTES, b"\0")
+    header = (magic + bytes([len(said)]) + said).ljust(_HEADER_BYTES, b"\0")
     assert len(header) == _HEADER_BYTES, "eight sizes of 64 bits fit"
     folder = Path(tempfile.gettempdir()) if directory is None else directory
     path = folder / f"{secrets.token_hex(16)}{_SUFFIX}"
@@ -76,7 +97,7 @@ def share(
         try:
             end = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(end, "wb", buffering=0) as file:
-                for part in (memoryview(header), _bytes_of(value)):
+                for part in (memoryview(header), data):
                     while part:  # a write stops short at a signal, and above 2 GiB
                         part = part[file.write(part) :]
             unfinished.rename(path)
@@ -95,7 +116,8 @@ def share(
 def open_shared(shared: SharedTensor) -> torch.Tensor:
     """The tensor, on the CPU, mapped: no byte is read before it is used, and no write to it reaches the file.
 
-    Raises SharedTensorGone when there is no such file, SharedTensorError when it does not hold what ``shared`` says.
+    Raises SharedTensorGone when there is no such file, SharedTensorElsewhere where it says who has the data,
+    SharedTensorError when it does not hold what ``shared`` says.
     """
     import torch
 
@@ -115,13 +137,17 @@ def read_shared(shared: SharedTensor) -> bytes:
 
 def take_over(shared: SharedTensor) -> SharedTensor:
     """The same tensor under a name that whoever else was told of it does not know: one of several takes it, for the
-    others it is gone. Needs no torch. Raises as :func:`open_shared`, and for a file outside this process's scratch
+    others it is gone. Needs no torch. Where the data lies elsewhere whoever shared it can still end it, by
+    :func:`remove_shared`. Raises as :func:`open_shared`, and for a file outside this process's scratch
     directory: the name came in a message."""
     path = Path(shared.path)
     if path.parent != Path(tempfile.gettempdir()) or path.suffix != _SUFFIX:
         raise SharedTensorError(f"{path} is no shared tensor of {tempfile.gettempdir()}, the scratch directory")
-    _map(shared)
     own = path.with_name(f"{secrets.token_hex(16)}{_SUFFIX}")
+    try:
+        _map(shared)
+    except SharedTensorElsewhere:
+        own = path.with_suffix(_TAKEN)
     try:
         path.rename(own)
     except OSError as error:
@@ -145,7 +171,9 @@ def _map(shared: SharedTensor) -> mmap.mmap | None:
         status = os.fstat(end)
         if not stat.S_ISREG(status.st_mode):
             raise SharedTensorError(f"{shared.path} is no regular file; expected a shared tensor")
-        _check_header(os.pread(end, _HEADER_BYTES, 0), shared)
+        magic = _check_header(os.pread(end, _HEADER_BYTES, 0), shared)
+        if magic == _ELSEWHERE:
+            raise SharedTensorElsewhere(shared, os.pread(end, _MAX_PLACE_BYTES, _HEADER_BYTES))
         if status.st_size != _HEADER_BYTES + size:
             raise SharedTensorError(
                 f"the shared tensor {shared.path} has {status.st_size - _HEADER_BYTES} bytes of data; expected {size}, "
@@ -161,16 +189,26 @@ def _map(shared: SharedTensor) -> mmap.mmap | None:
 
 def remove_shared(shared: SharedTensor) -> None:
     """By whoever shared it; what is open stays so. Nothing happens where the file is gone already."""
-    with suppress(OSError):
-        Path(shared.path).unlink()
+    path = Path(shared.path)
+    for name in (path, path.with_suffix(_TAKEN)):
+        with suppress(OSError):
+            name.unlink()
 
 
-def _check_header(header: bytes, shared: SharedTensor) -> None:
+def is_kept(shared: SharedTensor) -> bool:
+    """Whether nobody took it over or removed it; of data elsewhere, whether nobody removed it."""
+    path = Path(shared.path)
+    return path.exists() or path.with_suffix(_TAKEN).exists()
+
+
+def _check_header(header: bytes, shared: SharedTensor) -> bytes:
+    """What kind of file it is."""
     found = None
-    if len(header) == _HEADER_BYTES and header.startswith(_MAGIC):
-        first = len(_MAGIC) + 1
+    magic = _ELSEWHERE if header.startswith(_ELSEWHERE) else _MAGIC
+    if len(header) == _HEADER_BYTES and header.startswith(magic):
+        first = len(magic) + 1
         with suppress(msgspec.DecodeError):
-            found = _HEADER.decode(header[first : first + header[len(_MAGIC)]])
+            found = _HEADER.decode(header[first : first + header[len(magic)]])
     if found is None:
         raise SharedTensorError(f"{shared.path} has no header of a shared tensor; expected one that trtx wrote")
     if found != (shared.dtype, shared.shape):
@@ -178,6 +216,7 @@ def _check_header(header: bytes, shared: SharedTensor) -> None:
             f"the shared tensor {shared.path} is {found[0]} of shape {list(found[1])}; expected {shared.dtype} of "
             f"shape {list(shared.shape)}"
         )
+    return magic
 
 
 def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 ENCODE_SECONDS = 30.0
 """How long one encode worker may take with one picture, waiting for others included, before another is asked."""
+DISTRUST_SECONDS = 15.0
+"""How long one that did not answer is asked last: by then discovery has dropped what is dead or stopped."""
 
 
 class NoEncoder(Exception):
@@ -42,18 +46,35 @@ class NoEncoder(Exception):
 
 
 class Embedder(Protocol):
-    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
-        """Raises MediaError about ``blob.label``, NoEncoder, or what an encoder failed with."""
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
+        """Raises MediaError about ``blob.label``, 413 for more than ``most_rows`` before anything is encoded;
+        NoEncoder, or what an encoder failed with."""
         ...
+
+    def use_files(self) -> None:
+        """Nothing of what is made from now on stays on an encoder's device."""
 
     async def close(self) -> None: ...
 
 
 class LocalEmbedder:
-    """Decoding processes and a vision encoder, both started, of this worker."""
+    """Decoding processes and a vision encoder, both started, of this worker. ``on_device``: what it makes may stay on
+    the encoder's device."""
 
-    def __init__(self, pool: PicturePool, encoder: Engine, config: VisionConfig, metrics: MediaMetrics) -> None:
+    def __init__(
+        self,
+        pool: PicturePool,
+        encoder: Engine,
+        config: VisionConfig,
+        metrics: MediaMetrics,
+        *,
+        on_device: bool = True,
+    ) -> None:
         self._pool, self._encoder, self._config, self._metrics = pool, encoder, config, metrics
+        self._on_device = on_device
+
+    def use_files(self) -> None:
+        self._on_device = False
 
     @classmethod
     async def begin(
@@ -81,14 +102,15 @@ class LocalEmbedder:
         """False once its encoder died."""
         return self._encoder.is_alive()
 
-    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         if blob.kind == "embedding":
             return await self._given(blob)
         with self._metrics.timed("prepare"):
             prepared = await self._pool.prepare(blob)
         try:
+            _check_rows(self._config, prepared.grid, most_rows, blob.label)
             with self._metrics.timed("encode"):
-                made = await self._encoder.encode_pixels(prepared.pixels, prepared.grid)
+                made = await self._encoder.encode_pixels(prepared.pixels, prepared.grid, on_device=self._on_device)
             return replace(made, clip=prepared.clip)
         except ValueError as error:
             raise MediaError(422, f"{blob.label} can't be encoded: {error}") from error
@@ -117,6 +139,15 @@ def video_rule(config: VisionConfig) -> VideoRule | None:
     if config.video_token_id is None:
         return None
     return "all" if config.tokens_per_second is None else "each"
+
+
+def _check_rows(config: VisionConfig, patches: tuple[int, int, int] | None, most: int, label: str) -> None:
+    """Raises MediaError 413 for pixels of which more rows would be made."""
+    rows = 0 if patches is None else math.prod(patches) // config.spatial_merge**2
+    if rows > most:
+        raise MediaError(
+            413, f"{label} makes {rows} tokens of the prompt, and the context holds {most}; send a smaller one"
+        )
 
 
 def _checked_grid(
@@ -149,8 +180,11 @@ class StartedEmbedder:
 
     def __init__(self, begin: Callable[[], Awaitable[LocalEmbedder]]) -> None:
         self._begin = begin
+        self._has_files = False
         self._beginning = asyncio.Lock()
+        self._again = asyncio.Lock()
         self._begun: LocalEmbedder | None = None
+        self._is_closed = False
 
     async def start(self) -> LocalEmbedder:
         """Idempotent. Raises as :meth:`LocalEmbedder.begin` does."""
@@ -160,12 +194,42 @@ class StartedEmbedder:
                 await self._end()
             if self._begun is None:
                 self._begun = await self._begin()
+                if self._has_files:
+                    self._begun.use_files()
             return self._begun
 
-    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
-        return await (await self.start()).embed(blob, key)
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
+        """What was with an encoder that died is encoded once more, by the next one and one at a time: a picture that
+        ends encoders takes others with it once, and never again. Raises NoEncoder where that one died too."""
+        begun = await self.start()
+        try:
+            return await begun.embed(blob, key, most_rows)
+        except Exception as error:
+            if not self._died(begun, error):
+                raise
+        async with self._again:
+            begun = await self.start()
+            try:
+                return await begun.embed(blob, key, most_rows)
+            except Exception as error:
+                if not self._died(begun, error):
+                    raise
+                raise NoEncoder(
+                    "two vision encoders ended while they had the picture; try again, or another"
+                ) from error
+
+    def _died(self, begun: LocalEmbedder, error: Exception) -> bool:
+        """Whether ``error`` tells of the encoder's end, or of that of the pool beside it, and not of the picture."""
+        is_the_pictures_own = isinstance(error, MediaError) and error.status != NoEncoder.status
+        return not (is_the_pictures_own or begun.is_alive or self._is_closed)
+
+    def use_files(self) -> None:
+        self._has_files = True
+        if self._begun is not None:
+            self._begun.use_files()
 
     async def close(self) -> None:
+        self._is_closed = True
         async with self._beginning:
             await self._end()
 
@@ -189,6 +253,7 @@ class EncodeWorkers(Protocol):
 
 class RemoteEmbedder:
     """Asks the encode worker that :func:`preferred` says, the next one where it does not answer, then ``fallback``.
+    One that did not answer is asked last for :data:`DISTRUST_SECONDS`, and not at all where there is a fallback.
 
     The picture travels in a file of the topology's own directory, and so does its embedding back: nothing of either
     passes the event loop.
@@ -202,33 +267,57 @@ class RemoteEmbedder:
         fallback: Embedder | None,
         seconds: float = ENCODE_SECONDS,
         share_bytes: Callable[[Any], SharedTensor] = share,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workers, self._metrics, self._fallback = workers, metrics, fallback
         self._seconds = seconds
         self._share = share_bytes
+        self._clock = clock
         self._reader = EmbeddingReader()
+        self._has_files = False
+        self._distrusted: dict[int, float] = {}  # until when, by id
 
-    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+    def use_files(self) -> None:
+        self._has_files = True
+        if self._fallback is not None:
+            self._fallback.use_files()
+
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         picture = await asyncio.to_thread(self._share, np.frombuffer(blob.data, np.uint8))
         try:
             asked: set[int] = set()
-            while found := [one for one in self._workers.ids() if one not in asked]:
+            while found := self._worth_asking(asked):
                 self._metrics.retries += bool(asked)
                 worker = preferred(found, key)
                 asked.add(worker)
                 try:
                     with self._metrics.timed("remote"):
-                        return await self._ask(worker, question(picture, key, blob.kind))
+                        asked_for = question(picture, key, blob.kind, most_rows, in_file=self._has_files)
+                        made = await self._ask(worker, asked_for)
                 except MediaError as error:
+                    self._distrusted.pop(worker, None)
                     raise error.about(blob.label) from error
                 except Exception as error:
+                    self._distrusted[worker] = self._clock() + DISTRUST_SECONDS
                     logger.warning("encode worker %x did not encode picture %s: %r", worker, key.hex(), error)
+                else:
+                    self._distrusted.pop(worker, None)
+                    return made
         finally:
             remove_shared(picture)
         if self._fallback is None:
             raise NoEncoder("no encode worker answered; try again once one is back")
         self._metrics.fallbacks += 1
-        return await self._fallback.embed(blob, key)
+        return await self._fallback.embed(blob, key, most_rows)
+
+    def _worth_asking(self, asked: Collection[int]) -> Sequence[int]:
+        """Who may be asked next; those of whom nothing is known against them first."""
+        ids = self._workers.ids()
+        now = self._clock()
+        self._distrusted = {one: until for one, until in self._distrusted.items() if until > now and one in ids}
+        left = [one for one in ids if one not in asked]
+        trusted = [one for one in left if one not in self._distrusted]
+        return trusted if trusted or self._fallback is not None else left
 
     async def _ask(self, worker: int, asked: Mapping[str, Any]) -> TowerOutput:
         async with asyncio.timeout(self._seconds):
@@ -250,20 +339,33 @@ def preferred(workers: Iterable[int], key: bytes) -> int:
 # --- what the two ends say to each other, as JSON ---
 
 
-def question(picture: SharedTensor, key: bytes, kind: Kind) -> dict[str, Any]:
-    """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one."""
-    return {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind}
+def question(picture: SharedTensor, key: bytes, kind: Kind, most_rows: int, *, in_file: bool = False) -> dict[str, Any]:
+    """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one.
+    ``in_file``: whoever asks can't read an embedding on the encoder's device."""
+    asked = {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind, "most_rows": most_rows}
+    return {**asked, "in_file": True} if in_file else asked
 
 
-def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind]:
+def wants_file(asked: Any) -> bool:
+    """Of a question that :func:`read_question` took."""
+    return asked.get("in_file") is True
+
+
+def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind, int]:
     """Raises ValueError for what is no question."""
     if not isinstance(asked, Mapping):
-        raise ValueError("expected picture, key and kind")
+        raise ValueError("expected picture, key, kind and most_rows")
     try:
         kind: Kind = msgspec.convert(asked.get("kind"), Kind)
-        return msgspec.convert(asked.get("picture"), SharedTensor), bytes.fromhex(str(asked.get("key"))), kind
+        most_rows = msgspec.convert(asked.get("most_rows"), int)
+        return (
+            msgspec.convert(asked.get("picture"), SharedTensor),
+            bytes.fromhex(str(asked.get("key"))),
+            kind,
+            most_rows,
+        )
     except (msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"expected picture, key and kind: {error}") from error
+        raise ValueError(f"expected picture, key, kind and most_rows: {error}") from error
 
 
 def refusal(error: MediaError) -> dict[str, Any]:

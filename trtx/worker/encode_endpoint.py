@@ -15,6 +15,10 @@ from dynamo._core import Context
 from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.runtime import DistributedRuntime
 
+SILENCE_SECONDS = 3.0
+"""After which an encode worker is held to be dead or stopped: one that is busy says so each HEARTBEAT_SECONDS, from an
+event loop that neither decodes nor encodes."""
+HEARTBEAT_SECONDS = 0.5
 ASKED = "trtx_encode"
 """Of ``extra_args``: the one part of Dynamo's request that it hands on as it is."""
 
@@ -22,8 +26,11 @@ ASKED = "trtx_encode"
 class EncodeEndpoint:
     """Where a worker asks for embeddings. :meth:`open` it on the loop that asks."""
 
-    def __init__(self, runtime: DistributedRuntime, client: Any, model: str) -> None:
+    def __init__(
+        self, runtime: DistributedRuntime, client: Any, model: str, *, silence_s: float = SILENCE_SECONDS
+    ) -> None:
         self._runtime, self._client, self._model = runtime, client, model
+        self._silence_s = silence_s
 
     @classmethod
     async def open(cls, model: str) -> EncodeEndpoint:
@@ -46,8 +53,8 @@ class EncodeEndpoint:
         return tuple(self._client.instance_ids())
 
     async def ask(self, worker_id: int, question: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Its ``encoder_result``; raises what Dynamo does where it does not answer. A cancelled question is told to the
-        worker."""
+        """Its ``encoder_result``. Raises TimeoutError where it falls silent, and what Dynamo does where it does not
+        answer. Of a question that is given up the worker is told."""
         context = Context()
         request = {
             "model": self._model,
@@ -60,9 +67,14 @@ class EncodeEndpoint:
             "extra_args": {ASKED: dict(question)},
         }
         try:
-            async for chunk in await self._client.direct(request, worker_id, context=context):
-                if (found := (chunk.data() or {}).get("encoder_result")) is not None:
-                    return dict(found)
+            async with asyncio.timeout(self._silence_s) as silence:
+                async for chunk in await self._client.direct(request, worker_id, context=context):
+                    if (found := (chunk.data() or {}).get("encoder_result")) is not None:
+                        return dict(found)
+                    silence.reschedule(asyncio.get_running_loop().time() + self._silence_s)
+        except TimeoutError:
+            context.stop_generating()
+            raise TimeoutError(f"it said nothing for {self._silence_s:g} s") from None
         except asyncio.CancelledError:
             context.stop_generating()
             raise

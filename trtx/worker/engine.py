@@ -34,6 +34,7 @@ from trtx.worker.polling import EnginePoll
 from trtx.worker.seeing import Seeing
 from trtx.worker.status import StatusFile
 from trtx.worker.transfers import TransferCounts
+from trtx.worker.unheard import guarded_template
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
     def worker_config(self) -> WorkerConfig:
         """Where this worker registers. Addresses and planes come from the environment that the topology plans."""
         options = self.options
+        template = guarded_template(options.model, os.environ)
         return WorkerConfig(
             namespace=get_worker_namespace(),
             component=options.role if options.role in ("prefill", "encode") else "backend",
@@ -82,6 +84,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             request_plane=os.environ.get("DYN_REQUEST_PLANE", "tcp"),
             event_plane=os.environ.get("DYN_EVENT_PLANE", "zmq"),
             disaggregation_mode=DisaggregationMode(options.role),
+            custom_jinja_template=None if template is None else str(template),
         )
 
     async def start(self, worker_id: int) -> EngineConfig:

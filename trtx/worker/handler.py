@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from trtx.engine.handoff_facts import HandoffFacts, outcome_of
 from trtx.worker import handoff, roles
 from trtx.worker.chunks import ChunkWriter
 from trtx.worker.embedders import is_refusal
+from trtx.worker.encode_endpoint import HEARTBEAT_SECONDS
 from trtx.worker.encoding import ImageEncoder
 from trtx.worker.faults import as_dynamo_error, fault_of
 from trtx.worker.leaving import Leaving
@@ -35,6 +38,7 @@ from trtx.worker.request import parse as parse_request
 from trtx.worker.roles import Submission
 from trtx.worker.sight import Looking, Sight
 from trtx.worker.sockets import set_nodelay_everywhere
+from trtx.worker.unheard import mark_of, refuse_unheard
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +71,7 @@ class RequestHandler:
         self._metrics = metrics
         self._open = open_requests
         self._leaving = leaving
+        self._mark = mark_of(os.environ.get("DYN_NAMESPACE", ""))
 
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
         set_nodelay_everywhere()
@@ -82,8 +87,9 @@ class RequestHandler:
         metrics.open_requests += 1
         try:
             if self._encoder is not None:
-                answer = await self._encode(self._encoder, request, context)
-                yield answer
+                async with aclosing(self._encode(self._encoder, request, context)) as answers:
+                    async for answer in answers:
+                        yield answer
                 outcome = "invalid" if is_refusal(answer.get("encoder_result") or {}) else "stop"
                 return
             looking = self._sight.looking(request) if self._sight is not None and not is_probe(request) else None
@@ -195,13 +201,25 @@ class RequestHandler:
 
     async def _encode(
         self, encoder: ImageEncoder | PictureEncoder, request: Mapping[str, Any], context: Context
-    ) -> dict[str, Any]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer, and until it is there a chunk of nothing now and then: who waits knows a busy worker from one
+        that is stopped."""
         if is_probe(request):  # one prompt without images: there is nothing to encode, and health is asked as always
             alive = self._loaded.engine.is_alive()
-            return {"token_ids": [], "index": 0, "finish_reason": "stop" if alive else "cancelled"}
-        return await encoder.encode(request, is_wanted=lambda: not context.is_stopped())
+            yield {"token_ids": [], "index": 0, "finish_reason": "stop" if alive else "cancelled"}
+            return
+        encoding = asyncio.ensure_future(encoder.encode(request, is_wanted=lambda: not context.is_stopped()))
+        try:
+            while not (await asyncio.wait((encoding,), timeout=HEARTBEAT_SECONDS))[0]:
+                yield {"token_ids": [], "index": 0}
+            yield encoding.result()
+        finally:
+            if not encoding.done():
+                encoding.cancel()
+                await asyncio.wait((encoding,))
 
     def _parse(self, wire: Mapping[str, Any], context: Context) -> WorkerRequest:
+        refuse_unheard(wire.get("token_ids") or (), self._loaded.tokenizer, self._mark)
         context_length, headers = self._loaded.engine.facts.context_length, context.trace_headers()
         sees = self._sight is not None
         return parse_request(wire, context_length=context_length, trace_headers=headers, sees=sees)

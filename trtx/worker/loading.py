@@ -85,6 +85,10 @@ def load(options: WorkerOptions) -> LoadedEngine:
     start = api.start if serves_tokens else api.start_encoder
     if start is None:
         raise UsageError(f"engine {options.engine} has no vision encoder; use --engine torch for encode")
+    if options.deterministic and not api.can_be_deterministic:
+        raise UsageError(
+            f"--deterministic means nothing with engine {options.engine}, which can't promise it; leave it out"
+        )
     arguments = engine_arguments(options) if serves_tokens else options.llm_args
     loaded = start(options.model, arguments)
     seconds = time.monotonic() - started
@@ -109,7 +113,7 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
         role=options.role,
         engine=options.engine,
         versions={**_own_versions(), **api.versions},
-        gpu_names=gpu_names(),
+        gpu_names=_gpu_names(options, api),
         tensor_parallel_size=options.llm_args.get("tensor_parallel_size") or 1,
         context_length=facts.context_length,
         max_batch_size=facts.max_batch_size,
@@ -117,7 +121,17 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
         kv_block_size=facts.block_size,
         kv_blocks=facts.num_blocks,
         metrics_port=_metrics_port(os.environ.get("DYN_SYSTEM_PORT", "")),
+        deterministic=options.deterministic,
     )
+
+
+def _gpu_names(options: WorkerOptions, api: EngineApi) -> tuple[str, ...] | None:
+    """None too where the engine's ranks are on other nodes as well: nobody here knows those, and the GPUs of one node
+    would be taken for all that it has."""
+    names = gpu_names()
+    if names and api.gpus_of(options.llm_args) > len(names):
+        return None
+    return names
 
 
 def _metrics_port(variable: str) -> int | None:
@@ -151,4 +165,6 @@ def engine_arguments(options: WorkerOptions) -> dict[str, Any]:
     if options.role != "agg":
         # Without one, an engine refuses every request that comes from or goes to another engine.
         arguments.setdefault("cache_transceiver_config", {"backend": "NIXL"})
+    if options.deterministic:
+        arguments["deterministic"] = True  # the torch engine's own: no engine config may hold it
     return arguments

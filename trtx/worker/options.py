@@ -43,6 +43,7 @@ class WorkerOptions:
     encoders: Encoders = "local"
     media: MediaLimits = field(default_factory=MediaLimits)
     embedding_cache_bytes: int = EMBEDDING_CACHE_BYTES
+    deterministic: bool = False
 
 
 def parse(argv: list[str]) -> WorkerOptions:
@@ -62,11 +63,14 @@ def parse(argv: list[str]) -> WorkerOptions:
     parser.add_argument("--stall-seconds", type=float, default=STALL_SECONDS, help="no step for so long is a death")
     parser.add_argument("--encoders", choices=get_args(Encoders), default="local", help="who encodes images")
     parser.add_argument("--embedding-cache-bytes", type=int, default=EMBEDDING_CACHE_BYTES, help="of images")
+    parser.add_argument("--deterministic", action="store_true", help="the same bits in any batch")
     parser.add_argument("--media", default="{}", help="JSON: what is taken of clients' images, where not by default")
     args = parser.parse_args(argv)
     if not (args.model / "config.json").is_file():
         # Dynamo would take a directory that is not there for the name of a model to download.
         raise UsageError(f"--model {args.model} has no config.json; expected a Hugging Face model directory")
+    if args.deterministic and args.role == "encode":
+        raise UsageError("--deterministic means nothing for role encode, which generates nothing; leave it out")
     return WorkerOptions(
         role=args.role,
         engine=args.engine,
@@ -81,6 +85,7 @@ def parse(argv: list[str]) -> WorkerOptions:
         encoders=args.encoders,
         media=_read_media(args.media),
         embedding_cache_bytes=args.embedding_cache_bytes,
+        deterministic=args.deterministic,
     )
 
 

@@ -23,7 +23,7 @@ from trtx.engine.api import (
 )
 from trtx.media import THIS_PICTURE, Blob, Kind, MediaError
 from trtx.worker.chunks import Chunk
-from trtx.worker.embedders import Embedder, read_question, refusal
+from trtx.worker.embedders import Embedder, read_question, refusal, wants_file
 from trtx.worker.embedding_cache import EmbeddingCache, NotMade, TooLarge, Wanted
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.request import InvalidRequest
@@ -32,6 +32,7 @@ from trtx.worker.request import InvalidRequest
 class PictureEncoder:
     """Answers the questions of ``embedders``. What it makes is kept in ``cache``, whose files are its own: whoever
     asks gets a second name of one, under a lease of ``exports``: who has gone by the time of the answer costs no more.
+    ``in_files``: for those who can't read what ``embedder`` leaves on its device; None: it leaves nothing there.
     """
 
     def __init__(
@@ -40,7 +41,10 @@ class PictureEncoder:
         cache: EmbeddingCache[TowerOutput],
         reserved_bytes: int,
         exports: EmbeddingExports,
+        *,
+        in_files: Embedder | None = None,
     ) -> None:
+        self._in_files = in_files
         self._embedder, self._cache, self._reserved_bytes, self._exports = embedder, cache, reserved_bytes, exports
 
     async def encode(self, wire: Mapping[str, Any], *, is_wanted: Callable[[], bool] = lambda: True) -> Chunk:
@@ -49,11 +53,11 @@ class PictureEncoder:
         remove no file."""
         asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
-            picture, key, kind = read_question(asked)
+            picture, key, kind, most_rows = read_question(asked)
         except ValueError as error:
             raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
         try:
-            handle = await self._encode(picture, key, kind)
+            handle = await self._encode(picture, key, kind, most_rows, in_file=wants_file(asked))
             if not is_wanted() and handle.path is not None:
                 Path(handle.path).unlink(missing_ok=True)  # and so its lease ends
             answered = handle.to_dict()
@@ -66,18 +70,24 @@ class PictureEncoder:
         chunk: Chunk = dict(encoder_terminal_chunk(answered))
         return chunk
 
-    async def _encode(self, picture: SharedTensor, key: bytes, kind: Kind) -> EmbeddingHandle:
+    async def _encode(
+        self, picture: SharedTensor, key: bytes, kind: Kind, most_rows: int, *, in_file: bool
+    ) -> EmbeddingHandle:
+        embedder, kept_as = self._embedder, key
+        if in_file and self._in_files is not None:
+            embedder, kept_as = self._in_files, key + b"in a file"
+
         async def make() -> tuple[TowerOutput, int]:
             blob = Blob(await asyncio.to_thread(read_shared, picture), THIS_PICTURE, kind)
-            made = await self._embedder.embed(blob, key)
+            made = await embedder.embed(blob, key, most_rows)
             return made, made.rows.nbytes
 
         try:
-            lease = await self._cache.lease([Wanted(key, self._reserved_bytes, make)])
+            lease = await self._cache.lease([Wanted(kept_as, self._reserved_bytes, make)])
         except TooLarge as error:
             raise MediaError(413, f"{THIS_PICTURE} makes a larger embedding than this worker holds: {error}") from error
         try:
-            held = (await lease.embeddings())[key]
+            held = (await lease.embeddings())[kept_as]
             return self._exports.offer(key, lend(held.rows), held.grid, held.clip)
         finally:
             lease.release()

@@ -17,6 +17,7 @@ from trtx.engine.api import Clip, MediaSpan
 from trtx.media import Kind, MediaLimits
 from trtx.worker.request import InvalidRequest
 
+_AUDIO = "input_audio"
 _KINDS: Mapping[str, Kind] = {"image_url": "image", "video_url": "video"}
 _START, _END = (
     "<|vision_start|>",
@@ -65,9 +66,9 @@ def sent_media(wire: Mapping[str, Any], config: VisionConfig | Placeholders) -> 
     one, so here its bytes name it.
     """
     media = wire.get("multi_modal_data") or {}
-    _refuse_lost_audio(wire)
     taken = [name for name, kind in _KINDS.items() if kind == "image" or config.video_token_id is not None]
-    if others := sorted(kind for kind, held in media.items() if held and kind not in taken):
+    others = sorted({kind for kind, held in media.items() if held and kind not in taken} | _lost_audio(wire))
+    if others:
         wanted = "images and videos" if len(taken) > 1 else "images"
         raise InvalidRequest(
             f"the request brings {', '.join(others)}, expected {wanted} alone: this model takes no other media; send "
@@ -90,17 +91,15 @@ def _names_an_embedding(url: str) -> bool:
     return url.partition("?")[0].partition("#")[0].lower().endswith(_EMBEDDING)
 
 
-def _refuse_lost_audio(wire: Mapping[str, Any]) -> None:
-    """Dynamo 1.4.2's frontend drops ``input_audio``, and shows a worker the messages only where other media are in
-    them.
-
-    Without any, no worker learns of it: docs/request-fields.md.
-    """
+def _lost_audio(wire: Mapping[str, Any]) -> set[str]:
+    """``input_audio``, which Dynamo 1.4.2's frontend leaves out of the media. It shows a worker the messages only where
+    other media are in them: docs/request-fields.md says what becomes of one without any."""
     for message in (wire.get("extra_args") or {}).get("messages") or ():
         parts = message.get("content") if isinstance(message, Mapping) else None
         for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, Mapping) and part.get("type") == "input_audio":
-                raise InvalidRequest("the request brings input_audio, expected images or videos alone: no model hears")
+            if isinstance(part, Mapping) and part.get("type") == _AUDIO:
+                return {_AUDIO}
+    return set()
 
 
 def _url(item: Any, kind: Kind) -> str:

@@ -115,7 +115,9 @@ class Seeing:
         embedder = LocalEmbedder(pool, loaded, self._config, self.metrics)
         exports = EmbeddingExports()
         self._exit.callback(exports.close)
-        self.encoder = PictureEncoder(embedder, cache, self._reserved_bytes(self._config, loaded), exports)
+        in_files = LocalEmbedder(pool, loaded, self._config, self.metrics, on_device=False)
+        reserved = self._reserved_bytes(self._config, loaded)
+        self.encoder = PictureEncoder(embedder, cache, reserved, exports, in_files=in_files)
 
     async def _prompts_with(self, loaded: Engine, tokenizer: Tokenizer | None) -> None:
         """The engine prepares pictures itself, and has a tower of its own or lives on an encoder's handles."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
-from trtx.engine.api import TowerOutput, remove_shared
+from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, TowerOutput, remove_shared
 from trtx.media import THIS_PICTURE, Blob, HeldMedia, Kind, MediaError, MediaLimits, content_key, fetch
 from trtx.worker.embedders import Embedder
 from trtx.worker.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Picture, Sent, check_counts, check_placeholders, sent_media
 from trtx.worker.request import InvalidRequest
+
+logger = logging.getLogger(__name__)
 
 FETCHES = 32
 """Files that a worker fetches at a time: each may be as large as ``MediaLimits.max_media_bytes``."""
@@ -127,17 +130,28 @@ class Sight:
 
     def _maker(self, key: bytes, blob: Blob) -> Callable[[], Awaitable[tuple[Picture, int]]]:
         async def make() -> tuple[Picture, int]:
-            # Others join who know it by URLs of their own. ``blob`` stays here: as long as it does, its bytes count.
-            made = await self._embedder.embed(Blob(blob.data, THIS_PICTURE, blob.kind), key)
             try:
-                picture = self._picture(key, made)
-                with self._metrics.timed("put"):
-                    await self._engine.put_embedding(key, made.rows)
-            finally:
-                remove_shared(made.rows)  # the engine has read it, or will not
-            return picture, made.rows.nbytes
+                return await self._make(key, blob)
+            except EmbeddingUnreachable as error:
+                logger.warning("embeddings come in files from now on: %s", error)
+                self._embedder.use_files()
+            except EmbeddingGone as error:
+                logger.warning("picture %s is encoded again: %s", key.hex(), error)
+            return await self._make(key, blob)
 
         return make
+
+    async def _make(self, key: bytes, blob: Blob) -> tuple[Picture, int]:
+        # Others join who know it by URLs of their own. ``blob`` stays here: as long as it does, its bytes count.
+        context = self._engine.facts.context_length
+        made = await self._embedder.embed(Blob(blob.data, THIS_PICTURE, blob.kind), key, context)
+        try:
+            picture = self._picture(key, made)
+            with self._metrics.timed("put"):
+                await self._engine.put_embedding(key, made.rows)
+        finally:
+            remove_shared(made.rows)  # the engine has read it, or will not
+        return picture, made.rows.nbytes
 
     def _picture(self, key: bytes, made: TowerOutput) -> Picture:
         rows, columns = made.rows.shape

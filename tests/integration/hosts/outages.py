@@ -20,7 +20,7 @@ _STREAMS = 6
 class Cost:
     """Of one fault. A request is lost, and a stream cut, whose client got anything but a whole answer."""
 
-    requests: int  # at the steady pace, until some seconds after all was whole again
+    requests: int  # at the steady pace, until some seconds after all was whole again; and streams that had not begun
     lost: int
     streams: int  # long ones, which had begun: what is refused at once is asked again, and not counted
     streams_cut: int
@@ -103,8 +103,10 @@ def measuring(
 
 
 def _cost(fault: float, whole: float, probes: list[Stream], streams: list[Stream]) -> Cost:
+    begun = [one for one in streams if one.ended > fault and one.chunks]
+    # One that was on its way when the fault came, and of which nothing had come back, is a request as any other.
     probes = [one for one in probes if one.ended > fault]
-    begun = [one for one in streams if one.ended > fault and (one.chunks or one.began < fault)]
+    probes += [one for one in streams if one.began < fault < one.ended and not one.chunks]
     everything = [*probes, *begun]
     lost = [one for one in everything if not one.is_good]
     good = sorted(one.began for one in everything if one.is_good)

@@ -82,7 +82,7 @@ def test_the_pair_whose_devices_do_not_meet_is_named_with_its_cause_and_the_othe
         "can't be reached over NIXL",
         "UCX says: no active messages transport",
         "no route to 10.77.0.1",
-        "UCX_NET_DEVICES has to name a device",
+        "correct the device of node1 and of node2 in the hosts file",
     ):
         assert words in said
     assert proofs.missing(ids) == (Pair("prefill-0", "decode-1"),)

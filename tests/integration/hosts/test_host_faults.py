@@ -20,8 +20,7 @@ pytestmark = pytest.mark.proof
 def served(request: pytest.FixtureRequest, hosts: Hosts, servers: Servers) -> Iterator[ServedHosts]:
     shape = SHAPES[request.param]
     directory = hosts.directory / f"shape-{list(SHAPES).index(request.param)}"
-    # Longer than the default: a lease that one fault kept from being renewed has to outlast the next one.
-    with served_hosts(hosts, servers, directory, *shape.arguments, lease_ttl_s=120, **shape.of_hosts) as running:
+    with served_hosts(hosts, servers, directory, *shape.arguments, **shape.of_hosts) as running:
         yield running
 
 
@@ -29,6 +28,7 @@ def served(request: pytest.FixtureRequest, hosts: Hosts, servers: Servers) -> It
     ("served", "fault"),
     [pytest.param(fault.shape, fault, id=f"{fault.shape}: {fault.name}") for fault in FAULTS],
     indirect=["served"],
+    scope="module",  # or pytest takes a test's own, and each fault would have a topology of its own
 )
 def test_no_request_is_lost_where_another_process_can_take_it_and_all_is_whole_again(
     served: ServedHosts, fault: Fault

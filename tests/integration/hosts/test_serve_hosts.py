@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from host_answers import MODEL, PROMPTS, answer, listening
-from host_servers import ETCD_PEER_PORT, ETCD_PORT, NATS_PORT
-from host_shares import ServedHosts, served_hosts
+from host_shares import ServedHosts, served_hosts, services, unplanned
 from host_topology import Servers
 from namespaces import Hosts
 
@@ -44,17 +43,5 @@ def test_prefill_here_and_decode_there_say_what_one_engine_says(
 
 
 def test_nothing_listens_but_what_was_planned(disagg: ServedHosts, hosts: Hosts, servers: Servers) -> None:
-    plan = disagg.plan
     for host in hosts:
-        found = [pair for sockets in listening(host).values() for pair in sockets]
-        assert {address for address, _ in found} == {host.address}
-        here = plan.share(host.name).processes
-        planned = {port for process in here for port in process.ports.values()}
-        planned |= {process.http_port for process in here if process.http_port is not None}
-        planned |= {ETCD_PORT, ETCD_PEER_PORT, NATS_PORT} if host == hosts.first else set()
-        of_kv = {port for one in here if one.kv_ports for port in range(one.kv_ports[0], one.kv_ports[1] + 1)}
-        ports = {port for _, port in found}
-        # Without routing by prefix Dynamo's frontend opens no port for requests.
-        unused = {process.request_port for process in here if process.role == "frontend"}
-        assert planned - unused <= ports - of_kv <= planned
-        assert len(ports & of_kv) == len([process for process in here if process.kv_ports])
+        assert unplanned(disagg.plan, host, services(host, hosts)) == set()

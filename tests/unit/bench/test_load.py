@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from pydantic import ValidationError
 
 from trtx.bench import LoadSpec, Target, planned_trials
@@ -95,3 +98,19 @@ def test_loads_are_counted_without_being_made() -> None:
     for spec in (LoadSpec(), LoadSpec(isl=(64, 128), osl=(8, 16), request_rate=(1.0, 2.0, 4.0))):
         assert spec.load_count == len(spec.loads)
     assert LoadSpec(isl=tuple(range(1, 50_001)), concurrency=tuple(range(1, 50_001))).load_count == 2_500_000_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved"), [("png", {"compress_level": 6}), ("jpeg", {"quality": 85, "subsampling": 0})]
+)
+def test_files_of_noise_have_the_bytes_that_they_have_at_least(kind: str, saved: dict[str, int]) -> None:
+    """As aiperf 0.13.0 saves them (``dataset/utils.py``)."""
+    for width, height in ((64, 64), (300, 200)):
+        load = LoadSpec.model_validate(
+            {"image_batch_size": 1, "image_width_mean": width, "image_height_mean": height, "image_format": kind}
+        )
+        noise = np.random.default_rng(2).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(file := io.BytesIO(), kind, **saved)
+        assert load.least_image_bytes <= len(file.getvalue()) <= 1.15 * load.least_image_bytes
+    assert LoadSpec.model_validate({"image_batch_size": 1, "image_source": "assets"}).least_image_bytes == 0
+    assert LoadSpec().least_image_bytes == 0

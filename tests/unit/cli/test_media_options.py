@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trtx.cli.app import run as trtx
 from trtx.cli.topology_options import topology_fields
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep
@@ -34,3 +35,31 @@ def test_limits_that_depend_on_each_other_are_looked_at_together(tmp_path: Path)
 def test_a_value_that_is_none_is_refused_by_its_option(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="^--max-videos -1: expected"):
         swept(tmp_path, max_videos=-1)
+
+
+OF_VIDEOS = (["--max-videos", "3"], ["--max-video-frames", "4"], ["--max-video-s", "5"])
+OF_IMAGES = (
+    ["--max-images", "3"], ["--allow-http-media"], ["--decode-processes", "1"], ["--media-timeout-s", "3"],
+    ["--max-media-bytes", "1000"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-vl", "tiny-qwen2.5-vl"])
+@pytest.mark.parametrize("typed", [*OF_VIDEOS, *OF_IMAGES], ids=" ".join)
+def test_a_limit_of_what_a_model_does_not_take_is_refused(
+    model: str, typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = model == "tiny-qwen2.5-vl" or (model == "tiny-vl" and typed in OF_IMAGES)
+    assert trtx(["serve", "--engine", "torch", "--model", f"synthetic:{model}", "--dry-run", *typed]) == 2 * (not taken)
+    said = capsys.readouterr().err
+    if not taken:
+        takes = "a text model; leave it out" if model == "tiny" else "which takes images and no videos; leave it out"
+        assert said.startswith(f"trtx: {typed[0]} means nothing with {model}, {takes}, or serve ")
+        assert len(said) < 300 and said.count("\n") == 1
+
+
+def test_no_videos_may_be_said_of_a_model_that_takes_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """As locks of runs say it that are older than videos."""
+    for model in ("tiny", "tiny-vl"):
+        said = ["serve", "--engine", "torch", "--model", f"synthetic:{model}", "--dry-run", "--max-videos", "0"]
+        assert trtx(said) == 0, capsys.readouterr().err

@@ -112,11 +112,13 @@ CALLS = {
         "disagg": ["export", "slurm", "--mode", "disagg"],
         "no GPU": ["export", "slurm", "--engine", "paced"],
         "no container": ["export", "slurm"],
+        "dry run": ["export", "slurm", "--dry-run"],
     },
     "export kubernetes": {
         "agg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "agg"],
         "disagg": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--mode", "disagg"],
         "no GPU": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--engine", "paced"],
+        "dry run": ["export", "kubernetes", "--image", "reg/trtx:1.4.2", "--dry-run"],
     },
     "compare": {
         "": ["compare", "main", "other", "--max-regression", "5%"],
@@ -175,7 +177,7 @@ VALUES |= {f"--{of}-cert": "other.pem" for of in ("tls", "listen")} | {
 VALUES |= {"--listen": "127.0.0.1:8081"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999", "--max-image-pixels": "99999999", "--max-images": "9"}
-VALUES |= {"--decode-processes": "3", "--max-videos": "3"}
+VALUES |= {"--decode-processes": "3", "--max-videos": "3", "--max-media-bytes": "9999999"}
 VALUES |= {
     "--hosts": HOSTS.format("roles"),
     "--etcd": "http://127.0.0.1:8",
@@ -204,6 +206,8 @@ SEEN_ELSEWHERE = {
     ("export kubernetes", "--output"): "tests/unit/export/test_kubernetes.py",
     ("export kubernetes", "--allowed-media-path"): "tests/unit/export/test_kubernetes.py",
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",
+    ("export slurm", "--dry-run"): "tests/unit/export/test_over_nodes.py",
+    ("export kubernetes", "--dry-run"): "tests/unit/export/test_over_nodes.py",
     ("serve", "--this-host"): "tests/unit/cli/test_serve_hosts.py",
     ("bench", "--json"): "tests/integration/test_bench_resume.py",
     ("eval", "--json"): "tests/integration/test_eval.py",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
+from processes import free_port
 
 from trtx.cli import app
 
@@ -51,7 +53,8 @@ def test_a_dry_run_names_each_process_with_its_host_ports_and_environment_and_wh
         "node2 10.77.0.2, device eth1: decode-0, decode-1",
         "decode-1: on node2, no GPU, listens on 10.77.0.2:17006 (requests), 10.77.0.2:17007 (system)",
         "frontend: on node1, no GPU, listens on 10.77.0.1:8000 (HTTP), 10.77.0.1:17000 (responses), log",
-        "ETCD_LEASE_TTL=45",
+        "etcd       http://10.77.0.1:2379, a lost host leaves after 45 s",
+        "ETCD_LEASE_TTL=600",
         "ETCD_ENDPOINTS=http://10.77.0.1:2379",
         "NATS_SERVER=nats://10.77.0.1:4222",
         "DYN_SYSTEM_HOST=10.77.0.2",
@@ -113,6 +116,11 @@ def test_secrets_are_named_by_their_files_and_looked_for_beside_the_hosts_file(
         (({}, {}), {"etcd_auth": {"ca": "a", "key": "k"}}, ("etcd_auth.certificate is missing; give it",)),
         (({}, {}), {"nats_auth": {"token_file": "t", "more": 1}}, ("nats_auth.more is not a field of it",)),
         (({}, {}), {"name": "a/b"}, ("name 'a/b'",)),
+        (({}, {}), {"etcd": []}, ("etcd is empty; give at least one",)),
+        (({}, {}), {"etcd": "http://10.77.0.1:2379"}, ("etcd is text; expected a valid list",)),
+        (({}, {}), {"etcd": [""]}, ("etcd '' is no address of it alone",)),
+        (({}, {}), {"nats": ""}, ("nats '' is no address of it alone",)),
+        (({}, {}), {"nats_auth": {"username": "", "password_file": "p"}}, ("nats_auth.username is empty",)),
         (({}, {}), {"lease_ttl_s": 1}, ("lease_ttl_s 1", "greater than or equal to 5")),
         (({"roles": {"prefill": 1}}, {}), {}, ("names prefill, and --mode agg", "choose --mode disagg")),
         (({"roles": {"encode": 1}}, {}), {}, ("encode workers hand embeddings over in files of one machine",)),
@@ -166,3 +174,34 @@ def test_a_host_that_is_not_this_machine_serves_nothing_here(
     assert app.run([*command, "--this-host", "node2"]) == 2
     assert "--this-host node2 has address 10.77.0.2, and this machine has not" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        (("bench",), "trtx bench --url http://ADDRESS:PORT --etcd URL"),
+        (("eval", "--tasks", "trtx"), "trtx eval --url http://ADDRESS:PORT from"),
+        (("eval", "fidelity"), "trtx eval fidelity --url http://ADDRESS:PORT from"),
+    ],
+)
+def test_what_measures_says_how_a_topology_over_hosts_is_measured(
+    verb: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run([*verb, "--hosts", written(tmp_path, *ROLES)]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "trtx serve join" in said and said.count("\n") == 1
+
+
+def test_a_device_over_which_no_kv_can_go_is_told_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = [name for name, stats in psutil.net_if_stats().items() if not stats.isup]
+    cases = {"lo:1": "and ports are of InfiniBand devices", "nowhere9": "and this machine has not (it has"}
+    cases |= dict.fromkeys(down[:1], "which is down")
+    for device, words in cases.items():
+        host = {"address": "127.0.0.1", "device": device, "roles": {"agg": 1}}
+        file = written(tmp_path, host, etcd=["http://127.0.0.1:9"], nats="nats://127.0.0.1:9")
+        command = ["serve", "--hosts", file, "--engine", "paced", "--port", str(free_port())]
+        assert app.run([*command, "-o", str(tmp_path / "runs")]) == 2
+        said = capsys.readouterr().err
+        assert f"node1 has device {device}, {words}" in said and "in the hosts file" in said, said

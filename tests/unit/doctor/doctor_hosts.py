@@ -11,12 +11,12 @@ from trtx.doctor.host_facts import (
     HostsFacts,
     Met,
     PortSpan,
-    SecretFile,
     TakenPort,
     WantedHost,
 )
 from trtx.planes.fitness import EtcdEndpoint
 from trtx.planes.nats import NatsAnswer
+from trtx.planes.secret_files import SecretFile
 
 ETCD = EtcdEndpoint(
     "http://10.77.0.1:2379",
@@ -106,6 +106,13 @@ HOSTS = {
     "NATS that lets nobody in": hosts(nats=replace(NATS, refusal="Authorization Violation")),
     "NATS open": hosts(nats=replace(NATS, auth_required=False), nats_way="open", secret_files=()),
     "credentials that are not there": hosts(secret_files=(SecretFile("/etc/trtx/key.pem", problem="No such file"),)),
+    "credentials here and there": hosts(
+        secret_files=(
+            SecretFile("/etc/trtx/key.pem", 0o640),
+            SecretFile("/etc/trtx/password", problem="Permission denied"),
+            SecretFile("/etc/trtx/token", 0o600),
+        )
+    ),
     "credentials for all": hosts(secret_files=(SecretFile("/etc/trtx/key.pem", 0o644),)),
     "served already": hosts(own=report(1, taken=(_OWN,)), met={"node2": met(report(2, taken=(_OWN,)), p17000="other")}),
     "ports in use": hosts(

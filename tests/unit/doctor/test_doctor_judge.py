@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doctor_hosts import HOSTS, hosts
 from doctor_machines import GIB, SYSTEM, h100_box, laptop, rows, with_packages, with_system
 
 from trtx.doctor.facts import Directory, Facts, Gpu, GpuProcess, Gpus, Package, Topology
@@ -299,3 +300,16 @@ def test_one_trtx_for_each_rank_of_mpirun_fails_and_variables_that_workers_do_no
     assert rows(slurm)["MPI variables"].status == "ok"
     site = replace(h100_box(), environment={"OMPI_MCA_btl_vader_single_copy_mechanism": "none"})
     assert "MPI variables" not in rows(site)
+
+
+def test_over_hosts_a_frontends_port_is_looked_at_on_its_planned_address_alone() -> None:
+    taken = {"port_problem": "port 8000 on 127.0.0.1 is in use by x (pid 1); choose another"}
+    alone = with_system(**taken)
+    assert "port 8000" in rows(alone)
+    assert "port 8000" not in rows(replace(alone, hosts=hosts()))
+
+
+def test_of_files_of_credentials_those_that_others_can_read_are_told_with_the_mode_to_give_them() -> None:
+    found = rows(replace(h100_box(), hosts=HOSTS["credentials here and there"]))
+    assert (found["credentials"].status, found["credentials (2)"].status) == ("failed", "warning")
+    assert found["credentials (2)"].fix == "chmod 600 /etc/trtx/key.pem"

@@ -43,3 +43,9 @@ def test_two_engines_share_no_memory_by_name() -> None:
         prepare(environment)
         names.append(environment["TRTLLM_EPLB_SHM_NAME"])
     assert len({*names, "inherited"}) == 3
+
+
+def test_ranks_that_a_launcher_started_keep_the_name_that_all_of_them_have() -> None:
+    environment = {"TLLM_SPAWN_PROXY_PROCESS": "1", "TRTLLM_EPLB_SHM_NAME": "of-the-job"}
+    prepare(environment)
+    assert environment["TRTLLM_EPLB_SHM_NAME"] == "of-the-job"

@@ -116,6 +116,17 @@ def test_as_a_person_types_it(
         ({"engine": "torch", "model": "synthetic:tiny-vl"}, {"isl": 9000}, r"2 image\(s\) of \d+ in all make 90\d\d"),
         ({"engine": "torch", "model": "synthetic:tiny-vl"}, {"image_batch_size": 17}, "media.max_images of agg is 16"),
         ({"engine": "torch"}, {"image_width_mean": 9000, "image_height_mean": 9000}, "make images of 81000000 pixels"),
+        ({"engine": "torch"}, {"image_width_mean": 4000, "image_height_mean": 3000}, "make files of 36000000 bytes at"),
+        (
+            {"engine": "torch", "media": {"max_media_bytes": 100_000}},
+            {"image_width_mean": 300, "image_height_mean": 300, "image_format": "jpeg"},
+            "make files of 139500 bytes at least, and media.max_media_bytes of agg is 100000; ask for smaller images",
+        ),
+        (
+            {"engine": "torch"},
+            {"image_batch_size": 6, "image_width_mean": 2000, "image_height_mean": 1000},
+            "requests of 48000000 bytes at least, with 6 images in each, and .* of agg takes bodies of 45 MiB",
+        ),
         ({"engine": "torch"}, {"image_batch_size": 0, "image_width_mean": 9}, "image_batch_size is 0"),
         ({"engine": "torch"}, {"public_dataset": "sharegpt"}, "has its own; leave it out"),
     ],

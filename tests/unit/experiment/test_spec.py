@@ -152,6 +152,9 @@ def test_encode_workers_are_an_axis_of_both_modes_and_none_of_them_stand_in_no_l
     assert spec.labels == ("agg-1w", "agg-1e1w", "disagg-1p3d", "disagg-1e1p3d")
     assert [one.spec.encode for one in spec.topologies] == [0, 1, 0, 1]
     assert load_sweep(None, {"modes": ["disagg"], "topology": {"encode": 2}}).labels == ("disagg",)
+    shared = load_sweep(None, {"modes": ["agg"], "axes": {"encode": [0, 1], "encode_shared": [0, 1]}})
+    assert shared.labels == ("agg-1w", "agg-1s1w", "agg-1e1w", "agg-1e1s1w")
+    assert [one.spec.encoders for one in shared.topologies] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(

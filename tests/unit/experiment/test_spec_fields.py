@@ -86,8 +86,10 @@ OTHER: dict[type, dict[str, Any]] = {
         "prefill": 2,
         "decode": 2,
         "encode": 2,
+        "encode_shared": 2,
         "media": {"max_images": 3},
         "tp": 2,
+        "deterministic": True,
         "engine": "simulated",
         "gpus": [0],
         "host": "0.0.0.0",
@@ -156,6 +158,7 @@ LOCKED = {
     5: "c586849e4d14",
     6: "2dc8f8e820a9",
     7: "8b2c07a7d9ec",
+    8: "cf5d1d2109aa",
 }
 TASK_OF = {  # field of an evaluation -> the task that it shapes
     "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",
@@ -179,6 +182,8 @@ REFUSED = {  # field of a topology → why it can't be said of these sweeps at a
     "gpus": "--gpus 0: engine paced uses no GPU",
     "media": "--max-images means nothing with --engine paced, whose workers take no images",
     "encode": "--encode 2 means nothing with --engine paced, which computes nothing and sees no image",
+    "deterministic": "--deterministic means nothing with --engine paced, which computes nothing",
+    "encode_shared": "--encode-shared 2 means nothing with --engine paced, which computes nothing and sees no image",
 }
 _OWN = re.compile(r"trtx-[0-9a-f]{8}|\b[1-3]\d{4}\b")  # names and ports, drawn anew for each plan
 

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from trtx.config import TopologySpec
-from trtx.export.kubernetes import Export, KubernetesTarget, export
+from trtx.export.kubernetes import KubernetesTarget, export
+from trtx.export.outcome import Export
 
 Manifest = dict[str, Any]
 

@@ -24,13 +24,18 @@ def graph(name: str) -> Manifest:
 
 
 def graph_problems(document: Manifest) -> list[str]:
-    """Schema, CEL rules, what the admission webhook asks, and the pod templates."""
+    """Schema, CEL rules, what the admission webhook asks on create, and the pod templates."""
     found = [error.message for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(document)]
-    components = document["spec"]["components"]
+    components = document["spec"].get("components", ())
     names = [component["name"].lower() for component in components]
+    found += [] if components else ["must have at least one component"]
+    found += ["spec.restart must be unset on create"] if "restart" in document["spec"] else []
     found += ["component names must be unique case-insensitively"] if len({*names}) < len(names) else []
     found += ["at most one component may have type epp"] if [c.get("type") for c in components].count("epp") > 1 else []
+    found += problems_of_pod({"spec": {"containers": [{"name": "env", "env": document["spec"].get("env", [])}]}})
     for component in components:
+        if component.get("replicas", 1) and component.get("minAvailable", 1) > component.get("replicas", 1):
+            found.append("minAvailable must be less than or equal to replicas unless replicas is 0")
         [main] = [c for c in component["podTemplate"]["spec"]["containers"] if c["name"] == "main"] or [{}]
         found += [] if main.get("image") else [f"{component['name']} must have a container main with an image"]
         tag = re.search(r":v?\d+\.\d+\.\d+$", main.get("image", ""))
@@ -68,6 +73,14 @@ def broken(change: Any) -> list[str]:
     [
         lambda graph, parts: graph["spec"].update(services={}),
         lambda graph, parts: graph["spec"].update(backendFramework="torch"),
+        lambda graph, parts: graph["spec"].update(envs=[{"name": "A"}]),
+        lambda graph, parts: graph["spec"].update(env=[{"name": "A", "valueOf": "B"}]),
+        lambda graph, parts: graph["spec"].update(restart={"id": "1"}),
+        lambda graph, parts: graph["spec"].update(components=[]),
+        lambda graph, parts: parts[0].update(minAvailable=3),
+        lambda graph, parts: parts[1].update(sharedMemorySize="much"),
+        lambda graph, parts: parts[1].update(componentType="prefill"),
+        lambda graph, parts: parts[1].update(roles=[{"name": "leader"}]),
         lambda graph, parts: parts[0].update(type="agg"),
         lambda graph, parts: parts[1].update(name="Frontend"),
         lambda graph, parts: parts[1].pop("runtimeVersionOverride"),
@@ -83,6 +96,49 @@ def broken(change: Any) -> list[str]:
 )
 def test_what_is_wrong_in_a_graph_is_found(change: Any) -> None:
     assert broken(change) != []
+
+
+def test_what_upstreams_own_examples_have_is_taken() -> None:
+    """Each field, and each that is left out, of examples/backends/trtllm/deploy/v1beta1 (ai-dynamo/dynamo@04521f4):
+    no framework, variables of the graph, envFrom, sidecars, a planner, engines over nodes as plain workers."""
+    image = "nvcr.example/runtime:1.4.2"
+    worker = {
+        "name": "main",
+        "image": image,
+        "command": ["python3"],
+        "args": ["-m", "dynamo.trtllm", "--extra-engine-args", "/config/agg.yaml"],
+        "envFrom": [{"secretRef": {"name": "hf-token-secret"}}],
+        "workingDir": "/workspace/",
+        "resources": {"limits": {"nvidia.com/gpu": "4"}, "requests": {"ephemeral-storage": "2Gi"}},
+        "livenessProbe": {"httpGet": {"path": "/live", "port": 9090}, "failureThreshold": 1, "periodSeconds": 5},
+        "volumeMounts": [{"name": "config", "mountPath": "/config/agg.yaml", "subPath": "agg.yaml", "readOnly": True}],
+    }
+    sidecar = {"name": "engine", "image": image, "command": ["trtllm-serve"], "env": [{"name": "A", "value": "b"}]}
+    pod = {
+        "terminationGracePeriodSeconds": 600,
+        "containers": [worker, sidecar],
+        "volumes": [{"name": "config", "configMap": {"name": "engine"}}, {"name": "cache", "emptyDir": {}}],
+    }
+
+    def component(name: str, kind: str, spec: Manifest, **more: Any) -> Manifest:
+        return {"name": name, "type": kind, "replicas": 1, "podTemplate": {"spec": spec}, **more}
+
+    alone = {"containers": [{"name": "main", "image": image}]}
+    document = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": "trtllm-disagg"},
+        "spec": {
+            "env": [{"name": "OMPI_ALLOW_RUN_AS_ROOT", "value": "1"}],
+            "components": [
+                component("Frontend", "frontend", alone),
+                component("Planner", "planner", alone),
+                component("TRTLLMWorker", "worker", pod, multinode={"nodeCount": 2}),
+                component("prefill", "prefill", pod),
+            ],
+        },
+    }
+    assert graph_problems(document) == []
 
 
 def test_what_a_client_would_drop_is_found() -> None:

@@ -143,6 +143,8 @@ def test_one_without_the_other_is_refused(lacked: str, tmp_path: Path) -> None:
     }
     with pytest.raises(ValueError, match=means_nothing[lacked]):
         TopologySpec.model_validate({"tls_cert": "own.pem", "tls_key": "own.key", lacked: None})
+    both = {"tls_cert": "own.pem", "tls_key": "own.key"}  # as hosts that join read it
+    assert TopologySpec.model_validate_json(json.dumps(both), strict=True) == TopologySpec.model_validate(both)
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,23 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from launch_builders import plan_of, process
 
+from trtx.errors import UsageError
 from trtx.launch.frontend_log import FrontendLog
+from trtx.launch.leftovers import clear_leftovers
 from trtx.launch.logs import Log
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
+from trtx.launch.served import take_place
+from trtx.topology import Plan
 
 
 def say(log: Log, text: str) -> None:
@@ -141,3 +147,70 @@ def test_a_run_directory_that_cannot_be_made_again_is_told_once(tmp_path: Path) 
     plan.run_dir.write_text("a file in its place")
     assert "can't be made again (" in str(run.mend())
     assert run.mend() is None
+
+
+def share_of(tmp_path: Path) -> Plan:
+    return replace(plan_of(tmp_path, process(tmp_path, "agg-0")), this_host="node1")
+
+
+def test_what_a_cut_share_of_this_user_left_is_cleared(tmp_path: Path) -> None:
+    share = share_of(tmp_path)
+    (share.scratch_dir / "kv" / "v1").mkdir(parents=True)
+    clear_leftovers(share)
+    assert not share.scratch_dir.exists()
+    clear_leftovers(share)
+
+
+@pytest.mark.parametrize("whose", ["another user's", "a symbolic link", "a file"])
+def test_what_is_not_this_users_directory_is_never_removed_for_its_name(whose: str, tmp_path: Path) -> None:
+    share = share_of(tmp_path)
+    kept = tmp_path / "precious"
+    kept.mkdir()
+    (kept / "work").write_text("of weeks")
+    match whose:
+        case "another user's":
+            if os.geteuid() != 0:
+                pytest.skip("root alone can give a directory to another user")
+            share.scratch_dir.mkdir()
+            (share.scratch_dir / "work").write_text("of weeks")
+            os.chown(share.scratch_dir, 65534, 65534)
+            expected = r"belongs to (nobody \(uid 65534\)|uid 65534)"
+        case "a symbolic link":
+            share.scratch_dir.symlink_to(kept)
+            expected = "is a symbolic link"
+        case _:
+            share.scratch_dir.write_text("of weeks")
+            expected = "is no directory"
+    with pytest.raises(UsageError, match=expected) as error:
+        clear_leftovers(share)
+    assert str(share.scratch_dir) in str(error.value) and "TMPDIR" in str(error.value)
+    Scratch(share.scratch_dir, share.discovery_dir).remove()
+    assert share.scratch_dir.lstat() and (kept / "work").read_text() == "of weeks"
+    guardian = [sys.executable, "-m", "trtx.launch.guardian", "--marker", "NOBODY=here", "--scratch"]
+    subprocess.run([*guardian, str(share.scratch_dir)], stdin=subprocess.DEVNULL, check=True, timeout=60)
+    assert share.scratch_dir.lstat() and (kept / "work").read_text() == "of weeks"
+    if whose == "another user's":
+        assert (share.scratch_dir / "work").read_text() == "of weeks"
+
+
+def test_a_second_share_of_one_host_is_told_of_the_first_and_not_of_its_ports(tmp_path: Path) -> None:
+    variable, _, value = share_of(tmp_path).marker.partition("=")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        frontend = replace(process(tmp_path, "frontend", role="frontend"), http_host="127.0.0.1", http_port=port)
+        share = replace(share_of(tmp_path), processes=(frontend,))
+        with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use"):
+            take_place(share)
+        waits = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+        first = subprocess.Popen(
+            waits, env={**os.environ, variable: value}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert first.stdin is not None and first.stdout is not None
+        try:
+            first.stdout.readline()
+            with pytest.raises(UsageError, match=rf"runs on node1 already \(pid {first.pid}\); end it first"):
+                take_place(share)
+        finally:
+            first.stdin.close()
+            first.stdout.close()
+            first.wait(30)

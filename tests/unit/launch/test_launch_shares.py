@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,6 +144,26 @@ def test_its_own_worker_that_died_is_not_told_as_another_hosts(tmp_path: Path) -
     share.children["agg-0"][-1].code = -9
     share.run(2)
     assert share.told("lost") == []
+
+
+def test_a_worker_that_is_stopped_is_started_again_long_before_its_lease_ends(tmp_path: Path) -> None:
+    share = Share(tmp_path)
+    share.serve()
+    share.supervisor.mark_ready()
+    share.supervisor._plan = replace(share.plan, etcd=EtcdService((), 600, host_lease_ttl_s=30))
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as sleeper:
+        try:
+            os.kill(sleeper.pid, signal.SIGSTOP)
+            os.waitpid(sleeper.pid, os.WUNTRACED)
+            share.children["agg-0"][0].pid = sleeper.pid
+            share.run(28)
+            assert share.told("vanished") == []
+            share.run(4)
+        finally:
+            sleeper.kill()
+    (told,) = share.told("vanished")
+    assert "lives but it is stopped (by SIGSTOP or a debugger), for 30 s; it is started again" in told
+    assert share.lives()["agg-0"] == 2
 
 
 def over_hosts(tmp_path: Path, etcd_port: int, nats_port: int) -> Shortage:

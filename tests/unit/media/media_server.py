@@ -168,6 +168,11 @@ async def _nowhere(server: Server, path: str, writer: asyncio.StreamWriter) -> N
     await writer.drain()
 
 
+async def _far(server: Server, path: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(_head("302 Found", f"Location: /{'a' * 9000}", "Content-Length: 0"))
+    await writer.drain()
+
+
 async def _loop(server: Server, path: str, writer: asyncio.StreamWriter) -> None:
     writer.write(_head("301 Moved Permanently", "Location: /loop", "Content-Length: 0"))
     await writer.drain()
@@ -193,5 +198,6 @@ _ANSWERS: dict[str, _Answer] = {
     "/partial": _partial,
     "/to": _to,
     "/nowhere": _nowhere,
+    "/far": _far,
     "/loop": _loop,
 }

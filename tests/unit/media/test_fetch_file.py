@@ -43,6 +43,7 @@ async def test_a_file_below_the_directory_is_read(allowed: Path) -> None:
     for url in (
         (allowed / "a picture.png").as_uri(),
         f"file://localhost{allowed}/deeper/b.png",
+        f"FILE://LOCALHOST{allowed}/deeper/b.png",
         f"FILE://{allowed}/deeper/../deeper/./b.png",
         f"file:{allowed}/deeper/b.png",
     ):

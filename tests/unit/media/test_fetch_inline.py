@@ -6,10 +6,13 @@ import asyncio
 import base64
 import itertools
 import random
+import re
 import time
 import urllib.parse
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trtx.media import MediaError, MediaLimits, fetch
 
@@ -58,6 +61,20 @@ async def test_every_length_comes_back(size: int) -> None:
 )
 async def test_every_way_of_writing_it_gives_the_same_bytes(url: str) -> None:
     assert (await fetch(url, LIMITS)).data == BYTES
+
+
+@given(st.lists(st.sampled_from([*"%=+&_ \r\n.A", "%3D", "%3d", "%25", "%0A", "%00", "%fF", "==", "=\n"]), max_size=40))
+def test_escapes_mean_what_they_mean_in_every_url(parts: list[str]) -> None:
+    """As Python's own decoder of URLs has it, where each is whole."""
+    text = "".join(parts)
+    expected = urllib.parse.unquote_to_bytes(text)
+    is_whole = not re.search(r"%(?![0-9A-Fa-f]{2})", text)
+    try:
+        found = asyncio.run(fetch("data:," + text, LIMITS)).data
+    except MediaError as error:
+        assert error.status == 400 and not (is_whole and expected)
+    else:
+        assert is_whole and found == expected
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ async def test_embeddings_are_rounded_as_torch_rounds_them(tmp_path: Path) -> No
     halves = 1 + np.arange(400).reshape(50, 8) / 256  # on and between two values of bfloat16
     values = np.concatenate([spread, halves, -halves]).astype(np.float32)
     file = safetensors({"e": ("F32", [150, 8], values.tobytes())})
-    huge = safetensors({"e": ("F32", [1, 8], np.full(8, 3.4e38, np.float32).tobytes())})
+    large = safetensors({"e": ("F32", [1, 8], np.full(8, 7e4, np.float32).tobytes())})
     async with PicturePool(None, ONE, directory=tmp_path) as pool:
         for dtype in (torch.bfloat16, torch.float16):
             name = str(dtype).removeprefix("torch.")
@@ -171,8 +171,24 @@ async def test_embeddings_are_rounded_as_torch_rounds_them(tmp_path: Path) -> No
             assert found.dtype == dtype
             assert torch.equal(found, torch.tensor(values).to(dtype))
             remove_shared(given.rows)
-            with pytest.raises(MediaError, match=f"values beyond those of {name}"):
-                await pool.embedding(Blob(huge, "it"), hidden=8, dtype=name)
+        with pytest.raises(MediaError, match="values beyond those of float16"):
+            await pool.embedding(Blob(large, "it"), hidden=8, dtype="float16")
+
+
+async def test_rows_whose_squares_overflow_are_refused_in_every_dtype(tmp_path: Path) -> None:
+    """A norm of the decoder would make zeros of such a row, and an answer to nothing."""
+    signs = np.where(np.arange(24) % 2, 1, -1).reshape(3, 8).astype(np.float32)
+    async with PicturePool(None, ONE, directory=tmp_path) as pool:
+        for dtype in ("float32", "bfloat16"):
+            for value in (1e38, 7e18):
+                file = safetensors({"e": ("F32", [3, 8], (signs * np.float32(value)).tobytes())})
+                with pytest.raises(MediaError, match=rf"values up to {value:.1e}".replace("+", r"\+")) as refused:
+                    await pool.embedding(Blob(file, "it"), hidden=8, dtype=dtype)
+                assert refused.value.status == 422
+            file = safetensors({"e": ("F32", [3, 8], (signs * np.float32(6e18)).tobytes())})
+            given = await pool.embedding(Blob(file, "it"), hidden=8, dtype=dtype)
+            assert np.isfinite(open_shared(given.rows).float().numpy()).all()
+            remove_shared(given.rows)
 
 
 _BAD = np.full((3, 8), np.nan, np.float32)

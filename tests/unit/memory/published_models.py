@@ -122,6 +122,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "openai/gpt-oss-120b": GPT_OSS_120B,
     "google/gemma-3-27b-it": GEMMA_3_27B,
     "meta-llama/Llama-3.1-8B-Instruct": LLAMA_3_1_8B,
+    "meta-llama/Llama-3.1-405B-Instruct": LLAMA_3_1_8B
+    | {"hidden_size": 16384, "num_hidden_layers": 126, "num_attention_heads": 128, "intermediate_size": 53248},
     "nvidia/Llama-3.3-70B-Instruct-FP8": LLAMA_3_1_8B
     | {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672}
     | MODELOPT_FP8,

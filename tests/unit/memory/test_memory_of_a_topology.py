@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.cli.memory_text import describe_memory
 from trtx.config import ResolvedEngineConfig, TopologySpec
 from trtx.errors import UsageError
 from trtx.launch.memory import with_memory
+from trtx.memory import ENCODER_TOKENS, Device, encoder_share
 from trtx.topology import Broker, Gpu, Machine, Plan, Ports, plan
 
 GIB = 1 << 30
@@ -26,15 +29,22 @@ def _machine(*free_gib: int) -> Machine:
     return Machine(tuple(gpus), cpu_cores=16)
 
 
-def _planned(machine: Machine, *, engine: str = "torch", **asked: Any) -> Plan:
+def _planned(
+    machine: Machine, *, engine: str = "torch", model: str = "synthetic:qwen3-8b", kv: Any = None, **asked: Any
+) -> Plan:
     spec = TopologySpec(**asked)
     count = sum(spec.roles.values())
     made = plan(
         spec,
         machine,
-        checkpoint=resolve_checkpoint("synthetic:qwen3-8b"),
+        checkpoint=resolve_checkpoint(model),
         engine=engine,
-        engine_configs={role: ResolvedEngineConfig(role, {"max_batch_size": 64}, "test", ()) for role in spec.roles},
+        engine_configs={
+            role: ResolvedEngineConfig(
+                role, {"max_batch_size": 64} | ({"kv_cache_config": kv} if kv else {}), "test", ()
+            )
+            for role in spec.roles
+        },
         ports=Ports((8000,), (Broker(9000, 9001),), tuple(range(9002, 9002 + count))),
         namespace="trtx-test",
         run_dir=Path("/runs/one"),
@@ -64,3 +74,65 @@ def test_engines_that_compute_nothing_have_no_plan() -> None:
 def test_plan_json_keeps_it() -> None:
     made = _planned(_machine(79))
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))).memory == made.memory
+
+
+SEES = "synthetic:qwen2.5-vl-7b"
+
+
+def test_a_worker_leaves_room_for_the_encode_workers_that_share_its_gpu() -> None:
+    """By hand: the pool is 0.9 of what an encode worker's weights, context and largest batch leave too, in blocks and
+    three digits, and the engine is told so, as it may start before the encoder has taken anything."""
+    machine = _machine(79, 79)
+    alone = _planned(machine, mode="disagg", model=SEES, encode=0)
+    shared = _planned(machine, mode="disagg", model=SEES, encode_shared=1)
+    share = encoder_share(
+        shared.model_path, {}, Device("NVIDIA H100 80GB HBM3", H100_BYTES, 79 * GIB), max_num_tokens=ENCODER_TOKENS
+    )
+    before, (prefill, decode) = alone.memory[0], shared.memory
+    assert (prefill.role, prefill.shared_bytes, decode.shared_bytes) == ("prefill", share.total_bytes, 0)
+    own = before.encoder_bytes + share.weight_bytes  # alone it has an encoder of its own
+    room = before.pool_bytes + int(0.9 * own) - int(0.9 * share.total_bytes)
+    blocks = room // int(prefill.kv_bytes_per_token * prefill.tokens_per_block)
+    told = shared.engine_configs["prefill"]["kv_cache_config"]["max_tokens"]
+    assert 0.99 * blocks * prefill.tokens_per_block <= told <= blocks * prefill.tokens_per_block
+    assert prefill.max_tokens == told and prefill.capacity_tokens <= told
+    assert "kv_cache_config" not in shared.engine_configs["decode"]
+    assert any(
+        reason.startswith(f"prefill: kv_cache_config.max_tokens = {told} because encode workers that share its GPU")
+        for reason in shared.reasons
+    )
+    (row,) = [line for line in describe_memory(shared.memory) if "that share the GPU" in line]
+    assert len(row) <= 80
+    assert Plan.from_json(json.loads(json.dumps(shared.to_json()))).memory == shared.memory
+
+
+def test_the_same_machine_with_a_few_mib_less_gives_the_same_config() -> None:
+    """Or a run could not be resumed."""
+    asked: dict[str, Any] = {"mode": "agg", "model": SEES, "encode_shared": 1}
+    first = _planned(_machine(79), **asked).engine_configs
+    gpu = _machine(79).gpus[0]
+    less = Machine((dataclasses.replace(gpu, memory_free_bytes=79 * GIB - (8 << 20)),), cpu_cores=16)
+    assert _planned(less, **asked).engine_configs == first
+
+
+def test_two_that_share_take_twice_as_much_and_a_smaller_pool_stays_what_was_asked() -> None:
+    one, two = (
+        _planned(_machine(79), mode="agg", model=SEES, encode_shared=count).memory[0].shared_bytes for count in (1, 2)
+    )
+    assert two == 2 * one > 0
+    asked = _planned(_machine(79), mode="agg", model=SEES, encode_shared=1, kv={"max_tokens": 4096})
+    assert asked.engine_configs["agg"]["kv_cache_config"] == {"max_tokens": 4096}
+
+
+def test_what_does_not_fit_beside_an_encode_worker_is_refused_with_what_that_takes() -> None:
+    fits = _planned(_machine(25), mode="agg", model=SEES, encode=0)
+    assert fits.memory[0].pool_bytes > 0
+    with pytest.raises(UsageError, match=r"agg: .*doesn't fit.*encode workers that share it \d+\.\d\d GiB"):
+        _planned(_machine(25), mode="agg", model=SEES, encode_shared=4)
+
+
+def test_an_encode_worker_on_a_gpu_of_its_own_takes_nothing_of_anothers() -> None:
+    made = _planned(_machine(79, 79), mode="agg", model=SEES, encode=1)
+    assert made.memory[0].shared_bytes == 0 and "kv_cache_config" not in made.engine_configs["agg"]
+    with pytest.raises(UsageError, match=r"an encode worker takes .* has 1\.00 GiB free"):
+        _planned(_machine(1, 79), mode="agg", model=SEES, encode=1)

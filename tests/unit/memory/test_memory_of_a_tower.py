@@ -18,9 +18,10 @@ from trtx.config import TopologySpec
 from trtx.launch.ports import HOLDER
 from trtx.launch.preparation import prepare
 from trtx.memory import ENCODER_TOKENS, Device, Media, MemoryPlan, encoder_share, plan_memory
+from trtx.memory.encoder import ARENA_BYTES as share_of_arena
 from trtx.memory.shapes import model_shape
 from trtx.memory.torch_engine import stored_names
-from trtx.torch_engine.encoder_messages import DEFAULT_MAX_NUM_TOKENS
+from trtx.torch_engine.encoder_messages import ARENA_BYTES, DEFAULT_MAX_NUM_TOKENS
 from trtx.torch_engine.runner.args import RunnerArgs
 from trtx.torch_engine.runner.create import create_runner
 
@@ -59,6 +60,7 @@ def test_a_worker_is_planned_with_the_encoder_that_it_starts() -> None:
         return plan_memory(path, "agg", {"max_batch_size": 8}, engine="torch", device=device, media=media)
 
     assert ENCODER_TOKENS == DEFAULT_MAX_NUM_TOKENS == 16384
+    assert share_of_arena == ARENA_BYTES == 512 << 20
     share = encoder_share(path, {}, device, max_num_tokens=16384)
     tower = sum(map(math.prod, tower_tensors(SHAPES["qwen2.5-vl-7b"].config).values())) * 2
     assert (share.weight_bytes, share.context_bytes) == (tower, 590 << 20)
@@ -66,9 +68,9 @@ def test_a_worker_is_planned_with_the_encoder_that_it_starts() -> None:
     assert share.batch_bytes == (4 * 16384 * of_patch + 16384 * 3584) * 2
     alone, own, elsewhere = planned(None), planned(Media(True, 5 << 20)), planned(Media(False, 5 << 20))
     assert own.weight_bytes == alone.weight_bytes == elsewhere.weight_bytes + tower
-    assert (own.encoder_bytes, elsewhere.encoder_bytes) == (590 << 20, 0)
+    assert (own.encoder_bytes, elsewhere.encoder_bytes) == ((590 + 512) << 20, 0)
     assert (own.beside_bytes, elsewhere.beside_bytes) == (share.batch_bytes + (5 << 20), 5 << 20)
-    assert elsewhere.pool_bytes - own.pool_bytes == pytest.approx(0.9 * (tower + (590 << 20)), rel=1e-3)
+    assert elsewhere.pool_bytes - own.pool_bytes == pytest.approx(0.9 * (tower + own.encoder_bytes), rel=1e-3)
     assert own.notes == alone.notes == ()
 
 

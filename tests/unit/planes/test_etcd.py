@@ -15,8 +15,18 @@ from services import EtcdService, certificates, etcd
 
 from trtx.errors import UsageError
 from trtx.planes.credentials import EtcdAuth, EtcdSecrets
-from trtx.planes.etcd import Etcd, EtcdError, EtcdUnreachable, KeyValue
-from trtx.planes.published_plan import publish_plan, published_names, read_plan, withdraw_plan
+from trtx.planes.etcd import Absent, Delete, Etcd, EtcdError, EtcdUnreachable, KeyValue, Put, Unchanged
+from trtx.planes.published_plan import (
+    Standing,
+    add_share,
+    publish_plan,
+    published_names,
+    read_hosts,
+    read_plan,
+    read_standing,
+    remove_share,
+    withdraw_plan,
+)
 
 pytestmark = pytest.mark.slow
 PATIENT_S = 30.0  # where no limit is what is asked: a busy machine answers late
@@ -141,7 +151,7 @@ def test_what_is_no_etcd_is_said_to_be_none(tmp_path: Path) -> None:
     [
         ([], False, "no etcd is named"),
         (["127.0.0.1:2379"], False, "expected http://HOST:PORT"),
-        (["http://me:secret-word@h:2379"], False, "etcd is 'h:2379'"),
+        (["http://me:secret-word@h:2379"], False, "etcd is 'http://h:2379' and more"),
         (["http://h:2379/v3"], False, "nothing else in it"),
         (["http://h"], False, "expected http://HOST:PORT"),
         (["https://h:2379"], False, "etcd_auth with ca, certificate and key"),
@@ -235,25 +245,54 @@ def _protect(service: EtcdService, password: str) -> None:
             client._ask(f"/v3/auth/{path}", body)
 
 
-def test_a_plan_is_kept_until_it_is_withdrawn(client: Etcd) -> None:
+def test_a_lease_that_is_kept_alive_has_its_whole_time_again_and_one_that_ended_has_none(client: Etcd) -> None:
+    lease = client.grant(60)
+    assert client.keep_alive(lease)
+    client.revoke(lease)
+    assert not client.keep_alive(lease)
+
+
+def test_changes_are_made_together_or_not_at_all(client: Etcd) -> None:
+    assert client.commit([Absent("t/a")], [Put("t/a", b"1"), Put("t/b", b"2")])
+    assert not client.commit([Absent("t/a"), Absent("t/c")], [Put("t/c", b"3"), Delete("t/b")])
+    assert not client.commit([Unchanged("t/a", b"other")], [Delete("t/b")])
+    assert not client.commit([Unchanged("t/absent", b"")], [Delete("t/b")])
+    assert not client.commit([Absent("t/", is_prefix=True)], [Delete("t/b")])
+    assert client.range("t/", is_prefix=True) == (KeyValue("t/a", b"1", 0), KeyValue("t/b", b"2", 0))
+    assert client.commit([Unchanged("t/a", b"1"), Absent("t/c", is_prefix=True)], [Delete("t/b"), Put("t/a", b"4")])
+    assert client.range("t/", is_prefix=True) == (KeyValue("t/a", b"4", 0),)
+
+
+def test_a_plan_is_kept_until_it_is_withdrawn_which_a_share_that_runs_prevents(client: Etcd) -> None:
+    lease = client.grant(60)
     assert read_plan(client, "qwen3") is None
-    publish_plan(client, "qwen3", b"\x00first")
-    publish_plan(client, "qwen3", b"\x00second")
-    assert read_plan(client, "qwen3") == b"\x00second"
+    assert not publish_plan(client, "qwen3", b"", "node1", lease, instead_of=b"one that is not there")
+    assert publish_plan(client, "qwen3", b"\x00first", "node1", lease, instead_of=None)
+    assert read_plan(client, "qwen3") == b"\x00first"
+    assert not publish_plan(client, "qwen3", b"\x00second", "node2", lease, instead_of=b"\x00first")
+    assert not add_share(client, "qwen3", "node2", lease, plan=b"\x00second")
+    assert add_share(client, "qwen3", "node2", lease, plan=b"\x00first")
+    assert read_standing(client, "qwen3") == Standing(b"\x00first", frozenset({"node1", "node2"}))
+    assert read_hosts(client, "qwen3") == (True, {"node1", "node2"})
     assert published_names(client) == ("qwen3",)
-    withdraw_plan(client, "qwen3")
-    assert read_plan(client, "qwen3") is None
+    assert not withdraw_plan(client, "qwen3")
+    client.revoke(lease)
+    assert publish_plan(client, "qwen3", b"\x00second", "node2", client.grant(60), instead_of=b"\x00first")
+    remove_share(client, "qwen3", "node2")
+    assert withdraw_plan(client, "qwen3")
+    assert read_standing(client, "qwen3") == Standing(None, frozenset())
     assert published_names(client) == ()
 
 
 def test_a_plan_that_etcd_takes_is_as_large_as_is_said(client: Etcd) -> None:
-    publish_plan(client, "large", os.urandom(1 << 20))
-    withdraw_plan(client, "large")
+    assert publish_plan(client, "large", os.urandom(1 << 20), "node1", 0, instead_of=None)
+    remove_share(client, "large", "node1")
+    assert withdraw_plan(client, "large")
     with pytest.raises(UsageError, match="1,048,577 bytes"):
-        publish_plan(client, "large", bytes((1 << 20) + 1))
+        publish_plan(client, "large", bytes((1 << 20) + 1), "node1", 0, instead_of=None)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../etc", "-a", "a" * 64, "a\n"])
 def test_a_name_that_would_be_another_key_is_refused(client: Etcd, name: str) -> None:
     with pytest.raises(UsageError, match="no topology can be called"):
-        publish_plan(client, name, b"")
+        publish_plan(client, name, b"", "node1", 0, instead_of=None)

@@ -110,6 +110,44 @@ def test_encode_workers_have_gpus_of_their_own_in_either_mode(spec: dict[str, An
     assert all(("--role", "encode") in zip(one.argv, one.argv[1:], strict=False) for one in encoders)
 
 
+@pytest.mark.parametrize(
+    ("spec", "gpus", "beside"),
+    [
+        ({"mode": "agg", "encode_shared": 1}, 1, {"encode-0": "agg-0"}),
+        ({"mode": "agg", "workers": 2, "encode_shared": 3}, 2,
+         {"encode-0": "agg-0", "encode-1": "agg-1", "encode-2": "agg-0"}),
+        ({"mode": "disagg", "prefill": 2, "encode": 1, "encode_shared": 2}, 4,
+         {"encode-1": "prefill-0", "encode-2": "prefill-1"}),
+    ],
+)  # fmt: skip
+def test_encode_workers_that_share_are_with_who_takes_embeddings(
+    spec: dict[str, Any], gpus: int, beside: dict[str, str]
+) -> None:
+    made = plan_of(machine(4), **spec)
+    by_name = {worker.name: worker for worker in made.workers}
+    assert made.gpu_count == gpus == len({index for worker in made.workers for index in worker.gpu_indices})
+    assert made.expected_workers()["encode"] == spec.get("encode", 0) + spec["encode_shared"]
+    for name, other in beside.items():
+        assert by_name[name].gpu_indices == by_name[other].gpu_indices
+        assert by_name[name].env["CUDA_VISIBLE_DEVICES"] == by_name[other].env["CUDA_VISIBLE_DEVICES"] != ""
+        assert by_name[name] in made.sharers(by_name[other])
+        assert any(r.startswith(f"{name} on ") and r.endswith(f"puts it beside {other}") for r in made.reasons)
+    lonely = [worker for worker in made.workers if worker.name not in {*beside, *beside.values()}]
+    assert not [worker.name for worker in lonely if made.sharers(worker)]
+    assert all(
+        ("--encoders", "remote") in zip(one.argv, one.argv[1:], strict=False)
+        for one in made.workers
+        if one.role != "encode"
+    )
+    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def test_without_gpus_an_encode_worker_that_shares_is_one_like_any_other() -> None:
+    made = plan_of(machine(0), mode="disagg", encode=1, encode_shared=1)
+    assert made.expected_workers() == {"encode": 2, "prefill": 1, "decode": 1}
+    assert not any(made.sharers(worker) for worker in made.workers)
+
+
 @pytest.mark.parametrize("engine", ["paced", "simulated"])
 def test_an_engine_whose_workers_take_no_images_has_no_encode_workers(engine: str) -> None:
     with pytest.raises(UsageError, match=f"--encode 1 means nothing with --engine {engine}, wh.*leave --encode out"):
@@ -172,7 +210,12 @@ def test_gpus_are_indices_into_what_the_caller_sees() -> None:
         ({"mode": "agg", "gpus": (1, 1)}, ("twice",)),
         ({"mode": "disagg", "gpus": (1,)}, ("2 GPUs", "1 are named by --gpus", "--mode agg")),
         ({"mode": "agg", "tp": 2}, ("torch", "tp 2", "--engine tensorrt-llm")),
-        ({"mode": "disagg", "encode": 1}, ("1 encode + 1 prefill + 1 decode", "3 GPUs", "leave --encode out")),
+        (
+            {"mode": "disagg", "encode": 1},
+            ("1 encode + 1 prefill + 1 decode", "3 GPUs", "leave --encode out", "--encode-shared 1 in its place"),
+        ),
+        ({"mode": "disagg", "prefill": 2, "encode_shared": 1}, ("2 prefill + 1 decode of", "3 GPUs")),
+        ({"mode": "agg", "workers": 3, "encode": 1}, ("1 encode + 3 agg", "leave --encode out", "ask for fewer")),
     ],
 )
 def test_what_does_not_fit_is_refused_with_numbers_and_a_way_out(spec: dict[str, Any], words: tuple[str, ...]) -> None:

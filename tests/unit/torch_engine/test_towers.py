@@ -28,12 +28,12 @@ TOWERS: dict[str, set[str]] = {
     **dict.fromkeys(SHARED, SHARED),
     "llmapi": {"embeddings", *SHARED},  # the caller's process
     **dict.fromkeys(CHILD, SHARED),
-    "vision": CHILD | SHARED,  # the encoder's process
+    "vision": {"embeddings", "handoff", *CHILD, *SHARED},  # the encoder's process
     "batch": SHARED,  # from here on the engine's
     "handoff": {"batch", "kv_fault"},
-    "embeddings": {"handoff", *SHARED},  # the caller's: of the handoff it takes NIXL's agent and the table of leases
-    "runner": {"batch", *CHILD, *SHARED},
-    "core": {"runner", "handoff", "batch", *CHILD, *SHARED},
+    "embeddings": {"handoff", *SHARED},  # of every process that hands one on: of the handoff NIXL's agent, neighbours
+    "runner": {"batch", "embeddings", *CHILD, *SHARED},
+    "core": {"runner", "handoff", "embeddings", "batch", *CHILD, *SHARED},
 }
 ENGINES_PROCESS = {"core", "handoff", "vision"}  # a build uses the runner's reader of weights
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,17 +15,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.numpy import save
 
-from trtx.checkpoint.vision import VisionConfig
+from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint.vision import VisionConfig, read_vision_config
 from trtx.engine.api import Engine, EngineFacts, SharedTensor, TowerOutput, read_shared, remove_shared, share
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool
 from trtx.torch_engine.embeddings import EmbeddingExports, EmbeddingMismatch
 from trtx.worker.embedders import (
+    DISTRUST_SECONDS,
     Embedder,
     LocalEmbedder,
     NoEncoder,
     RemoteEmbedder,
+    StartedEmbedder,
     is_refusal,
     preferred,
     question,
@@ -45,7 +51,7 @@ class Tower:
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
-    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         self.seen.append(blob.data)
         await self.may_go_on.wait()
         if blob.data.startswith(b"bad"):
@@ -87,13 +93,21 @@ def encode_worker(tower: Tower, exports: EmbeddingExports | None = None) -> Pict
     return PictureEncoder(tower, EmbeddingCache(1 << 20, discard), 1 << 10, exports or EmbeddingExports())
 
 
-def remote(workers: Workers, directory: Path, *, fallback: Embedder | None = None, seconds: float = 60) -> Any:
+def remote(
+    workers: Workers,
+    directory: Path,
+    *,
+    fallback: Embedder | None = None,
+    seconds: float = 60,
+    clock: Callable[[], float] = time.monotonic,
+) -> Any:
     def shared(value: Any) -> SharedTensor:
         return share(value, directory)
 
-    return RemoteEmbedder(workers, MediaMetrics(), fallback=fallback, seconds=seconds, share_bytes=shared)
+    return RemoteEmbedder(workers, MediaMetrics(), fallback=fallback, seconds=seconds, share_bytes=shared, clock=clock)
 
 
+ROOM = 1000  # rows that a context holds
 PICTURE = Blob(bytes(range(8)), "a picture")
 KEY = next(key for number in range(100) if preferred((0, 1), key := number.to_bytes(32)) == 0)
 """Of a picture that the first of two encode workers is asked for."""
@@ -115,7 +129,7 @@ def test_an_embedding_comes_from_an_encode_worker_which_keeps_one_of_its_own(tmp
         tower = Tower(tmp_path)
         embedder = remote(Workers(one=encode_worker(tower)), tmp_path)
         for _ in range(2):
-            made = await embedder.embed(PICTURE, KEY)
+            made = await embedder.embed(PICTURE, KEY, ROOM)
             assert made.grid == (1, 1, 2)
             assert rows_of(made) == [[0, 1, 2, 3], [4, 5, 6, 7]]
             assert files(tmp_path) == 1, "the encode worker's"
@@ -129,7 +143,7 @@ def test_an_answer_that_nobody_reads_goes_at_its_deadline_and_one_for_another_pi
         now = 1000.0
         exports = EmbeddingExports(lease_s=5, clock=lambda: now)
         worker = encode_worker(Tower(tmp_path), exports)
-        asked = question(picture := share(np.frombuffer(PICTURE.data, np.uint8)), KEY, "image")
+        asked = question(picture := share(np.frombuffer(PICTURE.data, np.uint8)), KEY, "image", ROOM)
         answered = (await worker.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
         remove_shared(picture)
         assert read_answer(answered, KEY).tensor_size == (2, 4)
@@ -152,7 +166,7 @@ def test_however_many_ask_each_picture_is_encoded_once_over_all_encode_workers(t
         askers = [remote(workers, tmp_path) for _ in range(3)]
         pictures = {number.to_bytes(32): Blob(number.to_bytes(8), "a picture") for number in range(24)}
         for asker in askers:  # one after the other and at once: what others have asked meanwhile changes nothing
-            for made in await asyncio.gather(*(asker.embed(blob, key) for key, blob in pictures.items())):
+            for made in await asyncio.gather(*(asker.embed(blob, key, ROOM) for key, blob in pictures.items())):
                 remove_shared(made.rows)
         seen = [data for tower in towers for data in tower.seen]
         assert sorted(seen) == sorted(blob.data for blob in pictures.values())
@@ -181,7 +195,7 @@ def test_each_asker_of_a_broken_picture_reads_its_own_label_and_no_other(tmp_pat
         tower.may_go_on.clear()
         workers = Workers(one=encode_worker(tower))
         labels = ["file:///secret-of-alice.png", "https://bob.example/b.png"]
-        asking = [asyncio.create_task(remote(workers, tmp_path).embed(Blob(b"bad.", one), KEY)) for one in labels]
+        asking = [asyncio.create_task(remote(workers, tmp_path).embed(Blob(b"bad.", one), KEY, ROOM)) for one in labels]
         async with asyncio.timeout(30):
             while len(workers.asked) < 2 or not tower.seen:
                 await asyncio.sleep(0.001)
@@ -197,7 +211,7 @@ def test_a_refusal_can_be_told_from_an_embedding(tmp_path: Path) -> None:
     async def scenario() -> None:
         encoder = encode_worker(Tower(tmp_path))
         for data, refused in ((b"bad.", True), (b"good", False)):
-            asked = question(share(np.frombuffer(data, np.uint8), tmp_path), data * 8, "image")
+            asked = question(share(np.frombuffer(data, np.uint8), tmp_path), data * 8, "image", ROOM)
             answered = (await encoder.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
             assert is_refusal(answered) is refused
 
@@ -221,21 +235,120 @@ def test_whoever_does_not_answer_is_passed_over(broken: Callable[[], Awaitable[A
     async def scenario() -> None:
         workers = Workers(broken=broken, whole=encode_worker(Tower(tmp_path)))
         embedder = remote(workers, tmp_path, seconds=3.0)
-        assert rows_of(await embedder.embed(PICTURE, KEY))
+        assert rows_of(await embedder.embed(PICTURE, KEY, ROOM))
         assert workers.asked == ["broken", "whole"]
         assert embedder._metrics.retries == 1
 
     asyncio.run(scenario())
 
 
+def test_whoever_did_not_answer_is_asked_last_for_a_while(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        now = 100.0
+        workers = Workers(broken=_gone, whole=encode_worker(Tower(tmp_path)))
+        embedder = remote(workers, tmp_path, clock=lambda: now)
+        for _ in range(3):
+            rows_of(await embedder.embed(PICTURE, KEY, ROOM))
+        assert workers.asked == ["broken", "whole", "whole", "whole"]
+        assert embedder._metrics.retries == 1
+        now += DISTRUST_SECONDS + 1
+        rows_of(await embedder.embed(PICTURE, KEY, ROOM))
+        assert workers.asked[4:] == ["broken", "whole"]
+
+    asyncio.run(scenario())
+
+
+def test_the_only_one_is_asked_again_unless_this_worker_can_encode(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        alone, beside = Workers(one=_gone), Workers(one=_gone)
+        embedder = remote(alone, tmp_path)
+        for _ in range(2):
+            with pytest.raises(NoEncoder):
+                await embedder.embed(PICTURE, KEY, ROOM)
+        assert alone.asked == ["one", "one"]
+        embedder = remote(beside, tmp_path, fallback=Tower(tmp_path))
+        for _ in range(2):
+            rows_of(await embedder.embed(PICTURE, KEY, ROOM))
+        assert beside.asked == ["one"]
+        assert embedder._metrics.fallbacks == 2
+
+    asyncio.run(scenario())
+
+
+class Mortal(LocalEmbedder):
+    """With an encoder that dies of a picture of ``deadly`` bytes, and takes with it what is there at that time."""
+
+    def __init__(self, tower: Tower, deadly: bytes) -> None:
+        self._tower, self._deadly = tower, deadly
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.open = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._end.done()
+
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
+        self.open += 1
+        made = asyncio.ensure_future(self._tower.embed(blob, key, most_rows))
+        if blob.data == self._deadly:
+            await self._tower.may_go_on.wait()
+            self._end.set_result(None)
+        await asyncio.wait((made, self._end), return_when=asyncio.FIRST_COMPLETED)
+        if self._end.done():
+            made.cancel()
+            raise RuntimeError("encoder process died")
+        return made.result()
+
+    async def close(self) -> None: ...
+
+
+async def test_what_was_with_an_encoder_that_died_goes_to_the_next_one_and_what_ended_it_alone_is_told(
+    tmp_path: Path,
+) -> None:
+    tower = Tower(tmp_path)
+    begun: list[Mortal] = []
+
+    async def begin() -> LocalEmbedder:
+        begun.append(Mortal(tower, b"deadly.."))
+        return begun[-1]
+
+    embedder = StartedEmbedder(begin)
+    tower.may_go_on.clear()
+    pictures = [Blob(data, "a picture") for data in (b"one.....", b"deadly..", b"another.", b"bad.")]
+    asking = [asyncio.create_task(embedder.embed(blob, KEY, ROOM)) for blob in pictures]
+    async with asyncio.timeout(30):
+        while not begun or begun[0].open < len(pictures):
+            await asyncio.sleep(0.001)
+    tower.may_go_on.set()
+    told = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(one) for one in told] == [TowerOutput, NoEncoder, TowerOutput, MediaError]
+    assert "two vision encoders ended while they had the picture; try again" in str(told[1])
+    assert rows_of(await embedder.embed(PICTURE, KEY, ROOM)), "a third one is there for whoever comes"
+    assert len(begun) == 3
+
+
+async def test_a_picture_that_is_refused_starts_no_other_encoder(tmp_path: Path) -> None:
+    begun: list[Mortal] = []
+
+    async def begin() -> LocalEmbedder:
+        begun.append(Mortal(Tower(tmp_path), b""))
+        return begun[-1]
+
+    embedder = StartedEmbedder(begin)
+    with pytest.raises(MediaError, match="a file is broken"):
+        await embedder.embed(Blob(b"bad.", "a file"), KEY, ROOM)
+    await embedder.close()
+    assert len(begun) == 1
+
+
 def test_with_no_encode_worker_left_this_worker_encodes_or_says_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         own = Tower(tmp_path)
         for workers in (Workers(), Workers(one=_gone, two=_gone)):
-            made = await remote(workers, tmp_path, fallback=own).embed(PICTURE, KEY)
+            made = await remote(workers, tmp_path, fallback=own).embed(PICTURE, KEY, ROOM)
             assert rows_of(made) == [[0, 1, 2, 3], [4, 5, 6, 7]]
             with pytest.raises(NoEncoder, match="no encode worker answered; try again"):
-                await remote(workers, tmp_path).embed(PICTURE, KEY)
+                await remote(workers, tmp_path).embed(PICTURE, KEY, ROOM)
         assert len(own.seen) == 2
         assert files(tmp_path) == 0
 
@@ -247,7 +360,7 @@ def test_a_picture_that_is_none_is_refused_by_the_first_and_asked_of_no_other(tm
         own = Tower(tmp_path)
         workers = Workers(one=encode_worker(Tower(tmp_path)), two=encode_worker(Tower(tmp_path)))
         with pytest.raises(MediaError, match="a file is broken") as refused:
-            await remote(workers, tmp_path, fallback=own).embed(Blob(b"bad.", "a file"), KEY)
+            await remote(workers, tmp_path, fallback=own).embed(Blob(b"bad.", "a file"), KEY, ROOM)
         assert (refused.value.status, workers.asked, own.seen) == (422, ["one"], [])
         assert files(tmp_path) == 0
 
@@ -257,7 +370,7 @@ def test_a_picture_that_is_none_is_refused_by_the_first_and_asked_of_no_other(tm
 def test_a_cancelled_question_leaves_no_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         workers = Workers(silent=_silent)
-        asking = asyncio.create_task(remote(workers, tmp_path, fallback=Tower(tmp_path)).embed(PICTURE, KEY))
+        asking = asyncio.create_task(remote(workers, tmp_path, fallback=Tower(tmp_path)).embed(PICTURE, KEY, ROOM))
         while not workers.asked:
             await asyncio.sleep(0.001)
         asking.cancel()
@@ -271,7 +384,7 @@ def test_a_cancelled_question_leaves_no_file(tmp_path: Path) -> None:
 def test_an_answer_that_nobody_waits_for_any_more_leaves_no_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         encoder = encode_worker(Tower(tmp_path))
-        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY, "video")
+        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY, "video", ROOM)
         for is_wanted, count in ((False, 2), (True, 3)):  # the picture, what the worker keeps, what it lends
             await encoder.encode({"extra_args": {ASKED: asked}}, is_wanted=lambda: is_wanted)  # noqa: B023
             assert files(tmp_path) == count
@@ -308,7 +421,7 @@ async def test_embeddings_of_clients_are_checked_against_what_the_model_makes(tm
 
         async def sent(config: VisionConfig, rows: int, columns: int, grid: tuple[int, ...] | None) -> TowerOutput:
             embedder = LocalEmbedder(pool, Encoder(), config, MediaMetrics())
-            return await embedder.embed(Blob(safetensors(rows, columns, grid), "it", "embedding"), KEY)
+            return await embedder.embed(Blob(safetensors(rows, columns, grid), "it", "embedding"), KEY, ROOM)
 
         made = await sent(LLAVA, 3, 4, None)
         assert made.grid is None and rows_of(made) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -328,3 +441,53 @@ async def test_embeddings_of_clients_are_checked_against_what_the_model_makes(tm
                 await sent(config, rows, columns, grid)
             assert refused.value.status == 422
     assert files(tmp_path) == 0
+
+
+async def test_who_reads_no_device_gets_files_of_its_own_from_the_same_worker(tmp_path: Path) -> None:
+    """One picture, asked for by a worker whose engine reads the encoder's device, and by one whose engine can't."""
+    near, far = Tower(tmp_path), Tower(tmp_path)
+    worker = PictureEncoder(near, EmbeddingCache(1 << 20, discard), 1 << 10, EmbeddingExports(), in_files=far)
+    reads, reads_not = (remote(Workers(it=worker), tmp_path) for _ in range(2))
+    reads_not.use_files()
+    for asker in (reads, reads_not, reads, reads_not):
+        assert rows_of(await asker.embed(PICTURE, KEY, 100)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert len(near.seen) == len(far.seen) == 1, "each kept by itself"
+
+
+def test_a_fallback_is_told_to_use_files_too_whenever_it_is_begun(tmp_path: Path) -> None:
+    class Local(Tower):
+        told = 0
+
+        def use_files(self) -> None:
+            self.told += 1
+
+    fallback = Local(tmp_path)
+    remote(Workers(), tmp_path, fallback=fallback).use_files()
+    assert fallback.told == 1
+
+
+async def test_a_picture_of_more_rows_than_a_context_holds_is_refused_before_it_is_encoded(tmp_path: Path) -> None:
+    class Encoder(Engine):
+        facts = EngineFacts(context_length=100, embedding_dtype="float32")
+        seen = 0
+
+        async def encode_pixels(self, pixels: SharedTensor, grid: Any, *, on_device: bool = False) -> TowerOutput:
+            self.seen += 1
+            return TowerOutput(share(np.zeros((6 * 8, 2), np.float32), tmp_path), (1, 6, 8))
+
+    model, encoder = resolve_checkpoint("synthetic:tiny-qwen2.5-vl").path, Encoder()
+    Image.new("RGB", (224, 168), "red").save(file := io.BytesIO(), "PNG")  # 6 x 8 rows
+    asked = share(np.frombuffer(file.getvalue(), np.uint8), tmp_path)
+    async with PicturePool(model, MediaLimits(decode_processes=1, decode_timeout_s=300)) as pool:
+        config = read_vision_config(model)
+        assert config is not None
+        cache: EmbeddingCache[TowerOutput] = EmbeddingCache(1 << 20, discard)
+        local = LocalEmbedder(pool, encoder, config, MediaMetrics())
+        worker = PictureEncoder(local, cache, 1 << 10, EmbeddingExports())
+        for room, seen in ((47, 0), (48, 1)):
+            told = await worker.encode({"extra_args": {ASKED: question(asked, KEY, "image", room)}})
+            assert is_refusal(told["encoder_result"]) == (room == 47)
+            assert encoder.seen == seen
+            if room == 47:
+                assert told["encoder_result"]["status"] == 413
+                assert "makes 48 tokens of the prompt, and the context holds 47" in told["encoder_result"]["error"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.errors import UsageError
 from trtx.worker.loading import LoadedEngine, engine_arguments, load, probe_token_id, worker_facts
 from trtx.worker.options import WorkerOptions, parse
@@ -62,6 +65,21 @@ def test_a_worker_publishes_what_its_engine_resolved_and_the_gpus_that_it_was_gi
     assert (facts.name, facts.role, facts.engine) == ("decode-1", "decode", "paced")
     assert (facts.max_batch_size, facts.max_num_tokens, facts.kv_block_size) == (3, 99, 32)
     assert facts.versions.keys() == {"trtx", "ai-dynamo"}, "the paced engine computes with nothing else"
+
+
+def test_of_an_engine_over_nodes_nobody_takes_one_nodes_gpus_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: f"GPU {handle}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with loaded(options(tmp_path)) as found:
+        api = replace(found.api, gpus_of=world_size)  # as the engine has it that runs over nodes
+        for sizes, names in (((2, 1), ("GPU 0", "GPU 1")), ((2, 2), None), ((4, 1), None)):
+            asked = options(tmp_path, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
+            assert worker_facts(asked, api, found.engine.facts).gpu_names == names
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,20 @@ def test_what_is_no_picture_with_an_address_is_refused(media: dict[str, Any], sa
         sent_media({"multi_modal_data": media}, LLAVA)
 
 
+def test_sound_that_the_frontend_left_out_of_the_media_is_refused_as_other_media_are() -> None:
+    part = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hear"}, part]}]
+    wire = {"multi_modal_data": {"image_url": [url("a")]}, "extra_args": {"messages": messages}}
+    for config, says in (
+        (LLAVA, "brings input_audio, expected images alone: .*; send image_url$"),
+        (QWEN, "brings input_audio, expected images and videos alone: .*; send image_url or video_url$"),
+    ):
+        with pytest.raises(InvalidRequest, match=says):
+            sent_media(wire, config)
+    with pytest.raises(InvalidRequest, match="brings input_audio, video_url, expected images alone"):
+        sent_media(wire | {"multi_modal_data": {"video_url": [url("v")]}}, LLAVA)
+
+
 @pytest.mark.parametrize(
     ("media", "says"),
     [

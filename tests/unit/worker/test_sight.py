@@ -12,10 +12,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from trtx.checkpoint.vision import VisionConfig
-from trtx.engine.api import TowerOutput, share
+from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, EngineFacts, TowerOutput, share
 from trtx.media import THIS_PICTURE, Blob, MediaError, MediaLimits
 from trtx.media.blob import label_of
-from trtx.worker.embedding_cache import EmbeddingCache
+from trtx.worker.embedding_cache import EmbeddingCache, NotMade
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Picture, Sent
 from trtx.worker.sight import Sight
@@ -26,12 +26,14 @@ CONFIG = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_toke
 class Gate:
     """An embedder that waits until it is told how the file is, and an engine that takes what it makes."""
 
+    facts = EngineFacts(context_length=100)
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.seen: list[Blob] = []
         self.is_broken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    async def embed(self, blob: Blob, key: bytes) -> TowerOutput:
+    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         self.seen.append(blob)
         if await asyncio.shield(self.is_broken):
             raise MediaError(415, f"{blob.label} is no picture")
@@ -121,3 +123,43 @@ async def test_files_are_counted_as_they_are_fetched_and_not_their_requests(tmp_
     told = scraped(metrics)
     assert told["trtx_media_pictures_total", "fetch"] == told["trtx_media_pictures_total", "put"] == 5
     assert told["trtx_media_seconds_total", "fetch"] > 0
+
+
+@pytest.mark.parametrize(
+    ("lost", "in_files"),
+    [(EmbeddingUnreachable("it can't be opened"), True), (EmbeddingGone("it died"), False)],
+)
+async def test_an_embedding_that_its_device_keeps_from_the_engine_is_made_again(
+    tmp_path: Path, lost: Exception, in_files: bool
+) -> None:
+    class Far(Gate):
+        """An engine that can't take the first embedding from where it is."""
+
+        told, puts = False, 0
+
+        def use_files(self) -> None:
+            self.told = True
+
+        async def put_embedding(self, key: bytes, rows: Any) -> None:
+            self.puts += 1
+            if self.puts == 1:
+                raise lost
+
+    gate, metrics = Far(tmp_path), MediaMetrics()
+    gate.is_broken.set_result(False)
+    seen = await sight_of(gate, metrics).look([url(b"one")])
+    assert (gate.puts, len(gate.seen), gate.told) == (2, 2, in_files)
+    assert not [*tmp_path.iterdir()], "both files are gone"
+    seen.close()
+
+
+async def test_one_that_is_lost_twice_is_that_requests_failure(tmp_path: Path) -> None:
+    class Lost(Gate):
+        async def put_embedding(self, key: bytes, rows: Any) -> None:
+            raise EmbeddingGone("the encoder died")
+
+    gate, metrics = Lost(tmp_path), MediaMetrics()
+    gate.is_broken.set_result(False)
+    with pytest.raises(NotMade, match="the encoder died"):
+        await sight_of(gate, metrics).look([url(b"one")])
+    assert len(gate.seen) == 2 and not [*tmp_path.iterdir()]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import stat
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -13,10 +11,11 @@ import psutil
 from trtx.config.hosts import Certificates, HostSpec, HostsSpec, Password, Token
 from trtx.doctor.facts import Gpus, Software
 from trtx.doctor.gather.meeting import Listener, meet
-from trtx.doctor.host_facts import Device, HostReport, HostsFacts, PortSpan, SecretFile, TakenPort, WantedHost
+from trtx.doctor.host_facts import Device, HostReport, HostsFacts, PortSpan, TakenPort, WantedHost
 from trtx.planes.credentials import EtcdAuth, NatsAuth
 from trtx.planes.fitness import look_at_etcd
 from trtx.planes.nats import ask_nats
+from trtx.planes.secret_files import look_at_secrets
 from trtx.topology import TOPOLOGY_VARIABLE
 
 _PACKAGES = ("trtx", "ai-dynamo", "ai-dynamo-runtime", "nixl", "tensorrt-llm", "torch", "transformers")
@@ -55,7 +54,7 @@ def gather_hosts(
         etcd=tuple(look_at_etcd(url, etcd_auth) for url in spec.etcd),
         nats_url=spec.nats,
         nats=ask_nats(spec.nats, nats_auth),
-        secret_files=_secret_files([*(etcd_auth.files if etcd_auth else ()), *(nats_auth.files if nats_auth else ())]),
+        secret_files=look_at_secrets(etcd_auth, nats_auth),
         etcd_way="open" if etcd_auth is None else "tls" if etcd_auth.ca is not None else "password",
         nats_way="open" if nats_auth is None else "token" if nats_auth.token_file is not None else "password",
     )
@@ -165,13 +164,3 @@ def _holder(port: int, problem: str, pid: int | None, marker: str) -> TakenPort:
     except (psutil.Error, OSError):
         return TakenPort(port, f"pid {pid}", is_own=False)
     return TakenPort(port, f"{name}, pid {pid}", is_own)
-
-
-def _secret_files(paths: Sequence[Path]) -> tuple[SecretFile, ...]:
-    found = []
-    for path in paths:
-        try:
-            found.append(SecretFile(str(path), stat.S_IMODE(path.stat().st_mode)))
-        except OSError as error:
-            found.append(SecretFile(str(path), problem=error.strerror or str(error)))
-    return tuple(found)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from trtx.doctor.check import Check, failed, ok, warning
 from trtx.doctor.host_facts import HostReport, HostsFacts, Met, TakenPort, WantedHost
 from trtx.planes.fitness import EVENT_BYTES_PER_BLOCK, Unfit, judge_cluster, judge_nats
+from trtx.planes.secret_files import judge_secrets
 
 CLOCKS_WITHIN_S = 1.0
 _BLOCK_TOKENS = 32  # of KV, unless an engine config says otherwise
@@ -55,23 +56,9 @@ def _rows(name: str, seen: str, amiss: Sequence[Unfit]) -> Iterator[Check]:
 
 
 def _judge_secrets(facts: HostsFacts) -> Iterator[Check]:
-    if not facts.secret_files:
-        return
-    lacking = [one for one in facts.secret_files if one.problem is not None]
-    loose = [one.path for one in facts.secret_files if one.mode is not None and one.mode & 0o077]
-    if lacking:
-        first = lacking[0]
-        fix = f"put it there, readable by this user alone: chmod 600 {first.path}"
-        yield failed("credentials", f"{first.path}: {first.problem}", "the files that the hosts file names", fix)
-    elif loose:
-        yield warning(
-            "credentials",
-            f"{', '.join(loose)} can be read by other users",
-            "files of one user",
-            f"chmod 600 {' '.join(loose)}",
-        )
-    else:
-        yield ok("credentials", f"{len(facts.secret_files)} files, of this user alone")
+    if facts.secret_files:
+        seen = f"{len(facts.secret_files)} files, of this user alone"
+        yield from _rows("credentials", seen, list(judge_secrets(facts.secret_files)))
 
 
 def _tell_planes(facts: HostsFacts) -> Check:

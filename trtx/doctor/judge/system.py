@@ -31,7 +31,8 @@ def judge_system(facts: Facts) -> Iterator[Check]:
     system = facts.system
     yield _cores(system)
     yield _memory(system)
-    yield _port(system)
+    if facts.hosts is None:  # over hosts the frontends' ports are among those of their hosts, on their addresses
+        yield _port(system)
     if system.ephemeral_first is not None and system.ephemeral_first < LOWEST_EPHEMERAL:
         yield warning(
             "internal ports",

@@ -48,6 +48,14 @@ def world_size(config: Mapping[str, Any]) -> int:
     return product
 
 
+def ranks_here(config: Mapping[str, Any]) -> int:
+    """GPUs that a node needs for its ranks, where a launcher has started them: each node of an engine has equally many.
+
+    Without ``gpus_per_node`` all of them are on one.
+    """
+    return min(world_size(config), int(config.get("gpus_per_node") or world_size(config)))
+
+
 def for_llm(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of the class that ``versions.llm_class`` names for the config's backend."""
     arguments = {"return_perf_metrics": True, **config}  # a result then says how much of its prompt was cached

@@ -46,6 +46,7 @@ def load_api() -> EngineApi:
         new_request_ids=versions.new_request_ids,
         versions={} if (version := installed_version()) is None else {"tensorrt_llm": version},
         start_encoder=start_encoder,
+        gpus_of=arguments.world_size,
         aborts_transfers=False,  # ai-dynamo/dynamo #7489
         dies_of_stalls=True,  # TensorRT-LLM #17665, #14414
         shutdown_seconds=SHUTDOWN_SECONDS,
@@ -62,7 +63,8 @@ def _fault(error: Exception, request_error: type[Exception]) -> Fault:
 
 
 def start(model: Path, config: Mapping[str, Any]) -> Engine:
-    """Loads ``model`` on the GPUs that this process sees; one rank a GPU, children of this process."""
+    """Loads ``model``, one rank a GPU: on the GPUs that this process sees, its children, or those of the nodes on which
+    trtllm-llmapi-launch has started them."""
     _check_gpus(config)
     llm = versions.llm_class(arguments.backend_of(config))(model=str(model), **arguments.for_llm(config))
     return TensorRtEngine(llm, facts_of_llm(llm, model, config))
@@ -85,7 +87,14 @@ def _check_gpus(config: Mapping[str, Any]) -> None:
     if visible is None or version is None or not needs_gpu(version):
         return
     count = len([entry for entry in visible.split(",") if entry.strip()])
-    if (ranks := arguments.world_size(config)) > count:
+    ranks = arguments.world_size(config)
+    if environment.has_launched_ranks():
+        if (here := arguments.ranks_here(config)) > count:
+            raise UsageError(
+                f"the engine config asks for {ranks} GPUs a worker, {here} of them on this node, and "
+                f"CUDA_VISIBLE_DEVICES has {count}; set gpus_per_node to those that each node has"
+            )
+    elif ranks > count:
         raise UsageError(
             f"the engine config asks for {ranks} GPUs a worker and CUDA_VISIBLE_DEVICES has {count}; "
             "give the worker more, or lower tensor_parallel_size, pipeline_parallel_size or context_parallel_size"

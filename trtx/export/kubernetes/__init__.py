@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtx.export.kubernetes.exported import Export, export
+    from trtx.export.kubernetes.exported import export
     from trtx.export.kubernetes.target import Form, KubernetesTarget
 
-_HOMES = {"Export": "exported", "Form": "target", "KubernetesTarget": "target", "export": "exported"}
-__all__ = ["Export", "Form", "KubernetesTarget", "export"]
+_HOMES = {"Form": "target", "KubernetesTarget": "target", "export": "exported"}
+__all__ = ["Form", "KubernetesTarget", "export"]
 
 
 def __getattr__(name: str) -> object:

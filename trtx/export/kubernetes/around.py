@@ -65,7 +65,8 @@ def bench_volume(planned: PodPlan) -> Manifest:
 
 
 def bench_job(planned: PodPlan, words: tuple[str, ...]) -> Manifest:
-    """Waits until every worker is there and one request went through, measures once, and leaves its run directory."""
+    """Waits until every worker is there, one request went through and KV has moved in each pair of workers, measures
+    once, and leaves its run directory."""
     target, source = planned.target, planned.source
     variables = [{"name": "PYTHONUNBUFFERED", "value": "1"}, {"name": "HF_HUB_OFFLINE", "value": "1"}]
     mounts, volumes = [source.mount], [source.volume]
@@ -84,7 +85,10 @@ def bench_job(planned: PodPlan, words: tuple[str, ...]) -> Manifest:
         "name": "wait",
         **common,
         "command": ["python3", "-m", "trtx.export.wait"],
-        "args": [url(planned), planned.model, "--workers", expected, "--timeout-s", str(_WAIT_S)],
+        "args": [
+            *(url(planned), planned.model, "--workers", expected, "--timeout-s", str(_WAIT_S)),
+            *("--prove-handoffs", planned.engine),
+        ],
     }
     measure = {
         "name": "bench",
@@ -120,7 +124,7 @@ def bench_job(planned: PodPlan, words: tuple[str, ...]) -> Manifest:
 
 
 def _gpu_count(planned: PodPlan) -> tuple[str, ...]:
-    """Workers publish theirs, which is better than what was planned; of an engine over nodes it is one node's."""
+    """Workers publish theirs, which is better than what was planned; of an engine over nodes its worker knows none."""
     spans = any(kind.pods > 1 for kind in planned.workers)
     return ("--gpu-count", str(planned.gpu_count)) if spans else ()
 

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 
 import yaml
 
 from trtx import __version__
-from trtx.config import Finding, TopologySpec
+from trtx.config import TopologySpec
 from trtx.export.files import ExportedFile
 from trtx.export.kubernetes import around, plain
 from trtx.export.kubernetes.graph import API_VERSION, graph
-from trtx.export.kubernetes.planning import PodPlan, plan_pods
+from trtx.export.kubernetes.planning import PodKind, PodPlan, plan_pods
 from trtx.export.kubernetes.pods import Manifest
 from trtx.export.kubernetes.target import KubernetesTarget
+from trtx.export.outcome import Export, Part, Served
 
 _WIDTH = 110
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """``findings``: of the engine configs, none of them an error. ``how``: what to do with the files, for a person."""
-
-    files: tuple[ExportedFile, ...]
-    findings: tuple[Finding, ...]
-    how: str
 
 
 def export(spec: TopologySpec, target: KubernetesTarget) -> Export:
@@ -49,7 +40,33 @@ def export(spec: TopologySpec, target: KubernetesTarget) -> Export:
     if target.bench is not None:
         files.append(_file("bench-volume.yaml", _VOLUME, [around.bench_volume(planned)]))
         files.append(_file("bench-job.yaml", _JOB, [around.bench_job(planned, target.bench)]))
-    return Export(tuple(files), planned.findings, _how(planned))
+    return Export(
+        files=tuple(files),
+        findings=planned.findings,
+        how=_how(planned),
+        served=Served(planned.model, planned.engine, planned.engine_configs, planned.checkpoint),
+        about=_what(planned),
+        parts=tuple(
+            Part(kind.role, _pods(kind), (*kind.command, *kind.arguments), _told(kind)) for kind in planned.kinds
+        ),
+        reasons=planned.reasons,
+    )
+
+
+def _pods(kind: PodKind) -> str:
+    what = "frontend" if not kind.is_worker else "worker"
+    count = f"{kind.replicas} {what}{'' if kind.replicas == 1 else 's'}"
+    pods = f" of {kind.pods} pods (multinode.nodeCount)" if kind.pods > 1 else ""
+    gpus = f"{kind.gpus} GPU{'' if kind.gpus == 1 else 's'} a pod" if kind.gpus else "no GPU"
+    return f"{count}{pods}, {gpus}"
+
+
+def _told(kind: PodKind) -> dict[str, str]:
+    """A field of the pod by its name."""
+    return {
+        str(one["name"]): str(one.get("value", f"({one.get('valueFrom', {}).get('fieldRef', {}).get('fieldPath')})"))
+        for one in kind.variables
+    }
 
 
 _GRAPH = (
@@ -72,7 +89,7 @@ _VOLUME = "Where the report stays when the Job is gone."
 _JOB = "Measures once, when all workers are there. To measure again, delete the Job and apply this file again."
 
 
-def _about(planned: PodPlan) -> str:
+def _what(planned: PodPlan) -> str:
     target = planned.target
     form = "for Dynamo's operator" if target.form == "operator" else "without Dynamo's operator"
     serves = ", ".join(f"{kind.replicas} {kind.role}" for kind in planned.kinds)
@@ -80,8 +97,13 @@ def _about(planned: PodPlan) -> str:
     return (
         f"{planned.model} by engine {planned.engine}: {serves}; {gpus}. Written by trtx {__version__} {form}, Dynamo "
         f"{version('ai-dynamo')}. Not looked at: the cluster, its nodes, whether the model fits their GPUs, and what "
-        f"the image {target.image} holds. {_how(planned)}"
+        f"the image {target.image} holds."
     )
+
+
+def _about(planned: PodPlan) -> str:
+    reasons = f" Decided: {'; '.join(planned.reasons)}." if planned.reasons else ""
+    return f"{_what(planned)} {_how(planned)}{reasons}"
 
 
 def _how(planned: PodPlan) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,7 +16,7 @@ from trtx.export.kubernetes.rules import amount
 from trtx.export.kubernetes.source import ModelSource, source_of
 from trtx.export.kubernetes.target import KubernetesTarget
 from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT, arguments, module_of, variables
-from trtx.export.nodes import check_launched_words, nodes_of
+from trtx.export.nodes import check_launched_words, layout_of, nodes_of
 from trtx.launch import resolve
 from trtx.topology import Broker, Gpu, Machine, Plan, Ports, ProcessSpec, plan
 
@@ -51,9 +51,11 @@ class PodPlan:
     model: str  # the name that clients send
     engine: str
     source: ModelSource
+    checkpoint: Checkpoint  # as it is here
     kinds: tuple[PodKind, ...]  # frontends first
     engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
     findings: tuple[Finding, ...]
+    reasons: tuple[str, ...]  # how engines lie over nodes, and what KV goes by
     routes_by_prefix: bool  # by the KV router
 
     @property
@@ -85,11 +87,29 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         model=planned.model,
         engine=planned.engine,
         source=source,
+        checkpoint=resolved.checkpoint,
         kinds=tuple(_kinds(planned, target, nodes)),
         engine_configs=_engine_configs(planned, nodes, target),
         findings=resolved.findings,
+        reasons=tuple(_reasons(spec, target, resolved.configs, nodes)),
         routes_by_prefix=planned.routes_by_prefix,
     )
+
+
+def _reasons(
+    spec: TopologySpec,
+    target: KubernetesTarget,
+    configs: Mapping[Role, ResolvedEngineConfig],
+    nodes: Mapping[Role, int],
+) -> Iterator[str]:
+    for role, count in nodes.items():
+        if count > 1:
+            yield from layout_of(role, configs[role].values | _tp(spec), target.gpus_per_node)
+    if spec.mode == "disagg" and spec.engine == "tensorrt-llm" and target.has_no_rdma:
+        yield (
+            f"KV between pods goes by TCP over {target.ucx_devices}, as no --ucx-devices names those of InfiniBand or "
+            "RoCE, such as mlx5_0:1 beside --resource rdma/ib=1"
+        )
 
 
 def _tp(spec: TopologySpec) -> dict[str, int]:

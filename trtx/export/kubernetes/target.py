@@ -25,6 +25,7 @@ Form = Literal["operator", "plain"]
 LONGEST_NAME = 40
 """Of a topology: Dynamo's operator makes names of at most 63 characters of it, with a role and a hash behind it."""
 MAX_FRONTENDS = 64
+_POD_DEVICE = "eth0"
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DEVICES = re.compile(r"[A-Za-z0-9_.-]+(:[0-9]+)?(,[A-Za-z0-9_.-]+(:[0-9]+)?)*")
 
@@ -32,7 +33,9 @@ _DEVICES = re.compile(r"[A-Za-z0-9_.-]+(:[0-9]+)?(,[A-Za-z0-9_.-]+(:[0-9]+)?)*")
 def _taken(holds: Callable[[str], bool], expected: str) -> AfterValidator:
     def check(value: str, info: ValidationInfo) -> str:
         if not holds(value):
-            raise ValueError(f"{info.field_name} {quoted(value)} is not taken; expected {expected}")
+            # Where the name of a secret is asked for, somebody gives the secret.
+            given = "as it is given" if str(info.field_name).endswith("_secret") else quoted(value)
+            raise ValueError(f"{info.field_name} {given} is not taken; expected {expected}")
         return value
 
     return AfterValidator(check)
@@ -125,7 +128,7 @@ class KubernetesTarget(BaseModel):
     tls_secret: _ObjectName | None = None  # of type kubernetes.io/tls
     gpus_per_node: int = Field(default=8, ge=0, le=72)  # 0: nodes without GPUs
     frontends: int = Field(default=1, ge=1, le=MAX_FRONTENDS)
-    ucx_devices: Annotated[str, _matching(_DEVICES, "devices of UCX such as eth0 or mlx5_0:1")] = "eth0"
+    ucx_devices: Annotated[str, _matching(_DEVICES, "devices of UCX such as eth0 or mlx5_0:1")] = _POD_DEVICE
     nats: Annotated[str, _taken(is_nats, "nats://HOST:PORT")] | None = None  # None: events go by ZMQ from each worker
     resources: Annotated[tuple[str, ...], _pairs("a resource"), AfterValidator(_resources)] = ()
     """Further limits of each worker's pod, such as rdma/ib=1."""
@@ -167,6 +170,11 @@ class KubernetesTarget(BaseModel):
         """Of ``model_claim``: the claim's name, and the path in it, empty for its root."""
         name, _, path = (self.model_claim or "").partition("/")
         return name, path
+
+    @property
+    def has_no_rdma(self) -> bool:
+        """Whether KV can go by nothing but the pods' own network: nobody named another device."""
+        return self.ucx_devices == _POD_DEVICE
 
     @property
     def selector(self) -> dict[str, str]:

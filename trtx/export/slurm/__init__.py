@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtx.export.slurm.script import Export, export
+    from trtx.export.slurm.script import export
     from trtx.export.slurm.spec import JobSpec
 
-_HOMES = {"Export": "script", "JobSpec": "spec", "export": "script"}
-__all__ = ["Export", "JobSpec", "export"]
+_HOMES = {"JobSpec": "spec", "export": "script"}
+__all__ = ["JobSpec", "export"]
 
 
 def __getattr__(name: str) -> object:

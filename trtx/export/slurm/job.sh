@@ -10,13 +10,13 @@ say() { printf '%(%H:%M:%S)T %s\n' -1 "$*"; }
 
 complain() { printf '%(%H:%M:%S)T FAILED: %s\n' -1 "$*" >&2; }
 
-# srun with the options of every step. Steps share the nodes (--overlap) and all of their cores, and a step of several
-# tasks ends with the first that fails, or a minute after the first that ends with 0.
+# srun with the options of every step. Steps share the nodes (--overlap) and all of their cores (a site may bind a task
+# to one), and a step of several tasks ends with the first that fails, or a minute after the first that ends with 0.
 srun_on() { # NODES-WITH-COMMAS TASKS-A-NODE: sets SRUN
   local commas=${1//[!,]/}
   local nodes=$((${#commas} + 1))
   SRUN=(srun --nodelist="$1" --nodes="$nodes" --ntasks="$((nodes * $2))" --ntasks-per-node="$2"
-    --overlap --kill-on-bad-exit=1 --wait=60 --input=none --export=ALL)
+    --overlap --cpu-bind=none --kill-on-bad-exit=1 --wait=60 --input=none --export=ALL)
 }
 
 start() { # NAME NODES-WITH-COMMAS TASKS-A-NODE SRUN-OPTION…: a step in the background, with a log of its own
@@ -196,6 +196,10 @@ job() {
   fi
   mkdir -p "$TRTX_RUN"/{configs,logs,status} && cp -- "$0" "$TRTX_RUN/job.sh" && write_configs ||
     { complain "the run directory $TRTX_RUN can't be written"; return 2; }
+  if ((${#CONTAINER[@]})) && [[ $TRTX_RUN == *[:,]* ]]; then
+    complain "$TRTX_RUN can't be mounted in a container, as it has a colon or a comma in it; submit from elsewhere"
+    return 2
+  fi
   trap 'asked_to_end TERM' TERM
   trap 'asked_to_end INT' INT
   say "job $SLURM_JOB_ID on ${NODES[*]}; logs in $TRTX_RUN/logs"
@@ -248,11 +252,18 @@ look() { # NODE ADDRESS DEVICE: how other nodes reach this one
 }
 
 check() { # what every node needs, in the container where there is one
-  local version
+  local version file
   if [[ ! -r $MODEL/config.json ]]; then
     complain "$SLURMD_NODENAME can't read $MODEL/config.json; put the model where all nodes see it"
     return 1
   fi
+  for file in "${BENCH_FILES[@]}"; do
+    ((SLURM_NODEID)) && break # the benchmark runs on the first
+    if [[ ! -r $file ]]; then
+      complain "$SLURMD_NODENAME can't read $file, which --bench names; put it where the first node sees it"
+      return 1
+    fi
+  done
   version=$("$PYTHON" -m trtx --version) || { complain "$SLURMD_NODENAME can't run $PYTHON -m trtx"; return 1; }
   if [[ $version != "trtx $TRTX_VERSION" ]]; then
     complain "$SLURMD_NODENAME has $version and this file was written by trtx $TRTX_VERSION; export it again there"
@@ -300,7 +311,7 @@ describe() { # NAME: sets COMMAND, and what is in its environment
   bench)
     forget_secrets
     COMMAND=("$PYTHON" -m trtx bench --url "$URL" --model "$SERVED" --tokenizer "$MODEL" --output "$TRTX_RUN/bench"
-      "${BENCH_WORDS[@]}")
+      "${GPU_COUNT[@]}" "${BENCH_WORDS[@]}")
     ;;
   *) process "$1" ;;
   esac

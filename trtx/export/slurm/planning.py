@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint import default_model, resolve_checkpoint
+from trtx.checkpoint import Checkpoint, default_model, resolve_checkpoint
 from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.hosts import HostSpec, HostsSpec
+from trtx.config.wording import quoted
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
 from trtx.errors import UsageError
-from trtx.export.nodes import check_launched_words, nodes_of
+from trtx.export.nodes import check_launched_words, layout_of, nodes_of
 from trtx.export.slurm.placement import Place, place_on_nodes
-from trtx.export.slurm.spec import JobSpec
+from trtx.export.slurm.spec import MOUNT_MARKS, JobSpec
 from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, arguments, variables
 from trtx.export.slurm.words import Shell
 from trtx.launch import resolve
@@ -52,6 +53,7 @@ class JobPlan:
     node_count: int
     model: str  # the name that clients send
     model_dir: Path  # as nodes see it
+    checkpoint: Checkpoint  # as it is here
     engine: str
     steps: tuple[Step, ...]  # frontends first
     engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
@@ -71,6 +73,16 @@ class JobPlan:
     def tasks_per_node(self) -> int:
         """The most tasks that a step has on a node."""
         return max(step.tasks for step in self.steps)
+
+    @property
+    def gpu_count(self) -> int:
+        """Of all workers."""
+        return sum(len(step.gpus) * len(step.nodes) for step in self.steps)
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether an engine has ranks on several nodes."""
+        return any(step.is_worker and len(step.nodes) > 1 for step in self.steps)
 
     @property
     def gpus_per_node(self) -> int:
@@ -104,6 +116,11 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
         raise UsageError(
             f"{most} asks for {spans[most] * per_node} GPUs a worker; expected at most {_MOST_GPUS} for one engine"
         )
+    if job.container_image is not None and job.model_dir is None and _unmountable(resolved.checkpoint.path):
+        raise UsageError(
+            f"--model is in {quoted(str(resolved.checkpoint.path))}, and a path with a colon or a comma can't be "
+            "mounted in a container; give another with --model-dir"
+        )
     if job.mpi is not None and max(spans.values()) == 1:
         raise UsageError(f"--mpi {job.mpi} means nothing here, where no engine is larger than a node; leave it out")
     sizes = [(role, world_size(values[role]) if per_node else 0) for role in _in_turn(spec)]
@@ -131,6 +148,7 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
         node_count=count,
         model=planned.model,
         model_dir=job.model_dir or planned.model_path,
+        checkpoint=resolved.checkpoint,
         engine=planned.engine,
         steps=tuple(_step(process, by_host[process.host].nodes, planned, job) for process in planned.processes),
         engine_configs={
@@ -138,9 +156,26 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
             for role, values in planned.engine_configs.items()
         },
         expected_workers=planned.expected_workers(),
-        reasons=planned.reasons[1:],  # the first says that the hosts' roles place workers, and trtx did
+        reasons=(
+            *planned.reasons[1:],  # the first says that the hosts' roles place workers, and trtx did
+            *(one for role, span in spans.items() if span > 1 for one in layout_of(role, values[role], per_node)),
+            *_kv_reasons(spec, job, resolved.engine, count),
+        ),
         findings=resolved.findings,
     )
+
+
+def _unmountable(path: Path) -> bool:
+    """pyxis takes FROM:TO, with commas between several, and knows no escape."""
+    return any(mark in str(path) for mark in MOUNT_MARKS)
+
+
+def _kv_reasons(spec: TopologySpec, job: JobSpec, engine: str, nodes: int) -> Iterator[str]:
+    if spec.mode == "disagg" and engine == "tensorrt-llm" and nodes > 1 and job.ucx_devices is None:
+        yield (
+            "KV between nodes goes by TCP over the network of their addresses, as no --ucx-devices names those of "
+            "InfiniBand or RoCE, such as mlx5_0:1"
+        )
 
 
 @dataclass(frozen=True, slots=True)

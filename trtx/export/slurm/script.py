@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 import yaml
 
 from trtx import __version__
-from trtx.config import Finding, TopologySpec
+from trtx.config import TopologySpec
 from trtx.export.files import ExportedFile
+from trtx.export.outcome import Export, Part, Served
 from trtx.export.slurm.planning import JobPlan, Step, plan_job
 from trtx.export.slurm.spec import DEFAULT_MPI, JobSpec
 from trtx.export.slurm.words import array, word
@@ -27,21 +27,20 @@ _MAX_PAYLOAD = 32 << 20
 tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
-    """``findings``: of the engine configs, none of them an error. ``how``: what to do with the file, for a person."""
-
-    files: tuple[ExportedFile, ...]
-    findings: tuple[Finding, ...]
-    how: str
-
-
 def export(spec: TopologySpec, job: JobSpec) -> Export:
     """One batch file for ``spec`` as ``job``. Raises UsageError for what can't be served so."""
     planned = plan_job(spec, job)
     name = f"{job.name}.sbatch"
     text = "".join((_allocation(planned), _about(planned, name), _plan(planned), _RUNTIME.read_text(encoding="utf-8")))
-    return Export((ExportedFile(name, text, is_executable=True),), planned.findings, _how(planned, name))
+    return Export(
+        files=(ExportedFile(name, text, is_executable=True),),
+        findings=planned.findings,
+        how=_how(planned, name),
+        served=Served(planned.model, planned.engine, planned.engine_configs, planned.checkpoint),
+        about=_what(planned),
+        parts=tuple(Part(step.name, _where(step), step.command, step.environment) for step in planned.steps),
+        reasons=_reasons(planned),
+    )
 
 
 def _allocation(planned: JobPlan) -> str:
@@ -70,18 +69,26 @@ def _typed(flag: str) -> str:
     return f"{name}='{value}'" if equals and any(mark in value for mark in " #") else flag
 
 
-def _about(planned: JobPlan, name: str) -> str:
-    job = planned.job
+def _what(planned: JobPlan) -> str:
     counts = ", ".join(f"{count} {role}" for role, count in planned.expected_workers.items())
     nodes = "1 node" if planned.node_count == 1 else f"{planned.node_count} nodes"
     gpus = f"{planned.gpus_per_node} GPUs each" if planned.gpus_per_node else "no GPUs"
-    what = (
+    return (
         f"{planned.model} by engine {planned.engine}: {counts}; {nodes}, {gpus}. Written by trtx {__version__} for "
         f"Dynamo {version('ai-dynamo')}. Not looked at: the cluster, its nodes, whether the model fits their GPUs."
     )
-    paragraphs = [what, _how(planned, name), *_needs(planned)]
+
+
+def _reasons(planned: JobPlan) -> tuple[str, ...]:
+    """CPU threads apart, which are counted where a worker starts."""
+    return tuple(reason for reason in planned.reasons if not reason.startswith("CPU threads"))
+
+
+def _about(planned: JobPlan, name: str) -> str:
+    job = planned.job
+    paragraphs = [_what(planned), _how(planned, name), *_needs(planned)]
     paragraphs += [f"{step.name}: {_where(step)}" for step in planned.steps]
-    paragraphs += [reason for reason in planned.reasons if not reason.startswith("CPU threads")]
+    paragraphs += _reasons(planned)
     lines = [line for one in paragraphs for line in ("", *textwrap.wrap(one, _WIDTH, break_on_hyphens=False))]
     if job.bench is None:
         lines += ["", "It serves until its time is over, or until: scancel --batch --signal=TERM JOBID"]
@@ -106,7 +113,7 @@ def _needs(planned: JobPlan) -> Iterator[str]:
         f"It needs {planned.model_dir} and {_python(planned)} with trtx {__version__} {where}; {job.etcd}, {job.nats}, "
         "curl and ip (iproute2) on the nodes themselves, etcd and NATS on the first alone."
     )
-    if any(len(step.nodes) > 1 for step in planned.steps):
+    if planned.spans_nodes:
         yield (
             "An engine over several nodes is started by trtllm-llmapi-launch, one rank a GPU, under "
             f"srun --mpi={job.mpi or DEFAULT_MPI}: Slurm needs that plugin, and ps and openssl have to be there."
@@ -118,7 +125,7 @@ def _where(step: Step) -> str:
     if not step.gpus:
         return nodes
     gpus = f"GPU {step.gpus[0]}" if len(step.gpus) == 1 else f"GPUs {','.join(map(str, step.gpus))}"
-    return f"{nodes}, {gpus}" + (" of each" if len(step.nodes) > 1 else "")
+    return f"{nodes}, {gpus}" + (f" of each, {step.tasks} ranks on each" if len(step.nodes) > 1 else "")
 
 
 def _plan(planned: JobPlan) -> str:
@@ -153,7 +160,7 @@ def _plan(planned: JobPlan) -> str:
         "DRAIN_SECONDS": job.drain_s,
         "BENCH": int(job.bench is not None),
     }
-    if any(len(step.nodes) > 1 for step in planned.steps):
+    if planned.spans_nodes:
         directory = _python(planned).rpartition("/")[0]
         constants = {
             **constants,
@@ -168,7 +175,10 @@ def _plan(planned: JobPlan) -> str:
     lines.append(array("WORKERS", [step.name for step in planned.workers]))
     lines.append(f"EXPECTED={word(','.join(f'{role}={count}' for role, count in planned.expected_workers.items()))}\n")
     lines.append(array("CONTAINER", _container(planned)))
+    # Workers publish theirs, but of an engine over nodes its worker knows one node's.
+    lines.append(array("GPU_COUNT", ["--gpu-count", str(planned.gpu_count)] if planned.spans_nodes else ()))
     lines.append(array("BENCH_WORDS", job.bench or ()))
+    lines.append(array("BENCH_FILES", map(str, job.bench_files)))
     lines += ["\n", *_configs(planned.engine_configs)]
     lines += ["\nstart_processes() {\n", *(_start(step) for step in planned.steps), "}\n"]
     lines += ["\n", *_processes(planned), "\n"]

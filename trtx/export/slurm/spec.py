@@ -25,6 +25,8 @@ _SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _EARLY_S = 60  # by which Slurm may send a job's signal before its time
 _MORE_THAN_DRAIN_S = 90
 """Before the time limit, what an ordered end takes beside the drain of the workers."""
+MOUNT_MARKS = ":,"
+"""What a path that is mounted in a container can't have in it."""
 _MOUNT = re.compile(r"[^:,]+:/[^:,]*(:[a-zA-Z+=-]+)?")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,-]*")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -127,7 +129,8 @@ _Directory = Annotated[Path, AfterValidator(_directory)]
 
 
 class JobSpec(BaseModel):
-    """Asked for, not yet resolved. Its fields have the names of the options of ``trtx export slurm``."""
+    """Asked for, not yet resolved. Its fields have the names of the options of ``trtx export slurm``, ``bench_files``
+    apart, which follows from ``--bench``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -151,6 +154,7 @@ class JobSpec(BaseModel):
     nats: _Line = "nats-server"
     mpi: _Plain | None = None  # srun's, for engines over several nodes; None: pmix
     bench: tuple[_Line, ...] | None = None  # words of trtx bench; None: serve until the job ends
+    bench_files: tuple[_Directory, ...] = ()  # files and directories that it reads, on the first node
     lease_ttl_s: int = Field(default=30, ge=5, le=600)  # how long etcd may be away, and a dead worker stays routable
     ready_timeout_s: int = Field(default=1800, ge=1, le=86_400)
     drain_s: int = Field(default=15, ge=1, le=600)  # a worker's, to end the requests that it has begun
@@ -159,6 +163,15 @@ class JobSpec(BaseModel):
     def lead_s(self) -> int:
         """How long before its limit a job is told to end."""
         return self.drain_s + _MORE_THAN_DRAIN_S
+
+    @model_validator(mode="after")
+    def _is_mounted(self) -> JobSpec:
+        if self.container_image is not None and any(mark in str(self.model_dir or "") for mark in MOUNT_MARKS):
+            raise ValueError(
+                f"model_dir {quoted(str(self.model_dir))} can't be mounted in a container, as it has a colon or a "
+                "comma in it; name another"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_time_to_serve(self) -> JobSpec:

@@ -20,7 +20,11 @@ _MAX_SIDE = 1 << 20
 
 
 def read(data: bytes | bytearray, label: str, hidden: int) -> tuple[np.ndarray, Grid | None]:
-    """``[rows, hidden]`` float32, which holds F16 and BF16 exactly. Raises MediaError 422, 415 for another format."""
+    """``[rows, hidden]`` float32, which holds F16 and BF16 exactly. Raises MediaError 422, 415 for another format.
+
+    Every value is finite, and so is the sum of a row's squares: a decoder's first norm computes it in float32, and
+    makes zeros of a row where it overflows.
+    """
     if len(data) < 8 or not 2 <= int.from_bytes(data[:8], "little") <= min(_HEADER_BYTES, len(data) - 8):
         raise MediaError(415, f"{label} is no .safetensors file, or one with a header above {_HEADER_BYTES} bytes")
     try:
@@ -38,16 +42,13 @@ def made(rows: np.ndarray, dtype: str, label: str) -> np.ndarray:
     """``rows``, float32, rounded to ``dtype``; "bfloat16" as its 16 bits. Raises MediaError 422 for values beyond."""
     if dtype == "float32":
         return rows
-    if dtype == "bfloat16":
+    if dtype == "bfloat16":  # what :func:`read` gives is never beyond: float32's exponents are bfloat16's
         bits = rows.view(np.uint32)
-        rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # to the nearest, halves to the even one
-        is_beyond = bool((rounded & 0x7F80 == 0x7F80).any())
-    else:
-        assert dtype == "float16", f"no model computes in {dtype}"
-        with np.errstate(over="ignore"):
-            rounded = rows.astype(np.float16)
-        is_beyond = not np.isfinite(rounded).all()
-    if is_beyond:
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # to the nearest, halves to the even one
+    assert dtype == "float16", f"no model computes in {dtype}"
+    with np.errstate(over="ignore"):
+        rounded = rows.astype(np.float16)
+    if not np.isfinite(rounded).all():
         raise MediaError(422, f"{label} holds values beyond those of {dtype}, in which this model computes")
     return rounded
 
@@ -66,7 +67,9 @@ def _rows(stated: Any, label: str, hidden: int) -> np.ndarray:
         shape = shape[1:]
     if len(shape) != 2 or shape[0] < 1 or shape[1] != hidden:
         raise MediaError(
-            422, f"{label} holds a tensor of shape {_shown(stated['shape'])}; this model expects [rows, {hidden}]"
+            422,
+            f"{label} holds a tensor of shape {_shown(stated['shape'])}; this model expects [rows, {hidden}], or "
+            f"[1, rows, {hidden}]",
         )
     if stated["dtype"] == "F32":
         rows = np.frombuffer(stated["data"], np.float32)
@@ -78,7 +81,16 @@ def _rows(stated: Any, label: str, hidden: int) -> np.ndarray:
         raise MediaError(422, f"{label} holds {stated['dtype']}; expected F32, F16 or BF16")
     if not np.isfinite(rows).all():
         raise MediaError(422, f"{label} holds values that are not finite")
-    return rows.reshape(shape)
+    rows = rows.reshape(shape)
+    with np.errstate(over="ignore"):
+        squares = np.einsum("ij,ij->i", rows, rows)
+    if not np.isfinite(squares).all():
+        raise MediaError(
+            422,
+            f"{label} holds values up to {np.abs(rows).max():.1e}, whose squares are beyond float32, in which this "
+            "model's norms compute; send what its own encoder makes",
+        )
+    return rows
 
 
 def _shown(shape: list[int]) -> str:

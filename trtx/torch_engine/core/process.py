@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from trtx.errors import UsageError
 from trtx.torch_engine import kv_fault
@@ -26,6 +26,7 @@ from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.reports import ReportSender
 from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingUnreachable
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.messages import (
     Abort,
@@ -57,7 +58,12 @@ class Loaded(NamedTuple):
         if not isinstance(self.embedding, Exception):
             return EmbeddingTaken(self.key)
         is_failure = not isinstance(self.embedding, ValueError)
-        return EmbeddingTaken(self.key, str(self.embedding), is_failure)
+        lost: Literal["", "gone", "unreachable"] = ""
+        if isinstance(self.embedding, EmbeddingGone):
+            lost = "gone"
+        elif isinstance(self.embedding, EmbeddingUnreachable):
+            lost = "unreachable"
+        return EmbeddingTaken(self.key, str(self.embedding), is_failure, lost)
 
 
 Inbox = SimpleQueue[ToEngine | Loaded | Exception]
@@ -109,7 +115,7 @@ def _load(message: PutEmbedding, runner: ModelRunner) -> Loaded:
     """Whatever is wrong with an embedding ends those sequences that need it, and nothing else."""
     try:
         return Loaded(message.key, runner.load_embedding(message.tensor))
-    except ValueError as error:
+    except (ValueError, EmbeddingGone, EmbeddingUnreachable) as error:
         return Loaded(message.key, error)
     except Exception as error:
         traceback.print_exc()
@@ -176,6 +182,7 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
         max_seq_len=args.max_seq_len,
         kv_dtype=kv.dtype,
         cuda_graphs=graphs is not None,
+        deterministic=args.deterministic,
         cuda_graph_batch_sizes=tuple(graphs.batch_sizes) if graphs is not None and graphs.batch_sizes else None,
     )
 

@@ -32,6 +32,9 @@ class SchedulerLimits:
     max_num_tokens: int
     enable_chunked_prefill: bool = True
     by_priority: bool = False  # waiting_queue_policy: priority
+    # Of prompts, in a step that has decodes too: what a stream of long prompts may add to the time between tokens.
+    # None: all that the budget leaves. Without chunked prefill there is nothing to cap.
+    max_prompt_tokens_beside_decodes: int | None = None
 
 
 @dataclass(slots=True)
@@ -108,6 +111,9 @@ class Scheduler:
                 decodes.append(sequence)
         step.num_generating = len(decodes)
         budget = self.limits.max_num_tokens - step.num_generating
+        cap = self.limits.max_prompt_tokens_beside_decodes
+        if cap is not None and step.num_generating and self.limits.enable_chunked_prefill:
+            budget = min(budget, cap)
         for sequence in prompts:
             if budget == 0:
                 break

@@ -8,13 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from trtx.torch_engine.embeddings.arena import BLOCK_BYTES, Arena
 from trtx.torch_engine.embeddings.handle import EmbeddingHandle
 from trtx.torch_engine.encoder_messages import Clip, Grid
 from trtx.torch_engine.handoff.leases import LeaseTable
-from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, remove_shared
+from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, is_kept, remove_shared
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +145,7 @@ class EmbeddingExports:
             if message.startswith(RELEASED):
                 self._end(int(message.removeprefix(RELEASED)))
         for lease_id, kept in list(self._kept.items()):
-            if not Path(kept.tensor.path).exists():  # its reader took it
+            if not is_kept(kept.tensor):  # its reader took it
                 self._end(lease_id)
         for lease in self._leases.expire(self._clock()):
             self._num_expired += 1

@@ -18,6 +18,10 @@ class EmbeddingGone(Exception):
     """It expired, was taken by another reader, or whoever kept it is gone: encode the picture again."""
 
 
+class EmbeddingUnreachable(Exception):
+    """It stayed on an encoder's device, whose memory can't be opened from here, now or later: ask for it in a file."""
+
+
 class EmbeddingMismatch(Exception):
     """It is none of this model's, or the handle is none: encoding it there again would give the same."""
 

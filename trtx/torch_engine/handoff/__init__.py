@@ -26,6 +26,7 @@ from trtx.torch_engine.handoff.base import (
     PeerGone,
     TransportEvents,
 )
+from trtx.torch_engine.handoff.codec import layout_of
 from trtx.torch_engine.handoff.leases import Lease, LeaseTable
 from trtx.torch_engine.handoff.reads import Reads, Route
 from trtx.torch_engine.handoff.transport import RoutedTransport
@@ -108,7 +109,7 @@ def _direct(pool: torch.Tensor, geometry: KvGeometry, group: str | None, reads: 
             memory = CudaMemory(pool, geometry.block_bytes)
         else:
             memory = ProcessMemory(pool, geometry.block_bytes)
-        return [DirectRoute(memory, Neighbours(memory, geometry, group, reads.released), reads)]
+        return [DirectRoute(memory, Neighbours(memory, layout_of(geometry), group, reads.released), reads)]
     except (MemoryUnreachable, OSError) as error:
         log.warning("the KV pool is not offered to other processes of this host directly: %s", error)
         return []

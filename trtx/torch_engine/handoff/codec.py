@@ -59,6 +59,11 @@ _version_decoder = msgspec.msgpack.Decoder(_Version)
 _decoder = msgspec.msgpack.Decoder(ExportedKv)
 
 
+def layout_of(geometry: KvGeometry) -> bytes:
+    """Of a block in a pool: equal where blocks can be copied."""
+    return _encoder.encode((POOL_LAYOUT, geometry))
+
+
 def encode(exported: ExportedKv) -> bytes:
     return _encoder.encode(exported)
 

@@ -90,6 +90,13 @@ class CudaDriver:
             ctypes.byref(failed), ctypes.c_void_p(stream),
         )  # fmt: skip
 
+    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        """Between mapped addresses of any devices, enqueued."""
+        self._call(
+            "cuMemcpyAsync", ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes),
+            ctypes.c_void_p(stream),
+        )  # fmt: skip
+
     def copy_to_device(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """From pinned memory, enqueued."""
         self._call("cuMemcpyHtoDAsync_v2", target, source, num_bytes, stream)

@@ -26,16 +26,12 @@ class CopyFailed(Exception):
     """The other process's memory was reachable and is not any more."""
 
 
-class PoolMemory(Protocol):
-    """Copies blocks from other processes' pools into the own one, by reading their memory.
-
-    Every method but ``adopt_thread`` and ``open`` is called by the engine's thread alone.
-    """
+class SharedMemory(Protocol):
+    """Memory that other processes open, and the way to open theirs."""
 
     kind: str  # DirectOffer.memory
     handle: bytes  # DirectOffer.handle and .offset of the own pool
     offset: int
-    own: Any  # the own pool in the form that ``open`` returns
 
     def adopt_thread(self) -> None:
         """Prepares the calling thread for ``open`` and ``shut``."""
@@ -45,6 +41,15 @@ class PoolMemory(Protocol):
 
     def shut(self, pool: Any) -> None:
         """Lets go of an opened pool, with no copy from it under way: its memory may be freed only after that."""
+
+
+class PoolMemory(SharedMemory, Protocol):
+    """Copies blocks from other processes' pools into the own one, by reading their memory.
+
+    Every method but ``adopt_thread`` and ``open`` is called by the engine's thread alone.
+    """
+
+    own: Any  # the own pool in the form that ``open`` returns
 
     def start(self, pool: Any, remote: BlockIds, local: BlockIds) -> Any:
         """Starts to copy blocks at once: nothing that was enqueued before writes to them. Raises CopyFailed."""

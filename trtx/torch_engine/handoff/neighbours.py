@@ -1,8 +1,9 @@
-"""The engines of this host that a direct read may go to: who they are, whether they live, and what they release.
+"""The processes of this host that a direct read may go to: who they are, whether they live, and what they release.
 
-Each engine listens on an abstract Unix socket: it has no file, belongs to a network namespace, and goes with the
-process, however that ends. A reader holds a connection to each engine that it reads from. Over it the exporter says how
-its pool is reached, the reader says which leases it needs no more, and its end tells both that the other has gone.
+Engines read each other's KV pools, and the arenas in which encoders keep embeddings. Each process listens on an
+abstract Unix socket: it has no file, belongs to a network namespace, and goes with the process, however that ends. A
+reader holds a connection to each process that it reads from. Over it the exporter says how its pool is reached, the
+reader says which leases it needs no more, and its end tells both that the other has gone.
 
 One thread looks after all of it, so that a neighbour's death is acted upon while the engine sleeps: GPU memory that a
 reader still has open may not come back to the system, and the successor on that GPU would find none.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import selectors
 import socket
 import struct
@@ -25,13 +27,11 @@ from typing import Any
 
 import msgspec
 
-from trtx.torch_engine.batch import KvGeometry
-from trtx.torch_engine.handoff.codec import POOL_LAYOUT, DirectOffer
-from trtx.torch_engine.handoff.memory import MemoryUnreachable, PoolMemory
+from trtx.torch_engine.handoff.codec import DirectOffer
+from trtx.torch_engine.handoff.memory import MemoryUnreachable, SharedMemory
 
 log = logging.getLogger(__name__)
 
-_PREFIX = "trtx-kv-"
 _MESSAGE_BYTES = 65536
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
@@ -40,8 +40,7 @@ class Greeting(msgspec.Struct, tag="greeting", array_like=True):
     """The exporter's first message on a connection."""
 
     offer: DirectOffer
-    layout: str
-    geometry: KvGeometry
+    layout: bytes
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True):
@@ -82,15 +81,27 @@ class Neighbours:
     """``find`` and the methods on a :class:`Neighbour` are for the engine's thread; all else happens in its own."""
 
     def __init__(
-        self, memory: PoolMemory, geometry: KvGeometry, group: str | None, released: Callable[[int], None]
+        self,
+        memory: SharedMemory,
+        layout: bytes,
+        group: str | None,
+        released: Callable[[int], None],
+        *,
+        what: str = "KV pool",
+        prefix: str = "trtx-kv-",
+        is_read: bool = True,
     ) -> None:
-        """``group``: engines with the same one find each other at start, and open each other's pools before the first
-        read. None: a pool is opened by the first read from it."""
+        """``layout``: of blocks; who has another one is not opened before it is asked for. ``group``: engines with the
+        same one find each other at start, and open each other's pools before the first read. None: a pool is opened by
+        the first read from it. ``what`` the pool is, for logs; ``prefix``: of the socket's name. ``is_read`` False:
+        this process has no pool, and reads alone."""
         self._memory = memory
         self._released = released
+        self._what = what
+        self._is_read = is_read
         self._lock = threading.Lock()
         self._known: dict[str, Neighbour] = {}  # those that have gone stay, so that nobody waits for them
-        family = _PREFIX + (blake2b(group.encode(), digest_size=8).hexdigest() if group else "alone") + "-"
+        family = prefix + (blake2b(group.encode(), digest_size=8).hexdigest() if group else "alone") + "-"
         self.offer = DirectOffer(
             host=boot_id(),
             address=family + os.urandom(8).hex(),
@@ -98,7 +109,7 @@ class Neighbours:
             handle=memory.handle,
             offset=memory.offset,
         )
-        self._greeting = Greeting(self.offer, POOL_LAYOUT, geometry)
+        self._greeting = Greeting(self.offer, layout)
         self._selector = selectors.DefaultSelector()
         self._waker, wakes = socket.socketpair()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -137,6 +148,17 @@ class Neighbours:
             if neighbour.is_gone:
                 self._shut(neighbour)
 
+    def is_alive(self, neighbour: Neighbour) -> bool:
+        """Asked of the kernel: the thread may not have heard yet."""
+        if neighbour.is_gone:
+            return False
+        asked = select.poll()
+        try:
+            asked.register(neighbour.connection, 0)  # the other's end is told whatever is asked for
+        except (OSError, ValueError):
+            return False
+        return not asked.poll(0)
+
     def tell_released(self, address: str, lease_id: int) -> bool:
         """Whether the engine there is alive and has been told, or will be told as soon as it runs."""
         with self._lock:
@@ -169,9 +191,10 @@ class Neighbours:
             pid, uid = _credentials(connection)
             if uid != os.geteuid():
                 raise PermissionError(f"it belongs to user {uid}")
-            connection.send(_encode(Hello(self.offer.address)))
+            if self._is_read:
+                connection.send(_encode(Hello(self.offer.address)))
         except OSError as error:
-            log.info("no direct way to the KV pool at %s: %s", address, error)
+            log.info("no direct way to the %s at %s: %s", self._what, address, error)
             connection.close()
             return None
         neighbour = self._known[address] = Neighbour(address, connection, pid)
@@ -186,7 +209,7 @@ class Neighbours:
             neighbour.pool = self._memory.open(offer, neighbour.pid)
         except MemoryUnreachable as error:
             neighbour.problem = str(error) or "it cannot be opened"
-            log.warning("the KV pool of %s is read over the network stack: %s", neighbour.address, neighbour.problem)
+            log.warning("the %s at %s is not read directly: %s", self._what, neighbour.address, neighbour.problem)
 
     def _shut(self, neighbour: Neighbour) -> None:
         if neighbour.copies == 0 and neighbour.pool is not None:
@@ -245,9 +268,7 @@ class Neighbours:
         with self._lock:
             if isinstance(message, Greeting):
                 ours = self._greeting
-                if (message.layout, message.geometry, message.offer.memory) == (
-                    ours.layout, ours.geometry, ours.offer.memory,
-                ):  # fmt: skip
+                if (message.layout, message.offer.memory) == (ours.layout, ours.offer.memory):
                     self._open(neighbour, message.offer)
                 return
             neighbour.is_gone = True

@@ -48,7 +48,13 @@ def _new_agent(nixl: Any, name: str) -> Any:
     config.useListenThread = False
     config.pthrDelay = PROGRESS_WAKEUP_US
     agent.agent = nixl._bindings.nixlAgent(name, config)
-    agent.create_backend("UCX")
+    try:
+        agent.create_backend("UCX")
+    except nixl._bindings.nixlBackendError as error:
+        raise RuntimeError(
+            f"UCX opens no connection with UCX_NET_DEVICES={os.environ.get('UCX_NET_DEVICES', '')} ({error}); expected "
+            "a device of this machine that is up and has an address: over hosts, device in the hosts file"
+        ) from error
     return agent
 
 

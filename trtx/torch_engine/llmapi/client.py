@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from trtx.errors import UsageError
+from trtx.torch_engine.embeddings import EmbeddingGone, EmbeddingUnreachable
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.llmapi.child import EXIT_GRACE_S, ChildProcess
 from trtx.torch_engine.llmapi.choices import Choice
@@ -37,6 +38,8 @@ from trtx.torch_engine.messages import (
 from trtx.torch_engine.shared_tensor import SharedTensor
 
 logger = logging.getLogger(__name__)
+
+_LOST: dict[str, type[Exception]] = {"gone": EmbeddingGone, "unreachable": EmbeddingUnreachable}
 
 
 class EngineClient:
@@ -103,7 +106,8 @@ class EngineClient:
 
     def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
         """Done once the engine has read the file: with ValueError where the model can't use it, RuntimeError where the
-        engine could not take it, or died. Raises RequestError for what no message can hold."""
+        engine could not take it, or died, EmbeddingGone and EmbeddingUnreachable for rows that stayed on an encoder's
+        device and can't be had from there. Raises RequestError for what no message can hold."""
         answer: Future[None] = Future()
         with self._put_lock:
             self._puts.append(answer)
@@ -154,7 +158,8 @@ class EngineClient:
             self.device_memory_bytes = message.device_memory_bytes
             self.ready.set_result(message)
         elif isinstance(message, EmbeddingTaken):
-            kind = RuntimeError if message.is_failure else ValueError
+            kind: type[Exception] = RuntimeError if message.is_failure else ValueError
+            kind = _LOST.get(message.lost, kind)
             _settle(self._puts.popleft(), None if message.error is None else kind(message.error))
         elif isinstance(message, Fatal):
             self._child.fatal = message.text

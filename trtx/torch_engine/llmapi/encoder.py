@@ -39,8 +39,11 @@ class MultimodalEncoder:
         trust_remote_code: bool = False,
         tensor_parallel_size: int = 1,
         dtype: str = "auto",
+        *,
+        arena_bytes: int = 0,
         **kwargs: Any,
     ) -> None:
+        """``arena_bytes``: of a GPU, for embeddings that :meth:`encode` leaves there; 0, or no GPU: it leaves none."""
         given = {
             "trust_remote_code": trust_remote_code,
             "tensor_parallel_size": tensor_parallel_size,
@@ -52,7 +55,7 @@ class MultimodalEncoder:
         if kwargs.get("max_num_tokens") is None:
             taken["max_num_tokens"] = DEFAULT_MAX_NUM_TOKENS
         self.unsupported_fields |= {name: _IGNORED for name in kwargs if name not in _TAKEN}
-        self.args = EncoderArgs(model=str(path), **taken)
+        self.args = EncoderArgs(model=str(path), arena_bytes=arena_bytes, **taken)
         self._requests: EncoderRequests | None = None  # made when it is first needed: it has processes of its own
         self._requests_lock = threading.Lock()
         self._client = EncoderClient(self.args)
@@ -87,28 +90,31 @@ class MultimodalEncoder:
 
     # --- pictures that are prepared already ---
 
-    async def encode(self, items: Sequence[PreparedPicture]) -> list[Embedding]:
-        """One embedding for each, in their order; they share batches with whatever else waits.
+    async def encode(self, items: Sequence[PreparedPicture], *, on_device: bool = False) -> list[Embedding]:
+        """One embedding for each, in their order; they share batches with whatever else waits. ``on_device``: their
+        data may stay on the encoder's GPU, where the engine of the same host that they are put to finds them.
 
         Raises the error of the first that came to nothing, once all have ended: RequestError for pixels that are none
         of this model's, RequestFailed where the encoder failed on them, RuntimeError when it died. What the others gave
         is removed then, and so it is when the caller is cancelled.
         """
-        ends = await self.encode_each(items)
+        ends = await self.encode_each(items, on_device=on_device)
         for end in ends:
             if isinstance(end, RuntimeError):
                 discard(one for one in ends if isinstance(one, Embedding))
                 raise end
         return [end for end in ends if isinstance(end, Embedding)]
 
-    async def encode_each(self, items: Sequence[PreparedPicture]) -> list[Embedding | RuntimeError]:
+    async def encode_each(
+        self, items: Sequence[PreparedPicture], *, on_device: bool = False
+    ) -> list[Embedding | RuntimeError]:
         """As :meth:`encode`, with each item's own end: its embedding or its error."""
         asked: list[Future[Encoded]] = []
         try:
             ends: list[Future[Encoded] | RuntimeError] = []
             for item in items:
                 try:
-                    ends.append(self._client.submit(item.pixels, item.grid))
+                    ends.append(self._client.submit(item.pixels, item.grid, on_device=on_device))
                 except RuntimeError as error:
                     ends.append(error)
             asked = [end for end in ends if isinstance(end, Future)]

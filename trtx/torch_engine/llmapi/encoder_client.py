@@ -64,7 +64,7 @@ class EncoderClient:
     def num_open(self) -> int:
         return len(self._open)
 
-    def submit(self, pixels: SharedTensor, grid: Grid | None) -> Future[Encoded]:
+    def submit(self, pixels: SharedTensor, grid: Grid | None, *, on_device: bool = False) -> Future[Encoded]:
         """Whose result is its end, with ``rows``; a file that nobody takes, as the future was cancelled, is removed
         here. Raises RuntimeError when the encoder is gone, RequestFailed when too many items are open."""
         answer: Future[Encoded] = Future()
@@ -74,7 +74,7 @@ class EncoderClient:
             item_id = next(self._ids)
             self._open[item_id] = answer
         try:
-            self._child.send(Encode(item_id, pixels, grid))
+            self._child.send(Encode(item_id, pixels, grid, on_device))
         except OSError:
             with self._lock:
                 self._open.pop(item_id, None)

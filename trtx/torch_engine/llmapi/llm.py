@@ -45,7 +45,8 @@ class LLM:
     The constructor returns when the engine is ready. Raises ValueError for arguments that TensorRT-LLM would refuse
     or the torch engine cannot honour, ``trtx.errors.UsageError`` for a checkpoint or device that does not fit, and
     RuntimeError when the process dies while loading. Arguments that are accepted without effect are named in
-    ``unsupported_fields``.
+    ``unsupported_fields``. ``deterministic`` is not TensorRT-LLM's: a request's tokens and log-probabilities are then
+    the same to the bit whatever else runs, and however its prompt's KV came about.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LLM:
         dtype: str = "auto",
         revision: str | None = None,
         tokenizer_revision: str | None = None,
+        deterministic: bool = False,
         **llm_args: Any,
     ) -> None:
         given = {
@@ -75,6 +77,7 @@ class LLM:
         self.args: LlmArgs
         self.unsupported_fields: dict[str, str]
         self.args, self.unsupported_fields = resolve_llm_args(str(path), given)
+        self.args = replace(self.args, deterministic=typed(bool, deterministic, "deterministic"))
         self.llm_id = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
         self._tokenizer_source = tokenizer
         self._hf_tokenizer: Any = None if isinstance(tokenizer, (str, Path)) else tokenizer
@@ -228,7 +231,8 @@ class LLM:
     def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
         """Brings an embedding for prompts submitted after it, until it is dropped. Done once the file has been read,
         which may go then: with ValueError for one that the model can't use, with RuntimeError where the engine could
-        not take it or died. Raises RequestError for arguments of other types."""
+        not take it or died, with EmbeddingGone or EmbeddingUnreachable where it stayed on an encoder's device and can't
+        be had from there. Raises RequestError for arguments of other types."""
         return self._client.put_embedding(typed(bytes, key, "key"), typed(SharedTensor, tensor, "tensor"))
 
     def drop_embeddings(self, keys: Sequence[bytes]) -> None:

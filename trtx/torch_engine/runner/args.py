@@ -30,6 +30,8 @@ class RunnerArgs:
     ``device`` "auto" is ``cuda:0`` where CUDA is, else ``cpu``. ``free_gpu_memory_fraction`` is TensorRT-LLM's:
     the share of the memory left after weights and activations that the KV pool takes (CUDA alone).
     ``cuda_graph_batch_sizes`` None: :func:`trtx.torch_engine.runner.graphs.default_batch_sizes`.
+    ``deterministic``: a sequence's tokens and log-probabilities are the same to the bit whatever else a step computes,
+    and wherever its prompt is cut into chunks.
     """
 
     model_dir: Path
@@ -45,7 +47,9 @@ class RunnerArgs:
     kv_dtype: str = "auto"
     cuda_graphs: bool = True
     cuda_graph_batch_sizes: tuple[int, ...] | None = None
+    deterministic: bool = False
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
+    merges_passes: bool = False  # a step's decodes and prompt chunks in one pass: nobody's choice until it is measured
 
     def __post_init__(self) -> None:
         for path in _LIMITED:

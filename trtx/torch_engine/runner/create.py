@@ -15,8 +15,11 @@ from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.runner.args import RunnerArgs, capability_of
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
-from trtx.torch_engine.runner.kernels import Kernels, KvCache
+from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
+from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
+from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.runner import TorchRunner
@@ -56,10 +59,14 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     scaled = has_scaled_products(capability, computed)
-    weights = load_weights(args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled)
+    multiplier = _invariant_multiplier(device) if args.deterministic else LIBRARY_MULTIPLIER
+    weights = load_weights(
+        args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier
+    )
     geometry = KvGeometry(
         config.num_layers, config.num_kv_heads, config.head_dim, args.tokens_per_block, cached,
         _digest(weights.kv_scales) if cached == FP8_DTYPE else "",
+        _arithmetic(device, computed) if args.deterministic else "",
     )  # fmt: skip
     # Zeros, not garbage: a masked position must not hold a NaN.
     pool = torch.zeros(
@@ -75,8 +82,9 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
     levels = config.vision.deepstack_levels if config.vision is not None else 0
-    decoder = Decoder(weights, _kernels(config, cache, rotary), mrope=mrope, deepstack_levels=levels)
-    sampler = Sampler(args.max_batch_size, config.vocab_size, device)
+    kernels = _kernels(config, cache, rotary, deterministic=args.deterministic)
+    decoder = Decoder(weights, kernels, multiplier=multiplier, mrope=mrope, deepstack_levels=levels)
+    sampler = Sampler(args.max_batch_size, config.vocab_size, device, counts_prompts=args.deterministic)
     graphs = None
     if device.type == "cuda":
         sampler.warm_up(decoder.dtype)
@@ -86,7 +94,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         graphs = DecodeGraphs(decoder, sampler, cache, sorted(useful), config.vocab_size)
     return TorchRunner(
         decoder=decoder, sampler=sampler, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
-        vocab_size=config.vocab_size, graphs=graphs,
+        vocab_size=config.vocab_size, graphs=graphs, merges_passes=args.merges_passes,
     )  # fmt: skip
 
 
@@ -94,11 +102,29 @@ def _digest(scales: torch.Tensor) -> str:
     return blake2b(scales.cpu().numpy().tobytes(), digest_size=4).hexdigest()
 
 
-def _kernels(config: ModelConfig, cache: KvCache, rotary: torch.Tensor) -> Kernels:
+def _arithmetic(device: torch.device, dtype: str) -> str:
+    """What the bits of a deterministic engine depend on, beside its checkpoint: for people to read, and to compare."""
+    if device.type == "cpu":
+        on = f"{torch.backends.cpu.get_cpu_capability()} CPU, {torch.get_num_threads()} threads"
+    else:
+        on = torch.cuda.get_device_name(device)
+    return f"{dtype} on {on}, torch {torch.__version__}"
+
+
+def _invariant_multiplier(device: torch.device) -> InvariantMultiplier:
+    if device.type == "cpu":
+        return cpu_multiplier()
+    from trtx.torch_engine.runner.triton_multiplier import triton_multiplier
+
+    return triton_multiplier()
+
+
+def _kernels(config: ModelConfig, cache: KvCache, rotary: torch.Tensor, *, deterministic: bool) -> Kernels:
     """Triton on CUDA, where torch brings it; it is not imported on a CPU, where torch does not."""
     if cache.pool.device.type == "cpu":
-        return TorchKernels(config, cache, rotary)
+        return (InvariantTorchKernels if deterministic else TorchKernels)(config, cache, rotary)
     from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
     processors = torch.cuda.get_device_properties(cache.pool.device).multi_processor_count
-    return TritonKernels(config, cache, rotary, processors)
+    attention = Attention.FIXED if deterministic else DEFAULT_ATTENTION
+    return TritonKernels(config, cache, rotary, processors, attention)

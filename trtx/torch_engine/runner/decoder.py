@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.torch_engine.runner.kernels import Kernels, PassInputs
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, Multiplier
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.weights import DecoderWeights
 
@@ -17,17 +18,26 @@ class Decoder:
     """Weights and kernels of one device. Holds no request's state: that is the KV cache's, behind the kernels."""
 
     def __init__(
-        self, weights: DecoderWeights, kernels: Kernels, *, mrope: Mrope | None = None, deepstack_levels: int = 0
+        self,
+        weights: DecoderWeights,
+        kernels: Kernels,
+        *,
+        multiplier: Multiplier = LIBRARY_MULTIPLIER,
+        mrope: Mrope | None = None,
+        deepstack_levels: int = 0,
     ) -> None:
-        """``deepstack_levels``: how many vectors more a row of media has, for the first layers to add to their sums."""
+        """``multiplier``: of the head. ``deepstack_levels``: how many vectors more a row of media has, for the first
+        layers to add to their sums."""
         self._weights = weights
         self._kernels = kernels
+        self._multiplier = multiplier
         self.mrope = mrope
         self._deepstack_levels = deepstack_levels
 
     def hidden(self, inputs: PassInputs) -> Tensor:
         """Writes the KV of every token of the pass; returns ``[num_tokens, hidden]`` after the final norm."""
         kernels, weights = self._kernels, self._weights
+        inputs = kernels.planned(inputs, self.dtype)
         residual = F.embedding(inputs.token_ids, weights.embedding)
         if self.mrope is not None and inputs.rotary is None:
             inputs = replace(inputs, rotary=self.mrope.of_decodes(inputs.positions, inputs.slots))
@@ -59,4 +69,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """``[n, hidden]`` to ``[n, vocab]``, in the model's dtype."""
-        return torch.mm(hidden, self._weights.head.t(), out=out)
+        return self._multiplier(hidden, self._weights.head, out=out)

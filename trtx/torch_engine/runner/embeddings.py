@@ -1,16 +1,19 @@
-"""Embeddings of media on their way from a file to the device."""
+"""Embeddings of media on their way from a file, or from an encoder's device, to the own one."""
 
 # torch leaves its streams untyped.
 # mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trtx.torch_engine.batch import Embedding
-from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, open_shared
+from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorElsewhere, SharedTensorError, open_shared
+
+if TYPE_CHECKING:
+    from trtx.torch_engine.embeddings.device import DeviceReader
 
 
 class EmbeddingLoader:
@@ -22,12 +25,14 @@ class EmbeddingLoader:
         self._width = width
         self._dtype = dtype
         self._stream: Any = None
+        self._reader: DeviceReader | None = None  # made when it is first needed
         if device.type == "cuda":
             self._stream, self._steps = torch.cuda.Stream(device), torch.cuda.current_stream(device)
 
     @torch.inference_mode()
     def load(self, shared: SharedTensor) -> Embedding:
-        """Raises ValueError for what is no ``[rows, width]`` of finite numbers in the model's dtype."""
+        """Raises ValueError for what is no ``[rows, width]`` of finite numbers in the model's dtype, EmbeddingGone and
+        EmbeddingUnreachable for what stayed on an encoder's device and can't be had from there."""
         wanted = str(self._dtype).removeprefix("torch.")
         shape = shared.shape
         if len(shape) != 2 or shape[0] < 1 or shape[1] != self._width or shared.dtype != wanted:
@@ -37,14 +42,47 @@ class EmbeddingLoader:
             )
         try:
             mapped = open_shared(shared)
+        except SharedTensorElsewhere as there:
+            return self._from_device(shared, there.place)
         except SharedTensorError as error:
             raise ValueError(str(error)) from error
-        if not torch.isfinite(mapped).all():
-            raise ValueError("it holds numbers that are NaN or infinite; expected finite ones")
+        _check_finite(mapped)
         if self._stream is None:
             return Embedding(shape[0], mapped.clone())
         with torch.cuda.stream(self._stream):
             copied = mapped.to(self._device)
         self._stream.synchronize()
+        return self._for_steps(copied)
+
+    def _from_device(self, shared: SharedTensor, place: bytes) -> Embedding:
+        from trtx.torch_engine.embeddings import EmbeddingMismatch
+        from trtx.torch_engine.embeddings.device import DeviceReader
+
+        if self._reader is None:
+            self._reader = DeviceReader(self._device)
+        try:
+            if self._stream is None:
+                copied = self._reader.read(shared, place)
+                _check_finite(copied)
+                return Embedding(copied.shape[0], copied)
+            with torch.cuda.stream(self._stream):
+                copied = self._reader.read(shared, place)
+                _check_finite(copied)
+            return self._for_steps(copied)
+        except EmbeddingMismatch as error:
+            raise ValueError(str(error)) from error
+
+    def _for_steps(self, copied: torch.Tensor) -> Embedding:
         copied.record_stream(self._steps)  # its memory is given to another copy only once steps have read it
-        return Embedding(shape[0], copied)
+        return Embedding(copied.shape[0], copied)
+
+    def close(self) -> None:
+        """Lets go of encoders' memory. Nothing is loaded any more."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+def _check_finite(rows: torch.Tensor) -> None:
+    if not torch.isfinite(rows).all():
+        raise ValueError("it holds numbers that are NaN or infinite; expected finite ones")

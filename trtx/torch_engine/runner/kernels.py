@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import torch
@@ -11,9 +12,45 @@ from torch import Tensor
 from trtx.torch_engine.runner.weights import LayerWeights
 
 
+class Attention(Enum):
+    """How attention's work is cut up on a GPU."""
+
+    BY_ROWS = "by rows"  # decodes in as many parts as their number wants, prompts in none
+    BY_LENGTH = "by length"  # every sequence in as many parts as its share of the pass's KV wants
+    # In chunks of KV that begin and end at the same positions whatever else is in a pass, and are folded in order: no
+    # bit of a row's result depends on the rows beside it, nor on how its sequence was cut into passes.
+    FIXED = "fixed"
+
+
+DEFAULT_ATTENTION = Attention.BY_ROWS
+"""Of a runner, until ``benchmarks/attention.py`` has been seen on a GPU: docs/performance-notes.md."""
+
+FIXED_CHUNK = 512
+"""KV tokens of a chunk of :attr:`Attention.FIXED`; another number is other bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """What of some sequences' attention is one program's work; one for all layers of a pass.
+
+    See :mod:`trtx.torch_engine.runner.triton_ragged_attention`.
+    """
+
+    num_items: Tensor  # [1] int32
+    items: Tensor  # [most items, 8] int32
+    arrived: Tensor  # [most items, num_kv_heads] int32
+    part_sums: Tensor  # [rows of parts, num_heads, head_dim] float32
+    part_weights: Tensor  # [rows of parts, num_heads, 2] float32
+    tile_rows: int
+    block_rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Sequences of a pass that computes several tokens of each: ``[starts[i], starts[i + 1])`` are sequence i's."""
+    """Sequences of a pass that computes several tokens of each: ``[starts[i], starts[i + 1])`` are sequence i's.
+
+    In a merged pass they come behind its decodes: ``starts[0]`` is the number of those.
+    """
 
     slots: Tensor  # [num_sequences] int32: rows of the block table
     starts: Tensor  # [num_sequences + 1] int32
@@ -26,19 +63,22 @@ class PassInputs:
     """The tokens of one forward pass.
 
     ``spans`` None: a decode pass, every token is its sequence's only one. There a slot may be the padding slot,
-    the block table's last row: its token writes no KV and its result means nothing.
+    the block table's last row: its token writes no KV and its result means nothing. With spans, the first
+    ``num_decodes`` tokens are the only ones of sequences that no span has.
     """
 
     token_ids: Tensor  # [num_tokens] int32
     positions: Tensor  # [num_tokens] int32
     slots: Tensor  # [num_tokens] int32: row of the block table that each token's sequence has
     spans: Spans | None = None
+    num_decodes: int = 0
     # Of adjacent tokens from the first number on: rows [n, hidden] that the pass takes in place of their embeddings,
     # with those that the first layers add behind them where the model has any: [n, hidden * (1 + levels)].
     media: tuple[tuple[int, Tensor], ...] = ()
     # [num_tokens, head_dim] float32, cosines and sines, of a model with several positions a token; else ``positions``
     # say which rows of the kernels' own table.
     rotary: Tensor | None = None
+    work: tuple[WorkList, ...] = ()  # what ``Kernels.planned`` adds: of the decodes, of the spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +113,12 @@ class Kernels(Protocol):
     ``scale`` is the ``input_scale`` of the :class:`trtx.torch_engine.runner.linear.Linear` that takes the result: with
     it the result is float8_e4m3fn, divided by it and saturated; None leaves it in x's dtype.
     """
+
+    def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
+        """``inputs`` with what ``attend`` wants to know of the pass in every layer; ``dtype`` is q's there.
+
+        To be called once a pass, before its first ``attend``. Waits for nothing.
+        """
 
     def rms_norm(self, x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
         """``[n, hidden]`` normalised in float32, scaled in x's dtype."""

@@ -5,10 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.torch_engine.runner.formats import Prepare
+
+
+class Multiplier(Protocol):
+    """``x @ weight.T + bias`` of tensors in one dtype: how that is computed, and so in what order it is summed."""
+
+    def admit(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Told once of each weight ``[rows, columns]`` that it gets. Raises UsageError for one that it can't take."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """``[n, columns]`` to ``[n, rows]``, in ``out`` where that is given."""
+
+
+class LibraryMultiplier:
+    """What torch's libraries find fastest for the shapes at hand: a row's rounding depends on how many there are."""
+
+    def admit(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        return None
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            return F.linear(x, weight, bias)
+        return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+
+
+LIBRARY_MULTIPLIER = LibraryMultiplier()
 
 
 class Linear(Protocol):
@@ -31,10 +57,11 @@ class PlainLinear:
     weight: Tensor  # [rows, columns]
     bias: Tensor | None = None  # [rows]
     prepare: Prepare | None = None
+    multiplier: Multiplier = LIBRARY_MULTIPLIER
 
     @property
     def input_scale(self) -> None:
         return None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x if self.prepare is None else self.prepare(x), self.weight, self.bias)
+        return self.multiplier(x if self.prepare is None else self.prepare(x), self.weight, self.bias)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.torch_engine.messages import Logprob
+
+_VECTOR = 16  # float32 numbers: 64 bytes
 
 
 def to_host(values: Tensor) -> Tensor:
@@ -22,12 +25,13 @@ class RankedLogprobs:
     """
 
     def __init__(self, logits: Tensor, chosen: Tensor, counts: list[int]) -> None:
-        values = torch.log_softmax(logits.float(), dim=-1)
+        values = torch.log_softmax(_aligned(logits.float()), dim=-1)[:, : logits.shape[1]]
         picked = values.gather(1, chosen.long().clamp_min(0).unsqueeze(1))  # [rows, 1]
         ranks = (values > picked).sum(dim=1) + 1
-        top = values.topk(min(max(counts), values.shape[1]), dim=1)
+        likeliest = _ordered(values).topk(min(max(counts), values.shape[1]), dim=1).indices
         self._counts = counts
-        self._columns = [to_host(column) for column in (chosen, picked.squeeze(1), ranks, top.indices, top.values)]
+        columns = (chosen, picked.squeeze(1), ranks, likeliest, values.gather(1, likeliest))
+        self._columns = [to_host(column) for column in columns]
 
     def entries(self) -> list[dict[int, Logprob]]:
         """The chosen token first, then the likeliest. Once the step is done."""
@@ -39,6 +43,22 @@ class RankedLogprobs:
                 entry.setdefault(other, Logprob(value, place + 1))
             results.append(entry)
         return results
+
+
+def _aligned(logits: Tensor) -> Tensor:
+    """With tokens of no probability up to whole vectors: each row begins as the first one does, and is summed alike.
+
+    CUDA's softmax sums from the first address that a vector may have, which else is another one in each row.
+    """
+    return F.pad(logits, (0, -logits.shape[1] % _VECTOR), value=-math.inf)
+
+
+def _ordered(values: Tensor) -> Tensor:
+    """int64 in the order of float32 ``values``, of equal ones in the order of their ids: no two are equal, and which
+    are the first few does not go by how many are asked for."""
+    bits = values.contiguous().view(torch.int32)
+    rising = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    return (rising << 32) - torch.arange(values.shape[1], device=values.device)
 
 
 def prompt_problem(logprobs: list[dict[int, Logprob]]) -> str | None:

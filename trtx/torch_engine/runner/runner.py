@@ -54,9 +54,9 @@ class TorchRunner:
     """A :class:`trtx.torch_engine.batch.ModelRunner`. Not thread-safe: one step at a time.
 
     A step's decodes and its prompt chunks are two passes over the weights: decodes replay a CUDA graph whatever
-    else the step holds, and chunks are long enough that reading the weights once more costs little. Everything is
-    enqueued on one stream and nothing waited for: while a graph runs, the host launches the kernels of the chunks, and
-    then the next step.
+    else the step holds, and chunks are long enough that reading the weights once more costs little. With
+    ``merges_passes`` a step that has both is one pass, without a graph. Everything is enqueued on one stream and
+    nothing waited for: while a graph runs, the host launches the kernels of the chunks, and then the next step.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class TorchRunner:
         max_position: int,
         vocab_size: int,
         graphs: DecodeGraphs | None,
+        merges_passes: bool = False,
     ) -> None:
         self.geometry = geometry
         self.num_blocks = pool.shape[0]
@@ -79,6 +80,7 @@ class TorchRunner:
         self._decoder = decoder
         self._device = pool.device
         self._graphs = graphs
+        self.merges_passes = merges_passes
         self._block_table = BlockTable(cache)
         self._embeddings = EmbeddingLoader(self._device, decoder.media_width, decoder.dtype)
         self._sampler = sampler
@@ -95,12 +97,14 @@ class TorchRunner:
         num_decodes = 0
         while num_decodes < len(sequences) and _is_decode(sequences[num_decodes]):
             num_decodes += 1
-        decodes, chunks = sequences[:num_decodes], sequences[num_decodes:]
+        merged = num_decodes if self.merges_passes and num_decodes < len(sequences) else 0
+        decodes, others = sequences[: num_decodes - merged], sequences[num_decodes - merged :]
         step = TorchStep(len(sequences))
         if decodes:
-            step.parts.append((list(range(num_decodes)), self._sampler.collect(*self._decode(decodes), decodes)))
-        if chunks:
-            self._sample_chunks(*self._prefill(chunks), chunks, num_decodes, step)
+            step.parts.append((list(range(len(decodes))), self._sampler.collect(*self._decode(decodes), decodes)))
+        if others:
+            inputs, ends = self._chunk_inputs(others, merged)
+            self._sample_chunks(self._decoder.hidden(inputs), ends, others, merged, len(decodes), step)
         if self._device.type == "cuda":
             step.done = torch.cuda.Event()
             step.done.record()
@@ -118,15 +122,17 @@ class TorchRunner:
         logits = self._decoder.logits(self._decoder.hidden(inputs))
         return logits, self._sampler.sample(logits, inputs.slots, inputs.positions)
 
-    def _prefill(self, sequences: list[ScheduledSequence]) -> tuple[Tensor, list[int]]:
-        """(hidden states of all chunks [tokens, hidden], where among them each sequence ends)"""
-        inputs, ends = self._chunk_inputs(sequences)
-        return self._decoder.hidden(inputs), ends
-
     def _sample_chunks(
-        self, hidden: Tensor, ends: list[int], sequences: list[ScheduledSequence], first: int, step: TorchStep
+        self,
+        hidden: Tensor,
+        ends: list[int],
+        sequences: list[ScheduledSequence],
+        num_decodes: int,
+        first: int,
+        step: TorchStep,
     ) -> None:
-        """``first``: the place of ``sequences`` in the step."""
+        """``hidden`` [tokens, hidden] of a pass over ``sequences``, the first ``num_decodes`` of which are decodes;
+        ``first``: their place in the step."""
         sampling = [index for index, sequence in enumerate(sequences) if sequence.samples]
         if sampling:
             last = [ends[index] - 1 for index in sampling]
@@ -138,13 +144,13 @@ class TorchRunner:
             step.parts.append(([first + index for index in sampling], collected))
         for index, sequence in enumerate(sequences):
             count = sequence.sampling.prompt_logprobs
-            if count is not None:
+            if count is not None and index >= num_decodes:
                 begin = ends[index] - len(sequence.new_token_ids)
                 ranked = self._prompt_logprobs(hidden[begin : ends[index]], sequence, count)
                 step.prompts.append((first + index, ranked))
 
-    def _chunk_inputs(self, sequences: list[ScheduledSequence]) -> tuple[PassInputs, list[int]]:
-        """Inputs of one pass over all chunks, and where in it each sequence ends."""
+    def _chunk_inputs(self, sequences: list[ScheduledSequence], num_decodes: int) -> tuple[PassInputs, list[int]]:
+        """Inputs of a pass over ``num_decodes`` decodes and chunks behind them, and where in it each sequence ends."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -159,15 +165,18 @@ class TorchRunner:
             positions += range(sequence.start, sequence.start + length)
             slots += [sequence.slot] * length
             ends.append(len(tokens))
+        chunks = sequences[num_decodes:]
         spans = Spans(
-            slots=int32([sequence.slot for sequence in sequences], self._device),
-            starts=int32([0, *ends], self._device),
-            contexts=int32([sequence.start for sequence in sequences], self._device),
-            max_length=max(len(sequence.new_token_ids) for sequence in sequences),
+            slots=int32([sequence.slot for sequence in chunks], self._device),
+            starts=int32([0, *ends][num_decodes:], self._device),
+            contexts=int32([sequence.start for sequence in chunks], self._device),
+            max_length=max(len(sequence.new_token_ids) for sequence in chunks),
         )
         rotary = None if self._decoder.mrope is None else self._decoder.mrope.of_chunks(sequences)
-        uploaded = _upload(tokens, positions, slots, self._device)
-        return PassInputs(*uploaded, spans=spans, media=tuple(media), rotary=rotary), ends
+        token_ids, at, of = _upload(tokens, positions, slots, self._device)
+        if num_decodes:
+            token_ids[:num_decodes] = self._sampler.fill(token_ids[:num_decodes], of[:num_decodes])
+        return PassInputs(token_ids, at, of, spans, num_decodes, tuple(media), rotary), ends
 
     def _prompt_logprobs(self, hidden: Tensor, sequence: ScheduledSequence, count: int) -> list[RankedLogprobs]:
         """Of the prompt tokens that follow this chunk's: ``hidden`` of position p says how likely token p + 1 was."""
@@ -193,6 +202,7 @@ class TorchRunner:
     def close(self) -> None:
         """Frees graphs, weights and pool. The runner must not be used after."""
         self.synchronize()
+        self._embeddings.close()
         del self._graphs, self._decoder, self._sampler, self._block_table, self.pool
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

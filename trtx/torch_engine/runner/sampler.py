@@ -68,8 +68,11 @@ class Sampler:
     passes. None of them waits for the device; the results are there once it has done the step.
     """
 
-    def __init__(self, max_batch_size: int, vocab_size: int, device: torch.device) -> None:
-        self._slots = SamplingSlots(max_batch_size, vocab_size, device)
+    def __init__(
+        self, max_batch_size: int, vocab_size: int, device: torch.device, *, counts_prompts: bool = False
+    ) -> None:
+        """``counts_prompts``: see :class:`SamplingSlots`."""
+        self._slots = SamplingSlots(max_batch_size, vocab_size, device, counts_prompts=counts_prompts)
         self._vocab_size = vocab_size
         self._device = device
         self._kernels: TritonSampling | None = None

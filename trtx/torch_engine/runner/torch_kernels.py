@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,6 +24,9 @@ class TorchKernels:
         self._config = config
         self._cache = cache
         self._rotary = rotary
+
+    def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
+        return inputs
 
     def rms_norm(self, x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
         values = x.float()
@@ -65,7 +70,12 @@ class TorchKernels:
     def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
         if inputs.spans is None:
             return _scaled(self._decode(q, layer, inputs), scale)
-        return _scaled(self._prefill(q, layer, inputs.spans), scale)
+        out = torch.empty_like(q)
+        if count := inputs.num_decodes:
+            decodes = replace(inputs, slots=inputs.slots[:count], positions=inputs.positions[:count])
+            out[:count] = self._decode(q[:count], layer, decodes).view_as(q[:count])
+        self._prefill(q, layer, inputs.spans, out)
+        return _scaled(out.flatten(1), scale)
 
     def _gather(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """K and V of whole blocks: ``[..., num_blocks]`` to ``[..., num_kv_heads, tokens, head_dim]``."""
@@ -98,9 +108,9 @@ class TorchKernels:
             out[part] = attended
         return out.flatten(1)
 
-    def _prefill(self, q: Tensor, layer: int, spans: Spans) -> Tensor:
+    def _prefill(self, q: Tensor, layer: int, spans: Spans, out: Tensor) -> None:
         """One sequence after the other: lengths differ too much to pad."""
-        starts, out = spans.starts.tolist(), torch.empty_like(q)
+        starts = spans.starts.tolist()
         for index, (slot, context) in enumerate(zip(spans.slots.tolist(), spans.contexts.tolist(), strict=True)):
             begin, end = starts[index], starts[index + 1]
             total = context + end - begin
@@ -113,7 +123,6 @@ class TorchKernels:
                 q[begin:end].transpose(0, 1)[None], keys[None, :, :total], values[None, :, :total],
                 attn_mask=seen, enable_gqa=True,
             )[0].transpose(0, 1)  # fmt: skip
-        return out.flatten(1)
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

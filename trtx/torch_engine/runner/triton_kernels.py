@@ -17,7 +17,8 @@ from torch import Tensor
 
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.runner.fp8 import FP8
-from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.ragged_attention import RaggedAttention
 from trtx.torch_engine.runner.triton_attention import merge_splits_kernel, paged_decode_kernel, paged_prefill_kernel
 from trtx.torch_engine.runner.triton_pointwise import rms_norm_kernel, rope_and_write_kernel, silu_and_mul_kernel
 from trtx.torch_engine.runner.weights import LayerWeights
@@ -32,12 +33,23 @@ _TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bf
 class TritonKernels:
     """See :class:`trtx.torch_engine.runner.kernels.Kernels`. Tensors are contiguous where their shapes say so."""
 
-    def __init__(self, config: ModelConfig, cache: KvCache, rotary: Tensor, num_processors: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: KvCache,
+        rotary: Tensor,
+        num_processors: int,
+        attention: Attention = DEFAULT_ATTENTION,
+    ) -> None:
         """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`; ``num_processors``: the GPU's SMs."""
         self._config = config
+        self._ragged = None
+        if attention is not Attention.BY_ROWS:
+            self._ragged = RaggedAttention(config, cache, num_processors, fixed=attention is Attention.FIXED)
         self._cache = cache
         self._rotary = rotary
         self._num_processors = num_processors
+        self._attention = attention
         self._layers = [cache.pool[:, layer] for layer in range(config.num_layers)]
         self._kv_scales: list[Tensor | None] = [None] * config.num_layers
         if cache.scales is not None:
@@ -78,8 +90,10 @@ class TritonKernels:
     def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
         config, rows = self._config, qkv.shape[0]
         q = torch.empty(rows, config.num_heads, config.head_dim, dtype=qkv.dtype, device=qkv.device)
-        # Few tokens: many small programs to fill the GPU. Many: as few as keep each one's loads wide.
-        heads = 2 if rows < _MANY_ROWS else 16
+        # Few tokens: many small programs to fill the GPU. Many: as few as keep each one's loads wide. A head's norm is
+        # summed by the threads of its program, in another order where these are others.
+        is_small = rows < _MANY_ROWS or self._attention is Attention.FIXED
+        heads = 2 if is_small else 16
         grid = (rows, triton.cdiv(config.num_heads + 2 * config.num_kv_heads, heads))
         rope_and_write_kernel[grid](
             qkv, q, weights.q_norm, weights.k_norm,
@@ -88,15 +102,22 @@ class TritonKernels:
             config.norm_eps, self._table_width, self._cache.padding_slot, *self._strides,
             **self._shape, HAS_NORM=weights.q_norm is not None, ROTARY_BY_TOKEN=inputs.rotary is not None,
             BLOCK_HEADS=heads,
-            BLOCK=triton.next_power_of_2(config.head_dim // 2), num_warps=1 if rows < _MANY_ROWS else 4,
+            BLOCK=triton.next_power_of_2(config.head_dim // 2), num_warps=1 if is_small else 4,
         )  # fmt: skip
         return q
 
+    def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
+        return inputs if self._ragged is None else self._ragged.planned(inputs, dtype)
+
     def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
         out = _empty_like(q, scale)
-        if inputs.spans is None:
+        if self._ragged is not None:
+            self._ragged.attend(q, layer, inputs.work, out, scale)
+        elif inputs.spans is None:
             self._decode(q, layer, inputs, out, scale)
         else:
+            if count := inputs.num_decodes:
+                self._decode(q[:count], layer, inputs, out[:count], scale)
             self._prefill(q, layer, inputs.spans, out, scale)
         return out.view(q.shape[0], -1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from trtx.checkpoint.dense import (
 )
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
-from trtx.torch_engine.runner.formats import Part, format_of, shared_input_scale
-from trtx.torch_engine.runner.linear import Linear, PlainLinear
+from trtx.torch_engine.runner.formats import Part, Prepare, format_of, shared_input_scale
+from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, Linear, Multiplier, PlainLinear
 from trtx.torch_engine.runner.tensor_source import tensors_of
 
 log = logging.getLogger(__name__)
@@ -66,15 +67,17 @@ def named_tensors(model_dir: Path, *, device: torch.device, dtype: torch.dtype) 
 
 
 def load_weights(
-    model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool
-) -> DecoderWeights:
-    """Every parameter on ``device``: FP8 weights as they are with ``scaled_products``, all others in ``dtype``.
+    model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool,
+    multiplier: Multiplier = LIBRARY_MULTIPLIER,
+) -> DecoderWeights:  # fmt: skip
+    """Every parameter on ``device``: FP8 weights as they are with ``scaled_products``, all others in ``dtype``, to be
+    multiplied by ``multiplier``.
 
     A quantized weight is dequantized on its own, so no more than one is there twice. Raises UsageError for a missing,
     misshapen or unreadable tensor.
     """
     tensors = dict(tensors_of(model_dir, config, checkpoint_tensors(config), device=device, dtype=dtype))
-    loader = _Loader(config, tensors, dtype, scaled_products)
+    loader = _Loader(config, tensors, dtype, scaled_products, multiplier)
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.layer(index))
@@ -82,6 +85,7 @@ def load_weights(
             torch.cuda.empty_cache()  # parts are too small for the next layer's merged weights: they would pile up
     embedding = tensors.pop(EMBEDDING)
     head = embedding if config.tied_head else tensors.pop(HEAD)
+    multiplier.admit(head)
     if device.type == "cuda" and loader.num_dequantized:
         log.warning(
             "%s weights are dequantized to %s on this GPU: as exact as they were, but no smaller and no faster",
@@ -94,11 +98,14 @@ def load_weights(
 class _Loader:
     """Takes tensors out of ``tensors`` as it merges them, so that they are freed one layer after the other."""
 
-    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype, scaled: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype, scaled: bool, multiplier: Multiplier
+    ) -> None:
         self._config = config
         self._tensors = tensors
         self._dtype = dtype
         self._scaled = scaled
+        self._multiplier = multiplier
         self.num_dequantized = 0
 
     def layer(self, index: int) -> LayerWeights:
@@ -127,7 +134,7 @@ class _Loader:
         names, take = [module.name for module in product.modules], self._tensors.pop
         bias = _merged([take(f"{name}.bias") for name in names]) if product.has_bias else None
         if product.loading is None or self._config.quantization is None:
-            return PlainLinear(_merged([take(f"{name}.weight") for name in names]), bias)
+            return self._plain(_merged([take(f"{name}.weight") for name in names]), bias)
         parts: list[Part] = [
             {
                 suffix: take(f"{module.name}.{suffix}")
@@ -137,9 +144,7 @@ class _Loader:
             for module in product.modules
         ]
         if product.is_kept(scaled_products=self._scaled):
-            from trtx.torch_engine.runner.scaled_linear import ScaledLinear
-
-            return ScaledLinear(
+            return self._scaled_linear()(
                 weight=_merged([part["weight"] for part in parts]),
                 row_scales=torch.cat([part["weight_scale"].expand(part["weight"].shape[0]) for part in parts]),
                 input_scale=shared_input_scale(parts),
@@ -152,7 +157,20 @@ class _Loader:
             prepare = form.prepare(parts)
         except ValueError as error:
             raise UsageError(f"{', '.join(names)}: {error}; export the checkpoint with ModelOpt again") from error
-        return PlainLinear(_merged([form.dequantize(part).to(self._dtype) for part in parts]), bias, prepare)
+        return self._plain(_merged([form.dequantize(part).to(self._dtype) for part in parts]), bias, prepare)
+
+    def _scaled_linear(self) -> Callable[..., Linear]:
+        if isinstance(self._multiplier, InvariantMultiplier):
+            from trtx.torch_engine.runner.triton_multiplier import InvariantScaledLinear
+
+            return InvariantScaledLinear
+        from trtx.torch_engine.runner.scaled_linear import ScaledLinear
+
+        return ScaledLinear
+
+    def _plain(self, weight: Tensor, bias: Tensor | None, prepare: Prepare | None = None) -> PlainLinear:
+        self._multiplier.admit(weight, bias)
+        return PlainLinear(weight, bias, prepare, self._multiplier)
 
 
 def _merged(parts: list[Tensor]) -> Tensor:

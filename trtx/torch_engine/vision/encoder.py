@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trtx.torch_engine.device import device_memory_bytes
+from trtx.torch_engine.embeddings.device import DeviceArena
 from trtx.torch_engine.encoder_messages import Encode, Encoded, EncoderArgs, EncoderStats
 from trtx.torch_engine.shared_tensor import SharedTensorError, open_shared, share
 from trtx.torch_engine.vision.towers import Pixels, Tower, Unsuitable
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 class _Waiting:
     item_id: int
     pixels: Pixels
+    on_device: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,15 @@ class _Problem:
 
 
 class Encoder:
-    """First come, first served, in batches of at most ``max_batch_size`` items and ``max_num_tokens`` rows."""
+    """First come, first served, in batches of at most ``max_batch_size`` items and ``max_num_tokens`` rows.
 
-    def __init__(self, tower: Tower, args: EncoderArgs) -> None:
+    ``arena``: for rows that stay on the tower's device; None: all go through files.
+    """
+
+    def __init__(self, tower: Tower, args: EncoderArgs, arena: DeviceArena | None = None) -> None:
         self._tower = tower
         self._args = args
+        self._arena = arena
         self._waiting: deque[_Waiting] = deque()
         self._batches = self._items = self._rows = 0
         self._seconds = 0.0
@@ -51,7 +57,7 @@ class Encoder:
             pixels = self._check(message)
         except (Unsuitable, SharedTensorError) as error:
             return Encoded(message.item_id, error=str(error), is_failure=isinstance(error, SharedTensorError))
-        self._waiting.append(_Waiting(message.item_id, pixels))
+        self._waiting.append(_Waiting(message.item_id, pixels, message.on_device and self._arena is not None))
         return None
 
     def _check(self, message: Encode) -> Pixels:
@@ -79,7 +85,7 @@ class Encoder:
         """One batch of what waits; at least one item does."""
         began = time.perf_counter()
         batch = self._next_batch()
-        results = self._encode([one.pixels for one in batch])
+        results = self._encode(batch)
         answers = [self._answer(one, found) for one, found in zip(batch, results, strict=True)]
         self._batches += 1
         self._items += len(batch)
@@ -101,12 +107,14 @@ class Encoder:
             batch.append(self._waiting.popleft())
         return batch
 
-    def _encode(self, batch: Sequence[Pixels]) -> list[Tensor | _Problem]:
+    def _encode(self, batch: Sequence[_Waiting]) -> list[Tensor | _Problem]:
         """A batch in which anything goes wrong is done again one by one, so that only what is to blame fails."""
         try:
-            found = [rows.cpu() for rows in self._tower.encode(batch)]
-            for pixels, rows in zip(batch, found, strict=True):
-                assert rows.shape == (pixels.rows, self._tower.width), f"{list(rows.shape)} for {pixels.rows} rows"
+            made = self._tower.encode([one.pixels for one in batch])
+            found = [rows if one.on_device else rows.cpu() for one, rows in zip(batch, made, strict=True)]
+            for one, rows in zip(batch, found, strict=True):
+                expected = (one.pixels.rows, self._tower.width)
+                assert rows.shape == expected, f"{list(rows.shape)}, expected {list(expected)}"
         except torch.AcceleratorError:
             raise  # the device is in an unknown state, and so is all that is on it
         except Exception as error:
@@ -127,7 +135,8 @@ class Encoder:
         if isinstance(found, _Problem):
             return Encoded(one.item_id, error=found.text, is_failure=found.is_failure)
         try:
-            rows = share(found)
+            kept = self._arena.keep(found) if one.on_device and self._arena is not None else None
+            rows = share(found) if kept is None else kept
         except SharedTensorError as error:
             return Encoded(one.item_id, error=str(error), is_failure=True)
         return Encoded(one.item_id, rows, self._tower.merged(one.pixels.grid))

@@ -7,6 +7,7 @@ parent is gone, and ends this process at once, even in the middle of a batch.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import socket
 import sys
@@ -14,12 +15,16 @@ import threading
 import traceback
 from queue import Empty, SimpleQueue
 
+import torch
+
 from trtx.errors import UsageError
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.device import device_memory_bytes
+from trtx.torch_engine.embeddings.device import DeviceArena
 from trtx.torch_engine.encoder_messages import (
     Cancel,
     Encode,
+    EncoderArgs,
     Fatal,
     Progress,
     Ready,
@@ -27,8 +32,11 @@ from trtx.torch_engine.encoder_messages import (
     Start,
     ToEncoder,
 )
+from trtx.torch_engine.handoff.memory import MemoryUnreachable
 from trtx.torch_engine.parent import die_with_parent, read_parent
 from trtx.torch_engine.vision.encoder import Encoder
+
+log = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -60,9 +68,21 @@ def _build(start: Start, channel: Channel[ToEncoder]) -> Encoder:
     from trtx.torch_engine.vision.load import load_tower
 
     tower = load_tower(start.args)
+    arena = _arena(start.args, tower.device)
     dtype = str(tower.dtype).removeprefix("torch.")
     channel.send(Ready(tower.width, dtype, device_memory_bytes(tower.device)))
-    return Encoder(tower, start.args)
+    return Encoder(tower, start.args, arena)
+
+
+def _arena(args: EncoderArgs, device: torch.device) -> DeviceArena | None:
+    """Between GPUs alone: on a CPU a file that both map is as near."""
+    if device.type != "cuda" or not args.arena_bytes:
+        return None
+    try:
+        return DeviceArena(args.arena_bytes, device)
+    except (MemoryUnreachable, OSError, torch.OutOfMemoryError) as error:
+        log.warning("embeddings cross the host in files: no other process can open this GPU's memory (%s)", error)
+        return None
 
 
 def _loop(encoder: Encoder, channel: Channel[ToEncoder], inbox: SimpleQueue[ToEncoder]) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from trtx.config import TopologySpec, recipe_files
 from trtx.errors import UsageError
@@ -64,7 +67,14 @@ CASES = {
     "container": ({}, {"container_image": HOSTILE, "container_mounts": "/data:/data", "python": "python3"}),
     "several nodes": (
         {"engine": "tensorrt-llm", "mode": "disagg", "tp": 4},
-        {"gpus_per_node": 2, "mpi": "pmi2", "interface": "ib0", "ucx_devices": "mlx5_0:1,mlx5_1:1"},
+        {
+            "gpus_per_node": 2,
+            "mpi": "pmi2",
+            "interface": "ib0",
+            "ucx_devices": "mlx5_0:1,mlx5_1:1",
+            "bench": ("--concurrency", "1"),
+            "bench_files": (Path("/data/of the job"),),
+        },
     ),
 }
 
@@ -79,7 +89,7 @@ def test_bash_reads_it_and_nothing_is_left_open(case: str, tmp_path: Path) -> No
     if (shellcheck := shutil.which("shellcheck")) is not None:
         # Functions called by name, A && B || C with nothing in B that fails, a $ that NATS reads, and the device of a
         # node where others were named.
-        left_out = "SC2317,SC2015,SC2016,SC2034"
+        left_out = "SC2329,SC2317,SC2015,SC2016,SC2034"
         done = subprocess.run([shellcheck, "-s", "bash", "-e", left_out, str(path)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
     for stand_in in (*ADDRESSES, DEVICE, str(RUN_DIR), str(SCRATCH_DIR)):
@@ -136,6 +146,43 @@ def test_what_a_person_typed_is_never_run(tmp_path: Path) -> None:
     words = run_bash(text, script, tmp_path).split("\0")
     # Python and etcd as programs, the name on the worker's command line and the benchmark's, and its own word.
     assert words.count(HOSTILE) == 3 + 1 + 2 + 1
+
+
+_TYPED = st.text(st.characters(exclude_categories=("C", "Zl", "Zp")), min_size=1, max_size=12).filter(str.isprintable)
+_PATH = _TYPED.map(lambda text: Path("/" + text))
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    model=_TYPED,
+    bench=st.lists(_TYPED, max_size=4),
+    python=_TYPED,
+    local=_PATH,
+    directory=_PATH,
+    image=st.none() | _TYPED,
+    shape=st.sampled_from(sorted(CASES)),
+)
+def test_whatever_is_typed_is_what_bash_has(
+    model: str,
+    bench: list[str],
+    python: str,
+    local: Path,
+    directory: Path,
+    image: str | None,
+    shape: str,
+    tmp_path: Path,
+) -> None:
+    spec, job = CASES[shape]
+    typed = {"bench": tuple(bench), "python": python, "local_dir": local, "model_dir": directory}
+    try:
+        text = written({**spec, "served_model_name": model}, **{**job, **typed, "container_image": image})
+    except (UsageError, ValidationError):  # what a launcher would expand, or a container can't mount
+        assume(False)
+    held = 'printf "%s\\0" "$MODEL" "$SERVED" "$PYTHON" "$LOCAL_PARENT" "${CONTAINER[0]:-}" "${BENCH_WORDS[@]}"'
+    told = run_bash(text, held, tmp_path).split("\0")[:-1]
+    container = "" if image is None else f"--container-image={image}"
+    assert told == [str(directory), model, python, str(local), container, *bench]
 
 
 def test_a_config_in_the_file_is_the_one_that_workers_get(tmp_path: Path) -> None:
@@ -217,6 +264,16 @@ def test_engines_larger_than_a_node_get_their_nodes_and_a_task_a_gpu() -> None:
         assert step.command[0] == "${LAUNCHER}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("tp", "told"), [(2, []), (4, ["--gpu-count", "8"])])
+def test_the_benchmark_is_told_the_gpus_that_no_worker_knows_all_of(tp: int, told: list[str], tmp_path: Path) -> None:
+    """Of an engine over nodes; a worker of one node publishes its own."""
+    spec = {"engine": "tensorrt-llm", "mode": "disagg", "tp": tp}
+    text = written(spec, gpus_per_node=2, bench=("--concurrency", "1"))
+    words = run_bash(text, 'URL=x; describe bench; printf "%s\\0" "${COMMAND[@]}"', tmp_path).split("\0")
+    assert words[words.index("--output") + 2 : -1] == [*told, "--concurrency", "1"]
+
+
 REFUSED = {
     "no GPUs": ({"engine": "tensorrt-llm"}, {"gpus_per_node": 0}, "--gpus-per-node 0: engine tensorrt-llm needs GPUs"),
     "auto": ({"engine": "auto"}, {}, "--engine auto can't be exported"),
@@ -271,7 +328,7 @@ def test_a_recipe_of_sixteen_ranks_takes_two_nodes_for_each_engine_and_keeps_its
     }
     text = written(asked, gpus_per_node=8, model_dir=Path("/models/deepseek-r1"))
     assert "#SBATCH --nodes=4\n" in text and "#SBATCH --ntasks-per-node=8\n" in text
-    assert "# decode-0: nodes 2 to 3, GPUs 0,1,2,3,4,5,6,7 of each\n" in text
+    assert "# decode-0: nodes 2 to 3, GPUs 0,1,2,3,4,5,6,7 of each, 8 ranks on each\n" in text
     assert "\nMODEL=/models/deepseek-r1\n" in text and text.count("\ngpus_per_node: 8\n") == 2
     with pytest.raises(UsageError, match=r"num_slots 290 .* fix: --set decode\.moe_config"):
         overrides = (*wide, "decode.moe_config.load_balancer.num_slots=290")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,21 @@ CALL = ("export", "slurm", "--model", "synthetic:tiny-trained", "--engine", "tor
         (("--bench", "--help"), "--bench holds --help"),
         (("--bench", "--url http://x"), "--bench holds --url, which the job gives by itself"),
         (("--bench", "--workers 3"), "--bench holds --workers, which describes what trtx bench would serve"),
+        (
+            ("--bench", "--etcd http://10.0.0.1:2379"),
+            "--bench holds --etcd, and the job's frontends tell of its workers",
+        ),
+        (("--bench", "--isl 100000 --osl 8"), "--bench: isl 100000 and osl 8 make 100008 tokens, and the context of"),
+        (
+            ("--set", "max_seq_len=64", "--bench", "--isl 40 --osl 30"),
+            "--bench: isl 40 and osl 30 make 70 tokens, and agg workers of tiny-trained take max_seq_len 64",
+        ),
+        (("--bench", "--baseline nobody --max-regression 5%"), "--bench: 'nobody' is no run directory or file, and no"),
+        (("--bench", "--baseline ./a.json --max-regression 5%"), "--bench: './a.json' is not there; expected a run"),
+        (("--bench", "--save-baseline a/b"), "--bench: "),
         (("--bench", "--concurrency '3"), "--bench \"--concurrency '3\" can't be split into words"),
+        (("--container-image", "c", "--model-dir", "/m:1"), "--model-dir '/m:1' can't be mounted in a container"),
+        (("--container-image", "c", "--model-dir", "/m,1"), "--model-dir '/m,1' can't be mounted in a container"),
         (("--container-mounts", "/a:/a"), "--container-mounts means nothing without --container-image"),
     ],
 )
@@ -89,6 +104,40 @@ def test_a_sweep_file_of_the_benchmark_is_read(tmp_path: Path, capsys: pytest.Ca
     sweep.write_text("load: {concurrency: [0]}\n")
     assert run([*CALL, "--bench", str(sweep)]) == 2
     assert "concurrency" in capsys.readouterr().err
+
+
+def test_files_of_the_benchmark_are_named_from_the_root_and_looked_for_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job runs in the directory of sbatch, which need not be this one."""
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.yaml").write_text("load: {concurrency: [1, 2], input_file: of-sweep.jsonl}\n")
+    for name in ("of-sweep.jsonl", "typed.jsonl", "8"):
+        Path(name).write_text('{"text": "a"}\n' * 2)
+
+    def words_and_files(bench: str) -> tuple[list[str], list[str]]:
+        assert run([*CALL, "--bench", bench]) == 0
+        out = capsys.readouterr().out
+        words, files = (
+            shlex.split(re.search(rf"^BENCH_{name}=\((.*?)\n?\)$", out, re.MULTILINE | re.DOTALL)[1])  # type: ignore[index]
+            for name in ("WORDS", "FILES")
+        )
+        return words, files
+
+    sweep, first, second = (str(tmp_path / name) for name in ("sweep.yaml", "of-sweep.jsonl", "typed.jsonl"))
+    words, files = words_and_files("--osl 8 ./sweep.yaml --request-count 8")
+    assert words == ["--osl", "8", "--request-count", "8", "--sweep", sweep, "--input-file", first]
+    assert files == [sweep, first]
+    words, files = words_and_files("--sweep=sweep.yaml --input-file typed.jsonl")
+    assert words == ["--sweep", sweep, "--input-file", second] and files == [sweep, second]
+    words, files = words_and_files("--request-count 8 --input-file 8")
+    assert words == ["--request-count", "8", "--input-file", str(tmp_path / "8")]
+    words, files = words_and_files("--concurrency 2 --save-baseline mine")
+    assert words == ["--concurrency", "2", "--save-baseline", "mine", "--baseline-dir", str(tmp_path / "baselines")]
+    assert files == []
+    Path("sweep.yaml").write_text("load: {concurrency: [1]}\nattach: {url: 'http://a', gpu_count: 4}\n")
+    assert run([*CALL, "--bench", "sweep.yaml"]) == 2
+    assert "--bench: attach.gpu_count of the sweep describes what others serve" in capsys.readouterr().err
 
 
 def test_a_further_flag_of_sbatch_stays_one_word(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,12 +29,15 @@ class Harness:
         batch: int = 8,
         tokens: int = 16,
         chunked: bool = True,
+        beside_decodes: int | None = None,
         overlap: bool = True,
         bad_token: int | None = None,
         **core: Any,
     ) -> None:
         self.runner = OracleRunner(num_blocks, bad_token=bad_token)
-        limits = SchedulerLimits(batch, tokens, enable_chunked_prefill=chunked)
+        limits = SchedulerLimits(
+            batch, tokens, enable_chunked_prefill=chunked, max_prompt_tokens_beside_decodes=beside_decodes
+        )
         self.core = EngineCore(self.runner, limits, disable_overlap_scheduler=not overlap, **core)
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.finished: dict[int, str] = {}
@@ -103,6 +106,20 @@ def test_a_long_prompt_is_chunked_while_others_go_on_decoding() -> None:
     h.run()
     assert h.tokens[2] == undisturbed(prompt_of(100, 5), 2)
     assert max(tokens for _, tokens in h.runner.steps) <= 8
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_prompt_tokens_beside_decodes_are_capped_and_alone_they_are_not(overlap: bool) -> None:
+    h = Harness(num_blocks=128, tokens=30, beside_decodes=5, overlap=overlap)
+    h.submit(1, prompt_of(3), 10)
+    h.step()
+    h.submit(2, prompt_of(100, 5), 2)
+    h.submit(3, prompt_of(7, 6), 2)
+    h.run()
+    for each, prompt, count in ((1, prompt_of(3), 10), (2, prompt_of(100, 5), 2), (3, prompt_of(7, 6), 2)):
+        assert h.tokens[each] == undisturbed(prompt, count)
+    tokens = [tokens for _, tokens in h.runner.steps]
+    assert 6 in tokens and 30 in tokens, "five beside a decode, as many as there is room for without one"
 
 
 def test_preempted_sequences_resume_with_identical_tokens() -> None:

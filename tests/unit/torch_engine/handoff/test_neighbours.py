@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from trtx.torch_engine.batch import KvGeometry
-from trtx.torch_engine.handoff.codec import DirectOffer
+from trtx.torch_engine.handoff.codec import DirectOffer, layout_of
 from trtx.torch_engine.handoff.memory import MemoryUnreachable, ProcessMemory
 from trtx.torch_engine.handoff.neighbours import Neighbours
 
@@ -47,7 +47,7 @@ class Engine:
     def __init__(self, group: str | None, geometry: KvGeometry = GEOMETRY, *, refuses: bool = False) -> None:
         self.memory = WatchedMemory(refuses)
         self.released: SimpleQueue[int] = SimpleQueue()
-        self.neighbours = Neighbours(self.memory, geometry, group, self.released.put)
+        self.neighbours = Neighbours(self.memory, layout_of(geometry), group, self.released.put)
 
 
 Start = Callable[..., Engine]

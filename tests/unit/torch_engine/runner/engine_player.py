@@ -49,6 +49,7 @@ class Answer:
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     reason: str | None = None
     handoff: Handoff | None = None
+    recomputed_because: str = ""
 
 
 def workload(seed: int, count: int = 14) -> list[Wish]:
@@ -71,9 +72,11 @@ def workload(seed: int, count: int = 14) -> list[Wish]:
 class Engine:
     """A core, and what its client has got."""
 
-    def __init__(self, runner: TorchRunner, *, overlap: bool, transport: KvTransport | None = None) -> None:
+    def __init__(
+        self, runner: TorchRunner, *, overlap: bool, transport: KvTransport | None = None, step_tokens: int = 24
+    ) -> None:
         self.core = EngineCore(
-            runner, SchedulerLimits(5, 24), disable_overlap_scheduler=not overlap, transport=transport,
+            runner, SchedulerLimits(5, step_tokens), disable_overlap_scheduler=not overlap, transport=transport,
             event_buffer_max_size=10_000,
         )  # fmt: skip
         self.answers: dict[int, Answer] = {}
@@ -92,6 +95,8 @@ class Engine:
             answer.prompt_logprobs += update.prompt_logprobs or []
             answer.reason = update.finish_reason
             answer.handoff = update.handoff
+            if update.transfer is not None:
+                answer.recomputed_because = update.transfer.recomputed_because
 
     @property
     def is_idle(self) -> bool:
@@ -107,9 +112,11 @@ class Engine:
         assert self.core.scheduler.pool.num_held == 0
 
 
-def served(runner: TorchRunner, wishes: list[Wish], *, overlap: bool) -> tuple[dict[int, Answer], int]:
+def served(
+    runner: TorchRunner, wishes: list[Wish], *, overlap: bool, step_tokens: int = 24
+) -> tuple[dict[int, Answer], int]:
     """(answers, steps in which a preempted sequence waited)"""
-    engine, aborts = Engine(runner, overlap=overlap), dict[int, list[int]]()
+    engine, aborts = Engine(runner, overlap=overlap, step_tokens=step_tokens), dict[int, list[int]]()
     for step in range(wishes[-1].arrives + 20):
         for index, wish in enumerate(wishes):
             if wish.arrives == step:

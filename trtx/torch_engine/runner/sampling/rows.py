@@ -41,7 +41,7 @@ class SamplingRow:
 
     @classmethod
     def of(cls, plan: SamplingPlan, seed: int, prompt_tokens: int, vocab_size: int) -> SamplingRow:
-        """``prompt_tokens``: how many the prompt has; tokens after them have the indices of ``seed``'s stream."""
+        """``prompt_tokens``: how many tokens are before the one with the first index of ``seed``'s stream."""
         is_sampled = not plan.is_greedy
         return cls(
             is_sampled=is_sampled,
@@ -58,7 +58,7 @@ class SamplingRow:
         )
 
     def index(self, position: int) -> int:
-        """Of the random number for the token after the one at ``position``: how many tokens were generated before."""
+        """Of the random number for the token after the one at ``position``: how many tokens were counted before."""
         return position + 1 - self.prompt_tokens
 
     def fields(self, edits_address: int) -> tuple[int, ...]:

@@ -25,7 +25,12 @@ class SamplingSlots:
     is its slot's last token from then on: the next step may need both before the host knows it.
     """
 
-    def __init__(self, max_batch_size: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_batch_size: int, vocab_size: int, device: torch.device, *, counts_prompts: bool = False
+    ) -> None:
+        """``counts_prompts``: a token's number of its seed's stream is its place in the whole sequence, so that an
+        answer which goes on elsewhere, with its beginning as part of the prompt, goes on the same."""
+        self._counts_prompts = counts_prompts
         self._vocab_size = vocab_size
         self._device = device
         slots = max_batch_size + 1  # the last one is padding's
@@ -58,7 +63,8 @@ class SamplingSlots:
         self.edits[slot] = None
         self.problems.pop(slot, None)
         try:
-            row = SamplingRow.of(plan, sequence.seed, len(sequence.prompt_token_ids), self._vocab_size)
+            before = 0 if self._counts_prompts else len(sequence.prompt_token_ids)
+            row = SamplingRow.of(plan, sequence.seed, before, self._vocab_size)
             edits = self._new_edits(sequence) if sequence.banned_ids or plan.has_penalties else None
             self._set(slot, row, edits)
         except Exception as error:

@@ -1,0 +1,225 @@
+"""Attention of one layer, every way of cutting it up beside what bytes and operations allow.
+
+    python benchmarks/attention.py                          # one GPU, 42 GB of it, about 3 min
+    TRITON_INTERPRET=1 python benchmarks/attention.py       # on a CPU, tiny shapes: that it runs, no figure
+
+Qwen3-8B's shape, 32-token blocks in random places, bf16 and, with ``--fp8``, an FP8 cache too. A decode of N x L is N
+sequences with one new token and L in all; a chunk of S on C is S new tokens behind C in the cache. Microseconds a
+layer, the median of ``--rounds`` replays of a CUDA graph over all layers of a case (36, or as many as fit): the work
+list is made once in it, as in a step. The ways take turns. "/2" and "x2" are the work list for half and twice as many
+processors, which says whether its number of items is right. The limit is the later of two: the KV of every sequence
+read once at the rate of a copy, the products of every query at the rate of a large bf16 one. "differs" is the largest
+difference from today's answers. The last line of stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gpu_limits import copy_bytes_per_s, operations_per_s
+
+from trtx.checkpoint.model_config import ModelConfig
+from trtx.checkpoint.rope import RopeConfig
+from trtx.torch_engine.runner.fp8 import FP8, to_fp8
+from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.triton_kernels import TritonKernels
+
+IS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if IS_GPU else "cpu")
+DTYPE = torch.bfloat16 if IS_GPU else torch.float32  # the interpreter has no bfloat16
+HEADS, KV_HEADS, DIM = (32, 8, 128) if IS_GPU else (4, 2, 16)
+LAYERS, TOKENS_PER_BLOCK = (36, 32) if IS_GPU else (2, 8)
+LONG, SHORT = (32768, 640) if IS_GPU else (1100, 40)
+WAYS: dict[str, tuple[Attention, float]] = {  # and what part of the processors it is told of
+    "by rows": (Attention.BY_ROWS, 1),
+    "by length": (Attention.BY_LENGTH, 1),
+    "/2": (Attention.BY_LENGTH, 0.5),
+    "x2": (Attention.BY_LENGTH, 2),
+    "fixed": (Attention.FIXED, 1),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """``sequences``: (tokens in the cache before, new tokens). A decode has one new token in each."""
+
+    name: str
+    sequences: list[tuple[int, int]]
+    is_decode: bool
+
+
+def decode(name: str, lengths: list[int]) -> Case:
+    return Case(f"decode {name}", [(length - 1, 1) for length in lengths], True)
+
+
+def cases() -> list[Case]:
+    counts = (1, 8, 32, 64, 256) if IS_GPU else (1, 3)
+    found = [decode(f"{count} x {SHORT}", [SHORT] * count) for count in counts]
+    found += [decode(f"{count} x {LONG}", [LONG] * count) for count in ((1, 8, 64) if IS_GPU else (1,))]
+    for others in (7, 31, 63, 255) if IS_GPU else (3,):
+        found.append(decode(f"{others} x {SHORT} + 1 x {LONG}", [SHORT] * others + [LONG]))
+    for cached in (LONG // 4, LONG):
+        for new in (16, 64, 256) if IS_GPU else (16, 40):
+            found.append(Case(f"chunk of {new} on {cached}", [(cached, new)], False))
+    prompts = ((1, 8192), (64, 512)) if IS_GPU else ((1, 70),)
+    found += [Case(f"prompts {count} x {length}", [(0, length)] * count, False) for count, length in prompts]
+    few = [(SHORT, 4)] * (16 if IS_GPU else 2)
+    found.append(Case(f"{len(few)} x 4 new on {SHORT}", few, False))
+    return found
+
+
+def config_of(num_layers: int) -> ModelConfig:
+    return ModelConfig(
+        architecture="Qwen3ForCausalLM", vocab_size=64, hidden_size=4096, intermediate_size=12288,
+        num_layers=num_layers, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, norm_eps=1e-6, max_position=40960,
+        rope=RopeConfig(theta=1e6), tied_head=False, qkv_bias=False, output_bias=False, qk_norm=True,
+        dtype="bfloat16", synthetic_seed=None, synthetic_std=0.02,
+    )  # fmt: skip
+
+
+def inputs_of(case: Case) -> PassInputs:
+    ints = {"dtype": torch.int32, "device": DEVICE}
+    slots = [slot for slot, (_, new) in enumerate(case.sequences) for _ in range(new)]
+    positions = [position for context, new in case.sequences for position in range(context, context + new)]
+    spans = None
+    if not case.is_decode:
+        starts = [sum(new for _, new in case.sequences[:index]) for index in range(len(case.sequences) + 1)]
+        contexts = [context for context, _ in case.sequences]
+        longest = max(new for _, new in case.sequences)
+        order = torch.arange(len(case.sequences), **ints)
+        spans = Spans(order, torch.tensor(starts, **ints), torch.tensor(contexts, **ints), longest)
+    return PassInputs(
+        torch.zeros(len(slots), **ints), torch.tensor(positions, **ints), torch.tensor(slots, **ints), spans
+    )
+
+
+class Measured:
+    """One case over one storage: its pool, and a timed run of each way."""
+
+    def __init__(self, case: Case, storage: torch.Tensor, processors: int) -> None:
+        self._case, self._inputs, self._processors = case, inputs_of(case), processors
+        blocks = [-(-(context + new) // TOKENS_PER_BLOCK) for context, new in case.sequences]
+        width = max(blocks)
+        layer_elements = sum(blocks) * 2 * TOKENS_PER_BLOCK * KV_HEADS * DIM
+        self.layers = min(LAYERS, storage.numel() // layer_elements)
+        pool = storage[: self.layers * layer_elements]
+        pool = pool.view(sum(blocks), KV_HEADS, self.layers, 2, TOKENS_PER_BLOCK, DIM)
+        order = torch.randperm(sum(blocks), device=DEVICE).int()
+        table = torch.zeros(len(blocks) + 1, width, dtype=torch.int32, device=DEVICE)
+        taken = 0
+        for slot, count in enumerate(blocks):
+            table[slot, :count] = order[taken : taken + count]
+            taken += count
+        scales = torch.full((self.layers, 2), 0.02, device=DEVICE) if storage.dtype == FP8 else None
+        self._cache = KvCache.of(pool, table, scales)
+        self._q = torch.randn(len(self._inputs.token_ids), HEADS, DIM, device=DEVICE).to(DTYPE)
+
+    def limit_us(self, bandwidth: float, operations: float) -> float:
+        token_bytes = 2 * KV_HEADS * DIM * self._cache.pool.element_size()
+        moved = token_bytes * sum(context + new for context, new in self._case.sequences)
+        pairs = sum(new * context + new * (new + 1) / 2 for context, new in self._case.sequences)
+        return max(moved / bandwidth, 4 * HEADS * DIM * pairs / operations) * 1e6
+
+    def run(self, way: str) -> tuple[Callable[[], float], torch.Tensor]:
+        """(a timed pass over all layers, in us a layer; the last layer's answers)"""
+        attention, part = WAYS[way]
+        processors = max(1, int(self._processors * part))
+        kernels = TritonKernels(config_of(self.layers), self._cache, torch.empty(0), processors, attention)
+        q, inputs, layers = self._q, self._inputs, self.layers
+
+        def attend() -> torch.Tensor:
+            planned = kernels.planned(inputs, q.dtype)
+            return [kernels.attend(q, layer, planned) for layer in range(layers)][-1]
+
+        if not IS_GPU:
+            answers = attend()
+
+            def by_clock() -> float:
+                began = time.perf_counter()
+                attend()
+                return (time.perf_counter() - began) * 1e6 / layers
+
+            return by_clock, answers
+        attend()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            answers = attend()
+
+        def replay() -> float:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            return begin.elapsed_time(end) * 1e3 / layers
+
+        replay()
+        return replay, answers
+
+
+def measure(
+    dtype: torch.dtype, bytes_held: int, rounds: int, processors: int, bandwidth: float, operations: float
+) -> list[dict[str, Any]]:
+    """Every case over one storage of ``dtype``, a line of the table each."""
+    storage = torch.empty(bytes_held // dtype.itemsize, dtype=dtype, device=DEVICE)
+    for part in storage.split(1 << 28):
+        drawn = torch.randn(part.numel(), device=DEVICE)
+        part.copy_(to_fp8(drawn, torch.tensor(0.02, device=DEVICE)) if dtype == FP8 else drawn)
+    name = str(dtype).removeprefix("torch.")
+    headings = " ".join(f"{way:>10}" for way in WAYS)
+    print(f"{name:>32} {'layers':>6} {headings} {'limit':>9} {'differs':>8} {'spread':>7}")
+    rows = []
+    for case in cases():
+        measured = Measured(case, storage, processors)
+        if not measured.layers:
+            print(f"{case.name:>32}: does not fit into {bytes_held >> 20} MiB")
+            continue
+        runs = {way: measured.run(way) for way in WAYS}
+        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        for _ in range(rounds):
+            for way, (timed, _) in runs.items():
+                times[way].append(timed())
+        us = {way: statistics.median(taken) for way, taken in times.items()}
+        today = runs["by rows"][1].float()
+        differs = max(float((answers.float() - today).abs().max()) for _, answers in runs.values())
+        limit = measured.limit_us(bandwidth, operations)
+        spread = (max(times["by rows"]) - min(times["by rows"])) / us["by rows"]
+        rows.append({"case": case.name, "dtype": name, "layers": measured.layers, "us": us, "limit_us": limit,
+                     "differs": differs})  # fmt: skip
+        cells = " ".join(f"{us[way]:>10.2f}" for way in WAYS)
+        print(f"{case.name:>32} {measured.layers:>6} {cells} {limit:>9.2f} {differs:>8.1e} {spread:>7.1%}", flush=True)
+    return rows
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=40 if IS_GPU else 0.01, help="of the KV that cases share")
+    parser.add_argument("--rounds", type=int, default=9 if IS_GPU else 1)
+    parser.add_argument("--fp8", action="store_true", help="an FP8 cache too")
+    options = parser.parse_args()
+    if not IS_GPU and os.environ.get("TRITON_INTERPRET") != "1":
+        parser.error("no GPU here; with TRITON_INTERPRET=1 the kernels run on the CPU, for no figure")
+    name = torch.cuda.get_device_name() if IS_GPU else "CPU, interpreted"
+    processors = torch.cuda.get_device_properties(0).multi_processor_count if IS_GPU else 132
+    bandwidth, operations = copy_bytes_per_s(DEVICE.type), operations_per_s(DEVICE.type)
+    print(f"{name}, torch {torch.__version__}, us a layer, {options.rounds} rounds, copy {bandwidth / 1e12:.2f} TB/s, "
+          f"bf16 {operations / 1e12:.0f} TFLOP/s")  # fmt: skip
+    bytes_held = int(options.gib * 2**30)
+    rows: list[dict[str, Any]] = []
+    for dtype in (DTYPE, FP8) if options.fp8 else (DTYPE,):
+        rows += measure(dtype, bytes_held, options.rounds, processors, bandwidth, operations)
+    print(json.dumps({"device": name, "copy_bytes_per_s": bandwidth, "operations_per_s": operations, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

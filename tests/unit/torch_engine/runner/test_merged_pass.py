@@ -1,0 +1,71 @@
+"""Decodes and prompt chunks of a step in one pass over the weights: the same tokens as in two passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_player import assert_equal, served, workload
+from runner_player import Player, build, random_prompt, save
+
+from trtx.torch_engine.batch import FROM_SLOT, Batch
+from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
+
+
+def new_runner(checkpoint: Path, *, merges: bool, kv_dtype: str = "auto") -> TorchRunner:
+    return create_runner(
+        RunnerArgs(
+            model_dir=checkpoint, device="cpu", tokens_per_block=8, num_blocks=60, max_batch_size=5, kv_dtype=kv_dtype,
+            merges_passes=merges,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tokens_are_those_of_two_passes(checkpoint: Path, seed: int, overlap: bool) -> None:
+    wishes = workload(seed)
+    expected, _ = served(new_runner(checkpoint, merges=False), wishes, overlap=False)
+    found, _ = served(new_runner(checkpoint, merges=True), wishes, overlap=overlap)
+    assert_equal(found, expected, wishes)
+
+
+def test_a_mixed_step_is_one_pass(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen from where it counts: how often a layer's weights are multiplied with."""
+    products: list[int] = []
+    multiply = torch.nn.functional.linear
+
+    def counted(x: torch.Tensor, *rest: torch.Tensor | None) -> torch.Tensor:
+        products.append(x.shape[0])
+        return multiply(x, *rest)
+
+    for merges, passes in ((False, [2, 12]), (True, [14])):
+        player = Player(new_runner(checkpoint, merges=merges))
+        decoding = [player.add(random_prompt(9, 1)), player.add(random_prompt(20, 2))]
+        player.step(decoding)
+        late = player.add(random_prompt(12, 3))
+        monkeypatch.setattr(torch.nn.functional, "linear", counted)
+        products.clear()
+        player.step([*decoding, late])
+        monkeypatch.setattr(torch.nn.functional, "linear", multiply)
+        rows = [rows for index, rows in enumerate(products) if index == 0 or rows != products[index - 1]]
+        assert rows == passes
+
+
+def test_a_decode_whose_token_the_host_has_not_seen_takes_it_from_its_slot(checkpoint: Path) -> None:
+    answers = []
+    for merges in (False, True):
+        player = Player(new_runner(checkpoint, merges=merges))
+        first, second = player.add(random_prompt(9, 1)), player.add(random_prompt(12, 2))
+        launched = player.runner.launch(Batch([first.share(100)]))
+        share = first.share(100)
+        share.is_first, share.start, share.new_token_ids = False, 9, [FROM_SLOT]
+        mixed = player.runner.launch(Batch([share, second.share(100)]))
+        answers.append([sampled.token_id for step in (launched, mixed) for sampled in step.results()])
+    assert answers[0] == answers[1] and None not in answers[0]

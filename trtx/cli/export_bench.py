@@ -1,0 +1,145 @@
+"""``--bench`` of ``trtx export slurm`` and ``kubernetes``: flags of ``trtx bench`` that a job will run with, read as it
+will read them, values and files too: a mistake would end a job once all its workers were loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import typer
+from typer.exceptions import TyperException
+
+from trtx.cli.topology_options import split_words
+from trtx.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtx.experiment import ExperimentSpec
+    from trtx.export.outcome import Served
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """``words``: of ``trtx bench``, that mean the same in any directory; ``files``: what it reads, from its root."""
+
+    words: tuple[str, ...]
+    files: tuple[Path, ...]
+    spec: ExperimentSpec
+
+    def check_fits(self, served: Served) -> None:
+        """Raises UsageError where a request of it is longer than what is exported takes."""
+        from trtx.experiment import check_fits_served
+
+        try:
+            check_fits_served(served, served.checkpoint, self.spec.load)
+        except UsageError as error:
+            raise UsageError(f"--bench: {error}") from error
+
+
+def read_bench(text: str, not_there: Mapping[str, str] = MappingProxyType({})) -> Benchmark:
+    """What ``--bench`` holds.
+
+    ``not_there``: options that mean nothing where the job runs -> why. Raises UsageError for one of them, for one that
+    the job gives itself, and for one, or a value, that ``trtx bench`` refuses beside ``--url``.
+    """
+    from trtx.cli.command import option_name, typed
+    from trtx.cli.placement import ignored_in
+
+    words = split_words("--bench", text)
+    if "--help" in words:
+        raise UsageError("--bench holds --help, with which the job would measure nothing; leave it out")
+    for parameter in typed(_context(words)):
+        named = option_name(parameter)
+        reason = _OF_THE_JOB.get(named, not_there.get(named))
+        if reason is None and "attach" in ignored_in("bench", named):
+            reason = "which describes what trtx bench would serve, and the job measures what is served already"
+        if reason is not None:
+            raise UsageError(f"--bench holds {named}, {reason}; leave it out")
+    spec = _asked(words)
+    paths = _paths(spec, words)
+    return Benchmark(_with_paths(words, paths), tuple(path for path in paths.values() if path.exists()), spec)
+
+
+def _context(words: Sequence[str]) -> typer.Context:
+    from trtx.cli.app import Verbs
+
+    command = Verbs().get_command(typer.Context, "bench")
+    try:
+        context: typer.Context = command.make_context("bench", list(words))
+    except TyperException as error:
+        problem = error.format_message().strip().rstrip(".").replace("Input should be", "expected")
+        raise UsageError(f"--bench: {problem}; see trtx bench --help") from error
+    return context
+
+
+def _asked(words: Sequence[str]) -> ExperimentSpec:
+    """As the job's own ``trtx bench`` would read it, beside the ``--url`` that it is given."""
+    from trtx.bench import check_load
+    from trtx.cli.bench import asked_of
+    from trtx.experiment import check_elsewhere
+
+    try:
+        spec = asked_of(_context(["--url", "http://127.0.0.1:8000", "--model", "model", *words]))
+        for field in ("tokenizer", "gpu_count", "etcd", "etcd_auth"):
+            if spec.attach is not None and getattr(spec.attach, field):
+                raise UsageError(f"attach.{field} of the sweep describes what others serve, and the job knows; drop it")
+        check_load(spec.load)
+        check_elsewhere(spec)
+    except UsageError as error:
+        told = str(error)
+        raise UsageError(told if told.startswith("--bench: ") else f"--bench: {told}") from error
+    return spec
+
+
+def _paths(spec: ExperimentSpec, words: Sequence[str]) -> dict[str, Path]:
+    """What the benchmark reads, and where it keeps baselines, by option, from the root: a job runs where it was
+    submitted, which may be another directory than this one."""
+    given = _context(words).params
+    paths: dict[str, Path | None] = {
+        "--sweep": given["sweep"] or given["sweep_file"],
+        "--input-file": spec.load.input_file,
+    }
+    gate = spec.gate
+    if gate.baseline is not None and Path(gate.baseline).exists():
+        paths["--baseline"] = Path(gate.baseline)
+    elif gate.baseline is not None:
+        paths["--baseline-dir"] = Path(gate.baseline_dir)
+    if gate.save_baseline is not None:
+        paths["--baseline-dir"] = Path(gate.baseline_dir)
+    return {option: path.absolute() for option, path in paths.items() if path is not None}
+
+
+def _with_paths(words: Sequence[str], paths: Mapping[str, Path]) -> tuple[str, ...]:
+    """``words`` with ``paths`` in the place of what was typed for them."""
+    kept: list[str] = []
+    rest = iter(_without_argument(words))
+    for word in rest:
+        option, equals, _ = word.partition("=")
+        if option not in paths:
+            kept.append(word)
+        elif not equals:
+            next(rest)
+    return (*kept, *(part for option, path in paths.items() for part in (option, str(path))))
+
+
+def _without_argument(words: Sequence[str]) -> Sequence[str]:
+    """Without the sweep file that stands alone: the one word that may go and every other means the same."""
+    params = _context(words).params
+    file = params["sweep_file"]
+    for place, word in enumerate(words if file is not None else ()):
+        others = [*words[:place], *words[place + 1 :]]
+        try:
+            if Path(word) == file and _context(others).params == {**params, "sweep_file": None}:
+                return others
+        except UsageError:  # it was the value of the option before it
+            continue
+    return words
+
+
+_OF_THE_JOB = {
+    **dict.fromkeys(("--url", "--model", "--tokenizer", "--gpu-count", "--output"), "which the job gives by itself"),
+    **dict.fromkeys(("--etcd", "--etcd-auth"), "and the job's frontends tell of its workers"),
+    "--dry-run": "with which the job would measure nothing",
+}

@@ -1,0 +1,45 @@
+"""What an export plans as text, for ``--dry-run``: what will run where, with what, and why. Fits 80 columns where words
+allow."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+import yaml
+
+from trtx.cli.topology_text import describe_command, describe_environment
+from trtx.export.outcome import Export
+
+_WIDTH = 80
+
+
+def describe_export(made: Export) -> str:
+    return "\n".join(_lines(made))
+
+
+def _lines(made: Export) -> Iterator[str]:
+    yield "Dry run: nothing was written."
+    yield ""
+    yield from textwrap.wrap(made.about, _WIDTH, break_on_hyphens=False)
+    yield ""
+    shared = dict(set.intersection(*(set(part.environment.items()) for part in made.parts)))
+    yield "Environment of every process:"
+    yield from describe_environment(shared)
+    for part in made.parts:
+        yield ""
+        yield f"{part.name}: {part.where}"
+        yield from describe_environment({name: told for name, told in part.environment.items() if name not in shared})
+        yield from describe_command(part.command)
+    for role, values in made.served.engine_configs.items():
+        yield ""
+        yield f"Engine config of {role}:"
+        text = yaml.safe_dump(dict(values), sort_keys=False) if values else "(the engine's defaults)"
+        yield from textwrap.indent(text.rstrip(), "  ").splitlines()
+    yield ""
+    yield "Decided:"
+    for reason in made.reasons:
+        yield from textwrap.wrap(reason, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    yield ""
+    yield f"Files: {', '.join(file.name for file in made.files)}"
+    yield from textwrap.wrap(made.how, _WIDTH, break_on_hyphens=False, break_long_words=False)

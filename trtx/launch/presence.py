@@ -1,0 +1,213 @@
+"""This host's share of a topology as etcd knows it: its plan, that it runs, and which others do not any more.
+
+Dynamo's own leases say how long a process may be without etcd, and are long for that (:data:`PROCESS_LEASE_S`). How
+soon a host that is lost whole leaves the routing is said by its share, whose key each share renews itself: the others
+revoke what is registered at the address of a host that has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from trtx.errors import LaunchError, UsageError
+from trtx.launch.discovery import open_etcd
+from trtx.launch.events import Event
+from trtx.launch.published import Published, name_of, told_where
+from trtx.planes.etcd_registry import EtcdRegistry
+from trtx.planes.published_plan import (
+    add_share,
+    publish_plan,
+    read_hosts,
+    read_standing,
+    remove_share,
+    restore_plan,
+    withdraw_plan,
+)
+from trtx.planes.registry import RegistryUnknown
+from trtx.topology import Plan
+
+logger = logging.getLogger(__name__)
+
+PROCESS_LEASE_S = 600
+"""Of a process of Dynamo's, over hosts. Dynamo 1.4.2 counts a lease from the last answer to its own renewal, which it
+sends when half of what is left has passed. When it reconnects, etcd gives the lease its whole time again, but that
+answer is taken by the client below it (etcd-client 0.17.0, LeaseClient::keep_alive), and what Dynamo counts goes on. So
+outages add up until a renewal falls between them, and the process ends though its lease is whole
+(lib/runtime/src/transports/etcd/lease.rs). Half of this is what they may add up to. Can be short again once a
+reconnection counts as a renewal."""
+LOST_AFTER_S = 10.0
+"""A host without a share is taken out when it was seen so for this long: one whose lease ended with etcd's data, or
+while it was cut off, is there again after one of its turns."""
+_TURN_S = 2.0
+_TRIES = 20
+_AGAIN_AFTER_S = 0.5
+_CLOSES_WITHIN_S = 5.0
+
+
+class Presence:
+    """One share's. From :meth:`take` to :meth:`close` a thread renews it."""
+
+    def __init__(self, plan: Plan, published: Published, host: str) -> None:
+        """``plan``: of all hosts, of which this is ``host``. Asks nobody yet. Raises UsageError where the files of
+        etcd's credentials can't be read."""
+        assert plan.etcd is not None
+        self._plan, self._published, self._host = plan, published, host
+        self._name = name_of(plan)
+        self._ttl_s = plan.etcd.host_lease_ttl_s or plan.etcd.lease_ttl_s
+        self._client = open_etcd(plan.etcd)
+        self._registry = EtcdRegistry(self._client, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s)
+        self._lease = 0
+        self._lost_since: dict[str, float] = {}  # by address
+        self._problem = ""  # why it could not be taken again, as it was told
+        self._on_event: Callable[[Event], None] = lambda event: None
+        self._on_lease: Callable[[int], None] = lambda lease: None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
+
+    def take(self) -> None:
+        """Publishes the plan, or takes its place beside the shares of the same plan that run. No other share of this
+        host may run (:func:`trtx.launch.take_place`). Raises UsageError where another plan of that name is served,
+        LaunchError."""
+        if self._register():  # whoever is registered elsewhere was left behind: nobody's share runs
+            own = self._address(self._host)
+            try:
+                for address, leases in self._registry.leases().items():
+                    if address != own:
+                        self._revoke(leases)
+            except RegistryUnknown as error:
+                raise LaunchError(str(error)) from error
+        self._thread.start()
+
+    def tell(self, on_event: Callable[[Event], None], on_lease: Callable[[int], None]) -> None:
+        """From here on: news, and the lease that has to end with the share, now and whenever it is another. Both are
+        called from the thread."""
+        self._on_event, self._on_lease = on_event, on_lease
+        on_lease(self._lease)
+
+    def close(self) -> None:
+        """After the end of the share: with the last one goes the plan. What etcd does not take now ends by itself."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSES_WITHIN_S)
+        with contextlib.suppress(LaunchError, UsageError):
+            self._client.revoke(self._lease)
+            withdraw_plan(self._client, self._name)
+        self._client.close()
+
+    def _register(self) -> bool:
+        """True where no share ran. Raises UsageError, LaunchError."""
+        client, name, own = self._client, self._name, self._published.to_bytes()
+        remove_share(client, name, self._host)  # of one that was cut off here
+        lease = client.grant(self._ttl_s)
+        try:
+            for _ in range(_TRIES):
+                there = read_standing(client, name)
+                if there.plan is not None and self._is_own(there.plan, is_served=bool(there.hosts)):
+                    if add_share(client, name, self._host, lease, plan=there.plan):
+                        self._holds(lease)
+                        return not there.hosts
+                elif not there.hosts:
+                    if publish_plan(client, name, own, self._host, lease, instead_of=there.plan):
+                        self._holds(lease)
+                        return True
+                elif there.plan is not None:
+                    raise UsageError(
+                        f"topology {name!r} is served already, by another plan; end it, or give this one another name "
+                        "in the hosts file"
+                    )
+                else:
+                    self._end.wait(_AGAIN_AFTER_S)  # those who run put their plan there again
+            raise LaunchError(
+                f"what is published of topology {name!r} in etcd did not come to rest; start this share again"
+            )
+        except BaseException:
+            with contextlib.suppress(LaunchError):
+                client.revoke(lease)
+            raise
+
+    def _holds(self, lease: int) -> None:
+        self._lease = lease
+        self._on_lease(lease)
+
+    def _is_own(self, found: bytes, *, is_served: bool) -> bool:
+        """Raises UsageError where it can't be read, and some share runs it."""
+        plan = self._plan
+        assert plan.etcd is not None and plan.nats is not None
+        try:
+            there = Published.from_bytes(
+                found, self._name, etcd_files=plan.etcd.credentials, nats_files=plan.nats.credentials
+            )
+        except UsageError:
+            if is_served:
+                raise
+            return False
+        return there.is_same_as(self._published)
+
+    def _run(self) -> None:
+        while not self._end.wait(min(_TURN_S, self._ttl_s / 4)):
+            try:
+                self._turn()
+            except (LaunchError, OSError):  # not known is not gone: the next turn asks
+                self._lost_since.clear()
+
+    def _turn(self) -> None:
+        is_held = self._client.keep_alive(self._lease)
+        is_published, hosts = read_hosts(self._client, self._name)
+        if not is_held or self._host not in hosts:
+            self._register_again()
+        elif not is_published:
+            restore_plan(self._client, self._name, self._published.to_bytes())
+        self._take_out({self._address(host) for host in hosts | {self._host}})
+
+    def _register_again(self) -> None:
+        """etcd lost its data, or was out of reach for longer than the lease."""
+        try:
+            self._register()
+        except UsageError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                self._emit(f"{error}: it took this one's place while etcd did not have it")
+        else:
+            self._problem = ""
+
+    def _take_out(self, present: set[str]) -> None:
+        """What is registered elsewhere than at these addresses, and has been for a while."""
+        registered, now = self._registry.leases(), time.monotonic()
+        self._lost_since = {
+            address: self._lost_since.get(address, now) for address in registered if address not in present
+        }
+        for address, since in self._lost_since.items():
+            if now - since >= LOST_AFTER_S and (count := self._revoke(registered[address])):
+                name = next((host.name for host in self._plan.hosts if host.address == address), "a host")
+                told = f"{name} ({address}) is gone: nothing was heard of its share, and its {count} processes are out"
+                self._emit(f"{told} of the routing")
+
+    def _emit(self, message: str) -> None:
+        try:
+            self._on_event(Event("lost", message))
+        except Exception:  # whoever listens: what it does with the news must not end the share
+            logger.exception("an event could not be told: %s", message)
+
+    def _revoke(self, leases: set[int]) -> int:
+        return sum(self._client.revoke(lease) for lease in leases if lease)
+
+    def _address(self, host: str) -> str:
+        return next((one.address for one in self._plan.hosts if one.name == host), "")
+
+
+@contextlib.contextmanager
+def publishing(plan: Plan, published: Published, host: str) -> Iterator[Presence]:
+    """Keeps what ``plan`` was made of in etcd for those who join it, and that this share of it runs, until the end of
+    the block; the plan until that of the last share. See :meth:`Presence.take`."""
+    assert plan.etcd is not None
+    presence = Presence(plan, published, host)
+    try:
+        with told_where(plan.etcd):
+            presence.take()
+        yield presence
+    finally:
+        presence.close()

@@ -1,0 +1,213 @@
+"""Embeddings that stay on the device of the encoder that made them, until an engine of the same host copies them.
+
+What travels is a shared tensor like any other; its file holds no data, but says where they lie, and keeps them there:
+its names are what it is lent under, so leases, caches and deaths of readers are those of any file of the scratch
+directory, and once the encoder's own name is the last one its blocks are free. The file is looked at again after a
+copy, and so is the encoder: what was free, or whose exporter had died, by then is nobody's embedding.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import torch
+
+from trtx.torch_engine.embeddings.arena import BLOCK_BYTES, Blocks
+from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingMismatch, EmbeddingUnreachable
+from trtx.torch_engine.embeddings.peer_memory import PeerMemory, peer_memory
+from trtx.torch_engine.handoff.codec import DirectOffer
+from trtx.torch_engine.handoff.memory import CopyFailed, MemoryUnreachable
+from trtx.torch_engine.handoff.neighbours import Neighbours, boot_id
+from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, remove_shared, share_place
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+LAYOUT = f"rows in blocks of {BLOCK_BYTES}".encode()
+_HELD = ".held"
+_PREFIX = "trtx-rows-"
+_WORD = torch.int64  # blocks are written in elements of this size
+
+
+class DevicePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the rows of an embedding lie, in the file that keeps them there."""
+
+    version: int = FORMAT_VERSION
+    offer: DirectOffer
+    num_blocks: int  # of the whole arena
+    block_bytes: int = BLOCK_BYTES
+    block_ids: tuple[int, ...]  # of the embedding, in order; the last may be part full
+
+
+class DeviceArena:
+    """A bounded piece of a device's memory in which an encoder keeps embeddings for others. For one thread.
+
+    Raises MemoryUnreachable where no other process can open it.
+    """
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self.blocks = Blocks(max(1, num_bytes // BLOCK_BYTES))
+        words = BLOCK_BYTES // _WORD.itemsize
+        self._pool = torch.empty(self.blocks.count, words, dtype=_WORD, device=device)
+        self._held: dict[Path, tuple[int, ...]] = {}  # by the encoder's own name of the file
+        memory = peer_memory(device, self._pool)
+        self._neighbours = Neighbours(memory, LAYOUT, None, lambda _: None, what="embeddings", prefix=_PREFIX)
+
+    def __len__(self) -> int:
+        """Embeddings that somebody may still read."""
+        self._collect()
+        return len(self._held)
+
+    @torch.inference_mode()
+    def keep(self, rows: torch.Tensor) -> SharedTensor | None:
+        """A copy of ``rows``, ``[rows, width]`` on this arena's device, until its file has no name; None: there is no
+        room for it. Raises SharedTensorError where the file can't be written."""
+        self._collect()
+        data = rows.contiguous().flatten().view(torch.uint8)
+        blocks = self.blocks.take(-(-len(data) // BLOCK_BYTES))
+        if blocks is None:
+            return None
+        blocks = tuple(sorted(blocks))  # neighbours are copied at once
+        try:
+            padded = torch.nn.functional.pad(data, (0, len(blocks) * BLOCK_BYTES - len(data)))
+            self._pool[torch.tensor(blocks, device=self._pool.device)] = padded.view(_WORD).view(len(blocks), -1)
+            if self._pool.is_cuda:
+                torch.cuda.current_stream(self._pool.device).synchronize()  # it is there before anybody is told
+            place = DevicePlace(offer=self._neighbours.offer, num_blocks=self.blocks.count, block_ids=blocks)
+            shape = tuple(int(size) for size in rows.shape)
+            shared = share_place(str(rows.dtype).removeprefix("torch."), shape, msgspec.msgpack.encode(place))
+            held = Path(shared.path).with_suffix(_HELD)
+            try:
+                os.link(shared.path, held)
+            except OSError as error:
+                remove_shared(shared)
+                raise SharedTensorError(f"{shared.path} can't have a second name ({error.strerror})") from error
+        except BaseException:
+            self.blocks.give_back(blocks)
+            raise
+        self._held[held] = blocks
+        return shared
+
+    def _collect(self) -> None:
+        """Blocks whose file has no name but the own one are free."""
+        for held, blocks in list(self._held.items()):
+            if _names(held) <= 1:
+                del self._held[held]
+                self.blocks.give_back(blocks)
+                held.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Whoever reads finds it gone."""
+        for held in self._held:
+            held.unlink(missing_ok=True)
+        self._held.clear()
+        self._neighbours.close()
+
+
+class DeviceReader:
+    """An engine's end: copies embeddings out of the arenas of this host's encoders. For one thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory: PeerMemory | None = None
+        self._neighbours: Neighbours | None = None
+        try:
+            self._memory = peer_memory(device)
+            self._neighbours = Neighbours(
+                self._memory, b"", None, lambda _: None, what="embeddings", prefix=_PREFIX, is_read=False
+            )
+            self._problem = ""
+        except (MemoryUnreachable, OSError) as error:
+            self._problem = str(error)
+
+    def read(self, shared: SharedTensor, place: bytes) -> torch.Tensor:
+        """Its rows, on this device. ``place``: of its file.
+
+        Raises EmbeddingMismatch for a place of another version, or that is none; EmbeddingUnreachable where its memory
+        can't be opened from here; EmbeddingGone where the encoder is gone, or the embedding was by the end of the copy.
+        """
+        found = _parse(shared, place)
+        if self._memory is None or self._neighbours is None:
+            raise EmbeddingUnreachable(f"this process opens nobody's memory: {self._problem}")
+        offer = found.offer
+        if (offer.host, offer.memory) != (boot_id(), self._memory.kind):
+            raise EmbeddingUnreachable(
+                f"the rows lie in memory of kind {offer.memory}; expected {self._memory.kind}, on this host"
+            )
+        self._memory.adopt_thread()
+        encoder = self._neighbours.find(offer)
+        if encoder is None:
+            if not _listens(offer.address):
+                raise EmbeddingGone("the encoder that keeps an embedding is gone; encode the picture again")
+            raise EmbeddingUnreachable("the memory of the encoder that keeps an embedding can't be opened from here")
+        try:
+            target = torch.empty(len(found.block_ids) * BLOCK_BYTES, dtype=torch.uint8, device=self._device)
+            if encoder.is_gone:
+                raise EmbeddingGone("the encoder that keeps an embedding is gone; encode the picture again")
+            try:
+                self._memory.copy(encoder.pool, found.block_ids, target)
+            except CopyFailed as error:
+                raise EmbeddingGone(
+                    f"the encoder that keeps an embedding is gone ({error}); encode it again"
+                ) from error
+            if not self._neighbours.is_alive(encoder):
+                raise EmbeddingGone("the encoder died while its embedding was read; encode the picture again")
+        finally:
+            self._neighbours.leave(encoder)
+        if _names(Path(shared.path)) <= 1:
+            raise EmbeddingGone("an embedding's lease ended while it was read; encode the picture again")
+        return target[: shared.nbytes].view(getattr(torch, shared.dtype)).view(shared.shape)
+
+    def close(self) -> None:
+        """Lets go of every arena."""
+        if self._neighbours is not None:
+            self._neighbours.close()
+
+
+def _parse(shared: SharedTensor, place: bytes) -> DevicePlace:
+    try:
+        version = _VERSION.decode(place).version
+        if version != FORMAT_VERSION:
+            raise EmbeddingMismatch(
+                f"an embedding's place has format version {version}, this process reads {FORMAT_VERSION}; run the same "
+                "trtx version on both"
+            )
+        found = _PLACE.decode(place)
+    except msgspec.MsgspecError as error:
+        raise EmbeddingMismatch(f"an embedding's place can't be read ({error}); send it unchanged") from error
+    if (
+        found.block_bytes != BLOCK_BYTES
+        or len(found.block_ids) != -(-shared.nbytes // BLOCK_BYTES)
+        or not all(0 <= block < found.num_blocks for block in found.block_ids)
+    ):
+        raise EmbeddingMismatch(
+            f"an embedding's place names {len(found.block_ids)} blocks of {found.block_bytes} bytes, of "
+            f"{found.num_blocks}, for {shared.nbytes} in blocks of {BLOCK_BYTES}; send it unchanged"
+        )
+    return found
+
+
+def _names(path: Path) -> int:
+    """That a file has; 0: it is gone."""
+    with suppress(OSError):
+        return path.stat().st_nlink
+    return 0
+
+
+def _listens(address: str) -> bool:
+    with suppress(OSError):
+        return f"@{address}\n" in Path("/proc/net/unix").read_text()
+    return False
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+# The first use of these types happens here, in the one thread that imports: see llm_args.
+_VERSION = msgspec.msgpack.Decoder(_Version)
+_PLACE = msgspec.msgpack.Decoder(DevicePlace)

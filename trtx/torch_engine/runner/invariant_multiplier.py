@@ -1,0 +1,120 @@
+"""Products in which a row's bits depend on that row alone: not on how many others there are, nor on where it stands.
+
+A library chooses its kernel, and with it the order of a sum, by the number of rows. Here there are few *tilings*, each
+a computation of one fixed shape, and a product takes the cheapest for its rows among those that give the same bits.
+That they do is not assumed: when a weight is admitted, all are tried on rows of random numbers, at several places among
+others, and one that differs in a bit from the reference is not used for weights of that shape. What decides the order
+of a sum inside a library is shapes, dtype, alignment and threads, and all four are the same in every later call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtx.errors import UsageError
+
+_ALIGNMENT = 64  # bytes: of the memory that torch allocates, and what vector code looks at
+_SHIFTS = (1, 7, 13)  # places that the probe's rows move by
+_CPU_ROWS = (2, 4, 8, 16, 32, 64)
+
+
+class Tiling(Protocol):
+    """One way to compute a product."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows of x it takes at once: it is the cheapest for as many, or a little fewer."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """``x`` [n, columns] for any n, ``weight`` [rows, columns], ``out`` [n, rows]."""
+
+
+class InvariantMultiplier:
+    """A :class:`trtx.torch_engine.runner.linear.Multiplier` whose rows do not see each other."""
+
+    def __init__(self, tilings: Sequence[Tiling], *, out_dtype: torch.dtype | None = None) -> None:
+        """``tilings`` in ascending order of their rows. ``out_dtype`` None: x's."""
+        self._tilings = tuple(tilings)
+        self._out_dtype = out_dtype
+        self._admitted: dict[tuple[object, ...], tuple[Tiling, ...]] = {}
+
+    def admit(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Raises UsageError where no tiling is free of a row's place, which no CPU or GPU so far has come to."""
+        key = _key(weight, bias)
+        if key in self._admitted:
+            return
+        generator = torch.Generator().manual_seed(0)
+        probe = torch.randn(self._tilings[-1].rows, weight.shape[1], generator=generator)
+        x = probe.to(weight.device, weight.dtype)
+        for at in range(len(self._tilings), 0, -1):
+            reference = self._run(self._tilings[at - 1], x, weight, bias)
+            if not self._is_free(self._tilings[at - 1], x, weight, bias, reference):
+                continue
+            agreeing = [one for one in self._tilings[: at - 1] if self._is_free(one, x, weight, bias, reference)]
+            self._admitted[key] = (*agreeing, self._tilings[at - 1])
+            return
+        raise UsageError(
+            f"a product with a weight of {tuple(weight.shape)} in {weight.dtype} rounds differently by a row's place "
+            f"among others on this {weight.device.type}, so --deterministic can't be kept here; leave it out"
+        )
+
+    def tilings(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tiling, ...]:
+        """Those in use for an admitted weight."""
+        return self._admitted[_key(weight, bias)]
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        tilings = self._admitted[_key(weight, bias)]
+        fitting = next((one for one in tilings if one.rows >= x.shape[0]), tilings[-1])
+        return self._run(fitting, x, weight, bias, out)
+
+    def _run(self, tiling: Tiling, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            dtype = x.dtype if self._out_dtype is None else self._out_dtype
+            out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype, device=x.device)
+        tiling(x.contiguous(), weight, bias, out)
+        return out
+
+    def _is_free(self, tiling: Tiling, x: Tensor, weight: Tensor, bias: Tensor | None, reference: Tensor) -> bool:
+        """Whether it gives ``reference`` for x, for a row of it alone, and for x in another order."""
+        if not torch.equal(self._run(tiling, x[:1].clone(), weight, bias), reference[:1]):
+            return False
+        return all(
+            torch.equal(self._run(tiling, _rolled(x, shift), weight, bias), reference.roll(shift, 0))
+            for shift in (0, *_SHIFTS)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    """On a CPU: torch's library, always over exactly ``rows`` rows of aligned memory. What is missing is zeros."""
+
+    rows: int
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        for begin in range(0, x.shape[0], self.rows):
+            tile = x[begin : begin + self.rows]
+            count = tile.shape[0]
+            if count < self.rows or tile.data_ptr() % _ALIGNMENT:
+                padded = torch.zeros(self.rows, x.shape[1], dtype=x.dtype)
+                padded[:count] = tile
+                tile = padded
+            out[begin : begin + count] = F.linear(tile, weight, bias)[:count]
+
+
+def cpu_multiplier() -> InvariantMultiplier:
+    return InvariantMultiplier([RowTile(rows) for rows in _CPU_ROWS])
+
+
+def _key(weight: Tensor, bias: Tensor | None) -> tuple[object, ...]:
+    return weight.shape, weight.dtype, bias is not None
+
+
+def _rolled(x: Tensor, shift: int) -> Tensor:
+    """Its rows moved by ``shift``; as bytes, since torch moves no float8 on a GPU."""
+    return x.view(torch.uint8).roll(shift, 0).view(x.dtype)

@@ -1,0 +1,152 @@
+"""Launches of :mod:`triton_ragged_attention`: attention of sequences that differ in length and in new tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+
+from trtx.checkpoint.model_config import ModelConfig
+from trtx.torch_engine.runner.kernels import FIXED_CHUNK, KvCache, PassInputs, WorkList
+from trtx.torch_engine.runner.triton_ragged_attention import ITEM, plan_kernel, ragged_attention_kernel
+
+_LEAST_CHUNK = 64
+_FIXED_PROGRAMS = 4  # a processor's, in a launch that walks the list
+_FIXED_PART_ROWS = 2048  # 32 MiB at 32 heads of 128. A tile for which no room is left is not cut
+_BLOCK_ITEMS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A compiled kernel's sizes. ``items``: how many of it a processor shall have, all together."""
+
+    rows: int
+    tokens: int
+    warps: int
+    stages: int
+    items: int
+
+
+_TILES = (_Tile(16, 64, 4, 3, 4), _Tile(64, 64, 4, 3, 2), _Tile(128, 64, 8, 2, 2))
+_FIXED_TILE = _Tile(64, 64, 8, 3, 2)  # 8 warps: 4 had too few registers for two accumulators
+_NARROW_TILES = (_Tile(16, 32, 4, 2, 4), _Tile(32, 32, 4, 2, 4))  # float32, or heads above 128: shared memory
+
+
+class RaggedAttention:
+    """Sequences of one pass, with any number of new tokens each, over one KV cache."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: KvCache,
+        num_processors: int,
+        *,
+        fixed: bool,
+        fixed_part_rows: int = _FIXED_PART_ROWS,
+    ) -> None:
+        """``fixed``: :attr:`trtx.torch_engine.runner.kernels.Attention.FIXED`; ``fixed_part_rows``: its memory."""
+        self._config = config
+        self._cache = cache
+        self._num_processors = num_processors
+        self._fixed = fixed
+        self._fixed_part_rows = fixed_part_rows
+        self._layers = [cache.pool[:, layer] for layer in range(config.num_layers)]
+        self._kv_scales: list[Tensor | None] = [None] * config.num_layers
+        if cache.scales is not None:
+            self._kv_scales = list(cache.scales.unbind(0))
+        block_stride, _, kv_stride, token_stride, head_stride, _ = cache.pool.stride()
+        self._strides = (block_stride, kv_stride, token_stride, head_stride)
+        self._scale = config.head_dim**-0.5 * math.log2(math.e)  # the kernels' exponentials are to base 2
+        self._block_dim = max(16, triton.next_power_of_2(config.head_dim))
+        self._lanes = triton.next_power_of_2(config.num_heads // config.num_kv_heads)
+
+    def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
+        """``inputs`` with their work lists. ``dtype``: q's. Grids depend on tensors' shapes alone."""
+        spans, work = inputs.spans, []
+        count = inputs.slots.shape[0] if spans is None else inputs.num_decodes
+        if count:
+            tile = self._tile(dtype, 1)
+            work.append(self._work(tile, 1, inputs.slots, None, inputs.positions, count=count, tiles=count))
+        if spans is not None:
+            tile, count = self._tile(dtype, spans.max_length), spans.slots.shape[0]
+            tiles = inputs.slots.shape[0] // (tile.rows // self._lanes) + count
+            work.append(
+                self._work(tile, spans.max_length, spans.slots, spans.starts, spans.contexts, count=count, tiles=tiles)
+            )
+        return replace(inputs, work=tuple(work))
+
+    def _work(
+        self,
+        tile: _Tile,
+        longest: int,
+        slots: Tensor,
+        starts: Tensor | None,
+        contexts: Tensor,
+        *,
+        count: int,
+        tiles: int,
+    ) -> WorkList:
+        """Of the first ``count`` of ``slots``, in at most so many ``tiles``. One launch."""
+        config, device, tile_rows = self._config, slots.device, tile.rows // self._lanes
+        wanted = max(1, tile.items * self._num_processors // config.num_kv_heads)
+        if self._fixed:
+            part_rows = self._fixed_part_rows
+            most_items = tiles + part_rows
+        else:
+            # Tiles of a sequence have as many chunks as the last one wants: up to twice what all of them want.
+            most_items = tiles + wanted * (1 if starts is None else 2)
+            part_rows = 2 * wanted * min(tile_rows, longest)
+        work = WorkList(
+            num_items=torch.empty(1, dtype=torch.int32, device=device),
+            items=torch.empty(most_items, ITEM.value, dtype=torch.int32, device=device),
+            arrived=torch.empty(most_items, config.num_kv_heads, dtype=torch.int32, device=device),
+            part_sums=torch.empty(part_rows, config.num_heads, config.head_dim, dtype=torch.float32, device=device),
+            part_weights=torch.empty(part_rows, config.num_heads, 2, dtype=torch.float32, device=device),
+            tile_rows=tile_rows,
+            block_rows=tile.rows,
+        )
+        plan_kernel[(count,)](
+            slots, starts, contexts, work.num_items, work.items, work.arrived,
+            self._cache.padding_slot, count, wanted, FIXED_CHUNK if self._fixed else _LEAST_CHUNK, part_rows,
+            TILE_ROWS=tile_rows, BLOCK_TOKENS=tile.tokens, NUM_KV_HEADS=config.num_kv_heads, FIXED=self._fixed,
+            BLOCK_SEQUENCES=max(16, triton.next_power_of_2(count)), BLOCK_ITEMS=_BLOCK_ITEMS,
+            BLOCK_KV_HEADS=triton.next_power_of_2(config.num_kv_heads), num_warps=1,
+        )  # fmt: skip
+        return work
+
+    def attend(self, q: Tensor, layer: int, work: tuple[WorkList, ...], out: Tensor, scale: Tensor | None) -> None:
+        """``q`` and ``out``: [tokens, heads, dim] of the pass that ``work`` is for; ``scale``: what ``out`` is for."""
+        for part in work:
+            self._attend(q, layer, part, out, scale)
+
+    def _attend(self, q: Tensor, layer: int, work: WorkList, out: Tensor, scale: Tensor | None) -> None:
+        config = self._config
+        tile = next(tile for tile in self._tiles(q.dtype) if tile.rows == work.block_rows)
+        programs = work.items.shape[0] * config.num_kv_heads
+        if self._fixed:
+            programs = min(programs, _FIXED_PROGRAMS * self._num_processors)
+        ragged_attention_kernel[(programs,)](
+            q, self._layers[layer], self._cache.block_table, out, work.num_items, work.items, work.arrived,
+            work.part_sums, work.part_weights, self._kv_scales[layer], scale,
+            self._scale, self._cache.block_table.shape[1], *self._strides,
+            NUM_HEADS=config.num_heads, NUM_KV_HEADS=config.num_kv_heads, HEAD_DIM=config.head_dim,
+            TOKENS_PER_BLOCK=self._cache.tokens_per_block, TILE_ROWS=work.tile_rows, BLOCK_ROWS=tile.rows,
+            BLOCK_TOKENS=tile.tokens, BLOCK_DIM=self._block_dim, FIXED=self._fixed,
+            UNROLL=4 if tile.rows <= 16 else 1, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+    def _tiles(self, dtype: torch.dtype) -> tuple[_Tile, ...]:
+        """Ascending; fixed, there is one: products of another shape round otherwise."""
+        is_narrow = dtype == torch.float32 or self._block_dim > 128
+        tiles: tuple[_Tile, ...] = _NARROW_TILES if is_narrow else _TILES
+        if self._fixed:
+            tiles = _NARROW_TILES[-1:] if is_narrow else (_FIXED_TILE,)
+        return tuple(replace(tile, rows=max(tile.rows, self._lanes)) for tile in tiles)
+
+    def _tile(self, dtype: torch.dtype, longest: int) -> _Tile:
+        """The smallest that holds all of a sequence's new tokens, or the largest."""
+        tiles = self._tiles(dtype)
+        return next((tile for tile in tiles if tile.rows >= longest * self._lanes), tiles[-1])

@@ -1,0 +1,181 @@
+"""Products on a GPU in which a row's bits depend on that row alone: Triton kernels whose sums have one order.
+
+The columns of a weight are cut into *parts*, as many as its shape alone says. Each part is summed in steps of one
+width, and the parts are added one after the other. The two tilings do the same additions of the same numbers: for few
+rows each part is a program of its own, so that a small product fills the GPU, and a second kernel adds them; for many
+rows one program goes through all of them. What was measured for vLLM on Ada and Hopper says that the size of a tile
+changes no bit as long as the width of a step stays (vllm-project/vllm #27433); :class:`InvariantMultiplier` looks.
+"""
+
+# Triton has no type stubs, and its decorator hides the signature.
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-def"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier
+
+_FEW_ROWS = 64
+_MANY_ROWS = 256
+_TILE_BYTES = 128  # of a row of x in one step, as wide as shared memory is swizzled
+_WANTED_PROGRAMS = 256  # for few rows: about two for each processor of a Hopper GPU, on other GPUs the same
+_LEAST_PART = 512  # columns: shorter ones cost more in partial sums than they gain
+_REDUCE_BLOCK = 1024
+
+
+@triton.jit
+def _sum_part(
+    x, weight, rows, outputs, begin, end, num_rows, num_outputs, width,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """``x[rows, begin:end] @ weight[outputs, begin:end].T`` in float32, in steps of BLOCK_WIDTH from ``begin`` on."""
+    steps = tl.arange(0, BLOCK_WIDTH)
+    sums = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
+    left = x + rows.to(tl.int64)[:, None] * width
+    right = weight + outputs.to(tl.int64)[None, :] * width
+    for start in range(begin, end, BLOCK_WIDTH):
+        columns = start + steps
+        inside = columns < width
+        a = tl.load(left + columns[None, :], mask=(rows < num_rows)[:, None] & inside[None, :], other=0.0)
+        b = tl.load(right + columns[:, None], mask=(outputs < num_outputs)[None, :] & inside[:, None], other=0.0)
+        sums = tl.dot(a, b, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def _finish(total, outputs, num_outputs, bias, scales):
+    """What follows the sum: a scale and a bias for each column of ``total``, where there are any."""
+    inside = outputs < num_outputs
+    if scales is not None:
+        total = total * tl.load(scales + outputs, mask=inside, other=0.0)[None, :]
+    if bias is not None:
+        total = total + tl.load(bias + outputs, mask=inside, other=0.0).to(tl.float32)[None, :]
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def whole_product_kernel(
+    x, weight, bias, scales, out, num_rows, num_outputs, width, part_width,
+    PARTS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A tile of ``out`` [rows, outputs] a program, part by part. ``GROUP`` tiles of rows share weights in the cache."""
+    row_tiles = tl.cdiv(num_rows, BLOCK_ROWS)
+    output_tiles = tl.cdiv(num_outputs, BLOCK_OUTPUTS)
+    group = tl.program_id(0) // (GROUP * output_tiles)
+    within = tl.program_id(0) % (GROUP * output_tiles)
+    size = tl.minimum(row_tiles - group * GROUP, GROUP)
+    rows = (group * GROUP + within % size) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    outputs = (within // size) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
+    for part in tl.static_range(PARTS):
+        total += _sum_part(
+            x, weight, rows, outputs, part * part_width, tl.minimum((part + 1) * part_width, width),
+            num_rows, num_outputs, width, BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_WIDTH,
+        )  # fmt: skip
+    result = _finish(total, outputs, num_outputs, bias, scales).to(out.dtype.element_ty)
+    inside = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :]
+    tl.store(out + rows.to(tl.int64)[:, None] * num_outputs + outputs[None, :], result, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def part_product_kernel(
+    x, weight, partial, num_rows, num_outputs, width, part_width,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """One part of a tile a program, into ``partial`` [parts, rows, outputs] float32."""
+    outputs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    part = tl.program_id(1)
+    rows = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    sums = _sum_part(
+        x, weight, rows, outputs, part * part_width, tl.minimum((part + 1) * part_width, width),
+        num_rows, num_outputs, width, BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_WIDTH,
+    )  # fmt: skip
+    inside = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :]
+    places = (part * num_rows + rows).to(tl.int64)[:, None] * num_outputs + outputs[None, :]
+    tl.store(partial + places, sums, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def add_parts_kernel(
+    partial, bias, scales, out, num_rows, num_outputs, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """``BLOCK`` columns of one row a program: its parts added in their order, from zero as the other kernel does."""
+    row = tl.program_id(0).to(tl.int64)
+    outputs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = outputs < num_outputs
+    total = tl.zeros((1, BLOCK), tl.float32)
+    for part in tl.static_range(PARTS):
+        place = (part * num_rows + row) * num_outputs + outputs
+        total += tl.load(partial + place, mask=inside, other=0.0)[None, :]
+    result = _finish(total, outputs, num_outputs, bias, scales).to(out.dtype.element_ty)
+    tl.store(out + row * num_outputs + outputs[None, :], result, mask=inside[None, :])
+
+
+def num_parts(num_outputs: int, width: int) -> int:
+    """A power of two: what brings few rows to about ``_WANTED_PROGRAMS``, by the weight's shape alone."""
+    wanted = _WANTED_PROGRAMS // triton.cdiv(num_outputs, 64)
+    most = max(1, width // _LEAST_PART)
+    return int(1 << (max(1, min(wanted, most)).bit_length() - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class TritonTiling:
+    """A :class:`trtx.torch_engine.runner.invariant_multiplier.Tiling`. ``scales`` [outputs] float32 multiply sums."""
+
+    rows: int
+    scales: Tensor | None = None
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        num_rows, (num_outputs, width) = x.shape[0], weight.shape
+        step = _TILE_BYTES // x.element_size()
+        parts = num_parts(num_outputs, width)
+        part_width = triton.cdiv(triton.cdiv(width, step), parts) * step
+        # Nothing may be fused that the other tiling does not fuse: a product and the sum behind it round twice.
+        if self.rows > _FEW_ROWS:
+            block_rows, block_outputs = (128, 128) if x.element_size() <= 2 else (64, 64)
+            tiles = triton.cdiv(num_rows, block_rows) * triton.cdiv(num_outputs, block_outputs)
+            whole_product_kernel[(tiles,)](
+                x, weight, bias, self.scales, out, num_rows, num_outputs, width, part_width,
+                PARTS=parts, GROUP=8, BLOCK_ROWS=block_rows, BLOCK_OUTPUTS=block_outputs, BLOCK_WIDTH=step,
+                num_warps=8, num_stages=3, enable_fp_fusion=False,
+            )  # fmt: skip
+            return
+        partial = torch.empty(parts, num_rows, num_outputs, dtype=torch.float32, device=x.device)
+        part_product_kernel[(triton.cdiv(num_outputs, 64), parts, triton.cdiv(num_rows, 64))](
+            x, weight, partial, num_rows, num_outputs, width, part_width,
+            BLOCK_ROWS=64, BLOCK_OUTPUTS=64, BLOCK_WIDTH=step, num_warps=4, num_stages=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        add_parts_kernel[(num_rows, triton.cdiv(num_outputs, _REDUCE_BLOCK))](
+            partial, bias, self.scales, out, num_rows, num_outputs,
+            PARTS=parts, BLOCK=_REDUCE_BLOCK, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def triton_multiplier() -> InvariantMultiplier:
+    return InvariantMultiplier([TritonTiling(_FEW_ROWS), TritonTiling(_MANY_ROWS)])
+
+
+class InvariantScaledLinear:
+    """:class:`trtx.torch_engine.runner.scaled_linear.ScaledLinear` with a row's bits its own."""
+
+    def __init__(
+        self, *, weight: Tensor, row_scales: Tensor, input_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
+        """``weight`` float8_e4m3fn [rows, columns]; ``row_scales`` float32 [rows]; ``input_scale`` float32 scalar."""
+        self.input_scale = input_scale
+        self._weight = weight
+        self._bias = bias
+        scales = (row_scales * input_scale).contiguous()
+        tilings = [TritonTiling(_FEW_ROWS, scales), TritonTiling(_MANY_ROWS, scales)]
+        self._product = InvariantMultiplier(tilings, out_dtype=dtype)
+        self._product.admit(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x, self._weight, self._bias)

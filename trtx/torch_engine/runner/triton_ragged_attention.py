@@ -1,0 +1,284 @@
+"""Triton kernels for attention whose work goes by length: a work list made once a pass, and programs that walk it.
+
+A *tile* is some adjacent new tokens of one sequence, a *chunk* some of its KV. An item of the list is one chunk of one
+tile, or all of a tile's KV; every KV head of it is one program's work. Whoever of a tile's chunks is done last folds
+them all, in the order of their tokens, so there is no second launch, and no order of arrival is in the result.
+
+Ideas of others, none of their code: splits of a batch balanced on the device for all layers of a pass
+(FlashAttention-3's scheduler metadata), a chunk's length from the whole batch's tokens (FlashInfer's planner), one
+kernel for decodes and chunks of prompts with a group's heads packed beside query rows (vLLM's unified attention), the
+last one to arrive folds (stream-K; LeanAttention, arXiv 2405.10480).
+
+Pool, block table, ``kv_scales`` and ``out_scale`` are as in :mod:`triton_attention`.
+"""
+
+# Triton has no type stubs, and its decorator hides the signature.
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-def"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from trtx.torch_engine.runner.triton_pointwise import store_result
+
+ITEM = tl.constexpr(8)
+"""int32 of one item: the tile's first query row, its rows, slot, position of its first row, the chunk's number, how
+many chunks the tile has in the list (1: all its KV is this item's), tokens of a chunk, where its parts begin."""
+
+
+@triton.jit(do_not_specialize=["num_sequences", "wanted_items", "part_rows"])
+def plan_kernel(
+    slots, starts, contexts, num_items, items, arrived,
+    padding_slot, num_sequences, wanted_items, chunk_tokens, part_rows,
+    TILE_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, FIXED: tl.constexpr,
+    BLOCK_SEQUENCES: tl.constexpr, BLOCK_ITEMS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr,
+):  # fmt: skip
+    """One sequence's items a program. Every program counts those of all sequences: none waits for another.
+
+    ``starts`` None: one new token a sequence. ``FIXED``: chunks have ``chunk_tokens``, whatever else is in the pass;
+    else that is the least they have. A tile is cut where its KV is long for one item of ``wanted_items``, and
+    ``part_rows`` have room for it. A padding slot has no KV: its item writes zeros.
+    """
+    mine = tl.program_id(0)
+    sequence = tl.arange(0, BLOCK_SEQUENCES)
+    known = sequence < num_sequences
+    slot = tl.load(slots + sequence, mask=known, other=0)
+    context = tl.load(contexts + sequence, mask=known, other=0)
+    if starts is None:
+        begin = sequence
+        rows = known.to(tl.int32)
+    else:
+        begin = tl.load(starts + sequence, mask=known, other=0)
+        rows = tl.load(starts + sequence + 1, mask=known, other=0) - begin
+    context = tl.where(slot == padding_slot, -rows, context)
+    length = context + rows
+    tiles = tl.cdiv(rows, TILE_ROWS)
+    tokens = tiles.to(tl.int64) * context + TILE_ROWS * (tiles * (tiles - 1) // 2) + rows  # that all tiles see
+    share = tl.cdiv(tl.sum(tl.where(known, tokens, 0), axis=0), wanted_items).to(tl.int32)
+    if FIXED:
+        chunks = tl.where(length > 2 * share, tl.cdiv(length, chunk_tokens), 1)
+        chunk = tl.full((BLOCK_SEQUENCES,), 0, tl.int32) + chunk_tokens
+    else:
+        share = tl.maximum(share, chunk_tokens)
+        chunks = tl.maximum((length + share // 2) // share, 1)
+        chunk = tl.cdiv(tl.cdiv(length, chunks), BLOCK_TOKENS) * BLOCK_TOKENS
+        chunks = tl.maximum(tl.cdiv(length, tl.maximum(chunk, 1)), 1)
+    needed = tl.where(chunks > 1, rows * chunks, 0)
+    first_part = tl.cumsum(needed, axis=0) - needed
+    fits = first_part + needed <= part_rows
+    chunks = tl.where(fits, chunks, 1)
+    count = tl.where(known, tiles * chunks, 0)
+
+    first = tl.sum(tl.where(sequence < mine, count, 0), axis=0)
+    if mine == 0:
+        tl.store(num_items, tl.sum(count, axis=0))
+    is_mine = sequence == mine
+    count = tl.sum(tl.where(is_mine, count, 0), axis=0)
+    begin = tl.sum(tl.where(is_mine, begin, 0), axis=0)
+    rows = tl.sum(tl.where(is_mine, rows, 0), axis=0)
+    tiles = tl.sum(tl.where(is_mine, tiles, 0), axis=0)
+    slot = tl.sum(tl.where(is_mine, slot, 0), axis=0)
+    context = tl.sum(tl.where(is_mine, context, 0), axis=0)
+    chunks = tl.sum(tl.where(is_mine, chunks, 0), axis=0)
+    chunk = tl.sum(tl.where(is_mine, chunk, 0), axis=0)
+    first_part = tl.sum(tl.where(is_mine, first_part, 0), axis=0)
+
+    kv_heads = tl.arange(0, BLOCK_KV_HEADS)
+    for done in range(0, count, BLOCK_ITEMS):
+        number = done + tl.arange(0, BLOCK_ITEMS)
+        real = number < count
+        # The last tile of a sequence has the most to read: it starts first.
+        row = (tiles - 1 - number // chunks) * TILE_ROWS
+        item = items + (first + number) * ITEM
+        tl.store(item, begin + row, mask=real)
+        tl.store(item + 1, tl.minimum(rows - row, TILE_ROWS), mask=real)
+        tl.store(item + 2, tl.zeros_like(row) + slot, mask=real)
+        tl.store(item + 3, context + row, mask=real)
+        tl.store(item + 4, number % chunks, mask=real)
+        tl.store(item + 5, tl.zeros_like(row) + chunks, mask=real)
+        tl.store(item + 6, tl.zeros_like(row) + chunk, mask=real)
+        tl.store(item + 7, first_part + row * chunks, mask=real)
+        counters = arrived + (first + number)[:, None] * NUM_KV_HEADS + kv_heads[None, :]
+        cleared = real[:, None] & (kv_heads < NUM_KV_HEADS)[None, :]
+        tl.store(counters, tl.zeros((BLOCK_ITEMS, BLOCK_KV_HEADS), tl.int32), mask=cleared)
+
+
+@triton.jit
+def attend_chunk(
+    query, limits, pool_head, table_row, begin, end, scale, block_stride, kv_stride, token_stride,
+    HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    """(best score, weight, weighted sum of values) of each row over positions ``[begin, end)``, as far as its limit.
+
+    What is masked adds zeros, so that a row's numbers do not depend on where the others of its tile end.
+    """
+    dims = tl.arange(0, BLOCK_DIM)
+    in_dim = dims < HEAD_DIM
+    best = tl.full((BLOCK_ROWS,), -float("inf"), tl.float32)
+    weight = tl.zeros((BLOCK_ROWS,), tl.float32)
+    sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
+    for start in range(begin, end, BLOCK_TOKENS):
+        tokens = start + tl.arange(0, BLOCK_TOKENS)
+        seen = tokens < end
+        block = tl.load(table_row + tokens // TOKENS_PER_BLOCK, mask=seen, other=0).to(tl.int64)
+        cells = block * block_stride + (tokens % TOKENS_PER_BLOCK) * token_stride
+        pointers = pool_head + cells[:, None] + dims[None, :]
+        loaded = seen[:, None] & in_dim[None, :]
+        keys = tl.load(pointers, mask=loaded, other=0.0).to(query.dtype)
+        values = tl.load(pointers + kv_stride, mask=loaded, other=0.0).to(query.dtype)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where(tokens[None, :] <= limits[:, None], scores, -float("inf"))
+        top = tl.maximum(best, tl.max(scores, axis=1))
+        base = tl.where(top > -float("inf"), top, 0.0)  # a row that has seen nothing yet
+        shares = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(best - base)
+        weight = weight * shrink + tl.sum(shares, axis=1)
+        sums = sums * shrink[:, None] + tl.dot(shares.to(query.dtype), values, input_precision="ieee")
+        best = top
+    return best, weight, sums
+
+
+@triton.jit
+def fold(best, weight, sums, part_best, part_weight, part_sums):
+    """What a row has of earlier chunks, and of the next one. An empty one changes nothing, bit for bit.
+
+    Each fused multiply-add is written as such: left to the compiler, two places that fold might round differently.
+    """
+    top = tl.maximum(best, part_best)
+    base = tl.where(top > -float("inf"), top, 0.0)
+    shrink = tl.exp2(best - base)
+    share = tl.exp2(part_best - base)
+    weight = tl.fma(part_weight, share, weight * shrink)
+    shares = tl.broadcast_to(share[:, None], part_sums.shape)
+    return top, weight, tl.fma(part_sums, shares, sums * shrink[:, None])
+
+
+@triton.jit
+def store_answer(pointers, weight, sums, inside, kv_scales, out_scale, DTYPE: tl.constexpr):
+    """``DTYPE``: q's, to which the answer is rounded whatever takes it. A row that saw nothing is zeros."""
+    result = sums / tl.where(weight > 0, weight, 1.0)[:, None]
+    if kv_scales is not None:
+        result *= tl.load(kv_scales + 1)
+    store_result(pointers, result.to(DTYPE), inside, out_scale)
+
+
+@triton.jit
+def attend_item(
+    work, q, pool_layer, block_table, out, items, arrived, part_sums, part_weights, kv_scales, out_scale,
+    scale, table_width, block_stride, kv_stride, token_stride, head_stride,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
+    TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    FIXED: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """One KV head of one item. The arguments are :func:`ragged_attention_kernel`'s; ``scale`` with that of the keys."""
+    group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    lanes: tl.constexpr = BLOCK_ROWS // TILE_ROWS  # for the heads of a group: a power of two
+    rows = tl.arange(0, BLOCK_ROWS)
+    token = rows // lanes
+    dims = tl.arange(0, BLOCK_DIM)
+    in_dim = dims < HEAD_DIM
+    number = work // NUM_KV_HEADS
+    kv_head = work % NUM_KV_HEADS
+    item = items + number * ITEM
+    first_row = tl.load(item).to(tl.int64)
+    num_rows = tl.load(item + 1)
+    slot = tl.load(item + 2).to(tl.int64)
+    position = tl.load(item + 3)
+    index = tl.load(item + 4)
+    chunks = tl.load(item + 5)
+    chunk = tl.load(item + 6)
+    first_part = tl.load(item + 7).to(tl.int64)
+
+    in_tile = (token < num_rows) & (rows % lanes < group)
+    inside = in_tile[:, None] & in_dim[None, :]
+    heads = kv_head * group + rows % lanes
+    answers = ((first_row + token) * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
+    query = tl.load(q + answers, mask=inside, other=0.0)
+    if kv_scales is not None and query.dtype == tl.bfloat16:
+        query = query.to(tl.float16)
+    limits = tl.where(in_tile, position + token, -1)
+    length = position + num_rows
+    pool_head = pool_layer + kv_head * head_stride
+    table_row = block_table + slot * table_width
+    begin = index * chunk
+    end = tl.where(chunks == 1, length, tl.minimum(begin + chunk, length))
+    if FIXED:
+        best = tl.full((BLOCK_ROWS,), -float("inf"), tl.float32)
+        weight = tl.zeros((BLOCK_ROWS,), tl.float32)
+        sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
+        for start in range(begin, end, chunk):
+            part_best, part_weight, part = attend_chunk(
+                query, limits, pool_head, table_row, start, tl.minimum(start + chunk, end), scale,
+                block_stride, kv_stride, token_stride,
+                HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM,
+            )  # fmt: skip
+            best, weight, sums = fold(best, weight, sums, part_best, part_weight, part)
+    else:
+        best, weight, sums = attend_chunk(
+            query, limits, pool_head, table_row, begin, end, scale, block_stride, kv_stride, token_stride,
+            HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM,
+        )  # fmt: skip
+
+    if chunks == 1:
+        store_answer(out + answers, weight, sums, inside, kv_scales, out_scale, q.dtype.element_ty)
+    else:
+        own = (first_part + index * num_rows + token) * NUM_HEADS + heads
+        tl.store(part_sums + own[:, None] * HEAD_DIM + dims[None, :], sums, mask=inside)
+        tl.store(part_weights + own * 2, best, mask=in_tile)
+        tl.store(part_weights + own * 2 + 1, weight, mask=in_tile)
+        # All stores of this program come before its arrival, and the loads below after everybody's.
+        tl.debug_barrier()
+        counter = arrived + (number - index) * NUM_KV_HEADS + kv_head
+        before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+        tl.debug_barrier()
+        if before == chunks - 1:
+            tl.store(counter, 0)  # for the next layer
+            best = tl.full((BLOCK_ROWS,), -float("inf"), tl.float32)
+            weight = tl.zeros((BLOCK_ROWS,), tl.float32)
+            sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
+            for other in tl.range(0, chunks, loop_unroll_factor=UNROLL):
+                place = (first_part + other * num_rows + token) * NUM_HEADS + heads
+                # Other processors wrote them: not from what this one's own cache has kept.
+                parts = part_sums + place[:, None] * HEAD_DIM + dims[None, :]
+                part = tl.load(parts, mask=inside, other=0.0, cache_modifier=".cg")
+                weights = part_weights + place * 2
+                part_best = tl.load(weights, mask=in_tile, other=-float("inf"), cache_modifier=".cg")
+                part_weight = tl.load(weights + 1, mask=in_tile, other=0.0, cache_modifier=".cg")
+                best, weight, sums = fold(best, weight, sums, part_best, part_weight, part)
+            store_answer(out + answers, weight, sums, inside, kv_scales, out_scale, q.dtype.element_ty)
+
+
+@triton.jit
+def ragged_attention_kernel(
+    q, pool_layer, block_table, out, num_items, items, arrived, part_sums, part_weights, kv_scales, out_scale,
+    scale, table_width, block_stride, kv_stride, token_stride, head_stride,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
+    TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    FIXED: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """q and out are [tokens, heads, dim]; ``BLOCK_ROWS`` rows of a product are ``TILE_ROWS`` tokens times a KV head's
+    heads. ``part_sums`` [rows, heads, dim] and ``part_weights`` [rows, heads, 2] float32 hold the parts of tiles with
+    several chunks, ``arrived`` [items, kv_heads] how many of them are there: zeros before and after.
+
+    ``FIXED``: a tile that is one item is computed in the same chunks, so that the list changes no bit of an answer. A
+    program then takes several items, as there may be many more than the grid has room for; walking costs registers,
+    so that without it a program takes one.
+    """
+    if kv_scales is not None:
+        scale *= tl.load(kv_scales)
+    total = tl.load(num_items) * NUM_KV_HEADS
+    if FIXED:
+        for work in range(tl.program_id(0), total, tl.num_programs(0)):
+            attend_item(
+                work, q, pool_layer, block_table, out, items, arrived, part_sums, part_weights, kv_scales, out_scale,
+                scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS,
+                HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED, UNROLL,
+            )  # fmt: skip
+    elif tl.program_id(0) < total:
+        attend_item(
+            tl.program_id(0), q, pool_layer, block_table, out, items, arrived, part_sums, part_weights, kv_scales,
+            out_scale, scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS,
+            HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED, UNROLL,
+        )  # fmt: skip
