@@ -43,6 +43,7 @@ WRONG: dict[str, Any] = {  # of each field, a value of another type
     "kv_block_size": [],
     "kv_blocks": "99",
     "metrics_port": "9",
+    "deterministic": 1,
     "schema": 2,
 }
 
