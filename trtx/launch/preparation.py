@@ -35,7 +35,7 @@ from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, re
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.launch.certificates import as_seen_outside, with_certificate
-from trtx.launch.embedding_dtype import with_embedding_dtype
+from trtx.launch.encode_configs import with_embedding_dtype, with_lone_pictures
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
@@ -123,6 +123,8 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     if engine == "torch":
         check_warm_up(configs, checkpoint)
         configs = with_embedding_dtype(configs, read_model_config(checkpoint.path).dtype, is_gpu=on_gpu)
+        if spec.deterministic:
+            configs = with_lone_pictures(configs)
     version = installed_version() if engine == "tensorrt-llm" and machine is not None else None
     return Resolved(model, engine, version, checkpoint, configs, findings)
 

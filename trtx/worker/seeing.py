@@ -56,7 +56,9 @@ class Seeing:
         options, start = self._options, self._api.start_encoder
         assert start is not None, "an engine that takes embeddings makes them too"
         dtype = options.llm_args.get("dtype")
-        config = {} if dtype is None else {"dtype": dtype}
+        config: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+        if options.deterministic:
+            config["max_batch_size"] = 1  # others in a batch change the last bits of an embedding
         vision = self._config
         self._local = StartedEmbedder(
             lambda: LocalEmbedder.begin(options.model, config, start, options.media, metrics, vision=vision)

@@ -1,4 +1,4 @@
-"""One dtype for a topology: of prefill and decode, and of the rows that encode workers make for them."""
+"""What the config of encode workers takes from its topology: the dtype of the others, and pictures one at a time."""
 
 from __future__ import annotations
 
@@ -47,6 +47,22 @@ def with_embedding_dtype(
     )
     because = f"encode: dtype = {wanted!r} because {who} in it"
     found["encode"] = replace(encode, values={**encode.values, "dtype": wanted}, reasons=(*encode.reasons, because))
+    return found
+
+
+def with_lone_pictures(configs: Mapping[Role, ResolvedEngineConfig]) -> dict[Role, ResolvedEngineConfig]:
+    """Encoders that encode one picture at a time, for ``--deterministic``: what is beside a picture in a batch changes
+    the last bits of its embedding (docs/multimodal.md). Raises UsageError where more is typed."""
+    found = dict(configs)
+    if (encode := found.get("encode")) is None:
+        return found
+    if "max_batch_size" in encode.overridden and encode.values["max_batch_size"] != 1:
+        raise UsageError(
+            f"encode.max_batch_size is {encode.values['max_batch_size']} (--set), and with --deterministic a picture "
+            "is encoded alone, as others in its batch change the last bits of its embedding; leave one of the two out"
+        )
+    because = "encode: max_batch_size = 1 because --deterministic has each picture encoded alone"
+    found["encode"] = replace(encode, values={**encode.values, "max_batch_size": 1}, reasons=(*encode.reasons, because))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Prefill, decode and encode workers of a topology compute in one dtype, or nothing is planned."""
+"""What encode workers take from their topology: one dtype for all, or nothing is planned; and their batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
 from trtx.errors import UsageError
-from trtx.launch.embedding_dtype import with_embedding_dtype
+from trtx.launch.encode_configs import with_embedding_dtype
 from trtx.launch.ports import HOLDER
 from trtx.launch.preparation import prepare
 from trtx.topology import Plan
@@ -90,3 +90,17 @@ def test_what_auto_becomes_is_compared_and_the_same_is_left_as_it_is(
 def test_auto_that_becomes_another_dtype_is_refused() -> None:
     with pytest.raises(UsageError, match=r"encode makes embeddings in float32 \(encode.yaml\) and agg .* bfloat16"):
         with_embedding_dtype(configs(encode="auto", agg="bfloat16"), "bfloat16", is_gpu=False)
+
+
+def test_a_deterministic_topology_encodes_each_picture_alone(tmp_path: Path) -> None:
+    file = tmp_path / "encode.yaml"
+    file.write_text("max_batch_size: 16\n")
+    made = planned(tmp_path, encode=1, engine_configs={"encode": file}, deterministic=True)
+    assert made.engine_configs["encode"]["max_batch_size"] == 1
+    assert "encode: max_batch_size = 1 because --deterministic has each picture encoded alone" in made.reasons
+    for worker in made.workers:  # an encoder of their own is told by it
+        assert ("--deterministic" in worker.argv) == (worker.role != "encode")
+    assert planned(tmp_path, encode=1).engine_configs["encode"]["max_batch_size"] != 1
+    assert planned(tmp_path, "encode.max_batch_size=1", encode=1, deterministic=True)
+    with pytest.raises(UsageError, match=r"encode\.max_batch_size is 8 \(--set\), and with --deterministic"):
+        planned(tmp_path, "encode.max_batch_size=8", encode=1, deterministic=True)
