@@ -126,7 +126,7 @@ def slurm(
     ] = None,
     lease_ttl_s: Annotated[
         int | None,
-        _option(_JOB, "--lease-ttl-s", "How long etcd may be away, and a dead worker stays routable. Default: 30."),
+        _option(_JOB, "--lease-ttl-s", "A process's lease: absences of etcd may add up to half of it. Default: 600."),
     ] = None,
     output: ExportOutput = None,
     dry_run: DryRun = False,

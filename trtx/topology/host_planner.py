@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.hosts import LAST_SYSTEM_PORT, Certificates, HostSpec, HostsSpec, Password, Token
@@ -116,7 +117,9 @@ def plan_hosts(
                 threads=None,
                 device=host.device or commands.LOOPBACK_DEVICE,
             )
-        _check_http(host, spec.port, hosts.frontends_of(host), next(ports))
+        end = next(ports)
+        _check_http(host, spec.port, hosts.frontends_of(host), end)
+        _check_services(host, (*etcd.endpoints, nats.url), end)
     processes = (*frontends, *(workers[worker.name] for worker in work.workers))
     return Plan(
         mode=spec.mode,
@@ -199,6 +202,16 @@ def _check_http(host: HostSpec, first: int, count: int, end: int) -> None:
             f"--port {first} stands among the ports {host.first_port} to {end - 1} of {host.name}; choose another, or "
             "another first_port"
         )
+
+
+def _check_services(host: HostSpec, addresses: tuple[str, ...], end: int) -> None:
+    """etcd and NATS are there before anything of the topology, and would have the port of one of its processes."""
+    for address in map(urlsplit, addresses):
+        if address.hostname == host.address and address.port is not None and host.first_port <= address.port < end:
+            raise UsageError(
+                f"port {address.port} of {host.name} is that of {address.scheme}://{host.address}:{address.port}, and "
+                f"stands among the ports {host.first_port} to {end - 1} of its processes; give it another first_port"
+            )
 
 
 def _check_gpus(work: Workload, hosts: HostsSpec) -> None:

@@ -20,8 +20,8 @@ from trtx.topology.plan import ProcessSpec, ServerTls, config_path
 
 ENGINES_WITHOUT_GPU = ("simulated", "paced")
 _NO_ENCODER = {  # engine -> why it has no encode workers
-    "simulated": "which computes nothing and sees no image; use --engine torch, or leave --encode out",
-    "paced": "which computes nothing and sees no image; use --engine torch, or leave --encode out",
+    "simulated": "which computes nothing and sees no image; use --engine torch, or leave it out",
+    "paced": "which computes nothing and sees no image; use --engine torch, or leave it out",
 }
 
 

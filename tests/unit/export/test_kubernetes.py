@@ -157,6 +157,7 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
         ((*TINY, "--resource", "rdma/ib"), "--resource 'rdma/ib' is not taken; expected NAME=VALUE"),
         ((*TINY, "--memory", "64 GB"), "--memory '64 GB' is not taken"),
         ((*TINY, "--nats", "http://a:1"), "--nats 'http://a:1' is not taken"),
+        ((*TINY, "--nats", "nats://me:word@h:4222"), "--nats 'nats://h:4222' and more, which may be a secret"),
         ((*TINY, "--nats", "nats://a:70000"), "--nats 'nats://a:70000' is not taken"),
         ((*TINY, "--nats", "nats://127.1:4222"), "--nats 'nats://127.1:4222' is not taken"),
         ((*TINY, "--nats", "nats://127.0.0.1:4222"), "--nats 'nats://127.0.0.1:4222' is each pod itself"),

@@ -244,3 +244,11 @@ def test_no_share_has_what_another_one_has() -> None:
     assert sum(share.gpu_count for share in shares) == plan.gpu_count == 5
     with pytest.raises(ValueError, match="node9"):
         plan.share("node9")
+
+
+@pytest.mark.parametrize(("first_port", "taken"), [(2379, "2379"), (2375, "2379"), (4220, "4222")])
+def test_no_process_gets_a_port_that_etcd_or_nats_has(first_port: int, taken: str) -> None:
+    roles = {"roles": {"agg": 1}}
+    with pytest.raises(UsageError, match=rf"port {taken} of node1 is that of \w+://10\.0\.0\.1:{taken}.*first_port"):
+        plan_of(hosts_of({"first_port": first_port, **roles}, roles), workers=2)
+    plan_of(hosts_of(roles, {"first_port": first_port, **roles}), workers=2)  # they are on the other host

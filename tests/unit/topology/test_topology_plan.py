@@ -150,7 +150,7 @@ def test_without_gpus_an_encode_worker_that_shares_is_one_like_any_other() -> No
 
 @pytest.mark.parametrize("engine", ["paced", "simulated"])
 def test_an_engine_whose_workers_take_no_images_has_no_encode_workers(engine: str) -> None:
-    with pytest.raises(UsageError, match=f"--encode 1 means nothing with --engine {engine}, wh.*leave --encode out"):
+    with pytest.raises(UsageError, match=f"--encode 1 means nothing with --engine {engine}, wh.*leave it out"):
         plan_of(machine(2), engine=engine, encode=1)
 
 

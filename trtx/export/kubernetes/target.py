@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from trtx.config.wording import quoted
+from trtx.config.wording import quoted, shown_address
 from trtx.export.kubernetes.rules import (
     amount,
     is_image,
@@ -34,7 +34,10 @@ def _taken(holds: Callable[[str], bool], expected: str) -> AfterValidator:
     def check(value: str, info: ValidationInfo) -> str:
         if not holds(value):
             # Where the name of a secret is asked for, somebody gives the secret.
+            # And an address may hold a password.
             given = "as it is given" if str(info.field_name).endswith("_secret") else quoted(value)
+            if info.field_name == "nats":
+                given = shown_address(value)
             raise ValueError(f"{info.field_name} {given} is not taken; expected {expected}")
         return value
 

@@ -155,7 +155,7 @@ class JobSpec(BaseModel):
     mpi: _Plain | None = None  # srun's, for engines over several nodes; None: pmix
     bench: tuple[_Line, ...] | None = None  # words of trtx bench; None: serve until the job ends
     bench_files: tuple[_Directory, ...] = ()  # files and directories that it reads, on the first node
-    lease_ttl_s: int = Field(default=30, ge=5, le=600)  # how long etcd may be away, and a dead worker stays routable
+    lease_ttl_s: int = Field(default=600, ge=5, le=600)  # of a process; outages of etcd may add up to half
     ready_timeout_s: int = Field(default=1800, ge=1, le=86_400)
     drain_s: int = Field(default=15, ge=1, le=600)  # a worker's, to end the requests that it has begun
 
