@@ -44,8 +44,8 @@ class Exporter:
 
     def ask(self, *command: Any) -> Any:
         self._connection.send(command)
-        if not self._connection.poll(60):
-            raise TimeoutError(f"peer {self.pid} did not answer {command[0]} within 60 s")
+        if not self._connection.poll(300):
+            raise TimeoutError(f"peer {self.pid} did not answer {command[0]} within 300 s")
         return self._connection.recv()
 
     def export(self, lease_id: int, block_ids: list[int], deadline_s: float | None = None) -> bytes:
