@@ -209,6 +209,9 @@ class HostsSpec(_Frozen):
 def read_hosts(path: Path) -> HostsSpec:
     """The hosts in ``path``; files that it names are looked for beside it. Raises UsageError."""
     document = read_yaml(path, _WHAT, _EXPECTED)
+    if not isinstance(document, dict):
+        found = "is empty" if document is None else f"holds {a_kind(document)}"
+        raise UsageError(f"{_WHAT} {shown(path)} {found}; expected {_EXPECTED}")
     try:
         # By way of JSON, of which alone pydantic is strict and still makes tuples and paths: "4" is no 4.
         spec = HostsSpec.model_validate_json(json.dumps(document), strict=True)
@@ -330,7 +333,7 @@ def _problem(error: ValidationError) -> str:
         return f"{where} is missing; expected {_EXPECTED}" if "." not in where else f"{where} is missing; give it"
     if first["type"] in ("too_short", "string_too_short"):
         return f"{where} is empty; give at least one, or leave it out where it may be (docs/hosts.md)"
-    expected = first["msg"].removeprefix("Input should be ").replace("array", "list")
+    expected = first["msg"].removeprefix("Input should be ").replace("array", "list").replace("an object", "a map")
     field, kind = where.partition(".")[0], a_kind(first.get("input"))
     if field in _FILES:  # what stands there may be the secret itself
         return f"{where} is {kind}; expected {field}: {_FILES[field]}, each the name of a file but username"

@@ -42,6 +42,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def with_article(noun: str) -> str:
+    """``an agg worker``, ``a decode worker``: by its first letter."""
+    return f"{'an' if noun[:1] in 'aeio' else 'a'} {noun}"
+
+
 def printable(text: str) -> str:
     """Control characters, line ends and lone surrogates written out: a message must not steer a terminal."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

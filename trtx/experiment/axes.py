@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from trtx.config import Mode, TopologySpec, recipe_files
-from trtx.config.wording import quoted
+from trtx.config import Mode, Role, TopologySpec, recipe_files
+from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
 MAX_TOPOLOGIES = 1_000  # each of them is checked before there is any cell to count
@@ -31,13 +31,16 @@ _NO_AXIS = {
     "model": "figures of two models do not compare; make a run of each",
     "served_model_name": "it changes nothing that is measured",
 }
-_FIELDS = (*(name for name in TopologySpec.model_fields if name not in _NO_AXIS), "recipe")
+AXIS_FIELDS = (*(name for name in TopologySpec.model_fields if name not in _NO_AXIS), "recipe")
+"""Of a topology, what can be an axis, beside the fields of engine configs."""
 
 
 def _known(axes: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
     for name, values in axes.items():
-        if name not in _FIELDS and not (name.startswith(_SET) and name != _SET):
-            why = _NO_AXIS.get(name, f"expected one of {', '.join(_FIELDS)}, or overrides.FIELD of an engine config")
+        if name not in AXIS_FIELDS and not (name.startswith(_SET) and name != _SET):
+            why = _NO_AXIS.get(
+                name, f"expected one of {', '.join(AXIS_FIELDS)}, or overrides.FIELD of an engine config"
+            )
             raise ValueError(f"axes.{name} is no axis: {why}")
         if len(set(map(repr, values))) != len(values):
             raise ValueError(f"axes.{name} names a value twice; expected each once")
@@ -74,6 +77,56 @@ def expand(modes: Sequence[Mode], base: TopologySpec, axes: Mapping[str, Sequenc
         if (mode_of := _OWN_MODE.get(name)) and mode_of not in modes:
             raise ValueError(f"axes.{name} belongs to mode {mode_of}, and modes are {', '.join(modes)}; leave it out")
     return tuple(found.values())
+
+
+def refuse_replaced(document: Mapping[str, Any], typed: Mapping[str, Any], source: str) -> None:
+    """Raises UsageError for a field of the topology that is said beside an axis of the same name, whose values take its
+    place in each topology. ``document``: a sweep file; ``typed``: what was typed over it, which wins, so that a typed
+    axis beside a field of the file is no such."""
+    axes, own = (_mapping(document.get(part)) for part in ("axes", "topology"))
+    typed_axes, options = (_mapping(typed.get(part)) for part in ("axes", "topology"))
+    for field, text, axis in _replaced(options, {**axes, **typed_axes}):
+        name = next(iter(options["media"])) if field == "media" else field
+        option = _OPTIONS.get(name, f"--{name.replace('_', '-')}") + text
+        by = f"--axis {axis}" if axis in typed_axes else f"axes.{axis}"
+        raise UsageError(f"{source}{shown(option)} means nothing beside {shown(by)}, {_IN_PLACE}")
+    for field, text, axis in _replaced(own, [name for name in axes if name not in typed_axes]):
+        raise UsageError(f"{source}{shown(f'topology.{field}{text}')} means nothing beside axes.{axis}, {_IN_PLACE}")
+
+
+_OPTIONS = {"engine_configs": "--config or --recipe", "overrides": "--set"}  # field -> option, where they differ
+_IN_PLACE = "whose values take its place; leave one of them out"
+
+
+def _replaced(topology: Mapping[str, Any], axes: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Each field that was said and that an axis takes the place of, of overrides which one, and that axis."""
+    for axis in axes:
+        if axis.startswith(_SET):
+            for text in _texts(topology.get("overrides")):
+                if _is_of(text.partition("=")[0], axis.removeprefix(_SET)):
+                    yield "overrides", f" {quoted(text)}", axis
+        elif (field := "engine_configs" if axis == "recipe" else axis) in topology:
+            yield field, "", axis
+
+
+def _mapping(said: Any) -> Mapping[str, Any]:
+    """As far as it is one: what is none is refused when the sweep is read."""
+    return {str(name): value for name, value in said.items()} if isinstance(said, dict) else {}
+
+
+def _texts(said: Any) -> list[str]:
+    return [one for one in said if isinstance(one, str)] if isinstance(said, (list, tuple)) else []
+
+
+def _is_of(path: str, axis: str) -> bool:
+    """An override of ``path`` would be lost beneath the axis, or, as one of a role, win over each of its values."""
+    of, by = (_role_and_field(text) for text in (path, axis))
+    return by[0] in (of[0], None) and f"{of[1]}.".startswith(f"{by[1]}.")
+
+
+def _role_and_field(path: str) -> tuple[str | None, str]:
+    head, _, rest = path.partition(".")
+    return (head, rest) if head in get_args(Role) else (None, path)
 
 
 def _with(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> TopologySpec:

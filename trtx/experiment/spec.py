@@ -19,7 +19,7 @@ from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Name
 from trtx.config.wording import a_kind, quoted, shown, shown_address
 from trtx.errors import UsageError
-from trtx.experiment.axes import Axes, NamedTopology, expand
+from trtx.experiment.axes import Axes, NamedTopology, expand, refuse_replaced
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scoring_spec import ScoringSpec, in_keys
 from trtx.planes.credentials import EtcdAuth, check_endpoints
@@ -233,6 +233,7 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
         raise UsageError(f"sweep file {shown(path)} holds {a_kind(document)}; expected keys such as modes and load")
     if path is not None:
         _refuse_unused(document, path, narrowed="modes" in overrides)
+    refuse_replaced(document, overrides, _source(path))
     document = _laid_over(document, overrides)
     _refuse_unencoded(document, path)
     if document.get("attach") is not None and (unused := [key for key in ("modes", "topology") if key in document]):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trtx.config import Role
-from trtx.config.wording import quoted
+from trtx.config.wording import quoted, with_article
 from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
 from trtx.errors import UsageError
 
@@ -54,8 +54,8 @@ def layout_of(role: str, values: Mapping[str, Any], per_node: int) -> Iterator[s
 
     ranks, tp, pp = world_size(values), size("tensor"), size("pipeline")
     yield (
-        f"a {role} worker is {ranks} ranks on {ranks // per_node} nodes of {per_node} GPUs, tensor {tp} x pipeline "
-        f"{pp} x context {size('context')}, of which Dynamo sees rank 0 alone"
+        f"{with_article(f'{role} worker')} is {ranks} ranks on {ranks // per_node} nodes of {per_node} GPUs, "
+        f"tensor {tp} x pipeline {pp} x context {size('context')}, of which Dynamo sees rank 0 alone"
     )
     stage = tp * size("context")  # neighbours in rank: a pipeline is the outermost of the three
     if pp > 1:

@@ -37,12 +37,13 @@ class Condition:
 
 def conditions_of(
     asked: AskedRun | None,
-    plan: PlannedTopology | None,
+    plans: Mapping[str, PlannedTopology],
     journal: tuple[Event, ...],
     cells: tuple[Cell, ...],
     scores: Scores | None = None,
 ) -> tuple[Condition, ...]:
-    """Those that are known, in the order of the page."""
+    """Those that are known, in the order of the page. ``plans``: by topology; none of an attached run."""
+    plan = next(iter(plans.values()), None)
     load, machine = asked and asked.load, asked and asked.provenance.environment
     of = "Client's " if asked and asked.attach else ""  # where the load was made, which is not where it was served
     found = [
@@ -50,6 +51,7 @@ def conditions_of(
         ("Model", plan.model if plan else swept_model(journal)),
         ("Tokenizer's files" if of else "Model's files", asked and _files(asked)),
         ("Engine", engine_text(plan, asked)),
+        ("Deterministic", deterministic_text(plans)),
         ("GPUs", plan and (", ".join(with_counts(plan.gpu_names)) or "none")),
         *(_of_deployment(machine.deployment) if machine else ()),
         (f"{of}GPU limits", machine and "; ".join(dict.fromkeys(filter(None, map(_limits, machine.gpus))))),
@@ -205,6 +207,12 @@ def engine_text(plan: PlannedTopology | None, asked: AskedRun | None) -> str:
     if plan is not None:
         return f"{plan.engine} engine"
     return f"attached to {asked.attach.url}" if asked and asked.attach else ""
+
+
+def deterministic_text(plans: Mapping[str, PlannedTopology]) -> str:
+    """``yes``, or which topologies are, where others are not; "" where none is."""
+    found = [label for label, plan in plans.items() if plan.is_deterministic]
+    return "yes" if found and len(found) == len(plans) else ", ".join(found)
 
 
 def swept_model(journal: tuple[Event, ...]) -> str | None:

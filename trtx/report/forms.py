@@ -205,6 +205,7 @@ class AskedEvaluation:
 class PlannedProcess:
     role: Literal["frontend", "agg", "prefill", "decode", "encode"]
     gpu_indices: tuple[int, ...]
+    argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +214,11 @@ class PlannedTopology:
     engine: str
     gpu_names: tuple[str, ...]
     processes: tuple[PlannedProcess, ...]
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Its workers are told so on their command lines; answers are then the same to the bit in any batch."""
+        return any("--deterministic" in process.argv for process in self.processes)
 
 
 @dataclass(frozen=True, slots=True)

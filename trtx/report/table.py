@@ -133,4 +133,5 @@ def _caption(view: RunView) -> str:
     told = [f"{title} {', '.join(percentiles)}" for title, percentiles in latencies.items()]
     marks = [f"{MARKS[at.level]} {at.level.value}" for at in reversed(by_level(view)) if at.level in MARKS]
     levels = f" {', '.join(marks)}: see below." if marks else ""
-    return f"{' and '.join(told)} in ms.{mark}{levels}"
+    alike = f" Deterministic: {view.deterministic}." if view.deterministic else ""
+    return f"{' and '.join(told)} in ms.{mark}{levels}{alike}"

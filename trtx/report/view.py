@@ -35,6 +35,7 @@ from trtx.report.conditions import (
     Condition,
     conditions_of,
     counted_tokens,
+    deterministic_text,
     engine_text,
     swept_model,
     with_counts,
@@ -190,6 +191,7 @@ class RunView:
     notes: tuple[str, ...]  # restarts, an early end: whatever a reader must know beside the figures
     started_at: datetime | None
     subtitle: str  # engine and machine, short
+    deterministic: str = ""  # "yes": every topology is; else those that are
     verdict: RunVerdict | None = None  # None: it ended early, and was not judged
     arms: ComparedArms | None = None  # of an A/B run
     scores: Scores | None = None  # None: nothing was to be scored
@@ -288,10 +290,11 @@ def read_run(run_dir: Path) -> RunView:
         model=model or NOT_KNOWN,
         rows=_rows(asked, cells),
         device="GPU" if any(cell.device == "gpu" for cell in cells) else "worker",
-        conditions=conditions_of(asked, plan, journal, cells, scores),
+        conditions=conditions_of(asked, plans, journal, cells, scores),
         topologies=tuple((label, _topology(entry)) for label, entry in plans.items()),
         notes=(*notes_of(journal), *(scores.notes if scores else ())),
         started_at=environment.started_at if environment else None,
+        deterministic=deterministic_text(plans),
         subtitle=", ".join(part for part in (engine_text(plan, asked), _machine(environment, asked)) if part),
         verdict=VERDICT.find(run_dir, RunVerdict),
         arms=COMPARISON.find(run_dir, ComparedArms),
@@ -342,4 +345,4 @@ def _topology(plan: PlannedTopology) -> str:
             gpus = sorted({index for worker in workers for index in worker.gpu_indices})
             on = f" on GPU {', '.join(map(str, gpus))}" if gpus else ""
             parts.append(f"{len(workers)} {role} worker{'s' if len(workers) > 1 else ''}{on}")
-    return " + ".join(parts)
+    return " + ".join(parts) + (", deterministic" if plan.is_deterministic else "")

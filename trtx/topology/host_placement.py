@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trtx.config import Role
 from trtx.config.hosts import HostSpec
+from trtx.config.wording import with_article
 from trtx.errors import UsageError
 from trtx.topology.workload import Worker
 
@@ -150,8 +151,8 @@ def _no_room(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mappin
     for role, size in sizes.items():
         if size > largest:
             return (
-                f"a {role} worker takes {size} GPUs, and no host has more than {largest}; an engine over several nodes "
-                "is started by trtx export slurm or kubernetes, so lower --tp, or export it"
+                f"{with_article(f'{role} worker')} takes {size} GPUs, and no host has more than {largest}; an "
+                "engine over several nodes is started by trtx export slurm or kubernetes, so lower --tp, or export it"
             )
     if needed > there:
         return (

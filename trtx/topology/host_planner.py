@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.hosts import LAST_SYSTEM_PORT, Certificates, HostSpec, HostsSpec, Password, Token
+from trtx.config.wording import with_article
 from trtx.errors import UsageError
 from trtx.topology import commands
 from trtx.topology.host_placement import Placed, place_on_hosts
@@ -38,7 +39,8 @@ def with_roles(spec: TopologySpec, hosts: HostsSpec) -> TopologySpec:
     for role, count in counts.items():
         if not count:
             raise UsageError(
-                f"no host has a {role} worker in its roles, and --mode {spec.mode} needs at least 1; add one"
+                f"no host has {with_article(f'{role} worker')} in its roles, and --mode {spec.mode} "
+                "needs at least 1; add one"
             )
     return spec.model_copy(update={"workers" if role == "agg" else role: count for role, count in counts.items()})
 

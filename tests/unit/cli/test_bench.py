@@ -12,6 +12,7 @@ import pytest
 
 from trtx.cli import bench
 from trtx.cli.app import run
+from trtx.experiment import axes
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"
 EXAMPLES = [line.strip() for line in (bench.bench.__doc__ or "").splitlines() if line.strip().startswith("trtx bench")]
@@ -87,6 +88,59 @@ def test_a_usage_mistake_exits_2_with_one_sentence_and_leaves_nothing(
     for word in words:
         assert word in said
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
+
+
+# What an option's value is beside an axis of it. An axis of another name has no option.
+TYPED = {
+    "workers": ["--workers", "3"],
+    "prefill": ["--prefill", "3"],
+    "decode": ["--decode", "3"],
+    "encode": ["--encode", "1"],
+    "encode_shared": ["--encode-shared", "1"],
+    "media": ["--max-images", "3"],
+    "tp": ["--tp", "2"],
+    "deterministic": ["--deterministic"],
+    "engine": ["--engine", "torch"],
+    "gpus": ["--gpus", "0"],
+    "router_mode": ["--router-mode", "kv"],
+    "router_args": ["--router-args", "'--router-temperature 0.5'"],
+    "recipe": ["--recipe", "qwen3"],
+    "overrides.max_batch_size": ["--set", "max_batch_size=8"],
+    "overrides.kv_cache_config": ["--set", "agg.kv_cache_config.max_tokens=8"],
+}
+
+
+def test_every_field_that_can_be_an_axis_has_its_option_tried_beside_one() -> None:
+    assert {name for name in TYPED if not name.startswith("overrides.")} == {*axes.AXIS_FIELDS}
+
+
+@pytest.mark.parametrize("axis", TYPED)
+def test_an_option_beside_an_axis_of_the_same_name_is_refused_and_both_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, axis: str
+) -> None:
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(f"axes: {{{axis}: [1, 2]}}\n")
+    mode = "disagg" if axis in ("prefill", "decode") else "agg"
+    assert run(["bench", str(sweep), "--mode", mode, *TYPED[axis], "--dry-run"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert TYPED[axis][0] in said and f"means nothing beside axes.{axis}, " in said and "\n" not in said
+
+
+def test_an_axis_beside_a_field_wins_or_is_refused_by_who_said_both(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sweep = tmp_path / "sweep.yaml"
+    argv = ["bench", str(sweep), "--engine", "paced", "--model", "synthetic:tiny", "--dry-run"]
+    sweep.write_text("topology: {workers: 3}\n")
+    assert run([*argv, "--axis", "workers=1,2"]) == 0  # flags win
+    assert "agg-2w" in capsys.readouterr().out
+    assert run([*argv, "--axis", "workers=1,2", "--workers", "2"]) == 2
+    assert "--workers means nothing beside --axis workers" in capsys.readouterr().err
+    sweep.write_text("topology: {workers: 3}\naxes: {workers: [1, 2]}\n")
+    assert run(argv) == 2
+    assert "topology.workers means nothing beside axes.workers" in capsys.readouterr().err
+    sweep.write_text("modes: [disagg]\naxes: {overrides.prefill.max_batch_size: [4, 8]}\n")
+    assert run([*argv, "--set", "max_batch_size=16"]) == 0  # decode workers have it
 
 
 def test_a_dry_run_says_what_each_cell_will_be_judged_by(capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,25 @@ def test_secrets_are_named_by_their_files_and_looked_for_beside_the_hosts_file(
 
 
 @pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "hosts.yaml is empty"),
+        ("# none yet\n", "hosts.yaml is empty"),
+        ("- {name: node1, address: 10.77.0.1}\n", "hosts.yaml holds a list"),
+        ("node1\n", "hosts.yaml holds text"),
+    ],
+)
+def test_a_hosts_file_that_is_no_mapping_is_told_what_belongs_there(
+    text: str, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "hosts.yaml"
+    file.write_text(text, encoding="utf-8")
+    assert serve(tmp_path, str(file)) == 2
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert f"{found}; expected a mapping with etcd, nats and hosts (docs/hosts.md)" in said
+
+
+@pytest.mark.parametrize(
     ("hosts", "fields", "words"),
     [
         (({"address": "127.0.0.1"}, {}), {}, ("127.0.0.1 of node1 is loopback", "network between")),

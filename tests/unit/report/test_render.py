@@ -194,6 +194,27 @@ def test_the_page_names_the_conditions_it_was_measured_under(golden_run: Path) -
         assert f"<dt>{name}</dt>" in page, name
 
 
+@pytest.mark.parametrize(("labels", "told"), [(("agg", "disagg"), "yes"), (("disagg",), "disagg"), ((), "")])
+def test_a_deterministic_topology_is_told_as_one_in_every_form(
+    golden_run: Path, labels: tuple[str, ...], told: str
+) -> None:
+    path = golden_run / "plan.json"
+    plan = json.loads(path.read_text())
+    for label in labels:
+        for process in plan["topologies"][label]["processes"]:
+            process["argv"] += ["--deterministic"] if process["role"] != "frontend" else []
+    path.write_text(json.dumps(plan))
+    render(golden_run)
+    markdown, page = ((golden_run / name).read_text() for name in ("summary.md", "report.html"))
+    summary = json.loads((golden_run / "summary.json").read_text())
+    assert summary["conditions"].get("Deterministic", "") == told
+    assert (f"| Deterministic | {told} |" in markdown) == ("Deterministic" in page) == bool(told)
+    assert (f"Deterministic: {told}." in " ".join(_console_text(read_run(golden_run)).split())) == bool(told)
+    served = dict(read_run(golden_run).topologies)
+    assert {label for label, text in served.items() if text.endswith(", deterministic")} == {*labels}
+    assert all(f"| {label} | {text} |" in markdown and text in page for label, text in served.items())
+
+
 def test_the_machine_is_shown_as_far_as_it_is_known(golden_run: Path) -> None:
     lock = yaml.safe_load((golden_run / LOCK.file).read_text())
     gpu = {"name": "H100", "memory_bytes": 2**36, "max_sm_clock_mhz": 1980, "power_limit_w": 700}

@@ -203,6 +203,8 @@ def test_what_is_too_much_for_the_hosts_is_said_with_what_they_have() -> None:
         plan_of(hosts_of({"gpus": 1, "roles": {"agg": 1}}, {"gpus": 1, "roles": {"agg": 2}}))
     with pytest.raises(UsageError, match="no host has a decode worker"):
         plan_of(hosts_of({"roles": {"prefill": 1}}, {"roles": {"prefill": 1}}), mode="disagg")
+    with pytest.raises(UsageError, match="no host has an agg worker"):
+        plan_of(hosts_of({"roles": {"agg": 0}}, {"roles": {"agg": 0}}))
     with pytest.raises(UsageError, match="engine tensorrt-llm needs a GPU, and node2 names none"):
         plan_of(hosts_of({"gpus": 1, "roles": {"agg": 1}}, {"roles": {"agg": 1}}), engine="tensorrt-llm")
     with pytest.raises(UsageError, match="node2 has no gpus and other hosts have some"):
