@@ -61,8 +61,9 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``on_event`` is called from the loop's thread. ``guardian`` is told of every process, ``routes`` ask the
-        frontends, by their names, ``scratch`` holds the directory of the discovery records: what is not there is told,
-        asked or held not. ``plan`` may be one host's share: ``everywhere`` is the number of workers on all hosts then.
+        frontends, by their names, and other hosts' for a share that has none, ``scratch`` holds the directory of the
+        discovery records: what is not there is told, asked or held not. ``everywhere``: where ``plan`` is one host's
+        share, the number of workers on all hosts.
         ``spawn`` None: as the plan has it, with its secrets. Raises UsageError where these can't be read."""
         self.slots = [Slot(spec) for spec in plan.processes]
         self.registry = registry_of(plan, lambda problem: self._emit("lost", problem))
@@ -358,20 +359,18 @@ class Supervisor:
     def _look_at_routes(self, now: float, *, is_known: bool) -> None:
         if not self._has_been_ready:
             return
-        proved = []
         judgements = self._frontends.judge(
             self.slots, now, lacks=bool(self._elsewhere.lack), is_known=is_known, wants_proof=self._is_degraded
         )
         for slot, judged in judgements:
-            if judged.is_now == "useless" and slot.child is not None:
+            if judged.is_now == "useless" and slot is not None and slot.child is not None:
                 self._serves_nobody(slot, slot.child, judged.because)
             elif judged.is_now == "hopeless":
                 self._give_up(judged.because)
-            elif judged.is_now == "unproved":
-                self._tell_of_route(judged.because)
-            elif judged.is_now == "proved":
-                proved.append(judged.because)
-        if self._is_degraded and self.is_whole and len(proved) == len(self._plan.frontends):
+        proved = [judged.because for _, judged in judgements if judged.is_now == "proved"]
+        if unproved := [judged.because for _, judged in judgements if judged.is_now == "unproved"]:
+            self._tell_of_route("; ".join(unproved))
+        if self._is_degraded and self.is_whole and len(proved) == self._frontends.count:
             self._is_degraded, self._told_of_route = False, ""
             told = proved[0] if proved else ""
             self._emit("recovered", "the topology is whole again" + (told and f": {told}"))

@@ -24,13 +24,15 @@ from trtx.topology import EtcdService, NatsService, PlannedHost
 
 
 class Share(History):
-    """agg-0 and two frontends of this host, and ``everywhere`` workers on all hosts; the test gives the answers."""
+    """agg-0 of this host and two frontends, of this host or another, and ``everywhere`` workers on all hosts; the test
+    gives the answers."""
 
-    def __init__(self, tmp_path: Path, everywhere: int = 1) -> None:
+    def __init__(self, tmp_path: Path, everywhere: int = 1, *, has_frontends: bool = True) -> None:
         super().__init__(tmp_path)
         frontends = [process(tmp_path, f"frontend-{number}", role="frontend") for number in range(2)]
-        self.plan = plan_of(tmp_path, *frontends, *self.plan.processes)
-        self.routes = {one.name: Route(self.plan, url=f"http://127.0.0.1:{n}") for n, one in enumerate(frontends)}
+        whole = plan_of(tmp_path, *frontends, *self.plan.processes)
+        self.plan = whole if has_frontends else plan_of(tmp_path, *self.plan.processes)
+        self.routes = {one.name: Route(whole, url=f"http://127.0.0.1:{n}") for n, one in enumerate(frontends)}
         self.answering = set(self.routes)
         self.children.clear()
         self.supervisor = Supervisor(
@@ -53,6 +55,10 @@ class Share(History):
                 route = self.routes[name]
                 route.answered_at = route.routed_at = route.proved_at = self.now
             super().run(0.25)
+
+    def lose(self, worker_id: int) -> None:
+        for path in self.plan.discovery_dir.rglob(f"*{worker_id:x}"):
+            path.unlink()
 
     def told(self, kind: str) -> list[str]:
         return [event.message for event in self.events if event.kind == kind]
@@ -123,8 +129,7 @@ def test_workers_of_other_hosts_are_waited_for_missed_and_proved_again(tmp_path:
     assert share.supervisor.is_whole and share.supervisor.elsewhere == ""
     share.supervisor.mark_ready()
     share.run(1)
-    for path in share.plan.discovery_dir.rglob(f"*{0xEF:x}"):
-        path.unlink()
+    share.lose(0xEF)
     share.run(1)
     assert share.told("lost") == [
         "workers of other hosts are gone: 2 of 3 workers are registered; what is there serves on"
@@ -164,6 +169,47 @@ def test_a_worker_that_is_stopped_is_started_again_long_before_its_lease_ends(tm
     (told,) = share.told("vanished")
     assert "lives but it is stopped (by SIGSTOP or a debugger), for 30 s; it is started again" in told
     assert share.lives()["agg-0"] == 2
+
+
+def test_a_host_without_a_frontend_tells_whole_again_once_every_frontend_of_the_others_proved_it(
+    tmp_path: Path,
+) -> None:
+    share = Share(tmp_path, everywhere=2, has_frontends=False)
+    share.serve()
+    share.register(0xCD)
+    share.supervisor.mark_ready()
+    share.run(1)
+    share.answering.discard("frontend-1")
+    share.lose(0xCD)
+    share.run(1)
+    share.register(0x99)
+    share.run(5)
+    assert len(share.told("lost")) == 1 and share.told("recovered") == []  # counted, and proved by one of two
+    share.routes["frontend-1"].handoff_problem = "no KV came"
+    share.run(1)
+    assert share.told("unproved") == ["every process here is up, but asked of another host's frontend-1: no KV came"]
+    share.answering.add("frontend-1")
+    share.run(1)
+    assert share.told("recovered") == ["the topology is whole again: a request went through"]
+    assert share.lives() == {"agg-0": 1} and share.told("vanished") == []
+
+
+def test_a_frontend_of_another_host_that_counts_not_every_worker_is_told_and_not_ended(tmp_path: Path) -> None:
+    share = Share(tmp_path, has_frontends=False)
+    share.serve()
+    share.supervisor.mark_ready()
+    share.run(1)
+    share.answering.clear()
+    share.routes["frontend-0"].problem = "0 of 1 agg"
+    share.children["agg-0"][-1].code = -9
+    share.run(2)
+    share.serve(worker_id=0xCD)
+    share.run(29)
+    assert share.told("unproved") == []
+    share.run(40)
+    (told,) = share.told("unproved")
+    assert "another host's frontend-0: it does not count every registered worker (0 of 1 agg)" in told
+    assert "frontend-1" in told and share.told("recovered") == [] and share.told("vanished") == []
 
 
 def over_hosts(tmp_path: Path, etcd_port: int, nats_port: int) -> Shortage:
