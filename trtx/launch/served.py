@@ -134,10 +134,8 @@ def serve(
         routes = {one.name: Route(whole, handoffs, pictures, url=whole.url_of(one)) for one in asked}
         for route in routes.values():
             cleanup.callback(route.close)
-        everywhere = whole.worker_count if whole.hosts else 0
-        supervisor = Supervisor(
-            plan, on_event, guardian=guardian, routes=routes, scratch=scratch, everywhere=everywhere
-        )
+        over_hosts = whole if whole.hosts else None
+        supervisor = Supervisor(plan, on_event, guardian=guardian, routes=routes, scratch=scratch, whole=over_hosts)
         topology = ServedTopology(plan, whole, supervisor, interruption)
         on_slots(topology.slots)
         if count := remove_left_behind(plan):
