@@ -106,12 +106,44 @@ class FrontendWatch:
         return None
 
 
+class DistantFrontend:
+    """One of another host, asked by a share that has none of its own: it can prove the topology, and is watched
+    there."""
+
+    def __init__(self, name: str, route: Route) -> None:
+        self._name = name
+        self._route = route
+        self._whole_since: float | None = None
+
+    def judge(self, now: float, *, is_whole: bool, wants_proof: bool) -> Judgement | None:
+        """As :meth:`FrontendWatch.judge`, and never more than ``unproved``."""
+        self._whole_since = (self._whole_since or now) if is_whole else None
+        whole_since, route = self._whole_since, self._route
+        route.expect(whole_since if wants_proof else None, proof=wants_proof)
+        if whole_since is None or not wants_proof:
+            return None
+        if (route.proved_at or 0.0) >= whole_since:
+            return Judgement("proved", route.proof)
+        problem = route.handoff_problem or (route.request_problem and f"a request fails: {route.request_problem}")
+        if not problem and now - max(route.routed_at or 0.0, whole_since) > UNROUTED_S:
+            problem = f"it does not count every registered worker ({route.problem or 'it does not answer'})"
+        if not problem:
+            return None
+        return Judgement("unproved", f"every process here is up, but asked of another host's {self._name}: {problem}")
+
+
 class FrontendWatches:
     """Those of all frontends of a plan: each is judged by itself, so one that is lost costs the others nothing."""
 
     def __init__(self, plan: Plan, routes: Mapping[str, Route]) -> None:
-        """``routes``: by frontends' names."""
+        """``routes``: by frontends' names. Those of names that the plan, a share, does not have are other hosts'."""
         self._watches = {spec.name: FrontendWatch(plan, spec, routes.get(spec.name)) for spec in plan.frontends}
+        self._distant = [DistantFrontend(name, route) for name, route in routes.items() if name not in self._watches]
+
+    @property
+    def count(self) -> int:
+        """So many have to prove that the topology is whole again."""
+        return len(self._watches) + len(self._distant)
 
     def of(self, slot: Slot) -> FrontendWatch:
         return self._watches[slot.spec.name]
@@ -123,14 +155,17 @@ class FrontendWatches:
 
     def judge(
         self, slots: Sequence[Slot], now: float, *, lacks: bool, is_known: bool, wants_proof: bool
-    ) -> list[tuple[Slot, Judgement]]:
-        """Each of which there is something to tell. ``slots``: of every process; ``lacks``: another host does; the rest
-        as :meth:`FrontendWatch.judge`."""
+    ) -> list[tuple[Slot | None, Judgement]]:
+        """Each of which there is something to tell; without a slot, another host's. ``slots``: of every process;
+        ``lacks``: another host does; the rest as :meth:`FrontendWatch.judge`."""
         has_workers = not lacks and all(slot.state == "up" for slot in slots if slot.spec.role != "frontend")
-        judged = []
+        judged: list[tuple[Slot | None, Judgement]] = []
         for slot in (slot for slot in slots if slot.spec.role == "frontend"):
             is_whole = has_workers and slot.state == "up"
             found = self.of(slot).judge(slot, now, is_whole=is_whole, is_known=is_known, wants_proof=wants_proof)
             if found is not None:
                 judged.append((slot, found))
+        for distant in self._distant:
+            if (found := distant.judge(now, is_whole=has_workers, wants_proof=wants_proof)) is not None:
+                judged.append((None, found))
         return judged

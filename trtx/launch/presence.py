@@ -185,7 +185,8 @@ class Presence:
         for address, since in self._lost_since.items():
             if now - since >= LOST_AFTER_S and (count := self._revoke(registered[address])):
                 name = next((host.name for host in self._plan.hosts if host.address == address), "a host")
-                told = f"{name} ({address}) is gone: nothing was heard of its share, and its {count} processes are out"
+                processes = "process is" if count == 1 else f"{count} processes are"
+                told = f"{name} ({address}) is gone: nothing was heard of its share, and its {processes} out"
                 self._emit(f"{told} of the routing")
 
     def _emit(self, message: str) -> None:

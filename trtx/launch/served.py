@@ -130,13 +130,12 @@ def serve(
             presence.tell(on_event, lambda lease: guardian.watch_worker("the share", lease))
         handoffs = HandoffProofs(whole, plan.url, here=plan)
         pictures = PictureProofs(whole, plan.url, plan.model_path)
-        routes = {one.name: Route(whole, handoffs, pictures, url=plan.url_of(one)) for one in plan.frontends}
+        asked = plan.frontends or whole.frontends  # a host without one proves what is whole again by the others'
+        routes = {one.name: Route(whole, handoffs, pictures, url=whole.url_of(one)) for one in asked}
         for route in routes.values():
             cleanup.callback(route.close)
-        everywhere = whole.worker_count if whole.hosts else 0
-        supervisor = Supervisor(
-            plan, on_event, guardian=guardian, routes=routes, scratch=scratch, everywhere=everywhere
-        )
+        over_hosts = whole if whole.hosts else None
+        supervisor = Supervisor(plan, on_event, guardian=guardian, routes=routes, scratch=scratch, whole=over_hosts)
         topology = ServedTopology(plan, whole, supervisor, interruption)
         on_slots(topology.slots)
         if count := remove_left_behind(plan):

@@ -56,13 +56,14 @@ class Supervisor:
         guardian: Guardian | None = None,
         routes: Mapping[str, Route] = MappingProxyType({}),
         scratch: Scratch | None = None,
-        everywhere: int = 0,
+        whole: Plan | None = None,
         spawn: Callable[[ProcessSpec], Child] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``on_event`` is called from the loop's thread. ``guardian`` is told of every process, ``routes`` ask the
-        frontends, by their names, ``scratch`` holds the directory of the discovery records: what is not there is told,
-        asked or held not. ``plan`` may be one host's share: ``everywhere`` is the number of workers on all hosts then.
+        frontends, by their names, and other hosts' for a share that has none, ``scratch`` holds the directory of the
+        discovery records: what is not there is told, asked or held not. ``whole``: of all hosts, where ``plan`` is
+        one's share.
         ``spawn`` None: as the plan has it, with its secrets. Raises UsageError where these can't be read."""
         self.slots = [Slot(spec) for spec in plan.processes]
         self.registry = registry_of(plan, lambda problem: self._emit("lost", problem))
@@ -76,7 +77,7 @@ class Supervisor:
         self._run_directory = RunDirectory(plan)
         self._shortage = Shortage(plan, self._run_directory, scratch)
         self._frontends = FrontendWatches(plan, routes)
-        self._elsewhere = Elsewhere(everywhere)
+        self._elsewhere = Elsewhere(whole, plan.this_host)
         self._spawn = spawn or spawner_of(plan)
         self._clock = clock
         self._next_look = 0.0
@@ -239,10 +240,10 @@ class Supervisor:
                     self._look_at_frontend(slot, slot.child)
                 else:
                     self._look_at_worker(slot, slot.child, registered, now)
+            if registered is not None:
+                self._look_elsewhere(registered)
         except OSError:  # no descriptor to be had, an odd file system: not known is not gone, and the next look asks
             return
-        if registered is not None:
-            self._look_elsewhere(len(registered))
         self._look_at_routes(now, is_known=registered is not None)
 
     def _registered(self) -> set[int] | None:
@@ -282,13 +283,10 @@ class Supervisor:
         slot.ended_because = because
         child.kill_group()
 
-    def _look_elsewhere(self, registered: int) -> None:
+    def _look_elsewhere(self, registered: set[int]) -> None:
         """Workers of other hosts that are gone are started again there, and proved here."""
-        self._elsewhere.see(registered)
-        if not self._has_been_ready:
-            return
-        own_are_up = all(slot.state == "up" for slot in self.slots)
-        if (told := self._elsewhere.loss(own_are_up=own_are_up)) is not None:
+        self._elsewhere.see(registered, self.registry)
+        if self._has_been_ready and (told := self._elsewhere.loss()) is not None:
             self._is_degraded = True
             self._emit("lost", told)
 
@@ -358,20 +356,18 @@ class Supervisor:
     def _look_at_routes(self, now: float, *, is_known: bool) -> None:
         if not self._has_been_ready:
             return
-        proved = []
         judgements = self._frontends.judge(
             self.slots, now, lacks=bool(self._elsewhere.lack), is_known=is_known, wants_proof=self._is_degraded
         )
         for slot, judged in judgements:
-            if judged.is_now == "useless" and slot.child is not None:
+            if judged.is_now == "useless" and slot is not None and slot.child is not None:
                 self._serves_nobody(slot, slot.child, judged.because)
             elif judged.is_now == "hopeless":
                 self._give_up(judged.because)
-            elif judged.is_now == "unproved":
-                self._tell_of_route(judged.because)
-            elif judged.is_now == "proved":
-                proved.append(judged.because)
-        if self._is_degraded and self.is_whole and len(proved) == len(self._plan.frontends):
+        proved = [judged.because for _, judged in judgements if judged.is_now == "proved"]
+        if unproved := [judged.because for _, judged in judgements if judged.is_now == "unproved"]:
+            self._tell_of_route("; ".join(unproved))
+        if self._is_degraded and self.is_whole and len(proved) == self._frontends.count:
             self._is_degraded, self._told_of_route = False, ""
             told = proved[0] if proved else ""
             self._emit("recovered", "the topology is whole again" + (told and f": {told}"))

@@ -21,16 +21,29 @@ from trtx.launch.run_directory import RunDirectory
 from trtx.launch.shortage import Shortage
 from trtx.launch.supervisor import Supervisor
 from trtx.topology import EtcdService, NatsService, PlannedHost
+from trtx.topology.plan import ProcessRole
+
+HERE, THERE = PlannedHost("here", "127.0.0.1", "lo"), PlannedHost("there", "192.0.2.1", "eth1")
 
 
 class Share(History):
-    """agg-0 and two frontends of this host, and ``everywhere`` workers on all hosts; the test gives the answers."""
+    """One worker of this host, and two frontends, of this host or of another, which has workers of ``elsewhere``; the
+    test gives the answers."""
 
-    def __init__(self, tmp_path: Path, everywhere: int = 1) -> None:
-        super().__init__(tmp_path)
+    def __init__(
+        self, tmp_path: Path, *elsewhere: ProcessRole, role: ProcessRole = "agg", has_frontends: bool = True
+    ) -> None:
+        own = f"{role}-0"
+        super().__init__(tmp_path, own)
         frontends = [process(tmp_path, f"frontend-{number}", role="frontend") for number in range(2)]
-        self.plan = plan_of(tmp_path, *frontends, *self.plan.processes)
-        self.routes = {one.name: Route(self.plan, url=f"http://127.0.0.1:{n}") for n, one in enumerate(frontends)}
+        here = [replace(process(tmp_path, own, role=role), host="here")]
+        there = [
+            replace(process(tmp_path, f"{role}-{number}", role=role), host="there")
+            for number, role in enumerate(elsewhere, start=1)
+        ]
+        whole = replace(plan_of(tmp_path, *frontends, *here, *there), hosts=(HERE, THERE))
+        self.plan = replace(whole, this_host="here", processes=(*(frontends if has_frontends else ()), *here))
+        self.routes = {one.name: Route(whole, url=f"http://127.0.0.1:{n}") for n, one in enumerate(frontends)}
         self.answering = set(self.routes)
         self.children.clear()
         self.supervisor = Supervisor(
@@ -39,7 +52,7 @@ class Share(History):
             spawn=self._spawn,
             clock=lambda: self.now,
             routes=self.routes,
-            everywhere=everywhere,
+            whole=whole,
         )
         for slot in self.supervisor.slots:
             self.supervisor._start(slot)
@@ -53,6 +66,13 @@ class Share(History):
                 route = self.routes[name]
                 route.answered_at = route.routed_at = route.proved_at = self.now
             super().run(0.25)
+
+    def register_there(self, worker_id: int, role: ProcessRole = "agg") -> None:
+        self.register(worker_id, host=THERE.address, component="prefill" if role == "prefill" else "backend")
+
+    def lose(self, worker_id: int) -> None:
+        for path in self.plan.discovery_dir.rglob(f"*{worker_id:x}"):
+            path.unlink()
 
     def told(self, kind: str) -> list[str]:
         return [event.message for event in self.events if event.kind == kind]
@@ -115,35 +135,95 @@ def test_a_frontend_whose_lease_has_ended_is_started_again_once_what_is_register
 
 
 def test_workers_of_other_hosts_are_waited_for_missed_and_proved_again(tmp_path: Path) -> None:
-    share = Share(tmp_path, everywhere=3)
+    share = Share(tmp_path, "agg", "agg")
     share.serve()
     assert not share.supervisor.is_whole and share.supervisor.elsewhere == "1 of 3 workers are registered"
-    share.register(0xCD)
-    share.register(0xEF)
+    share.register_there(0xCD)
+    share.register_there(0xEF)
     assert share.supervisor.is_whole and share.supervisor.elsewhere == ""
     share.supervisor.mark_ready()
     share.run(1)
-    for path in share.plan.discovery_dir.rglob(f"*{0xEF:x}"):
-        path.unlink()
+    share.lose(0xEF)
     share.run(1)
     assert share.told("lost") == [
         "workers of other hosts are gone: 2 of 3 workers are registered; what is there serves on"
     ]
     assert share.told("recovered") == [] and share.lives() == {"frontend-0": 1, "frontend-1": 1, "agg-0": 1}
-    share.register(0x99)
+    share.register_there(0x99)
     share.run(1)
     assert len(share.told("recovered")) == 1
 
 
 def test_its_own_worker_that_died_is_not_told_as_another_hosts(tmp_path: Path) -> None:
-    share = Share(tmp_path, everywhere=2)
+    share = Share(tmp_path, "agg")
     share.serve()
-    share.register(0xCD)
+    share.register_there(0xCD)
     share.supervisor.mark_ready()
     share.run(1)
     share.children["agg-0"][-1].code = -9
     share.run(2)
     assert share.told("lost") == []
+
+
+def test_workers_of_other_hosts_are_told_with_those_of_this_one_that_etcd_lost_with_them(tmp_path: Path) -> None:
+    share = Share(tmp_path, "agg")
+    share.serve()
+    share.register_there(0xCD)
+    share.supervisor.mark_ready()
+    share.run(1)
+    share.lose(0xAB)
+    share.lose(0xCD)
+    share.run(1)
+    assert share.told("lost") == [
+        "workers of other hosts and of this one are gone: 0 of 2 workers are registered; no agg worker is left on any "
+        "host, so requests are refused until there is one"
+    ]
+
+
+def test_its_own_worker_that_etcd_took_out_is_not_told_as_another_hosts(tmp_path: Path) -> None:
+    share = Share(tmp_path, "prefill", role="decode", has_frontends=False)
+    share.serve("decode-0")
+    share.register_there(0xCD, "prefill")
+    share.supervisor.mark_ready()
+    share.run(1)
+    share.lose(0xAB)
+    share.run(1)  # it lives, and is ended only later
+    assert share.told("lost") == [] and not share.supervisor.is_whole
+    share.run(2)
+    assert len(share.told("vanished")) == 1 and share.told("lost") == []
+
+
+def test_a_role_of_which_no_worker_is_left_is_told_as_what_requests_are_refused_for(tmp_path: Path) -> None:
+    share = Share(tmp_path, "decode", "decode", role="prefill")
+    share.serve("prefill-0")
+    path = next(share.plan.discovery_dir.rglob(f"instances/*{0xAB:x}"))
+    path.write_text(path.read_text().replace("backend", "prefill"))
+    share.register_there(0xCD, "decode")
+    share.register_there(0xEF, "decode")
+    share.supervisor.mark_ready()
+    share.run(1)
+    share.lose(0xCD)
+    share.run(1)
+    share.lose(0xEF)
+    share.run(1)
+    share.register_there(0x99, "decode")
+    share.run(1)
+    assert share.told("lost") == [
+        "workers of other hosts are gone: 2 of 3 workers are registered; what is there serves on",
+        "workers of other hosts are gone: 1 of 3 workers are registered; no decode worker is left on any host, so "
+        "requests are refused until there is one",
+        "workers of other hosts are gone: 2 of 3 workers are registered; what is there serves on",
+    ]
+    assert share.told("recovered") == []
+
+
+def test_records_of_a_dead_worker_of_this_host_do_not_stand_for_a_worker_of_another(tmp_path: Path) -> None:
+    share = Share(tmp_path, "agg")
+    share.serve()
+    share.register(0x77)
+    assert share.supervisor.elsewhere == "1 of 2 workers are registered" and not share.supervisor.is_whole
+    share.register_there(0xCD)
+    assert share.supervisor.elsewhere == "" and share.supervisor.is_whole
 
 
 def test_a_worker_that_is_stopped_is_started_again_long_before_its_lease_ends(tmp_path: Path) -> None:
@@ -166,6 +246,47 @@ def test_a_worker_that_is_stopped_is_started_again_long_before_its_lease_ends(tm
     assert share.lives()["agg-0"] == 2
 
 
+def test_a_host_without_a_frontend_tells_whole_again_once_every_frontend_of_the_others_proved_it(
+    tmp_path: Path,
+) -> None:
+    share = Share(tmp_path, "agg", has_frontends=False)
+    share.serve()
+    share.register_there(0xCD)
+    share.supervisor.mark_ready()
+    share.run(1)
+    share.answering.discard("frontend-1")
+    share.lose(0xCD)
+    share.run(1)
+    share.register_there(0x99)
+    share.run(5)
+    assert len(share.told("lost")) == 1 and share.told("recovered") == []  # counted, and proved by one of two
+    share.routes["frontend-1"].handoff_problem = "no KV came"
+    share.run(1)
+    assert share.told("unproved") == ["every process here is up, but asked of another host's frontend-1: no KV came"]
+    share.answering.add("frontend-1")
+    share.run(1)
+    assert share.told("recovered") == ["the topology is whole again: a request went through"]
+    assert share.lives() == {"agg-0": 1} and share.told("vanished") == []
+
+
+def test_a_frontend_of_another_host_that_counts_not_every_worker_is_told_and_not_ended(tmp_path: Path) -> None:
+    share = Share(tmp_path, has_frontends=False)
+    share.serve()
+    share.supervisor.mark_ready()
+    share.run(1)
+    share.answering.clear()
+    share.routes["frontend-0"].problem = "0 of 1 agg"
+    share.children["agg-0"][-1].code = -9
+    share.run(2)
+    share.serve(worker_id=0xCD)
+    share.run(29)
+    assert share.told("unproved") == []
+    share.run(40)
+    (told,) = share.told("unproved")
+    assert "another host's frontend-0: it does not count every registered worker (0 of 1 agg)" in told
+    assert "frontend-1" in told and share.told("recovered") == [] and share.told("vanished") == []
+
+
 def over_hosts(tmp_path: Path, etcd_port: int, nats_port: int) -> Shortage:
     plan = replace(
         plan_of(tmp_path, process(tmp_path, "agg-0")),
@@ -186,11 +307,10 @@ def test_nothing_starts_while_etcd_or_nats_takes_no_connection(tmp_path: Path) -
 
 
 def test_this_machine_is_the_host_whose_address_it_has() -> None:
-    here, there = PlannedHost("here", "127.0.0.1", "lo"), PlannedHost("there", "192.0.2.1", "eth1")
-    assert host_here((there, here), None) == host_here((there, here), "here") == "here"
+    assert host_here((THERE, HERE), None) == host_here((THERE, HERE), "here") == "here"
     with pytest.raises(UsageError, match="--this-host there has address 192.0.2.1, and this machine has not"):
-        host_here((there, here), "there")
+        host_here((THERE, HERE), "there")
     with pytest.raises(UsageError, match="none of the hosts' addresses: 192.0.2.1"):
-        host_here((there,), None)
+        host_here((THERE,), None)
     with pytest.raises(UsageError, match="several of the hosts' addresses"):
-        host_here((here, PlannedHost("also", "127.0.0.1", "lo")), None)
+        host_here((HERE, PlannedHost("also", "127.0.0.1", "lo")), None)

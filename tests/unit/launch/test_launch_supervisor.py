@@ -72,12 +72,13 @@ class History:
         spec.status_file.write_text(json.dumps({"pid": child.pid, "state": "serving", "worker_id": worker_id}))
         self.register(worker_id)
 
-    def register(self, worker_id: int, port: int = 5) -> None:
+    def register(self, worker_id: int, port: int = 5, *, host: str = "127.0.0.1", component: str = "backend") -> None:
         for bucket in ("instances", "mdc"):
             path = self.plan.discovery_dir / "v1" / bucket / f"ns%2Fbackend%2Fgenerate%2F{worker_id:x}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            transport = {"tcp": f"127.0.0.1:{port}/x/generate"}
-            path.write_text(json.dumps({"instance_id": worker_id, "endpoint": "generate", "transport": transport}))
+            transport = {"tcp": f"{host}:{port}/x/generate"}
+            record = {"instance_id": worker_id, "component": component, "endpoint": "generate", "transport": transport}
+            path.write_text(json.dumps(record))
         self.run(0.5)
 
     def kinds(self) -> list[str]:
