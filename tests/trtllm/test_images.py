@@ -226,6 +226,35 @@ def test_what_is_refused_is_said_in_a_sentence_and_leaves_nothing_behind(
         wait_until(lambda served=served: served.held() == [], 15, "nothing held")  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(
+    ("size", "status", "says"),
+    [
+        ((1, 400), 400, "has 1x400 pixels, which this model can't take"),
+        ((3000, 3000), 413, f"makes 11449 tokens of the prompt, and the context holds {CONTEXT}; send a smaller one"),
+    ],
+    ids=["shape", "rows"],
+)
+def test_a_picture_that_can_not_be_is_refused_before_it_is_encoded_and_ends_no_worker(
+    topologies: dict[tuple[str, ...], Served], size: tuple[int, int], status: int, says: str
+) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", size, "red").save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    refused = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    for options, served in topologies.items():
+        encoder, stage = ("agg-0", "put") if options == ALL_IN_ONE else ("encode-0", "encode")
+        before = served.pictures(encoder, stage)
+        for _ in range(3):
+            answer = served.post(refused)
+            # Of what is refused behind a prefill worker the frontend makes a 400.
+            assert answer.status_code == (status if options == ALL_IN_ONE else 400), answer.text
+            assert says in answer.json()["message"]
+        assert served.pictures(encoder, stage) == before
+        served.ask(("small",))
+        assert served.pictures(encoder, stage) == before + 1
+        wait_until(lambda served=served: served.held() == [], 15, "nothing held")  # type: ignore[misc]
+
+
 def test_text_of_several_scripts_comes_back_as_the_tokens_that_it_was(
     topologies: dict[tuple[str, ...], Served],
 ) -> None:

@@ -206,6 +206,12 @@ class Engine(Protocol):
         """
         ...
 
+    def rows_of(self, picture: npt.NDArray[np.uint8]) -> int | None:
+        """How many positions of a prompt ``picture``, uint8 ``[height, width, 3]``, would take, before anything is
+        prepared or encoded. None: it can't say. Raises ValueError for one that the model's processor refuses. Blocks.
+        Asked of engines, and of what ``start_encoder`` started, whose facts have an ``image_token_id``."""
+        return None
+
     def prepare_prompt(self, prompt: PicturePrompt) -> ReadyPrompt:
         """Blocks while the model's processor works. Asked of engines whose facts have an ``image_token_id``. Raises
         ValueError for a prompt that it refuses. What it holds, handles included, is used up by the request that takes

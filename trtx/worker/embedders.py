@@ -143,7 +143,11 @@ def video_rule(config: VisionConfig) -> VideoRule | None:
 
 def _check_rows(config: VisionConfig, patches: tuple[int, int, int] | None, most: int, label: str) -> None:
     """Raises MediaError 413 for pixels of which more rows would be made."""
-    rows = 0 if patches is None else math.prod(patches) // config.spatial_merge**2
+    check_rows(0 if patches is None else math.prod(patches) // config.spatial_merge**2, most, label)
+
+
+def check_rows(rows: int, most: int, label: str) -> None:
+    """Raises MediaError 413 for a picture that takes more positions than the context holds."""
     if rows > most:
         raise MediaError(
             413, f"{label} makes {rows} tokens of the prompt, and the context holds {most}; send a smaller one"

@@ -20,6 +20,7 @@ from trtx.worker.chunks import Chunk
 from trtx.worker.decoding import Decoding
 from trtx.worker.embedders import refusal
 from trtx.worker.encode_endpoint import ASKED
+from trtx.worker.faults import EngineError
 from trtx.worker.request import InvalidRequest
 
 
@@ -42,7 +43,7 @@ class ImageEncoder:
         a worker. ``is_wanted``: False once whoever asked has gone, and will let go of nothing."""
         asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
-            text, files = _read_question(asked)
+            text, files, most_rows = _read_question(asked)
         except ValueError as error:
             raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
         pictures = []
@@ -50,19 +51,34 @@ class ImageEncoder:
             for index, file in enumerate(files):
                 try:
                     data = await asyncio.to_thread(read_shared, file)
-                    pictures.append(await self._decoding.rgb(Blob(data, THIS_PICTURE)))
+                    pictures.append(await self._decoding.for_engine(Blob(data, THIS_PICTURE), self._engine, most_rows))
                 except MediaError as error:
                     raise RefusedPicture(index, error) from error
         except RefusedPicture as refused:
             return _chunk({**refusal(refused.error), "picture": refused.index})
         try:
             with self._decoding.timed("encode", len(pictures)):
-                handles = await asyncio.to_thread(self._engine.encode, PicturePrompt([], text, pictures))
+                handles = await self._made(PicturePrompt([], text, pictures))
         except ValueError as error:  # how the LLM API refuses an argument
             return _chunk({**refusal(MediaError(422, f"{THIS_PICTURE} can't be encoded: {error}")), "picture": 0})
+        except Exception as error:
+            raise EngineError(error) from error
         if not is_wanted():
             await asyncio.to_thread(self._engine.drop_handles, handles)
         return _chunk(handles)
+
+    async def _made(self, prompt: PicturePrompt) -> Mapping[str, Any]:
+        """Lets go of the handles where nobody waits any more by the time that they are there."""
+        working = asyncio.ensure_future(asyncio.to_thread(self._engine.encode, prompt))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            working.add_done_callback(self._drop_result)  # the thread goes on
+            raise
+
+    def _drop_result(self, done: asyncio.Future[Mapping[str, Any]]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            done.get_loop().run_in_executor(None, self._engine.drop_handles, done.result())
 
 
 def _chunk(answered: Mapping[str, Any]) -> Chunk:
@@ -73,16 +89,21 @@ def _chunk(answered: Mapping[str, Any]) -> Chunk:
 # --- what the two ends say to each other, as JSON ---
 
 
-def question(text: str, files: Sequence[SharedTensor]) -> dict[str, Any]:
-    """``text``: of the prompt, with one placeholder for each of ``files``, which hold the bytes of a picture each."""
-    return {"text": text, "pictures": msgspec.to_builtins(list(files))}
+def question(text: str, files: Sequence[SharedTensor], most_rows: int) -> dict[str, Any]:
+    """``text``: of the prompt, with one placeholder for each of ``files``, which hold the bytes of a picture each.
+    ``most_rows``: that the context of whoever asks holds."""
+    return {"text": text, "pictures": msgspec.to_builtins(list(files)), "most_rows": most_rows}
 
 
-def _read_question(asked: Any) -> tuple[str, list[SharedTensor]]:
+def _read_question(asked: Any) -> tuple[str, list[SharedTensor], int]:
     """Raises ValueError for what is no question."""
     if not isinstance(asked, Mapping) or not asked.get("pictures"):
-        raise ValueError("expected text and pictures")
-    return msgspec.convert(asked.get("text"), str), msgspec.convert(asked["pictures"], list[SharedTensor])
+        raise ValueError("expected text, pictures and most_rows")
+    return (
+        msgspec.convert(asked.get("text"), str),
+        msgspec.convert(asked["pictures"], list[SharedTensor]),
+        msgspec.convert(asked.get("most_rows"), int),
+    )
 
 
 def read_answer(answered: Mapping[str, Any]) -> Mapping[str, Any]:

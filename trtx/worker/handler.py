@@ -7,8 +7,8 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from dynamo._core import Context
@@ -19,11 +19,12 @@ from dynamo.llm.exceptions import Disconnected, EngineShutdown
 from trtx.engine.api import Transfer
 from trtx.engine.handoff_facts import HandoffFacts, outcome_of
 from trtx.worker import handoff, roles
+from trtx.worker.background import on_loop
 from trtx.worker.chunks import ChunkWriter
 from trtx.worker.embedders import is_refusal
 from trtx.worker.encode_endpoint import HEARTBEAT_SECONDS
 from trtx.worker.encoding import ImageEncoder
-from trtx.worker.faults import as_dynamo_error, fault_of
+from trtx.worker.faults import EngineError, EngineSteps, as_dynamo_error, fault_of, is_of_closing
 from trtx.worker.leaving import Leaving
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import RequestClock, WorkerMetrics
@@ -75,7 +76,7 @@ class RequestHandler:
 
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
         set_nodelay_everywhere()
-        loaded, leaving = self._loaded, self._leaving
+        loaded, leaving, loop = self._loaded, self._leaving, asyncio.get_running_loop()
         if leaving.is_draining:
             await leaving.until_gone()
             raise Disconnected(f"{self._options.name} is draining; another worker must take this request")
@@ -84,12 +85,25 @@ class RequestHandler:
         outcome = "error"
         opened: OpenRequest | None = None
         looking: Looking | PromptLooking | None = None
+        encoding: asyncio.Future[Any] | None = None
         metrics.open_requests += 1
         try:
+            if self._encoder is not None and is_probe(request):
+                # One prompt without images: there is nothing to encode, and health is asked as always.
+                alive = loaded.engine.is_alive()
+                yield {"token_ids": [], "index": 0, "finish_reason": "stop" if alive else "cancelled"}
+                outcome = "stop"
+                return
             if self._encoder is not None:
-                async with aclosing(self._encode(self._encoder, request, context)) as answers:
-                    async for answer in answers:
-                        yield answer
+                # Until the answer is there a chunk of nothing now and then: who waits knows a busy worker from one that
+                # is stopped. Here, not in a generator of its own: Python closes none whose reader is closed meanwhile.
+                encoding = asyncio.ensure_future(
+                    self._encoder.encode(request, is_wanted=lambda: not context.is_stopped())
+                )
+                while not (await asyncio.wait((encoding,), timeout=HEARTBEAT_SECONDS))[0]:
+                    yield {"token_ids": [], "index": 0}
+                answer = encoding.result()
+                yield answer
                 outcome = "invalid" if is_refusal(answer.get("encoder_result") or {}) else "stop"
                 return
             looking = self._sight.looking(request) if self._sight is not None and not is_probe(request) else None
@@ -109,7 +123,7 @@ class RequestHandler:
             needs_pictures = looking is not None
             while True:
                 try:
-                    async for step in opened.result:
+                    async for step in EngineSteps(opened.result):
                         if leaving.engine_died:
                             raise EngineShutdown("the engine died")  # it may still give tokens; another worker goes on
                         if step.outputs[0].token_ids:
@@ -152,6 +166,9 @@ class RequestHandler:
             outcome = "cancelled"
             raise
         except Exception as error:
+            if is_of_closing(error):
+                outcome = "cancelled"
+                raise
             fault = fault_of(error, loaded.api)
             if leaving.engine_died or fault == "fatal" or not loaded.engine.is_alive():
                 fault = "fatal"
@@ -164,10 +181,15 @@ class RequestHandler:
         finally:
             metrics.open_requests -= 1
             metrics.outcomes[outcome] += 1
-            if opened is not None:
-                self._open.close(context.id(), opened, engine_died=leaving.engine_died)
-            if looking is not None:
-                looking.close()
+            if encoding is not None:
+                _cancel(encoding)
+            on_loop(loop, partial(self._let_go, context.id(), opened, looking))
+
+    def _let_go(self, name: str, opened: OpenRequest | None, looking: Looking | PromptLooking | None) -> None:
+        if opened is not None:
+            self._open.close(name, opened, engine_died=self._leaving.engine_died)
+        if looking is not None:
+            looking.close()
 
     def _count_transfer(
         self, submission: Submission, opened: OpenRequest, request: GenerateRequest, metrics: WorkerMetrics
@@ -198,25 +220,6 @@ class RequestHandler:
             if came is not None:
                 facts = replace(facts, bytes=came.bytes, seconds=came.seconds, because=came.recomputed_because)
         chunk["engine_data"] = {**chunk.get("engine_data", {}), **facts.to_engine_data()}
-
-    async def _encode(
-        self, encoder: ImageEncoder | PictureEncoder, request: Mapping[str, Any], context: Context
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer, and until it is there a chunk of nothing now and then: who waits knows a busy worker from one
-        that is stopped."""
-        if is_probe(request):  # one prompt without images: there is nothing to encode, and health is asked as always
-            alive = self._loaded.engine.is_alive()
-            yield {"token_ids": [], "index": 0, "finish_reason": "stop" if alive else "cancelled"}
-            return
-        encoding = asyncio.ensure_future(encoder.encode(request, is_wanted=lambda: not context.is_stopped()))
-        try:
-            while not (await asyncio.wait((encoding,), timeout=HEARTBEAT_SECONDS))[0]:
-                yield {"token_ids": [], "index": 0}
-            yield encoding.result()
-        finally:
-            if not encoding.done():
-                encoding.cancel()
-                await asyncio.wait((encoding,))
 
     def _parse(self, wire: Mapping[str, Any], context: Context) -> WorkerRequest:
         refuse_unheard(wire.get("token_ids") or (), self._loaded.tokenizer, self._mark)
@@ -258,7 +261,7 @@ class RequestHandler:
 
     def _lacks_media(self, error: Exception) -> bool:
         missing = self._loaded.api.missing_media
-        return missing is not None and bool(missing(error))
+        return missing is not None and isinstance(error, EngineError) and bool(missing(error.error))
 
     def _submit(self, submission: Submission) -> OpenRequest:
         request, loaded = submission.request, self._loaded
@@ -279,6 +282,8 @@ class RequestHandler:
                 result = loaded.engine.generate_async(request.token_ids, sampling, **asked)
         except ValueError as error:  # how the LLM API refuses an argument
             raise InvalidRequest(str(error)) from error
+        except Exception as error:
+            raise EngineError(error) from error
         return OpenRequest(result, is_receiving=submission.resumes and not loaded.api.aborts_transfers)
 
     def _writer(self, submission: Submission) -> ChunkWriter:
@@ -307,7 +312,10 @@ async def _unless_stopped(work: Coroutine[Any, Any, _T], context: Context) -> _T
             raise _Unwanted
         return working.result()
     finally:
-        stopped.cancel()
-        if not working.done():
-            working.cancel()
-            await asyncio.wait((working,))
+        _cancel(stopped)
+        _cancel(working)
+
+
+def _cancel(work: asyncio.Future[Any]) -> None:
+    """Waits for nothing: who is closed may wait no more. What ``work`` holds it lets go of itself."""
+    on_loop(work.get_loop(), work.cancel)

@@ -95,7 +95,8 @@ class PromptSight:
         if not self._has_tower:
             raise NoEncoder("no encode worker answered; try again once one is back")
         self._metrics.fallbacks += len(blobs) if self._workers is not None else 0
-        pictures = await _all([self._decoding.rgb(blob) for blob in blobs])
+        most = self._engine.facts.context_length
+        pictures = await _all([self._decoding.for_engine(blob, self._engine, most) for blob in blobs])
         with self._decoding.timed("put", len(blobs)):
             return await self._prepare(PicturePrompt(list(token_ids), pictures=pictures))
 
@@ -111,6 +112,9 @@ class PromptSight:
         working = asyncio.ensure_future(asyncio.to_thread(self._engine.prepare_prompt, prompt))
         try:
             return await asyncio.shield(working)
+        except ValueError as error:
+            self._forget_result(prompt.handles, working)
+            raise InvalidRequest(str(error)) from error
         except asyncio.CancelledError:
             working.add_done_callback(partial(self._forget_result, prompt.handles))  # the thread goes on
             raise
@@ -131,6 +135,7 @@ class PromptSight:
     async def _ask(self, workers: EncodeWorkers, text: str, blobs: Sequence[Blob]) -> Mapping[str, Any] | None:
         """What one of ``workers`` made; None where none answered. Raises MediaError, under the client's own label."""
         files = await _all([asyncio.to_thread(share, np.frombuffer(blob.data, np.uint8)) for blob in blobs])
+        question = encoding.question(text, files, self._engine.facts.context_length)
         try:
             ids = sorted(workers.ids())
             self._turn += 1
@@ -140,7 +145,7 @@ class PromptSight:
                 try:
                     with self._decoding.timed("remote", len(blobs)):
                         async with asyncio.timeout(self._seconds):
-                            return encoding.read_answer(await workers.ask(worker, encoding.question(text, files)))
+                            return encoding.read_answer(await workers.ask(worker, question))
                 except encoding.RefusedPicture as refused:
                     raise refused.error.about(blobs[refused.index].label) from refused
                 except Exception as error:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from dataclasses import replace
+
 import pytest
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
 
@@ -10,7 +13,7 @@ from trtx.engine.api import Fault
 from trtx.media import MediaError
 from trtx.worker.embedders import NoEncoder
 from trtx.worker.embedding_cache import NotMade
-from trtx.worker.faults import as_dynamo_error, fault_of
+from trtx.worker.faults import EngineError, as_dynamo_error, fault_of, is_of_closing
 from trtx.worker.request import InvalidRequest
 
 
@@ -56,3 +59,29 @@ def test_a_422_is_a_400_with_its_sentence() -> None:
 def test_what_the_worker_refuses_is_the_requests_own_fault_whatever_the_engine_makes_of_errors() -> None:
     assert fault_of(InvalidRequest("best_of"), load("paced")) == "refused"
     assert fault_of(ZeroDivisionError(), load("paced")) == "unexpected"
+
+
+def test_what_the_engine_raised_alone_is_fatal() -> None:
+    """Of TensorRT-LLM every class but its RequestError is."""
+    api = replace(load("paced"), fault=lambda error: "fatal")
+    assert fault_of(RuntimeError("no running event loop"), api) == "unexpected"
+    assert fault_of(EngineError(RuntimeError("CUDA error")), api) == "fatal"
+    assert fault_of(EngineError(InvalidRequest("best_of")), api) == "refused"
+    assert (
+        str(as_dynamo_error(EngineError(RuntimeError("CUDA error")), "fatal", "agg")) == "the engine died: CUDA error"
+    )
+
+
+def test_an_error_in_place_of_a_closing_is_told_from_others() -> None:
+    def waiting() -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("no running event loop")
+
+    closing = waiting()
+    next(closing)
+    with pytest.raises(RuntimeError) as told:
+        closing.close()
+    assert is_of_closing(told.value)
+    assert not is_of_closing(RuntimeError("no running event loop"))

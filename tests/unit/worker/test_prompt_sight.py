@@ -42,10 +42,19 @@ class Processor:
 
     facts = EngineFacts(context_length=64, image_token_id=7)
 
-    def __init__(self, refuses: bool = False) -> None:
+    def __init__(self, refuses: bool = False, counts: int | None = None) -> None:
+        """``counts``: the highest picture that it takes; None: it does not say how many rows one makes."""
         self.given: list[PicturePrompt] = []
         self.dropped: list[Any] = []
         self._refuses = refuses
+        self._counts = counts
+
+    def rows_of(self, picture: Any) -> int | None:
+        if self._counts is None:
+            return None
+        if picture.shape[0] > self._counts:
+            raise ValueError("it is too high")
+        return int(picture.shape[0] * picture.shape[1])
 
     def prepare_prompt(self, prompt: PicturePrompt) -> ReadyPrompt:
         self.given.append(prompt)
@@ -137,9 +146,25 @@ async def test_a_refusal_of_an_encode_worker_is_told_under_the_clients_own_label
     assert len(workers.asked) == 1, "another one would find it too"
 
 
+async def test_a_picture_of_a_shape_or_size_that_can_not_be_is_refused_before_it_is_prepared(make: Make) -> None:
+    for width, height, status, says in (
+        (2, 9, 422, "2x9 pixels, which this model can't take: it is too high$"),
+        (13, 5, 413, "makes 65 tokens of the prompt, and the context holds 64; send a smaller one$"),
+    ):
+        file = io.BytesIO()
+        Image.new("RGB", (width, height)).save(file, "PNG")
+        engine = Processor(counts=8)
+        with pytest.raises(MediaError, match=rf"^data:image/png URL of \d+ characters (has )?{says}") as told:
+            await make(engine).look(tokens(), [sent(data=file.getvalue())])
+        assert (told.value.status, engine.given) == (status, [])
+    workers = Encoders({1: HANDLES})
+    await make(Processor(), workers).look(tokens(), [sent()])
+    assert workers.asked[0][1]["most_rows"] == 64
+
+
 async def test_handles_that_no_request_takes_are_let_go_of_once(make: Make) -> None:
     engine = Processor(refuses=True)
-    with pytest.raises(ValueError, match="refuses it"):
+    with pytest.raises(InvalidRequest, match="refuses it"):
         await make(engine, Encoders({1: HANDLES})).look(tokens(), [sent()])
     await until(lambda: engine.dropped == [HANDLES])
     for is_taken in (False, True):

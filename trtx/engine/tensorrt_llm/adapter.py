@@ -6,12 +6,16 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtx.checkpoint.facts import context_length_of, read_config
 from trtx.engine.api import Engine, EngineFacts, Hints, MediaSpan, PicturePrompt, ReadyPrompt, Result, Row, Transfer
 from trtx.engine.tensorrt_llm import multimodal, versions
 from trtx.errors import LaunchError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +61,9 @@ class TensorRtEngine(Engine):
         result = self.generate_async(prompt.inputs, sampling_params, **asked)
         prompt.is_taken = True
         return result
+
+    def rows_of(self, picture: npt.NDArray[np.uint8]) -> int | None:
+        return multimodal.rows_of(self._llm, picture)
 
     def prepare_prompt(self, prompt: PicturePrompt) -> ReadyPrompt:
         return multimodal.prepare(self._llm, prompt)

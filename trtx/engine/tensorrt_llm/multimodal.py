@@ -63,6 +63,23 @@ def takes_handles(llm: Any) -> bool:
     return getattr(processor, "support_mm_disagg", False) is True and not is_autodeploy
 
 
+def rows_of(llm: Any, picture: Any) -> int | None:
+    """As the model's input processor counts them, by the picture's size; None where it can't. Raises ValueError for a
+    shape that it refuses."""
+    from PIL import Image
+
+    count = getattr(getattr(llm, "input_processor", None), "get_num_tokens_per_image", None)
+    if count is None:
+        return None
+    try:
+        return int(count(image=Image.fromarray(picture)))
+    except ValueError:
+        raise
+    except Exception as error:  # of a model whose processor has no such count: it is known once it is prepared
+        logger.warning("the model's processor does not say how many tokens an image takes: %s", error)
+        return None
+
+
 def prepare(llm: Any, prompt: PicturePrompt) -> ReadyPrompt:
     """Runs the model's input processor. Raises ValueError where it refuses, PreparationFailed where it fails."""
     params = importlib.import_module("tensorrt_llm.llmapi").DisaggregatedParams(**prompt.handles)
@@ -87,10 +104,22 @@ def prepare(llm: Any, prompt: PicturePrompt) -> ReadyPrompt:
 
 def encode(encoder: Any, prompt: PicturePrompt) -> Mapping[str, Any]:
     """Of a ``MultimodalEncoder``. Several threads may wait in it, and the engine batches what they ask. Raises
-    ValueError for a prompt of which it makes nothing."""
+    ValueError for a prompt that it refuses, or makes nothing of; PreparationFailed where the processor fails; else what
+    the engine died of."""
+    request_error = importlib.import_module("tensorrt_llm.executor.utils").RequestError
     # The text that prefill will make the prompt of: positions are of the whole prompt.
     inputs = {"prompt": prompt.text, **_images(prompt.pictures)}
-    (output,) = encoder.generate([inputs], use_tqdm=False)
+    try:
+        # In the caller's thread, and before anything is submitted, the model's processor runs.
+        asked = encoder.generate_async(inputs)
+    except (AssertionError, TypeError, ValueError, request_error) as error:
+        raise ValueError(f"the model's processor refuses the request's images: {error}") from error
+    except Exception as error:
+        raise PreparationFailed(f"the model's processor failed on the request's images: {error}") from error
+    try:
+        output = asked.result()
+    except request_error as error:
+        raise ValueError(str(error)) from error
     params = output.disaggregated_params
     made = {} if params is None else {name: value for name, value in stated(params).items() if name in FIELDS}
     count = len(made.get(HANDLES) or ())

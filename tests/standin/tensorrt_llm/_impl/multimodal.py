@@ -7,9 +7,10 @@ and pictures meet, what is refused and which handle is whose follow the real one
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, floor, prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ _DISAGGREGATED = (
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
 )
+_LARGEST_ASPECT = 200
 
 
 @dataclass(slots=True)
@@ -83,17 +85,29 @@ class InputProcessor:
         return torch.tensor([self._vision.image_token_id], dtype=torch.int32)
 
     def get_num_tokens_per_image(self, *, image: Any) -> int:
-        return int(self.embed([image])[0][0][0].shape[0])
+        """By the picture's size alone. Raises ValueError for one that is more than 200 times as long as wide."""
+        if self._vision.tokens_per_image is not None:
+            return int(self._vision.tokens_per_image)
+        return _rows(self._model, *image.size)
+
+    def start(self) -> None:
+        """The tower, as the real one's is loaded with its model."""
+        from trtx.torch_engine.llmapi import MultimodalEncoder as Tower
+
+        if self._tower is None:
+            self._tower = Tower(str(self._model), max_batch_size=4)
 
     def embed(self, images: Any) -> tuple[list[tuple[Any, Any]], list[list[int]]]:
         """(rows, grid) of each picture, and their hashes."""
         from trtx.torch_engine.embeddings import EmbeddingReader, parse_handle
-        from trtx.torch_engine.llmapi import MultimodalEncoder as Tower
+        from trtx.torch_engine.llmapi import RequestError
         from trtx.torch_engine.shared_tensor import open_shared, remove_shared
 
-        if self._tower is None:
-            self._tower = Tower(str(self._model), max_batch_size=4)
-        made = self._tower.generate({"multi_modal_data": {"image": images}}).disaggregated_params
+        self.start()
+        try:
+            made = self._tower.generate({"multi_modal_data": {"image": images}}).disaggregated_params
+        except RequestError as error:
+            raise ValueError(str(error)) from error  # as transformers' processors do
         embedded = []
         for one in made.multimodal_embedding_handles:
             handle = parse_handle(one)
@@ -202,6 +216,25 @@ class InputProcessor:
                 raise RuntimeError(f"positions say {t} x {h} x {w} of a picture with {len(one)} rows")
             grids.append((t, h * merge, w * merge))
         return grids
+
+
+def _rows(model_dir: Path, width: int, height: int) -> int:
+    """Of a processor like Qwen's, whose pictures have grids."""
+    if max(width, height) > _LARGEST_ASPECT * min(width, height):
+        raise ValueError(f"absolute aspect ratio must be smaller than {_LARGEST_ASPECT}, got {width} x {height}")
+    config = json.loads((model_dir / "preprocessor_config.json").read_text(encoding="utf-8"))
+    factor = config["patch_size"] * config["merge_size"]
+    size = config.get("size") or {}
+    least = config.get("min_pixels") or size["shortest_edge"]
+    most = config.get("max_pixels") or size["longest_edge"]
+    sides = [round(side / factor) for side in (height, width)]
+    if prod(sides) * factor**2 > most:
+        shrink = sqrt(height * width / most)
+        sides = [max(1, floor(side / shrink / factor)) for side in (height, width)]
+    elif prod(sides) * factor**2 < least:
+        grow = sqrt(least / (height * width))
+        sides = [ceil(side * grow / factor) for side in (height, width)]
+    return prod(sides)
 
 
 class _TextProcessor:

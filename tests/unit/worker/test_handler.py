@@ -1,0 +1,236 @@
+"""What a request's end does to its worker: one that nobody reads any more is no engine's death, an engine's error is.
+
+Dynamo begins a stream in a thread without a loop, and drops it in one where its reader has gone: the generator is then
+closed by whoever drops it last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import signal
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from dynamo._core import Context
+from dynamo.llm.exceptions import EngineShutdown, Unknown
+from PIL import Image
+
+from trtx.config.media import MediaLimits
+from trtx.engine.api import Engine, EngineApi, EngineFacts, PicturePrompt, remove_shared, share
+from trtx.media import PicturePool
+from trtx.torch_engine.llmapi import DisaggregatedParams, SamplingParams
+from trtx.worker.background import Background
+from trtx.worker.decoding import Decoding
+from trtx.worker.encode_endpoint import ASKED
+from trtx.worker.encoding import ImageEncoder, question
+from trtx.worker.handler import RequestHandler
+from trtx.worker.leaving import Leaving
+from trtx.worker.loading import LoadedEngine
+from trtx.worker.media_metrics import MediaMetrics
+from trtx.worker.metrics import WorkerMetrics
+from trtx.worker.open_requests import OpenRequests
+from trtx.worker.status import StatusFile
+
+ONE = MediaLimits(decode_processes=1)
+HANDLES = {"multimodal_embedding_handles": [{}]}
+WAIT_SECONDS = 20
+
+
+class Answer:
+    """An engine's result that gives nothing until it is told to, or fails; it cleans up on its loop."""
+
+    finished = False
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+        self.is_aborted = False
+
+    outputs = ()
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        if self._error is not None:
+            raise self._error
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            await asyncio.sleep(0.001)
+
+
+class Executor(Engine):
+    """After each of its errors its state is unknown, as TensorRT-LLM's."""
+
+    facts = EngineFacts(context_length=64, image_token_id=7)
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.answer = Answer(error)
+        self.is_asked, self.may_end = threading.Event(), threading.Event()
+        self.dropped: list[Mapping[str, Any]] = []
+        self._error = error
+
+    def generate_async(self, inputs: list[int], sampling_params: Any, **asked: Any) -> Any:
+        return self.answer
+
+    def encode(self, prompt: PicturePrompt) -> Mapping[str, Any]:
+        self.is_asked.set()
+        assert self.may_end.wait(WAIT_SECONDS)
+        if self._error is not None:
+            raise self._error
+        return HANDLES
+
+    def drop_handles(self, handles: Mapping[str, Any]) -> None:
+        self.dropped.append(handles)
+
+    def is_alive(self) -> bool:
+        return True
+
+    def shutdown(self) -> None: ...
+
+
+class Worker:
+    def __init__(self, directory: Path, engine: Executor, role: str, encoder: ImageEncoder | None = None) -> None:
+        self.engine, self.metrics = engine, WorkerMetrics()
+        options: Any = SimpleNamespace(name=f"{role}-0", role=role)
+        api = EngineApi(
+            kind="tensorrt-llm", start=lambda model, config: engine, SamplingParams=SamplingParams,
+            DisaggregatedParams=DisaggregatedParams, Logprob=None, fault=lambda error: "fatal",
+            new_request_ids=lambda worker_id: lambda: None,
+        )  # fmt: skip
+        self.leaving = Leaving(options.name, StatusFile(None))
+        self.open = OpenRequests(Background())
+        poll: Any = SimpleNamespace(saw_token=lambda: None)
+        loaded = LoadedEngine(api, engine, None, publishes_kv_events=False, load_seconds=0.0, shutdown_seconds=1.0)
+        self.handler = RequestHandler(
+            options, loaded, new_id=lambda: None, poll=poll, metrics=self.metrics, open_requests=self.open,
+            leaving=self.leaving, encoder=encoder,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def ended() -> Iterator[list[int]]:
+    """Signals that a worker ended itself with."""
+    signals: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+    yield signals
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+async def encoder(tmp_path: Path) -> AsyncIterator[Callable[[Executor], ImageEncoder]]:
+    async with PicturePool(None, ONE) as pool:
+        decoding = Decoding(pool, MediaMetrics())
+        decoding._starting = asyncio.ensure_future(asyncio.sleep(0))
+        yield lambda engine: ImageEncoder(engine, decoding)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4)).save(file, "PNG")
+    shared = share(np.frombuffer(file.getvalue(), np.uint8), tmp_path)
+    yield {"token_ids": [0], "extra_args": {ASKED: question("a", [shared], 64)}}
+    remove_shared(shared)
+
+
+TEXT = {"token_ids": [1, 2], "stop_conditions": {"max_tokens": 4}, "sampling_options": {}, "output_options": {}}
+
+
+async def begun(answers: AsyncGenerator[Any, None]) -> Any:
+    """Its first step, in the loop, of a generator that was made for no loop's hooks."""
+    step = await asyncio.to_thread(answers.__anext__)
+    step.send(None)
+    return step
+
+
+async def drop(held: list[Any]) -> None:
+    """In a thread that runs no loop."""
+    await asyncio.to_thread(held.clear)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_stream_that_is_dropped_while_a_picture_is_encoded_ends_no_worker(
+    tmp_path: Path, ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+) -> None:
+    engine = Executor()
+    worker = Worker(tmp_path, engine, "encode", encoder(engine))
+    answers: Any = worker.handler.generate(picture, Context())  # type: ignore[arg-type]
+    held = [await begun(answers), answers]
+    del answers
+    await until(engine.is_asked.is_set)
+    await drop(held)
+    engine.may_end.set()
+    await until(lambda: engine.dropped == [HANDLES])
+    assert (ended, worker.leaving.engine_died) == ([], False)
+    assert (dict(worker.metrics.outcomes)["cancelled"], worker.metrics.open_requests) == (1, 0)
+
+
+async def test_a_stream_that_is_dropped_while_tokens_are_awaited_ends_no_worker(
+    tmp_path: Path, ended: list[int]
+) -> None:
+    engine = Executor()
+    worker = Worker(tmp_path, engine, "agg")
+    answers: Any = worker.handler.generate(TEXT, Context())  # type: ignore[arg-type]
+    held = [await begun(answers), answers]
+    del answers
+    assert len(worker.open) == 1
+    await drop(held)
+    await until(lambda: len(worker.open) == 0 and engine.answer.is_aborted)
+    assert (ended, worker.leaving.engine_died) == ([], False)
+    assert (dict(worker.metrics.outcomes)["cancelled"], worker.metrics.open_requests) == (1, 0)
+
+
+async def test_an_error_of_the_engine_ends_its_worker_in_the_middle_of_tokens_and_of_a_picture(
+    tmp_path: Path, ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+) -> None:
+    for role in ("agg", "encode"):
+        engine = Executor(RuntimeError("an illegal memory access"))
+        engine.may_end.set()
+        worker = Worker(tmp_path, engine, role, encoder(engine) if role == "encode" else None)
+        with pytest.raises(EngineShutdown, match="the engine died: an illegal memory access"):
+            async for _ in worker.handler.generate(picture if role == "encode" else TEXT, Context()):  # type: ignore[arg-type]
+                pass
+        assert worker.leaving.engine_died
+    assert ended == [signal.SIGTERM] * 2
+
+
+async def test_an_error_of_the_workers_own_ends_a_request_alone(
+    tmp_path: Path, ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+) -> None:
+    class Counting(Executor):
+        def rows_of(self, picture: Any) -> int | None:
+            raise RuntimeError("of nobody's engine")
+
+    engine = Counting()
+    worker = Worker(tmp_path, engine, "encode", encoder(engine))
+    with pytest.raises(Unknown, match="RuntimeError: of nobody's engine"):
+        async for _ in worker.handler.generate(picture, Context()):  # type: ignore[arg-type]
+            pass
+    assert (ended, worker.leaving.engine_died) == ([], False)
+
+
+async def test_a_worker_that_encodes_says_so_until_it_has_the_answer(
+    tmp_path: Path, encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+) -> None:
+    engine = Executor()
+    worker = Worker(tmp_path, engine, "encode", encoder(engine))
+    said = []
+    async for chunk in worker.handler.generate(picture, Context()):  # type: ignore[arg-type]
+        said.append(chunk)
+        if engine.is_asked.is_set() and len(said) >= 2:
+            engine.may_end.set()
+    assert all(chunk == {"token_ids": [], "index": 0} for chunk in said[:-1]) and len(said) > 2
+    assert said[-1]["encoder_result"] == HANDLES
