@@ -35,7 +35,7 @@ class WorkerFacts:
     max_num_tokens: int | None  # of one step
     kv_block_size: int | None  # tokens
     kv_blocks: int | None
-    metrics_port: int | None = None  # where it answers /metrics, on its machine's loopback where trtx serve started it
+    metrics_port: int | None = None  # where it answers /metrics, on the address that it takes requests on
     deterministic: bool = False  # its answers are the same to the bit in any batch
     schema: Literal[1] = 1  # another number with a field that is gone, or means something else
 

@@ -1,7 +1,8 @@
 """What can be read of a topology while it is measured: its GPUs through NVML, its workers through their metrics.
 
 Of a deployment that something else serves, GPUs can't be read, and workers only where they publish their metrics port
-and answer on this machine.
+and answer at their own address as the very worker that is published: behind a forwarder, that port of this machine's
+loopback may be anybody's.
 """
 
 from __future__ import annotations
@@ -22,21 +23,31 @@ from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
 from trtx.bench.pictures import PictureCounts
 from trtx.doctor import GpuProcess, GpuState, open_gpus
 from trtx.engine import worker_facts
+from trtx.planes.registry import Instance, read_instance
 from trtx.tls import trust_of
 from trtx.topology import Plan, is_loopback
 
 Read = Callable[[], ServerReading]
 
-_WORKERS = "http://127.0.0.1"  # their system ports, which never speak TLS
+_LOOPBACK = "http://127.0.0.1"  # system ports never speak TLS
+_HEALTH = "/health"  # of Dynamo's frontend: the records of what it can route to
 _TIMEOUT_S = 1.0  # a worker that doesn't answer within a reading's time does not say
 _LOOKUPS = re.compile(rb'^trtx_embedding_cache_lookups_total\{[^}]*outcome="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 _STAGES = re.compile(rb'^trtx_media_(seconds|pictures)_total\{[^}]*stage="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 _PAIRS = re.compile(rb"^trtx_pair_(handoffs|handoff_bytes|handoff_seconds)_total\{([^}]*)\} (\S+)$", re.MULTILINE)
 _WHOLE = re.compile(rb"^trtx_whole_requests_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-_ENDED = re.compile(rb"^trtx_requests_total\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
+_ENDED = re.compile(rb"^trtx_requests_total\{([^}]*)\} ([0-9.e+]+)$", re.MULTILINE)
 # The inode of the first PID namespace of a kernel: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
 _HOST_PIDS = 0xEFFFFFFC
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which worker it is, as Dynamo labels each of its metrics. One that was started again is another."""
+
+    namespace: str
+    worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,8 @@ class Metered:
 
     name: str
     role: str
-    port: int  # on loopback
+    url: str  # of its system port
+    identity: Identity | None = None  # None: trtx started it there, and starts it again
 
 
 @contextlib.contextmanager
@@ -53,12 +65,12 @@ def open_topology(plan: Plan) -> Iterator[Read]:
     """Reads the topology of ``plan`` while it serves."""
     gpus = _gpus_of(plan)
     metered = tuple(
-        Metered(worker.name, worker.role, worker.system_port)
+        Metered(worker.name, worker.role, f"{_LOOPBACK}:{worker.system_port}")
         for worker in plan.workers
         if worker.system_port is not None
     )
     workers = metered if len(metered) == plan.worker_count else ()
-    http = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=trust_of(_WORKERS))
+    http = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=trust_of(_LOOPBACK))
     with open_gpus(tuple(gpus.values())) as read_gpus, http as client:
 
         def read() -> ServerReading:
@@ -140,25 +152,37 @@ def _told(
     """Requests that ended in each worker since it began, and what it counts of pictures, by role and name; of handoffs
     by decode and prefill worker.
 
-    Each None where one of them does not say; of pictures, where one that takes some does not.
+    Each None where one of them does not say, or another answers in its place; of pictures, where one that takes some
+    does not.
     """
     ended: dict[str, dict[str, int]] = {}
     pictures: dict[str, dict[str, PictureCounts]] = {}
     handoffs: dict[str, dict[str, HandoffCounts]] | None = {}
     for worker in workers:
         try:
-            body = client.get(f"{_WORKERS}:{worker.port}/metrics").raise_for_status().content
+            body = client.get(f"{worker.url}/metrics").raise_for_status().content
         except httpx.HTTPError:
             return None, None, None
         if not (counts := _ENDED.findall(body)):  # one for each outcome
             return None, None, None
-        ended.setdefault(worker.role, {})[worker.name] = round(sum(map(float, counts)))
+        if worker.identity is not None and {_identity(labels) for labels, _ in counts} != {worker.identity}:
+            return None, None, None
+        ended.setdefault(worker.role, {})[worker.name] = round(sum(float(count) for _, count in counts))
         if (found := picture_counts(body)) is not None:
             pictures.setdefault(worker.role, {})[worker.name] = found
         if worker.role == "decode" and handoffs is not None:
             told = handoff_counts(body)
             handoffs = None if told is None else {**handoffs, worker.name: told}
     return ended or None, pictures or None, handoffs if workers else None
+
+
+def _identity(labels: bytes) -> Identity | None:
+    """As Dynamo 1.4.2 labels a sample; None of one that does not say whose it is."""
+    said = dict(_LABEL.findall(labels.decode()))
+    try:
+        return Identity(said["dynamo_namespace"], int(said["worker_id"], 16))
+    except (KeyError, ValueError):
+        return None
 
 
 def picture_counts(metrics: bytes) -> PictureCounts | None:
@@ -203,14 +227,37 @@ def _gpus_of(plan: Plan) -> Mapping[str, str]:
 
 def _published(client: httpx.Client, target: Target) -> tuple[Metered, ...]:
     """Nothing where not every worker tells where its metrics are, or they are on another machine's loopback."""
-    if not is_loopback(urlsplit(target.url).hostname or ""):
-        return ()
     try:
         answer = client.get(f"{target.url}{worker_facts.PATH}").raise_for_status()
+        health = client.get(f"{target.url}{_HEALTH}").raise_for_status()
     except httpx.HTTPError:
         return ()
-    found = [one.facts for one in worker_facts.of_body(answer.content) or () if one.model == target.model]
-    metered = tuple(
-        Metered(facts.name, facts.role, facts.metrics_port) for facts in found if facts.metrics_port is not None
-    )
-    return metered if len(metered) == len(found) == target.worker_count else ()
+    found = [one for one in worker_facts.of_body(answer.content) or () if one.model == target.model]
+    instances = _instances(health)
+    on_loopback = is_loopback(urlsplit(target.url).hostname or "")
+    metered = {}
+    for one in found:
+        namespace, instance = instances.get(one.worker_id, (None, None))
+        if namespace is None or instance is None or one.facts.metrics_port is None:
+            return ()
+        if is_loopback(instance.host) and not on_loopback:
+            return ()
+        host = f"[{instance.host}]" if ":" in instance.host else instance.host
+        metered[one.facts.name] = Metered(
+            one.facts.name,
+            one.facts.role,
+            f"http://{host}:{one.facts.metrics_port}",
+            Identity(namespace, one.worker_id),
+        )
+    # By name is how all is told, so two of one name would be told as one.
+    return tuple(metered.values()) if len(metered) == len(found) == target.worker_count else ()
+
+
+def _instances(health: httpx.Response) -> dict[int, tuple[str, Instance]]:
+    """By worker id, the namespace and the address of what a frontend of Dynamo can route to."""
+    found = {}
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+        for record in health.json()["instances"]:
+            if (instance := read_instance(record)) is not None:
+                found[instance.worker_id] = str(record["namespace"]), instance
+    return found

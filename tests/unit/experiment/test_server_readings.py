@@ -41,7 +41,7 @@ trtx_prompt_tokens_total 4096.0
 class Served:
     """An HTTP server of one process of a topology, with what it answers by path."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self.answers: dict[str, bytes] = {}
         answers = self.answers
 
@@ -55,7 +55,7 @@ class Served:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = http.server.ThreadingHTTPServer(address, Handler)
         self.port: int = self.server.server_address[1]
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
         self.thread.start()
@@ -169,33 +169,129 @@ def _target(served: Served, **changes: Any) -> Target:
     return replace(Target(f"http://127.0.0.1:{served.port}", "m", Path(), "attached", worker_count=1), **changes)
 
 
-def _publish(served: Served, *facts: WorkerFacts) -> None:
-    body = to_body([PublishedWorker(place, "m", one) for place, one in enumerate(facts)])
+def _publish(served: Served, *facts: WorkerFacts, addresses: tuple[str, ...] = ()) -> None:
+    """Workers 0xa0, 0xa1 and so on of trtx-a, as Dynamo's frontend and ours tell of them."""
+    body = to_body([PublishedWorker(0xA0 + place, "m", one) for place, one in enumerate(facts)])
     served.answers[PATH] = msgspec.json.encode(body)
+    instances = [
+        {
+            "component": "backend", "endpoint": "generate", "namespace": "trtx-a", "instance_id": 0xA0 + place,
+            "transport": {"tcp": f"{address}:4711/{0xA0 + place:x}/generate"},
+        }
+        for place, address in enumerate(addresses or ["127.0.0.1"] * len(facts))
+    ]  # fmt: skip
+    served.answers["/health"] = msgspec.json.encode({"status": "healthy", "instances": instances})
+
+
+def _counts(worker_id: str, stop: int, namespace: str = "trtx-a") -> bytes:
+    labels = f'dynamo_namespace="{namespace}",model="m",worker_id="{worker_id}"'
+    return "".join(
+        f'trtx_requests_total{{outcome="{outcome}",{labels}}} {count}.0\n'
+        for outcome, count in (("stop", stop), ("length", 0))
+    ).encode()
 
 
 def test_workers_of_an_attached_deployment_are_read_where_they_say_how(servers: tuple[Served, Served]) -> None:
     frontend, worker = servers
     _publish(frontend, replace(FACTS, metrics_port=worker.port))
+    worker.answers["/metrics"] = _counts("a0", 30)
     with open_attached(_target(frontend)) as read:
         assert read is not None
         reading = read()
     assert (reading.gpus, reading.ended_requests) == (None, {"agg": {"agg-0": 30}})
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        _counts("dead", 30),
+        _counts("a0", 30, namespace="trtx-b"),
+        _counts("a0", 30) + _counts("dead", 30),  # as of who gathers the metrics of several
+        METRICS.format(stop=30).encode(),
+    ],
+)
+def test_whoever_else_answers_at_a_published_port_counts_for_nobody(
+    servers: tuple[Served, Served], body: bytes
+) -> None:
+    frontend, stranger = servers
+    _publish(frontend, replace(FACTS, name="decode-0", role="decode", metrics_port=stranger.port))
+    stranger.answers["/metrics"] = body + b"trtx_whole_requests_total 0.0\n"
+    with open_attached(_target(frontend)) as read:
+        assert read is not None
+        reading = read()
+    assert (reading.ended_requests, reading.handoffs) == (None, None)
+
+
+def test_a_worker_is_not_counted_as_another_that_publishes_the_same_port_or_name(
+    servers: tuple[Served, Served],
+) -> None:
+    frontend, worker = servers
+    told = replace(FACTS, metrics_port=worker.port)
+    worker.answers["/metrics"] = _counts("a0", 30)
+    _publish(frontend, told, replace(told, name="agg-1"))
+    with open_attached(_target(frontend, worker_count=2)) as read:
+        assert read is not None
+        assert read().ended_requests is None
+    _publish(frontend, told, told)
+    with open_attached(_target(frontend, worker_count=2)) as read:
+        assert read is None
+
+
+def test_a_worker_that_was_started_again_is_another(servers: tuple[Served, Served]) -> None:
+    frontend, worker = servers
+    _publish(frontend, replace(FACTS, metrics_port=worker.port))
+    worker.answers["/metrics"] = _counts("a0", 30)
+    with open_attached(_target(frontend)) as read:
+        assert read is not None
+        assert read().ended_requests == {"agg": {"agg-0": 30}}
+        worker.answers["/metrics"] = _counts("b0", 40)
+        assert read().ended_requests is None, "its 40 are not 10 more"
+
+
+def test_workers_of_other_hosts_are_read_there_and_their_handoffs_too(servers: tuple[Served, Served]) -> None:
+    frontend, stranger = servers
+    stranger.answers["/metrics"] = _counts("dead", 99)
+    decode = Served(("127.0.0.2", stranger.port))  # another host that plans the same port
+    try:
+        labels = 'dynamo_namespace="trtx-a",worker_id="a0"'
+        pair = f'trtx_pair_handoffs_total{{outcome="recomputed",prefill="prefill-0",{labels}}} 4.0\n'
+        whole = f"trtx_whole_requests_total{{{labels}}} 0.0\n"
+        decode.answers["/metrics"] = _counts("a0", 4) + (pair + whole).encode()
+        facts = replace(FACTS, name="decode-0", role="decode", metrics_port=decode.port)
+        _publish(frontend, facts, addresses=("127.0.0.2",))
+        with open_attached(_target(frontend)) as read:
+            assert read is not None
+            reading = read()
+    finally:
+        decode.end()
+    assert reading.ended_requests == {"decode": {"decode-0": 4}}
+    assert reading.handoffs == {
+        "decode-0": {NO_PREFILL: HandoffCounts(whole=0), "prefill-0": HandoffCounts(recomputed=4)}
+    }
+
+
 def test_workers_that_do_not_say_how_or_are_elsewhere_are_not_read(servers: tuple[Served, Served]) -> None:
     frontend, worker = servers
+    worker.answers["/metrics"] = _counts("a0", 30)
     told = replace(FACTS, metrics_port=worker.port)
     for facts, changes in (
         ((FACTS,), {}),
         ((told, replace(FACTS, name="agg-1")), {"worker_count": 2}),
         ((told,), {"worker_count": 2}),
         ((told,), {"model": "another"}),
-        ((told,), {"url": f"http://localhost.example:{frontend.port}"}),
+        ((told,), {"url": f"http://0.0.0.0:{frontend.port}"}),  # to know of: not this machine's loopback
     ):
         _publish(frontend, *facts)
         with open_attached(_target(frontend, **changes)) as read:
             assert read is None
+    for health in (b"", b"[]", b'{"instances": [{"endpoint": "generate"}]}', b'{"instances": []}', None):
+        _publish(frontend, told)
+        if health is None:
+            del frontend.answers["/health"]
+        else:
+            frontend.answers["/health"] = health
+        with open_attached(_target(frontend)) as read:
+            assert read is None, "nobody knows where it is"
     with open_attached(_target(worker)) as read:  # it publishes nothing
         assert read is None
 
