@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from trtx.config import Mode, Role, RouterMode, TopologySpec, recipe_files
 from trtx.config.media import MediaLimits, media_fields
+from trtx.config.topology import refuse_idle
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
@@ -262,7 +263,7 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
     if "router_args" in given:
         given["router_args"] = split_words("--router-args", given["router_args"])
     try:
-        return TopologySpec.model_validate({"mode": mode, "engine_configs": engine_configs, **given})
+        spec = TopologySpec.model_validate({"mode": mode, "engine_configs": engine_configs, **given})
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][-1] if first["loc"][:1] == ("media",) else first["loc"][0]) if first["loc"] else ""
@@ -276,6 +277,8 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
             raise UsageError(told) from error
         expected = first["msg"].removeprefix("Input should be ")
         raise UsageError(f"{option} {quoted(first.get('input'))}: expected {expected}; see --help") from error
+    refuse_idle(spec, lambda field: f"--{field.replace('_', '-')}")
+    return spec
 
 
 _OPTIONS = {"engine_configs": "config", "overrides": "set"}  # field -> option, where they differ
@@ -367,8 +370,7 @@ def topology_fields(given: dict[str, Any], modes: list[str]) -> dict[str, Any]:
             others = {name for names in roles.values() for name in names} - set(own)
             kept = {name: value for name, value in chosen.items() if not both or name not in others}
             checked = build_spec(mode=mode, **kept).model_dump(mode="json")
-            names = (_FIELDS.get(name, name) for name in kept)
-            fields |= {name: checked[name] for name in names}
+            fields |= {field: checked[field] for field in (_FIELDS.get(name, name) for name in kept)}
     if media := {name: given[name] for name in media_fields() if name in given}:
         fields["media"] = _typed_media(media)
     return fields

@@ -21,7 +21,7 @@ EMBEDDING_CACHE_BYTES = 512 * _MIB
 directory."""
 
 VIDEO_FIELDS = ("max_videos", "max_video_frames", "max_video_s")
-"""Of :class:`MediaLimits`, what is about videos alone."""
+"""Of :class:`MediaLimits`, what is about videos alone: how many, and what each may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from trtx.config.wording import quoted
 
@@ -24,3 +27,21 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for place, key in enumerate(keys) if key in keys[:place])
         raise ValueError(f"{quoted(twice)} stands twice in one object; keep one")
     return found
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def validate_strictly(model: type[M], document: Mapping[str, Any]) -> M:
+    """What a reader of YAML or JSON gave, as a ``model``: no text, number or boolean stands for another. A whole number
+    is a number too. Paths may be among it. Raises pydantic's ValidationError.
+
+    Left to itself pydantic takes "yes" and 1.0 for true, and true for 1. It is strict and still makes tuples and paths
+    of JSON alone, where validators of 2.13 are not told the name of their field.
+    """
+    try:
+        return model.model_validate_json(json.dumps(document, default=str), strict=True)
+    except ValidationError as error:
+        if not error.errors()[0]["type"].endswith("_type"):
+            model.model_validate(document)  # raises the same, with names
+        raise

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from trtx.config.files import name_problem
-from trtx.config.media import MediaLimits
+from trtx.config.media import VIDEO_FIELDS, MediaLimits
 from trtx.config.wording import quoted
+from trtx.errors import UsageError
 
 Mode = Literal["agg", "disagg"]
 Role = Literal["agg", "prefill", "decode", "encode"]
@@ -104,3 +106,29 @@ class TopologySpec(BaseModel):
         if self.mode == "agg":
             return {**encode, "agg": self.workers}
         return {**encode, "prefill": self.prefill, "decode": self.decode}
+
+
+_COUNT_ENCODERS = ("encode", "encode_shared")
+
+
+def refuse_idle(spec: TopologySpec, told: Callable[[str], str], source: str = "") -> None:
+    """Raises UsageError for a field that was said and that no request would ever meet, as limits of ``media`` let none
+    in. ``told``: how a field, of ``media`` too, is said there; ``source`` begins the message."""
+    media = spec.media
+    if media.max_videos:
+        return
+    idle: list[tuple[str, tuple[str, ...]]] = [
+        (name, VIDEO_FIELDS[:1]) for name in VIDEO_FIELDS[1:] if name in media.model_fields_set
+    ]
+    if not media.max_images:
+        idle += [(name, ("max_images", *VIDEO_FIELDS[:1])) for name in _COUNT_ENCODERS if getattr(spec, name)]
+    for name, limits in idle:
+        raise UsageError(
+            f"{source}{told(name)} means nothing where {' and '.join(map(told, limits))} "
+            f"{'is' if len(limits) == 1 else 'are'} 0; leave it out, or allow some"
+        )
+
+
+def in_topology(name: str) -> str:
+    """A field of a topology or of its ``media``, as a sweep file says it."""
+    return f"topology.media.{name}" if name in MediaLimits.model_fields else f"topology.{name}"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from trtx.config import Mode, Role, TopologySpec, recipe_files
+from trtx.config.strict_json import validate_strictly
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
@@ -142,7 +143,7 @@ def _with(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Topology
         else:
             fields[name] = value
     try:
-        return TopologySpec.model_validate(fields | {"overrides": tuple(overrides)})
+        return validate_strictly(TopologySpec, fields | {"overrides": tuple(overrides)})
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])

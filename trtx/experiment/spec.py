@@ -15,8 +15,9 @@ from trtx.bench import LoadSpec
 from trtx.bench.documents import problem
 from trtx.config import Mode, TopologySpec
 from trtx.config.hosts import Certificates, Password, parse_auth
+from trtx.config.strict_json import validate_strictly
 from trtx.config.strict_yaml import read_yaml
-from trtx.config.topology import Name
+from trtx.config.topology import Name, in_topology, refuse_idle
 from trtx.config.wording import a_kind, quoted, shown, shown_address
 from trtx.errors import UsageError
 from trtx.experiment.axes import Axes, NamedTopology, expand, refuse_replaced
@@ -259,9 +260,13 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
                 raise UsageError(f"{_source(path)}{in_keys(str(error))}") from error
             except ValidationError:
                 pass  # told below, with its place in the file
-        spec = ExperimentSpec.model_validate(document)
+        spec = validate_strictly(ExperimentSpec, document)
     except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            raise UsageError(f"{_source(path)}a text in it is no Unicode, half a character; write it anew") from error
         raise UsageError(_sentence(error, path)) from error
+    for one in spec.topologies:
+        refuse_idle(one.spec, in_topology, _source(path))
     if spec.eval is not None and "max_drop" in spec.eval.model_fields_set and spec.gate.baseline is None:
         raise UsageError(
             f"{_source(path)}eval.max_drop means nothing without a baseline (--baseline), which alone it bounds; name "

@@ -63,3 +63,47 @@ def test_no_videos_may_be_said_of_a_model_that_takes_none(capsys: pytest.Capture
     for model in ("tiny", "tiny-vl"):
         said = ["serve", "--engine", "torch", "--model", f"synthetic:{model}", "--dry-run", "--max-videos", "0"]
         assert trtx(said) == 0, capsys.readouterr().err
+
+
+IDLE = (
+    ("--max-videos 0 --max-video-s 4", "--max-video-s", "--max-videos is 0"),
+    ("--max-videos 0 --max-video-frames 32", "--max-video-frames", "--max-videos is 0"),
+    ("--max-images 0 --max-videos 0 --encode 1", "--encode", "--max-images and --max-videos are 0"),
+    ("--max-images 0 --max-videos 0 --encode-shared 1", "--encode-shared", "--max-images and --max-videos are 0"),
+)
+
+
+@pytest.mark.parametrize(("typed", "name", "where"), IDLE)
+def test_what_no_picture_or_video_would_ever_meet_is_refused(
+    typed: str, name: str, where: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    said = ["--model", "synthetic:tiny-qwen2.5-vl", "--engine", "torch", "--dry-run", *typed.split()]
+    assert trtx(["serve", *said]) == 2
+    assert capsys.readouterr().err == f"trtx: {name} means nothing where {where}; leave it out, or allow some\n"
+    assert trtx(["bench", *said, "-o", str(tmp_path)]) == 2
+    assert f"{name.lstrip('-').replace('-', '_')} means nothing where " in capsys.readouterr().err.replace(
+        name, name.lstrip("-").replace("-", "_")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("topology: {media: {max_videos: 0, max_video_s: 4}}", "topology.media.max_video_s means nothing where "),
+        ("topology: {encode: 1, media: {max_images: 0, max_videos: 0}}", "topology.encode means nothing where "),
+        ("topology: {media: {max_images: 0, max_videos: 0}}\naxes: {encode_shared: [0, 1]}", "topology.encode_shared "),
+        ("arms: {a: {}, b: {encode: 2, media: {max_images: 0, max_videos: 0}}}", "topology.encode means nothing"),
+    ],
+)
+def test_the_same_in_a_sweep_file_is_refused_in_its_words(text: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as raised:
+        load_sweep(file, {})
+    assert says in str(raised.value) and str(raised.value).startswith(str(file))
+
+
+def test_an_encode_worker_for_videos_alone_is_none_that_idles(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("topology: {encode: 1, media: {max_images: 0, max_video_s: 4}}")
+    assert load_sweep(file, {}).topology.encode == 1

@@ -73,6 +73,45 @@ def test_a_mistake_in_a_sweep_is_named_with_its_value(tmp_path: Path, text: str,
         assert word in message
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('topology: {deterministic: "yes"}', 'topology.deterministic is "yes"; expected a valid boolean'),
+        ("topology: {deterministic: 1}", "topology.deterministic is 1; expected a valid boolean"),
+        ("topology: {encode_shared: true}", "topology.encode_shared is true; expected a whole number"),
+        ("topology: {encode_shared: 1.0}", "topology.encode_shared is 1.0; expected a whole number"),
+        ("topology: {workers: true}", "topology.workers is true; expected a whole number"),
+        ('topology: {tp: "2"}', 'topology.tp is "2"; expected a whole number'),
+        ("topology: {gpus: [true]}", "topology.gpus.0 is true; expected a whole number"),
+        ("topology: {media: {max_images: true}}", "topology.media.max_images is true; expected a whole number"),
+        ('topology: {media: {max_video_s: "4"}}', 'topology.media.max_video_s is "4"; expected a number'),
+        ("arms: {a: {workers: true}}", "arms.a.workers is true; expected a whole number"),
+        ("axes: {workers: [1, true]}", "axes.workers has 'True': Input should be a valid integer"),
+        ('axes: {deterministic: ["yes"]}', "axes.deterministic has 'yes': Input should be a valid boolean"),
+        ("max_cells: true", "max_cells is true; expected a whole number"),
+        ('load: {streaming: "yes"}', 'load.streaming is "yes"; expected a valid boolean'),
+        ('load: {trials: "3"}', 'load.trials is "3"; expected a whole number'),
+        ("load: {isl: 128.0}", "load.isl.0 is 128.0; expected a whole number"),
+        ('gate: {min_goodput: "2"}', 'gate.min_goodput is "2"; expected a number'),
+        ('load: {extra_inputs: {a: "\\ud800"}}', "no Unicode"),
+    ],
+)
+def test_a_value_of_another_type_is_not_taken_for_one_of_the_fields(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as raised:
+        load_sweep(file, {})
+    assert says in str(raised.value)
+
+
+def test_a_whole_number_is_a_number_too(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("topology: {gpus: [0, 1], media: {max_video_s: 4}}\nload: {request_rate: [2], isl_stddev: 3}\n")
+    spec = load_sweep(file, {})
+    assert (spec.topology.media.max_video_s, spec.load.request_rate, spec.load.isl_stddev) == (4.0, (2.0,), 3.0)
+    assert spec.topology.gpus == (0, 1)
+
+
 def test_a_sweep_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can't be read"):
         load_sweep(tmp_path / "none.yaml", {})
