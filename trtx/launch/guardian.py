@@ -1,11 +1,11 @@
 """Outlives the launcher: when it dies without a goodbye, ends the topology and deletes what it left on disk.
 
-``python -m trtx.launch.guardian --marker NAME=VALUE --scratch DIR`` reads lines from its standard input: ``pid N`` for
-each child, ``rank N STARTED`` for each process of its engine (see ``engine.ranks``), ``etcd JSON`` with the etcd that
-workers register in and the paths of its credentials, ``worker N`` for each of them, ``goodbye`` when the launcher has
-cleaned up by itself. End of file without a goodbye means that the launcher was killed. It runs in a session of its own
-and ignores SIGINT, SIGTERM and SIGHUP, so that what ends the launcher's terminal, group or service leaves it to do its
-work; its pipe is what ends it.
+``python -m trtx.launch.guardian --marker NAME=VALUE --scratch DIR --launcher PID`` reads lines from its standard input:
+``pid N`` for each child, ``rank N STARTED`` for each process of its engine (see ``engine.ranks``), ``etcd JSON`` with
+the etcd that workers register in and the paths of its credentials, ``worker N`` for each of them, ``goodbye`` when the
+launcher has cleaned up by itself. End of file without a goodbye means that the launcher was killed. It runs in a
+session of its own and ignores SIGINT, SIGTERM and SIGHUP, so that what ends the launcher's terminal, group or service
+leaves it to do its work; its pipe is what ends it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Guardian:
     def __init__(self, marker: str, scratch_dir: Path, etcd: EtcdService | None = None) -> None:
         """``etcd``: where workers register; None: in files under ``scratch_dir``."""
         self._command = [sys.executable, "-m", "trtx.launch.guardian", "--marker", marker]
-        self._command += ["--scratch", str(scratch_dir)]
+        self._command += ["--scratch", str(scratch_dir), "--launcher", str(os.getpid())]
         self._sessions: list[int] = []
         self._ranks: dict[str, tuple[Rank, ...]] = {}
         self._workers: dict[str, int] = {}
@@ -121,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="trtx.launch.guardian")
     parser.add_argument("--marker", required=True)
     parser.add_argument("--scratch", required=True, type=Path)
+    parser.add_argument("--launcher", type=int, help="for whoever lists processes: see trtx.launch.leftovers")
     arguments = parser.parse_args()
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)

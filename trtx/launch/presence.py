@@ -175,6 +175,10 @@ class Presence:
                 self._emit(f"{error}: it took this one's place while etcd did not have it")
         else:
             self._problem = ""
+            self._emit(
+                f"etcd did not have {self._host}'s share any more, and has it again: it lost its data, was not "
+                f"reached for longer than {self._ttl_s:g} s (lease_ttl_s), or something deleted it there"
+            )
 
     def _take_out(self, present: set[str]) -> None:
         """What is registered elsewhere than at these addresses, and has been for a while."""

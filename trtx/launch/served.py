@@ -155,7 +155,7 @@ def serve(
             on_event(
                 Event(
                     "ready",
-                    f"{plan.mode} topology ready at {', '.join(whole.urls)}: loaded in {topology.load_seconds:.1f} s, "
+                    f"{plan.mode} topology ready at {', '.join(whole.urls)}: {_loaded(topology, start)}, "
                     f"warmed up in {topology.warm_up_seconds:.1f} s{handoffs.told}{pictures.told}",
                 )
             )
@@ -315,6 +315,14 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, pictures: Pictur
         raise LaunchError(f"{plan.mode} topology at {plan.url} is not ready: {unproved}; see the logs in {logs}")
     if problem is not None:
         raise LaunchError(f"the first requests to {', '.join(urls)} failed: {problem}; see the logs in {logs}")
+
+
+def _loaded(topology: ServedTopology, start: float) -> str:
+    """Over hosts without what it waited for the others, which may be a person who joins them."""
+    if not topology.plan.this_host:
+        return f"loaded in {topology.load_seconds:.1f} s"
+    here = max(slot.up_since for slot in topology.slots) - start
+    return f"loaded in {here:.1f} s here, all hosts there after {topology.load_seconds:.1f} s"
 
 
 def _stop_summary(endings: Mapping[str, Ending]) -> str:

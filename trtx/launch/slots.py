@@ -98,5 +98,5 @@ class Slot:
         if self.unrenewed_s is None:
             return "and nothing says why"
         if self.unrenewed_s < records_live_s:
-            return f"deleted {self.unrenewed_s:.0f} s after it had renewed them, and not by trtx here"
+            return f"found gone {self.unrenewed_s:.0f} s after it had renewed them, and not deleted by trtx here"
         return f"since it had not renewed them for {self.unrenewed_s:.0f} s: it was frozen or starved"

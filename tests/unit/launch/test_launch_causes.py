@@ -171,7 +171,7 @@ def test_a_frontend_that_answers_nobody_is_started_again(served: Served, seconds
 @pytest.mark.parametrize(
     ("age_s", "cause"),
     [
-        (2, "deleted 2 s after it had renewed them, and not by trtx here"),
+        (2, "found gone 2 s after it had renewed them, and not deleted by trtx here"),
         (11, "it had not renewed them for 11 s: it was fr"),
     ],
 )

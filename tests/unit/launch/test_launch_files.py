@@ -16,6 +16,7 @@ from launch_builders import plan_of, process
 
 from trtx.errors import UsageError
 from trtx.launch.frontend_log import FrontendLog
+from trtx.launch.guardian import Guardian
 from trtx.launch.leftovers import clear_leftovers
 from trtx.launch.logs import Log
 from trtx.launch.run_directory import RunDirectory
@@ -208,8 +209,23 @@ def test_a_second_share_of_one_host_is_told_of_the_first_and_not_of_its_ports(tm
         assert first.stdin is not None and first.stdout is not None
         try:
             first.stdout.readline()
-            with pytest.raises(UsageError, match=rf"runs on node1 already \(pid {first.pid}\); end it first"):
+            left = rf"are on node1 already \(pid {first.pid}\), and none that watches over them; `trtx doctor`"
+            with pytest.raises(UsageError, match=left):
                 take_place(share)
+            watches = Guardian(share.marker, share.scratch_dir)
+            try:
+                with pytest.raises(UsageError, match=f"runs on node1 already, by pid {os.getpid()}; end that first"):
+                    take_place(share)
+            finally:
+                watches.goodbye()
+            command = [sys.executable, "-m", "trtx.launch.guardian", "--marker", share.marker, "--launcher", "1"]
+            command += ["--scratch", str(share.scratch_dir)]
+            with subprocess.Popen(command, stdin=subprocess.PIPE) as orphan:
+                try:
+                    with pytest.raises(UsageError, match=rf"is being ended on node1 \(pid {first.pid}\)"):
+                        take_place(share)
+                finally:
+                    orphan.communicate(b"goodbye\n", timeout=60)
         finally:
             first.stdin.close()
             first.stdout.close()
