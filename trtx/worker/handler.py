@@ -168,7 +168,7 @@ class RequestHandler:
         except Exception as error:
             if is_of_closing(error):
                 outcome = "cancelled"
-                raise
+                raise GeneratorExit from None
             fault = fault_of(error, loaded.api)
             if leaving.engine_died or fault == "fatal" or not loaded.engine.is_alive():
                 fault = "fatal"

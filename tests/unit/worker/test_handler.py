@@ -7,6 +7,7 @@ closed by whoever drops it last.
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import signal
 import threading
@@ -22,7 +23,7 @@ from dynamo.llm.exceptions import EngineShutdown, Unknown
 from PIL import Image
 
 from trtx.config.media import MediaLimits
-from trtx.engine.api import Engine, EngineApi, EngineFacts, PicturePrompt, remove_shared, share
+from trtx.engine.api import Engine, EngineApi, EngineFacts, PicturePrompt, ReadyPrompt, remove_shared, share
 from trtx.media import PicturePool
 from trtx.torch_engine.llmapi import DisaggregatedParams, SamplingParams
 from trtx.worker.background import Background
@@ -35,6 +36,7 @@ from trtx.worker.loading import LoadedEngine
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.metrics import WorkerMetrics
 from trtx.worker.open_requests import OpenRequests
+from trtx.worker.prompt_sight import PromptSight
 from trtx.worker.status import StatusFile
 
 ONE = MediaLimits(decode_processes=1)
@@ -56,14 +58,16 @@ class Answer:
     def abort(self) -> None:
         self.is_aborted = True
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> Any:
         if self._error is not None:
             raise self._error
         try:
             await asyncio.Event().wait()
-            yield
         finally:
-            await asyncio.sleep(0.001)
+            asyncio.get_running_loop()
 
 
 class Executor(Engine):
@@ -87,8 +91,16 @@ class Executor(Engine):
             raise self._error
         return HANDLES
 
+    def prepare_prompt(self, prompt: PicturePrompt) -> ReadyPrompt:
+        self.is_asked.set()
+        assert self.may_end.wait(WAIT_SECONDS)
+        return ReadyPrompt(prompt.token_ids, None, HANDLES)
+
     def drop_handles(self, handles: Mapping[str, Any]) -> None:
         self.dropped.append(handles)
+
+    def drop_prompt(self, prompt: ReadyPrompt) -> None:
+        self.dropped.append(prompt.params)
 
     def is_alive(self) -> bool:
         return True
@@ -97,7 +109,9 @@ class Executor(Engine):
 
 
 class Worker:
-    def __init__(self, directory: Path, engine: Executor, role: str, encoder: ImageEncoder | None = None) -> None:
+    def __init__(
+        self, engine: Executor, role: str, encoder: ImageEncoder | None = None, sight: PromptSight | None = None
+    ) -> None:
         self.engine, self.metrics = engine, WorkerMetrics()
         options: Any = SimpleNamespace(name=f"{role}-0", role=role)
         api = EngineApi(
@@ -111,7 +125,7 @@ class Worker:
         loaded = LoadedEngine(api, engine, None, publishes_kv_events=False, load_seconds=0.0, shutdown_seconds=1.0)
         self.handler = RequestHandler(
             options, loaded, new_id=lambda: None, poll=poll, metrics=self.metrics, open_requests=self.open,
-            leaving=self.leaving, encoder=encoder,
+            leaving=self.leaving, sight=sight, encoder=encoder,
         )  # fmt: skip
 
 
@@ -125,18 +139,27 @@ def ended() -> Iterator[list[int]]:
 
 
 @pytest.fixture
-async def encoder(tmp_path: Path) -> AsyncIterator[Callable[[Executor], ImageEncoder]]:
+async def decoding() -> AsyncIterator[Decoding]:
     async with PicturePool(None, ONE) as pool:
         decoding = Decoding(pool, MediaMetrics())
         decoding._starting = asyncio.ensure_future(asyncio.sleep(0))
-        yield lambda engine: ImageEncoder(engine, decoding)
+        yield decoding
+
+
+@pytest.fixture
+def encoder(decoding: Decoding) -> Callable[[Executor], ImageEncoder]:
+    return lambda engine: ImageEncoder(engine, decoding)
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4)).save(file, "PNG")
+    return file.getvalue()
 
 
 @pytest.fixture
 def picture(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    file = io.BytesIO()
-    Image.new("RGB", (6, 4)).save(file, "PNG")
-    shared = share(np.frombuffer(file.getvalue(), np.uint8), tmp_path)
+    shared = share(np.frombuffer(png(), np.uint8), tmp_path)
     yield {"token_ids": [0], "extra_args": {ASKED: question("a", [shared], 64)}}
     remove_shared(shared)
 
@@ -163,10 +186,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_stream_that_is_dropped_while_a_picture_is_encoded_ends_no_worker(
-    tmp_path: Path, ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+    ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
 ) -> None:
     engine = Executor()
-    worker = Worker(tmp_path, engine, "encode", encoder(engine))
+    worker = Worker(engine, "encode", encoder(engine))
     answers: Any = worker.handler.generate(picture, Context())  # type: ignore[arg-type]
     held = [await begun(answers), answers]
     del answers
@@ -178,11 +201,28 @@ async def test_a_stream_that_is_dropped_while_a_picture_is_encoded_ends_no_worke
     assert (dict(worker.metrics.outcomes)["cancelled"], worker.metrics.open_requests) == (1, 0)
 
 
-async def test_a_stream_that_is_dropped_while_tokens_are_awaited_ends_no_worker(
-    tmp_path: Path, ended: list[int]
+async def test_a_stream_that_is_dropped_while_its_prompt_is_prepared_ends_no_worker_and_leaves_nothing(
+    ended: list[int], decoding: Decoding
 ) -> None:
     engine = Executor()
-    worker = Worker(tmp_path, engine, "agg")
+    sight = PromptSight(engine, decoding, tokenizer=None, workers=None, limits=ONE, metrics=MediaMetrics())
+    worker = Worker(engine, "agg", sight=sight)
+    url = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+    asked: Any = TEXT | {"token_ids": [7], "multi_modal_data": {"image_url": [{"Url": url}]}}
+    answers: Any = worker.handler.generate(asked, Context())
+    held = [await begun(answers), answers]
+    del answers
+    await until(engine.is_asked.is_set)
+    await drop(held)
+    engine.may_end.set()
+    await until(lambda: engine.dropped == [HANDLES])
+    assert (ended, worker.leaving.engine_died) == ([], False)
+    assert (dict(worker.metrics.outcomes)["cancelled"], worker.metrics.open_requests) == (1, 0)
+
+
+async def test_a_stream_that_is_dropped_while_tokens_are_awaited_ends_no_worker(ended: list[int]) -> None:
+    engine = Executor()
+    worker = Worker(engine, "agg")
     answers: Any = worker.handler.generate(TEXT, Context())  # type: ignore[arg-type]
     held = [await begun(answers), answers]
     del answers
@@ -194,12 +234,12 @@ async def test_a_stream_that_is_dropped_while_tokens_are_awaited_ends_no_worker(
 
 
 async def test_an_error_of_the_engine_ends_its_worker_in_the_middle_of_tokens_and_of_a_picture(
-    tmp_path: Path, ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+    ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
 ) -> None:
     for role in ("agg", "encode"):
         engine = Executor(RuntimeError("an illegal memory access"))
         engine.may_end.set()
-        worker = Worker(tmp_path, engine, role, encoder(engine) if role == "encode" else None)
+        worker = Worker(engine, role, encoder(engine) if role == "encode" else None)
         with pytest.raises(EngineShutdown, match="the engine died: an illegal memory access"):
             async for _ in worker.handler.generate(picture if role == "encode" else TEXT, Context()):  # type: ignore[arg-type]
                 pass
@@ -208,14 +248,14 @@ async def test_an_error_of_the_engine_ends_its_worker_in_the_middle_of_tokens_an
 
 
 async def test_an_error_of_the_workers_own_ends_a_request_alone(
-    tmp_path: Path, ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+    ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
 ) -> None:
     class Counting(Executor):
         def rows_of(self, picture: Any) -> int | None:
             raise RuntimeError("of nobody's engine")
 
     engine = Counting()
-    worker = Worker(tmp_path, engine, "encode", encoder(engine))
+    worker = Worker(engine, "encode", encoder(engine))
     with pytest.raises(Unknown, match="RuntimeError: of nobody's engine"):
         async for _ in worker.handler.generate(picture, Context()):  # type: ignore[arg-type]
             pass
@@ -223,10 +263,10 @@ async def test_an_error_of_the_workers_own_ends_a_request_alone(
 
 
 async def test_a_worker_that_encodes_says_so_until_it_has_the_answer(
-    tmp_path: Path, encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+    encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
 ) -> None:
     engine = Executor()
-    worker = Worker(tmp_path, engine, "encode", encoder(engine))
+    worker = Worker(engine, "encode", encoder(engine))
     said = []
     async for chunk in worker.handler.generate(picture, Context()):  # type: ignore[arg-type]
         said.append(chunk)
