@@ -15,10 +15,12 @@ import httpx
 import pytest
 from processes import HTTP, Child, Topology, topology, until
 
+from trtx.bench import Target
 from trtx.checkpoint import resolve_checkpoint
 from trtx.engine.worker_facts import PATH, of_body
 from trtx.experiment import Attach
 from trtx.experiment.deployment import ask_deployment
+from trtx.experiment.server_readings import open_attached
 
 CONTEXT = 256
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -85,6 +87,18 @@ def test_what_workers_publish_is_what_an_attached_bench_knows_of_them(disagg: To
     ids = {child.status()["worker_id"] for child in disagg.children if child.status_path}
     assert {worker.worker_id for worker in shown} == ids
     assert {worker.facts.context_length for worker in shown} == {CONTEXT}
+
+
+def test_an_attached_bench_counts_with_each_worker_that_is_known_by_its_metrics(disagg: Topology) -> None:
+    target = Target(disagg.url, disagg.model_name, Path(), "attached", worker_count=2)
+    with open_attached(target) as read:
+        assert read is not None
+        first = read()
+        assert first.ended_requests is not None and first.handoffs is not None
+        assert set(first.ended_requests) == {"prefill", "decode"} and set(first.handoffs) == {"decode-0"}
+        grown = {role: {name: count + 1 for name, count in one.items()} for role, one in first.ended_requests.items()}
+        post(disagg, prompt="hello", max_tokens=4).raise_for_status()
+        until("both have counted it", lambda: read().ended_requests == grown, seconds=10)
 
 
 def test_a_unary_completion_has_text_usage_and_a_finish_reason(agg: Topology) -> None:
