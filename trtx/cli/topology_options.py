@@ -372,19 +372,19 @@ def topology_fields(given: dict[str, Any], modes: list[str]) -> dict[str, Any]:
             checked = build_spec(mode=mode, **kept).model_dump(mode="json")
             fields |= {field: checked[field] for field in (_FIELDS.get(name, name) for name in kept)}
     if media := {name: given[name] for name in media_fields() if name in given}:
-        fields["media"] = _typed_media(media)
+        fields["media"] = _typed_media(media, {name: chosen[name] for name in chosen if name.startswith("encode")})
     return fields
 
 
 _AT_ODDS = ("media_memory_bytes", "max_media_bytes")
 
 
-def _typed_media(media: dict[str, Any]) -> dict[str, Any]:
-    """Checked by the same rules, but for one that may be at odds with another that a sweep file says: it is looked at
-    with that."""
+def _typed_media(media: dict[str, Any], encoders: dict[str, Any]) -> dict[str, Any]:
+    """Checked by the same rules, beside typed encode workers, but for one that may be at odds with another that a sweep
+    file says: it is looked at with that."""
     is_half = sum(name in media for name in _AT_ODDS) == 1
     alone = {name: value for name, value in media.items() if not (is_half and name in _AT_ODDS)}
-    checked = build_spec(mode="agg", **alone).model_dump(mode="json")["media"]
+    checked = build_spec(mode="agg", **alone, **encoders).model_dump(mode="json")["media"]
     return {name: checked[name] if name in alone else value for name, value in media.items()}
 
 
