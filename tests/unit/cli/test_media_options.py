@@ -9,6 +9,7 @@ import pytest
 
 from trtx.cli.app import run as trtx
 from trtx.cli.topology_options import topology_fields
+from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep
 
@@ -100,7 +101,7 @@ def test_the_same_in_a_sweep_file_is_refused_in_its_words(text: str, says: str, 
     file.write_text(text)
     with pytest.raises(UsageError) as raised:
         load_sweep(file, {})
-    assert says in str(raised.value) and str(raised.value).startswith(str(file))
+    assert says in str(raised.value) and str(raised.value).startswith(shown(file))
 
 
 def test_an_encode_worker_for_videos_alone_is_none_that_idles(tmp_path: Path) -> None:
