@@ -51,7 +51,9 @@ def test_a_limit_of_what_a_model_does_not_take_is_refused(
     model: str, typed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken = model == "tiny-qwen2.5-vl" or (model == "tiny-vl" and typed in OF_IMAGES)
-    assert trtx(["serve", "--engine", "torch", "--model", f"synthetic:{model}", "--dry-run", *typed]) == 2 * (not taken)
+    assert trtx(
+        ["serve", "--engine", "torch", "--model", f"synthetic:{model}", "--dry-run", "--port", "0", *typed]
+    ) == 2 * (not taken)
     said = capsys.readouterr().err
     if not taken:
         takes = "a text model; leave it out" if model == "tiny" else "which takes images and no videos; leave it out"
