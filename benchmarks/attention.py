@@ -1,15 +1,16 @@
 """Attention of one layer, every way of cutting it up beside what bytes and operations allow.
 
-    python benchmarks/attention.py                          # one GPU, 42 GB of it, about 3 min
+    python benchmarks/attention.py                          # one GPU, 45 GB of it, below 100 s
+    python benchmarks/attention.py --cases prompts,"1 x 640" --ways "by rows,by length"
     TRITON_INTERPRET=1 python benchmarks/attention.py       # on a CPU, tiny shapes: that it runs, no figure
 
 Qwen3-8B's shape, 32-token blocks in random places, bf16 and, with ``--fp8``, an FP8 cache too. A decode of N x L is N
 sequences with one new token and L in all; a chunk of S on C is S new tokens behind C in the cache. Microseconds a
 layer, the median of ``--rounds`` replays of a CUDA graph over all layers of a case (36, or as many as fit): the work
-list is made once in it, as in a step. The ways take turns. "/2" and "x2" are the work list for half and twice as many
-processors, which says whether its number of items is right. The limit is the later of two: the KV of every sequence
-read once at the rate of a copy, the products of every query at the rate of a large bf16 one. "differs" is the largest
-difference from today's answers. The last line of stdout is one JSON document.
+list is made once in it, as in a step. The ways take turns, and their graphs share memory. "/2" and "x2" are the work
+list for half and twice as many processors, which says whether its number of items is right. The limit is the later of
+two: the KV of every sequence read once at the rate of a copy, the products of every query at the rate of a large bf16
+one. "differs" is the largest difference from the first way's answers. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Measured:
     def __init__(self, case: Case, storage: torch.Tensor, processors: int) -> None:
         self._case, self._inputs, self._processors = case, inputs_of(case), processors
         blocks = [-(-(context + new) // TOKENS_PER_BLOCK) for context, new in case.sequences]
-        width = max(blocks)
+        width = (max(blocks) + 1) | 1  # odd: a kernel compiled for one case serves all
         layer_elements = sum(blocks) * 2 * TOKENS_PER_BLOCK * KV_HEADS * DIM
         self.layers = min(LAYERS, storage.numel() // layer_elements)
         pool = storage[: self.layers * layer_elements]
@@ -120,6 +121,7 @@ class Measured:
             taken += count
         scales = torch.full((self.layers, 2), 0.02, device=DEVICE) if storage.dtype == FP8 else None
         self._cache = KvCache.of(pool, table, scales)
+        self._graphs = torch.cuda.graph_pool_handle() if IS_GPU else None
         self._q = torch.randn(len(self._inputs.token_ids), HEADS, DIM, device=DEVICE).to(DTYPE)
 
     def limit_us(self, bandwidth: float, operations: float) -> float:
@@ -129,7 +131,7 @@ class Measured:
         return max(moved / bandwidth, 4 * HEADS * DIM * pairs / operations) * 1e6
 
     def run(self, way: str) -> tuple[Callable[[], float], torch.Tensor]:
-        """(a timed pass over all layers, in us a layer; the last layer's answers)"""
+        """(a timed pass over all layers, in us a layer; the last layer's answers, until another way runs)"""
         attention, part = WAYS[way]
         processors = max(1, int(self._processors * part))
         kernels = TritonKernels(config_of(self.layers), self._cache, torch.empty(0), processors, attention)
@@ -137,7 +139,14 @@ class Measured:
 
         def attend() -> torch.Tensor:
             planned = kernels.planned(inputs, q.dtype)
-            return [kernels.attend(q, layer, planned) for layer in range(layers)][-1]
+            for layer in range(layers):
+                answers = kernels.attend(q, layer, planned)  # the last layer's memory is free for the next one
+            return answers
+
+        return self.timed(attend)
+
+    def timed(self, attend: Callable[[], torch.Tensor]) -> tuple[Callable[[], float], torch.Tensor]:
+        layers = self.layers
 
         if not IS_GPU:
             answers = attend()
@@ -151,7 +160,7 @@ class Measured:
         attend()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._graphs):
             answers = attend()
 
         def replay() -> float:
@@ -166,45 +175,64 @@ class Measured:
         return replay, answers
 
 
-def measure(
-    dtype: torch.dtype, bytes_held: int, rounds: int, processors: int, bandwidth: float, operations: float
-) -> list[dict[str, Any]]:
-    """Every case over one storage of ``dtype``, a line of the table each."""
+def storage_of(dtype: torch.dtype, bytes_held: int) -> torch.Tensor:
     storage = torch.empty(bytes_held // dtype.itemsize, dtype=dtype, device=DEVICE)
     for part in storage.split(1 << 28):
         drawn = torch.randn(part.numel(), device=DEVICE)
         part.copy_(to_fp8(drawn, torch.tensor(0.02, device=DEVICE)) if dtype == FP8 else drawn)
-    name = str(dtype).removeprefix("torch.")
-    headings = " ".join(f"{way:>10}" for way in WAYS)
+    return storage
+
+
+def measure(
+    storage: torch.Tensor, chosen: list[Case], ways: list[str], rounds: int, processors: int, bandwidth: float,
+    operations: float,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Every case over one storage, a line of the table each."""
+    name = str(storage.dtype).removeprefix("torch.")
+    headings = " ".join(f"{way:>10}" for way in ways)
     print(f"{name:>32} {'layers':>6} {headings} {'limit':>9} {'differs':>8} {'spread':>7}")
     rows = []
-    for case in cases():
+    for case in chosen:
         measured = Measured(case, storage, processors)
         if not measured.layers:
-            print(f"{case.name:>32}: does not fit into {bytes_held >> 20} MiB")
+            print(f"{case.name:>32}: does not fit into {storage.nbytes >> 20} MiB")
             continue
-        runs = {way: measured.run(way) for way in WAYS}
-        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        runs: dict[str, Callable[[], float]] = {}
+        first, differs = None, 0.0
+        for way in ways:
+            runs[way], answers = measured.run(way)
+            first = answers.clone() if first is None else first
+            differs = max(differs, float((answers.float() - first.float()).abs().max()))
+        times: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(rounds):
-            for way, (timed, _) in runs.items():
+            for way, timed in runs.items():
                 times[way].append(timed())
         us = {way: statistics.median(taken) for way, taken in times.items()}
-        today = runs["by rows"][1].float()
-        differs = max(float((answers.float() - today).abs().max()) for _, answers in runs.values())
         limit = measured.limit_us(bandwidth, operations)
-        spread = (max(times["by rows"]) - min(times["by rows"])) / us["by rows"]
+        spread = (max(times[ways[0]]) - min(times[ways[0]])) / us[ways[0]]
         rows.append({"case": case.name, "dtype": name, "layers": measured.layers, "us": us, "limit_us": limit,
                      "differs": differs})  # fmt: skip
-        cells = " ".join(f"{us[way]:>10.2f}" for way in WAYS)
+        cells = " ".join(f"{us[way]:>10.2f}" for way in ways)
         print(f"{case.name:>32} {measured.layers:>6} {cells} {limit:>9.2f} {differs:>8.1e} {spread:>7.1%}", flush=True)
     return rows
+
+
+def picked(text: str, names: list[str], what: str) -> list[str]:
+    """Of ``names`` those that contain one of the comma-separated words."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if not any(word in name for name in names):
+            raise SystemExit(f"attention.py: no {what} has {word!r} in its name; there are {', '.join(names)}")
+    return [name for name in names if not words or any(word in name for word in words)]
 
 
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=40 if IS_GPU else 0.01, help="of the KV that cases share")
-    parser.add_argument("--rounds", type=int, default=9 if IS_GPU else 1)
+    parser.add_argument("--rounds", type=int, default=5 if IS_GPU else 1)
+    parser.add_argument("--cases", default="", help="those with one of these words in their name, by commas")
+    parser.add_argument("--ways", default="", help="likewise; the first is what answers are compared with")
     parser.add_argument("--fp8", action="store_true", help="an FP8 cache too")
     options = parser.parse_args()
     if not IS_GPU and os.environ.get("TRITON_INTERPRET") != "1":
@@ -215,9 +243,14 @@ def main() -> None:
     print(f"{name}, torch {torch.__version__}, us a layer, {options.rounds} rounds, copy {bandwidth / 1e12:.2f} TB/s, "
           f"bf16 {operations / 1e12:.0f} TFLOP/s")  # fmt: skip
     bytes_held = int(options.gib * 2**30)
+    ways = picked(options.ways, list(WAYS), "way")
+    names = picked(options.cases, [case.name for case in cases()], "case")
+    chosen = [case for case in cases() if case.name in names]
     rows: list[dict[str, Any]] = []
     for dtype in (DTYPE, FP8) if options.fp8 else (DTYPE,):
-        rows += measure(dtype, bytes_held, options.rounds, processors, bandwidth, operations)
+        storage = storage_of(dtype, bytes_held)
+        rows += measure(storage, chosen, ways, options.rounds, processors, bandwidth, operations)
+        del storage
     print(json.dumps({"device": name, "copy_bytes_per_s": bandwidth, "operations_per_s": operations, "rows": rows}))
 
 

@@ -31,6 +31,7 @@ from trtx.checkpoint import resolve_checkpoint
 
 HERE = Path(__file__).parent
 LIMIT_S = 480.0
+ENDING_S = 30.0  # of a section, for a script with a budget to end in
 MODELS = {"0.6b": "synthetic:qwen3-0.6b", "8b": "synthetic:qwen3-8b"}
 PREFILLS = {"1 x 8192": ("1", "8192"), "64 x 512": ("64", "512")}
 IN = "directory of "
@@ -84,14 +85,14 @@ def sections(models: dict[str, str], batches: str, peer_path: Path | None, image
                 {"peer": ("peer_decode.py", "--model", f"{IN}{model}", "--batch", batches)},
             )
         )
-        found.append(
-            Section(
-                f"http-{size}",
-                1,
-                {"both": ("http_beside_peer.py", "--model", model, "--concurrency", batches, *beside)},
-                {},
-            )
-        )
+        http = ("http_beside_peer.py", "--model", model, "--concurrency")
+        for name, concurrencies in _apart(f"http-{size}", batches).items():
+            both = (*http, concurrencies, "--budget-s", f"{LIMIT_S - ENDING_S:g}", *beside)
+            found.append(Section(name, 1, {"both": both}, {}))
+        engine = ("closed_loop.py", "--model", model, "--concurrency", batches, "--ways", "two", "--requests", "4")
+        client = (*http, batches, "--budget-s", f"{LIMIT_S - 4 * ENDING_S:g}")
+        found.append(Section(f"path-{size}", 1, {"engine": engine, "client": client}, {}))
+        found.append(Section(f"start-{size}", 1, {"trtx": ("start_time.py", "--model", model)}, {}))
         found.append(Section(f"loop-{size}", 1, {"trtx": ("overlap.py", *shape)}, {}))
         found.append(
             Section(
@@ -115,11 +116,19 @@ def sections(models: dict[str, str], batches: str, peer_path: Path | None, image
         )
     )
     found.append(Section("attention", 1, {"ways": ("attention.py", "--fp8")}, {}))
-    found.append(Section(f"passes-{size}", 1, {"ways": ("merged_pass.py", "--model", model)}, {}))
+    loops = {f"clients {name}": ("closed_loop.py", "--model", each) for name, each in models.items()}
+    found.append(Section(f"passes-{size}", 1, {"ways": ("merged_pass.py", "--model", model)} | loops, {}))
     found += image_sections(images)
     found.append(Section("handoff", 2, {"trtx": ("kv_handoff.py", "--json")}, {}))
     found.append(Section("handoff-engines", 2, {"trtx": ("kv_handoff_engines.py",)}, {}))
     return found
+
+
+def _apart(name: str, batches: str) -> dict[str, str]:
+    """Concurrencies by section. One request at a time takes as long as all others together, and two servers of a large
+    model do not fit into one section with it."""
+    others = ",".join(batch for batch in batches.split(",") if batch != "1")
+    return {name: others, f"{name}-1": "1"} if others and others != batches else {name: batches}
 
 
 def image_sections(images: Images) -> list[Section]:
@@ -164,7 +173,25 @@ def lines_of(section: str, documents: dict[str, Any]) -> Iterator[Line]:
                                  ("time_to_first_token_p90", "TTFT p90 ms"), ("inter_token_latency_p50", "ITL p50 ms"),
                                  ("inter_token_latency_p99", "ITL p99 ms")):  # fmt: skip
                 yield Line(section, f"concurrency {concurrency}", unit, ours[figure], theirs.get(figure))
-        yield Line(section, "start to ready", "s", both["start_s"]["trtx"], both["start_s"].get("vllm"))
+        yield Line(section, "start to first answer", "s", both["start_s"].get("trtx"), both["start_s"].get("vllm"))
+    elif kind == "path":  # the steady part of a load beside the steady engine: a share of 0.97 loses 3 % on the way
+        own = {row["clients"]: row["tokens_per_s"] for row in documents["engine"]["rows"]}
+        for row in documents["client"]["rows"]:
+            unit, concurrency = "tokens/s at the client, limit: of the engine alone", row["concurrency"]
+            yield Line(
+                section,
+                f"concurrency {concurrency}",
+                unit,
+                row["steady_output_token_throughput"],
+                None,
+                own[concurrency],
+            )
+    elif kind == "start":
+        for number, steps in enumerate(documents["trtx"]["serve"], start=1):
+            yield from (Line(section, f"start {number}, {name}", "s", value) for name, value in steps.items())
+        for number, steps in enumerate(documents["trtx"]["engine"], start=1):
+            case = f"engine alone, start {number}"
+            yield from (Line(section, f"{case}, {name}", "s", value) for name, value in steps.items())
     elif kind == "loop":
         for row in documents["trtx"]["rows"]:
             yield Line(section, f"batch {row['batch']}", "decode tokens/s, whole engine", row["on"]["decode"])

@@ -1,4 +1,4 @@
-"""Decode attention when lengths differ: today's number of splits, which goes by rows, and others.
+"""Decode attention when lengths differ: by rows, which gives all of them one number of splits, and others.
 
     python benchmarks/decode_splits.py            # one GPU, 30 GB of it, about 60 s
 
@@ -14,7 +14,7 @@ import statistics
 import torch
 from kv_layout import CONFIG, DIM, HEADS, KV_HEADS, TOKENS_PER_BLOCK
 
-from trtx.torch_engine.runner.kernels import KvCache, PassInputs
+from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
@@ -36,7 +36,7 @@ def step_ms(pool: torch.Tensor, lengths: list[int], splits: int | None) -> float
     if splits is not None:  # the rule gives each processor about two programs: ask for as many processors
         processors = splits * len(lengths) * KV_HEADS // 2
     rotary = rotary_table(CONFIG.rope, DIM, TOKENS_PER_BLOCK, torch.device("cuda"))
-    kernels = TritonKernels(CONFIG, KvCache.of(pool, table), rotary, processors)
+    kernels = TritonKernels(CONFIG, KvCache.of(pool, table), rotary, processors, Attention.BY_ROWS)
     ints = {"dtype": torch.int32, "device": "cuda"}
     slots = torch.arange(len(lengths), **ints)
     inputs = PassInputs(slots, torch.tensor([length - 1 for length in lengths], **ints), slots)

@@ -52,7 +52,7 @@ class Request:
         known = self.prompt + self.output
         new = known[self.computed : self.computed + limit]
         return ScheduledSequence(
-            self.slot, self.is_first, new, self.computed, self.blocks, self.computed + len(new) == len(known),
+            self.slot, self.is_first, new, self.computed, [self.blocks], self.computed + len(new) == len(known),
             self.sampling, self.prompt, self.output, 5,
         )  # fmt: skip
 

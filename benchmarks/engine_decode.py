@@ -22,6 +22,7 @@ from trtx.torch_engine.batch import Batch, ScheduledSequence
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention
+from trtx.torch_engine.runner.linear import DEFAULT_FEW_ROWS, FewRows
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
@@ -36,7 +37,7 @@ def measure(
     outputs: list[list[int]] = [[] for _ in range(batch)]
     sequences = [
         ScheduledSequence(
-            slot, True, prompt, 0, order[slot * per_sequence : (slot + 1) * per_sequence], True, sampling, prompt,
+            slot, True, prompt, 0, [order[slot * per_sequence : (slot + 1) * per_sequence]], True, sampling, prompt,
             outputs[slot], slot,
         )
         for slot, prompt in enumerate(prompts)
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--min-p", type=float)
     parser.add_argument("--repetition-penalty", type=float)
+    parser.add_argument("--few-rows", choices=[way.value for way in FewRows], default=DEFAULT_FEW_ROWS.value)
     parser.add_argument("--attention", choices=[way.value for way in Attention], default=DEFAULT_ATTENTION.value)
     options = parser.parse_args()
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -94,6 +96,7 @@ def main() -> None:
             max_seq_len=options.isl + options.osl, tokens_per_block=options.tokens_per_block,
             max_tokens=blocks * options.tokens_per_block, cuda_graphs=not options.no_cuda_graphs,
             attention=Attention(options.attention),
+            few_rows=FewRows(options.few_rows),
         )
     )  # fmt: skip
     start_s = time.perf_counter() - begin

@@ -1,11 +1,12 @@
 """A text stream beside hostile media: its ITL, and the memory of the processes that serve it.
 
-    python benchmarks/hostile_media.py [--mode disagg] [--encode 1] [--rounds 5] [--seconds 20] [--clients 4]
+    python benchmarks/hostile_media.py [--mode disagg] [--encode 1] [--rounds 5] [--seconds 20] [--ways now before]
 
 Serves the model as `trtx serve` does, and streams text from it, one answer after the other. Every other stretch of
 time has clients beside it that send nothing but media that are refused: endless, silent and dripping servers, redirects
 in circles and inwards, files cut short, bombs of pixels and of bytes, animated ones, none at all. The stretches
-alternate, so that whatever else the machine does meets both. ITL is between arrivals of chunks at the client. The
+alternate, so that whatever else the machine does meets both. ``--ways``: topologies that differ in what protects the
+text (``WAYS``) stand side by side, and have each stretch in turn. ITL is between arrivals of chunks at the client. The
 hostile clients and their servers are a process of their own, on the same machine. Exit 1 when a text stream failed, or
 one of the media was not refused.
 """
@@ -14,33 +15,52 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
-import io
 import itertools
 import json
 import os
-import struct
 import sys
 import tempfile
 import time
-import zlib
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
 import numpy as np
 import psutil
-from PIL import Image
-from safetensors.numpy import save
 
 from trtx.config import TopologySpec
 from trtx.config.media import MediaLimits
-from trtx.launch import ServedTopology, prepare, serve
+from trtx.launch import Event, ServedTopology, prepare, serve
+from trtx.topology import Plan, body_mib
 
+CLIENTS = Path(__file__).with_name("hostile_clients.py")
 LIMITS = MediaLimits(allow_http_media=True, allow_private_media=True, media_timeout_s=3, media_idle_s=1)
-_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
-_CHUNK = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What protects the text: ``niceness`` of whoever decodes, ``environment`` of every process."""
+
+    media: MediaLimits
+    environment: Mapping[str, str] = field(default_factory=dict)
+    niceness: int = 19
+
+
+_EACH = {"DYN_TCP_CHANNEL_BUFFER": "1", "DYN_TCP_POOL_SIZE": "32"}
+WAYS = {
+    "now": Way(LIMITS),
+    "now, a connection each": Way(LIMITS, _EACH),
+    "16 MiB, a connection each": Way(LIMITS.model_copy(update={"max_media_bytes": 16 << 20}), _EACH),
+    "before": Way(LIMITS, niceness=0),
+    "before, one decoder": Way(LIMITS.model_copy(update={"decode_processes": 1}), niceness=0),
+    "before, 5 s": Way(LIMITS, {"DYN_TCP_REQUEST_TIMEOUT": "5"}, niceness=0),
+}
+"""Now: decoders go last; before: like all others; 16 MiB: the largest file; 5 s: until a worker that has not
+acknowledged a request counts as dead; a connection each: of requests that wait to be acknowledged, where Dynamo 1.4.2
+has 50 share."""
 
 
 @dataclass(slots=True)
@@ -48,97 +68,13 @@ class Stretch:
     """What was seen with, or without, hostile clients."""
 
     itl_ms: list[float] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)  # where in ``itl_ms`` each round ends
     answers: int = 0
     failed: list[str] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)  # requests with hostile media, by status
+    others: Counter[str] = field(default_factory=Counter)  # what those got that were not refused, by medium
     rss: dict[str, int] = field(default_factory=dict)  # most bytes, by what the process is
-
-
-# --- media ---
-
-
-def png(width: int, height: int, rows: bytes, text: bytes | None = None) -> bytes:
-    """Of RGB in 8 bits, whatever ``rows`` are."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    if text is not None:
-        header += chunk(b"zTXt", b"k\0\0" + zlib.compress(text, 9))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
-
-
-def saved(picture: Image.Image, kind: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, kind, **options)
-    return file.getvalue()
-
-
-LARGE = ("40 MB", "40 MB of escapes")
-"""Bodies that Dynamo copies several times before a worker sees them, and twice into it."""
-
-
-def hostile(port: int) -> dict[str, list[str]]:
-    """Addresses of one request each, by what is wrong with them."""
-    noise = Image.fromarray(np.random.default_rng(1).integers(0, 256, (1200, 1600, 3), np.uint8))
-    photo, frames = saved(noise, "JPEG"), [Image.new("RGB", (64, 64), one) for one in ("red", "blue")]
-    files = {
-        "cut short": photo[:-1000],
-        "59 million pixels, of which the header tells": png(7700, 7700, b"\0"),
-        "pixels of the header that are not there": png(7000, 7000, b"\0"),
-        "48 million pixels, cut short": saved(Image.new("RGB", (6900, 6900)), "PNG", compress_level=9)[:-100],
-        "animated": saved(frames[0], "GIF", save_all=True, append_images=frames[1:]),
-        "no picture": b"<html>" + bytes(1 << 20),
-        "a text of 200 MB": png(4, 4, bytes(4 * 13), text=bytes(200 << 20)),
-    }
-    rows = save({"embedding": np.full((25, 128), np.nan, np.float32)})
-    sent = {name: [f"data:image/png;base64,{base64.b64encode(file).decode()}"] for name, file in files.items()}
-    sent["not finite"] = [f"data:application/x-safetensors;base64,{base64.b64encode(rows).decode()}"]
-    sent["40 MB"] = ["data:image/png;base64," + "A" * (40 << 20)]
-    sent["40 MB of escapes"] = ["data:image/png;base64," + "%41" * (40 << 18)]
-    sent["17 pictures"] = sent["animated"] * 17
-    for path in ("endless", "silent", "drips", "loop", "inwards", "compressed", "headers"):
-        sent[path] = [f"http://127.0.0.1:{port}/{path}"]
-    return sent
-
-
-async def evil(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection of the server that ``hostile`` names."""
-    try:
-        path = (await reader.readline()).split()[1]
-        if path == b"/endless":
-            writer.write(_HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-            while True:
-                writer.write(_CHUNK)
-                await writer.drain()
-        elif path == b"/silent":
-            await reader.read()  # until the client has gone
-        elif path == b"/drips":
-            writer.write(_HEAD + b"Content-Length: 100000\r\n\r\n")
-            while True:
-                writer.write(b"x")
-                await writer.drain()
-                await asyncio.sleep(0.2)
-        elif path == b"/headers":
-            writer.write(_HEAD)
-            while True:
-                writer.write(b"X-More: of them\r\n" * 1000)
-                await writer.drain()
-        elif path == b"/compressed":
-            body = zlib.compress(bytes(32 << 20), 9)
-            writer.write(_HEAD + b"Content-Encoding: deflate\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        else:
-            place = b"/loop" if path == b"/loop" else b"http://169.254.169.254/latest/meta-data"
-            writer.write(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + place + b"\r\n\r\n")
-        await writer.drain()
-    except (ConnectionError, IndexError, asyncio.CancelledError):  # the last: this process ends
-        pass
-    finally:
-        writer.close()
-
-
-# --- clients ---
+    cpu_s: Counter[str] = field(default_factory=Counter)  # CPU seconds, by what the process is
 
 
 async def stream(http: httpx.AsyncClient, model: str, until: float, seen: Stretch, tokens: int) -> None:
@@ -166,136 +102,174 @@ async def stream(http: httpx.AsyncClient, model: str, until: float, seen: Stretc
             seen.failed.append(f"{type(error).__name__}: {error}")
 
 
-async def attack(http: httpx.AsyncClient, bodies: list[bytes], first: int, until: float, refused: Counter[str]) -> None:
-    """``refused``: by status; what was not refused, too."""
-    for number in itertools.count(first):
-        if time.perf_counter() >= until:
-            return
-        body = bodies[number % len(bodies)]
+def processes_of(topology: ServedTopology) -> list[tuple[str, psutil.Process]]:
+    """Those that live now, and what each is; decoders of one worker share a name."""
+    found: list[tuple[str, psutil.Process]] = []
+    for slot in topology.slots:
+        if slot.child is None:
+            continue
         try:
-            answer = await http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
-            refused[str(answer.status_code)] += 1
-        except httpx.WriteError:  # the frontend has said 413, and reads no more
-            refused["413"] += 1
+            parent = psutil.Process(slot.child.pid)
+            found.append((slot.spec.name, parent))
+            for process in parent.children(recursive=True):
+                command = " ".join(process.cmdline())
+                what = "decoders" if "media.decoder" in command else "encoder" if "vision" in command else "engine"
+                found.append((f"{slot.spec.name}, {what}", process))
+        except psutil.Error:
+            continue
+    return found
 
 
-async def attacker(url: str, model: str, clients: int) -> None:
-    """A process of its own: attacks for as many seconds, and with such bodies, as each line of its input says, and
-    answers in JSON."""
-    server = await asyncio.start_server(evil, "127.0.0.1", 0)
-    small: list[bytes] = []
-    large: list[bytes] = []
-    for name, urls in hostile(server.sockets[0].getsockname()[1]).items():
-        content = [
-            {"type": "text", "text": "what"},
-            *({"type": "image_url", "image_url": {"url": one}} for one in urls),
-        ]
-        asked = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
-        (large if name in LARGE else small).append(json.dumps(asked).encode())
-    print("ready", flush=True)
-    async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as http:
-        for number, line in enumerate(iter(lambda: sys.stdin.readline(), "")):
-            seconds, sizes = line.split()
-            bodies = [*small, *large] if sizes == "large" else small
-            refused: Counter[str] = Counter()
-            until = time.perf_counter() + float(seconds)
-            step = max(1, len(bodies) // clients)
-            await asyncio.gather(
-                *(attack(http, bodies, number * 5 + step * one, until, refused) for one in range(clients))
-            )
-            print(json.dumps(refused), flush=True)
-
-
-async def watch_memory(topology: ServedTopology, until: float, seen: Stretch) -> None:
-    """Most that each of the topology's processes has; decoders of one worker together."""
+async def watch(topology: ServedTopology, way: Way, until: float, seen: Stretch) -> None:
+    """Most memory that each of the topology's processes has, and the CPU time that they take meanwhile. Whoever decodes
+    is kept at the way's niceness, which takes root where that is less than it set itself."""
+    before: dict[int, float] = {}
+    after: dict[int, tuple[str, float]] = {}
+    begins = True
     while time.perf_counter() < until:
         now: Counter[str] = Counter()
-        for slot in topology.slots:
-            if slot.child is None:
-                continue
+        for name, process in processes_of(topology):
             try:
-                parent = psutil.Process(slot.child.pid)
-                for process in (parent, *parent.children(recursive=True)):
-                    command = " ".join(process.cmdline())
-                    what = "decoders" if "media.decoder" in command else "encoder" if "vision" in command else "engine"
-                    name = slot.spec.name if process.pid == parent.pid else f"{slot.spec.name}, {what}"
-                    now[name] += process.memory_info().rss
-            except psutil.Error:
+                now[name] += process.memory_info().rss
+                taken = sum(process.cpu_times()[:2])
+                if name.endswith("decoders") and process.nice() != way.niceness:
+                    process.nice(way.niceness)
+            except psutil.NoSuchProcess:
                 continue
+            before.setdefault(process.pid, taken if begins else 0.0)
+            after[process.pid] = name, taken
+        begins = False
         for name, rss in now.items():
             seen.rss[name] = max(rss, seen.rss.get(name, 0))
         await asyncio.sleep(0.2)
+    for pid, (name, taken) in after.items():
+        seen.cpu_s[name] += taken - before[pid]
 
 
-async def measure(topology: ServedTopology, arguments: argparse.Namespace) -> dict[str, Stretch]:
-    command = [__file__, "--attack", topology.url, "--model", topology.model, "--clients", str(arguments.clients)]
-    hostile = await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    assert hostile.stdin is not None and hostile.stdout is not None
-    assert await hostile.stdout.readline() == b"ready\n"
-    kinds = {"quiet": None, "beside hostile media": "small", "beside these and bodies of 40 MB": "large"}
-    stretches = {name: Stretch() for name in kinds}
-    async with httpx.AsyncClient(base_url=topology.url, timeout=120, trust_env=False) as http:
-        await stream(http, topology.model, time.perf_counter() + 3, Stretch(), arguments.tokens)
-        for number in range(arguments.rounds):
-            for name, seen in [*stretches.items()][:: 1 if number % 2 == 0 else -1]:
-                until = time.perf_counter() + arguments.seconds
-                if sizes := kinds[name]:
-                    hostile.stdin.write(f"{arguments.seconds} {sizes}\n".encode())
-                await asyncio.gather(
-                    stream(http, topology.model, until, seen, arguments.tokens), watch_memory(topology, until, seen)
-                )
-                if sizes:
-                    seen.refused.update(json.loads(await hostile.stdout.readline()))
-    hostile.stdin.close()
-    await hostile.wait()
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A topology that is served, with its clients."""
+
+    topology: ServedTopology
+    way: Way
+    hostile: asyncio.subprocess.Process
+    http: httpx.AsyncClient
+
+    @classmethod
+    async def begin(cls, topology: ServedTopology, way: Way, clients: int, tokens: int) -> Side:
+        command = [str(CLIENTS), topology.url, topology.model, str(clients), str(body_mib(way.media) - 1)]
+        pipe = asyncio.subprocess.PIPE
+        hostile = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
+        assert hostile.stdout is not None and await hostile.stdout.readline() == b"ready\n"
+        http = httpx.AsyncClient(base_url=topology.url, timeout=120, trust_env=False)
+        await stream(http, topology.model, time.perf_counter() + 3, Stretch(), tokens)
+        return cls(topology, way, hostile, http)
+
+    async def stretch(self, sizes: str | None, seconds: float, tokens: int, seen: Stretch) -> None:
+        """``sizes``: of hostile bodies; None: there are none."""
+        assert self.hostile.stdin is not None and self.hostile.stdout is not None
+        until = time.perf_counter() + seconds
+        if sizes is not None:
+            self.hostile.stdin.write(f"{seconds} {sizes}\n".encode())
+        await asyncio.gather(
+            stream(self.http, self.topology.model, until, seen, tokens), watch(self.topology, self.way, until, seen)
+        )
+        seen.rounds.append(len(seen.itl_ms))
+        if sizes is not None:
+            refused, others = json.loads(await self.hostile.stdout.readline())
+            seen.refused.update(refused)
+            seen.others.update(others)
+
+    async def end(self) -> None:
+        assert self.hostile.stdin is not None
+        self.hostile.stdin.close()
+        await self.hostile.wait()
+        await self.http.aclose()
+
+
+KINDS = {"quiet": None, "beside hostile media": "small", "beside these and large bodies": "large"}
+
+
+async def measure(served: Mapping[str, ServedTopology], arguments: argparse.Namespace) -> dict[str, Stretch]:
+    sides = {
+        name: await Side.begin(topology, WAYS[name], arguments.clients, arguments.tokens)
+        for name, topology in served.items()
+    }
+    order = [(f"{kind}: {name}", sizes, side) for kind, sizes in KINDS.items() for name, side in sides.items()]
+    stretches = {title: Stretch() for title, _, _ in order}
+    for number in range(arguments.rounds):
+        for title, sizes, side in order[:: 1 if number % 2 == 0 else -1]:
+            await side.stretch(sizes, arguments.seconds, arguments.tokens, seen := stretches[title])
+            last = seen.itl_ms[seen.rounds[-2] if number else 0 :]
+            p99 = np.percentile(last, 99) if last else np.nan
+            print(f"- {number}, {title}: {len(last)} tokens, p99 {p99:.1f} ms", file=sys.stderr, flush=True)
+    for side in sides.values():
+        await side.end()
     return stretches
 
 
+def p99_of_rounds(seen: Stretch) -> list[float]:
+    """ITL in ms; of rounds without two tokens none."""
+    parts = np.split(np.array(seen.itl_ms), seen.rounds[:-1])
+    return [float(np.percentile(part, 99)) for part in parts if len(part)]
+
+
 def table(stretches: dict[str, Stretch]) -> None:
-    print("| | answers | tokens | ITL p50 ms | p90 | p99 | longest |\n|---|--:|--:|--:|--:|--:|--:|")
+    print("| | answers | tokens | of a round, median | ITL p50 ms | p90 | p99 | of a round, median | longest |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for name, seen in stretches.items():
         p50, p90, p99 = np.percentile(seen.itl_ms, (50, 90, 99))
         print(
-            f"| {name} | {seen.answers} | {len(seen.itl_ms)} | {p50:.2f} | {p90:.2f} | {p99:.2f} | "
-            f"{max(seen.itl_ms):.1f} |"
+            f"| {name} | {seen.answers} | {len(seen.itl_ms)} | {np.median(np.diff([0, *seen.rounds])):.0f} | "
+            f"{p50:.2f} | {p90:.2f} | {p99:.2f} | {np.median(p99_of_rounds(seen)):.2f} | {max(seen.itl_ms):.1f} |"
         )
-    print(f"\n| most RSS, MiB | {' | '.join(stretches)} |\n|---|{'--:|' * len(stretches)}")
-    for process in sorted({process for seen in stretches.values() for process in seen.rss}):
-        print(f"| {process} | {' | '.join(str(seen.rss.get(process, 0) >> 20) for seen in stretches.values())} |")
+    for what, unit in (("most RSS, MiB", "rss"), ("CPU seconds", "cpu_s")):
+        print(f"\n| {what} | {' | '.join(stretches)} |\n|---|{'--:|' * len(stretches)}")
+        for process in sorted({process for seen in stretches.values() for process in seen.rss}):
+            found = [
+                seen.rss.get(process, 0) >> 20 if unit == "rss" else seen.cpu_s[process] for seen in stretches.values()
+            ]
+            print(f"| {process} | {' | '.join(f'{one:.1f}' if unit == 'cpu_s' else str(one) for one in found)} |")
     print()
     for name, seen in stretches.items():
         said = ", ".join(f"{count} x {status}" for status, count in sorted(seen.refused.items()))
         print(f"{name}: {len(seen.failed)} text streams failed; hostile requests by status: {said or 'none'}")
-        for failure in seen.failed[:3]:
-            print(f"  {failure}")
+        for line in (*seen.failed[:3], *(f"{count} x {what}" for what, count in seen.others.most_common(5))):
+            print(f"  {line}")
+
+
+def planned(way: Way, arguments: argparse.Namespace) -> Plan:
+    spec = TopologySpec(
+        model=arguments.model, engine="torch", mode=arguments.mode, encode=arguments.encode, media=way.media, port=0
+    )
+    plan = prepare(spec, run_dir=Path(tempfile.mkdtemp(prefix="trtx-hostile-media-")))
+    return replace(plan, processes=tuple(replace(one, env={**one.env, **way.environment}) for one in plan.processes))
+
+
+def told(event: Event) -> None:
+    print(f"- {event.message}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--attack", metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("--model", default="synthetic:tiny-vl")
     parser.add_argument("--mode", choices=("agg", "disagg"), default="agg")
     parser.add_argument("--encode", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5, help="of a stretch of each kind")
     parser.add_argument("--seconds", type=float, default=20, help="of a stretch")
     parser.add_argument("--clients", type=int, default=4, help="that send hostile media, one request at a time each")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["now"], help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=128, help="of a streamed answer")
     arguments = parser.parse_args()
-    if arguments.attack is not None:
-        asyncio.run(attacker(arguments.attack, arguments.model, arguments.clients))
-        return 0
-    spec = TopologySpec(
-        model=arguments.model, engine="torch", mode=arguments.mode, encode=arguments.encode, media=LIMITS, port=0
-    )
     print(
         f"# {' '.join(sys.argv)}; load average before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True
     )
-    plan = prepare(spec, run_dir=Path(tempfile.mkdtemp(prefix="trtx-hostile-media-")))
-    with serve(plan, on_event=lambda event: print(f"- {event.message}", file=sys.stderr, flush=True)) as topology:
-        stretches = asyncio.run(measure(topology, arguments))
-        restarts = [(one.name, one.exit) for one in topology.restarts]
+    with ExitStack() as stack:
+        served = {
+            name: stack.enter_context(serve(planned(WAYS[name], arguments), on_event=told)) for name in arguments.ways
+        }
+        stretches = asyncio.run(measure(served, arguments))
+        restarts = [(name, one.name, one.exit) for name, topology in served.items() for one in topology.restarts]
     table(stretches)
     print(f"restarts: {restarts}")
     are_refused = all(status.startswith("4") for seen in stretches.values() for status in seen.refused)

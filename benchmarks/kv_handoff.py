@@ -113,7 +113,7 @@ def _result(child: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _geometry(options: argparse.Namespace) -> KvGeometry:
-    return KvGeometry(
+    return KvGeometry.uniform(
         num_layers=36, num_kv_heads=8, head_dim=128, tokens_per_block=options.tokens_per_block, dtype="bfloat16"
     )
 

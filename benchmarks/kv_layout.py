@@ -92,11 +92,12 @@ class Case:
         kernels = TritonKernels(config, KvCache(pool, self.table), self.rotary, processors)
 
         def run() -> None:
+            inputs = self.inputs if self.kind == "write" else kernels.planned(self.inputs, self.q.dtype)
             for layer in range(self.num_layers):
                 if self.kind == "write":
-                    kernels.rope_and_write(self.qkv, layer, WEIGHTS, self.inputs)
+                    kernels.rope_and_write(self.qkv, layer, WEIGHTS, inputs)
                 else:
-                    kernels.attend(self.q, layer, self.inputs)
+                    kernels.attend(self.q, layer, inputs)
 
         run()
         torch.cuda.synchronize()

@@ -151,7 +151,7 @@ def _fullest_steps(runner: Any, max_batch_size: int, max_num_tokens: int) -> Non
     ):
         sequences = [
             ScheduledSequence(
-                slot, True, [slot + 1] * length, 0, list(range(slot * blocks, (slot + 1) * blocks)), True, sampling,
+                slot, True, [slot + 1] * length, 0, [list(range(slot * blocks, (slot + 1) * blocks))], True, sampling,
                 [slot + 1] * length, [], slot,
             )
             for slot in range(rows)

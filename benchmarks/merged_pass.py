@@ -42,7 +42,7 @@ def play(
 ) -> dict[str, Any]:  # fmt: skip
     """Prompt and decode tokens/s from the first prompt's arrival to the last one's token, and every ITL in between."""
     dice = random.Random(seed)
-    limits = SchedulerLimits(decodes + OPEN, max_num_tokens, max_prompt_tokens_beside_decodes=cap)
+    limits = SchedulerLimits(decodes + OPEN, max_num_tokens, max_prompt_tokens_beside_decodes=cap, paced_steps=None)
     core = EngineCore(runner, limits)
     ids = range(runner.vocab_size)
     background = resolve_sampling(SamplingParams(max_tokens=decode_tokens, temperature=1.0, ignore_eos=True))

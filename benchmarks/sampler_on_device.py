@@ -48,7 +48,7 @@ def sequences_of(count: int, plan: SamplingPlan, context: int, blocks: int) -> l
     """Each with ``blocks`` blocks and ``context`` tokens before its next one; their KV is whatever the pool holds."""
     return [
         ScheduledSequence(
-            slot, True, [7], context, list(range(slot * blocks, (slot + 1) * blocks)), True, plan,
+            slot, True, [7], context, [list(range(slot * blocks, (slot + 1) * blocks))], True, plan,
             [5] * context + [7], [], slot,
         )
         for slot in range(count)

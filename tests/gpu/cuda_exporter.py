@@ -18,7 +18,7 @@ import torch
 from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.handoff import ROUTES, TransportEvents, create_transport
 
-GEOMETRY = KvGeometry(num_layers=36, num_kv_heads=8, head_dim=128, tokens_per_block=32, dtype="bfloat16")
+GEOMETRY = KvGeometry.uniform(num_layers=36, num_kv_heads=8, head_dim=128, tokens_per_block=32, dtype="bfloat16")
 START_S = 90
 
 

@@ -12,6 +12,8 @@ from runner_player import FAMILIES, Player, build, random_prompt, save
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.messages import Logprob
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.runner.kernels import Attention
+from trtx.torch_engine.runner.linear import FewRows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,6 +61,41 @@ def test_bfloat16_logprobs_are_close_to_float32_on_the_cpu(model_dir: Path) -> N
         for entries in found
     )
     assert (exact - rounded).abs().median() < 0.2 and (exact - rounded).abs().mean() < 0.3
+
+
+@pytest.mark.parametrize("count", [1, 5, 17])  # a row by elements, some by tensor cores, too many for either
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("attention", [Attention.BY_ROWS, Attention.BY_LENGTH])
+def test_decodes_by_products_of_few_rows_have_the_logprobs_of_float32_on_the_cpu(
+    model_dir: Path, count: int, graphs: bool, attention: Attention
+) -> None:
+    one = runner(
+        model_dir, "cuda", dtype="float16", few_rows=FewRows.FUSED, cuda_graphs=graphs, attention=attention
+    )  # fmt: skip
+    player = Player(one)
+    sampling = SamplingParams(logprobs=0)
+    playing = [player.add(random_prompt(20 + at, at), sampling=sampling) for at in range(count)]
+    outputs = player.finish(playing, 20)
+    exact = runner(model_dir, "cpu")
+    for at, output in enumerate(outputs):
+        judge = Player(exact)
+        whole = judge.add([*playing[at].prompt, *output], sampling=SamplingParams(prompt_logprobs=0))
+        judge.step([whole])
+        expected = [
+            entry[token].logprob
+            for entry, token in zip((whole.results[0].prompt_logprobs or [])[-20:], output, strict=True)
+        ]
+        found = [
+            (result.logprobs or {})[token].logprob for result, token in zip(playing[at].results, output, strict=True)
+        ]
+        assert (torch.tensor(found) - torch.tensor(expected)).abs().mean() < 0.05, at
+    one.close()
+
+
+def test_float32_tokens_are_the_cpus_when_few_rows_are_asked_for(model_dir: Path) -> None:
+    one = runner(model_dir, "cuda", dtype="float32", few_rows=FewRows.FUSED)
+    assert tokens(one, range(40, 48), 20) == tokens(runner(model_dir, "cpu"), range(40, 48), 20)
+    one.close()
 
 
 KINDS: list[dict[str, Any]] = [

@@ -19,7 +19,7 @@ import torch
 from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.handoff import KvTransport, create_transport
 
-GEOMETRY = KvGeometry(num_layers=2, num_kv_heads=2, head_dim=16, tokens_per_block=32, dtype="float32")
+GEOMETRY = KvGeometry.uniform(num_layers=2, num_kv_heads=2, head_dim=16, tokens_per_block=32, dtype="float32")
 
 
 def empty_pool(num_blocks: int, geometry: KvGeometry = GEOMETRY) -> torch.Tensor:

@@ -194,7 +194,7 @@ def test_pairs_outside_either_pool_are_refused(exporter: Exporter, transport: Kv
 
 def test_a_pool_of_another_shape_than_its_geometry_is_refused() -> None:
     with pytest.raises(ValueError, match="expected a contiguous"):
-        create_transport(empty_pool(8), replace(GEOMETRY, num_layers=3))
+        create_transport(empty_pool(8), replace(GEOMETRY, tokens_per_block=16))
 
 
 def test_a_peer_that_died_is_reported_at_once_and_its_successor_is_read_under_its_own_name(

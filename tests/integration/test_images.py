@@ -391,6 +391,8 @@ def test_an_encode_worker_that_is_killed_costs_no_answer(agg: Served) -> None:
         new = [{"role": "user", "content": [text("what"), picture((1, 2, 3))]}]
         assert served.ask(new) == agg.ask(new)
         assert served.metric("encode-0", "trtx_media_pictures", stage="encode") == encoded + 1
+        held = served.metric("encode-0", "trtx_embedding_cache_pictures")
+        assert len(served.tensors()) == held, "of what the dead one kept nothing is left"
 
 
 @pytest.mark.proof

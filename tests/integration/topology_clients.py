@@ -45,10 +45,13 @@ class ServeCommand:
 
     def wait_ready(self, seconds: float = 60) -> Plan:
         def ready() -> bool:
-            assert self.process.poll() is None, f"trtx serve ended early:\n{self.text()}"
+            assert self.process.poll() is None, "trtx serve ended early"
             return "Ready: " in self.text()
 
-        wait_until(ready, seconds, f"ready:\n{self.text()}")
+        try:
+            wait_until(ready, seconds, "ready")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.text()}") from None  # what it has printed by now
         return self.plan()
 
     def plan(self) -> Plan:

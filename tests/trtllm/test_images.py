@@ -180,6 +180,14 @@ def test_an_answer_is_the_torch_engines_whoever_encodes(served: Served, expected
     check(served, expected)  # of the cache
 
 
+def test_an_encode_worker_computes_in_the_dtype_of_the_llm(trtllm_environment: Mapping[str, str]) -> None:
+    """An LLM takes rows of its own dtype alone."""
+    with serving(trtllm_environment, "--encode", "1", "--set", "dtype=bfloat16") as served:
+        answers = {names: served.ask(names).logprobs[0] for names in QUESTIONS.values()}
+        assert len({*answers.values()}) == len(answers)
+        assert served.pictures("agg-0", "put") == 0, "no picture was left to the LLM's own tower"
+
+
 def test_each_picture_is_seen_once_and_decode_sees_none(topologies: dict[tuple[str, ...], Served]) -> None:
     agg, split = topologies[ALL_IN_ONE], topologies[E_P_D]
     before = {

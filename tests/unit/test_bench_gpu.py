@@ -47,3 +47,19 @@ def test_what_fails_is_named_and_leaves_no_figure(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.json"))
     unknown = bench_gpu(tmp_path, "--sections", "runner")
     assert unknown.returncode == 2 and "no section 'runner'; there are runner-0.6b, http-0.6b" in unknown.stderr
+
+
+def test_the_way_to_the_client_stands_beside_the_engine_and_a_start_by_its_steps(tmp_path: Path) -> None:
+    about = {"device": "CPU", "sources": "", "versions": "torch", "commit": "c", "started": "now", "seconds": 1.0,
+             "commands": {}}  # fmt: skip
+    engine = {"rows": [{"clients": 1, "tokens_per_s": 100.0}, {"clients": 64, "tokens_per_s": 4000.0}]}
+    client = {"rows": [{"concurrency": 1, "steady_output_token_throughput": None},
+                       {"concurrency": 64, "steady_output_token_throughput": 3900.0}]}  # fmt: skip
+    start = {"serve": [{"worker": 5.0}, {"worker": 4.0}], "engine": [{"weights": 1.5}]}
+    for section, documents in (("path-tiny", {"engine": engine, "client": client}), ("start-tiny", {"trtx": start})):
+        (tmp_path / f"{section}.json").write_text(json.dumps({"section": section, "documents": documents, **about}))
+    shown = bench_gpu(tmp_path, "--models", "tiny=synthetic:tiny", "--sections", "handoff")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.stdout.splitlines()]
+    assert [row[2:] for row in rows if row[0] == "concurrency 64"] == [["3,900", "", "", "4,000", "0.975"]]
+    assert [row[2:] for row in rows if row[0] == "concurrency 1"] == [["", "", "", "100", ""]]
+    assert [row[2] for row in rows if row[0].startswith(("start", "engine alone"))] == ["5", "4", "1.5"]

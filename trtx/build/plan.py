@@ -14,6 +14,7 @@ from trtx.build.manifest import code_hash, key_of, tool_versions
 from trtx.build.source import Source, read_source
 from trtx.build.tensorrt import check_backend
 from trtx.checkpoint import read_model_config
+from trtx.checkpoint.windows import check_windows
 from trtx.config import (
     ModelFacts,
     ResolvedEngineConfig,
@@ -106,7 +107,8 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
     if request.target is not None:
         check_gpu(form, request.target)
     if request.backend == "pytorch" and not source.config.get("quantization_config"):
-        read_model_config(source.path)  # the embedded engine calibrates and proves: what it refuses is known before
+        config = read_model_config(source.path)  # the embedded engine calibrates and proves: what it refuses is known
+        check_windows(config.windows, source.path, on_gpu=request.here is not None, deterministic=False)
     check_model(form, source.config, name=source.name)
     if request.backend == "pytorch" and importlib.util.find_spec("modelopt") is None:
         raise UsageError(

@@ -42,6 +42,13 @@ class Product:
         return self.loading is not None and scaled_products and self.loading.is_kept(self.rows, self.columns)
 
 
+def product_parameters(config: ModelConfig) -> int:
+    """Of all layers' products, biases apart."""
+    hidden = config.hidden_size
+    attention = hidden * (2 * config.q_size + 2 * config.kv_size)
+    return config.num_layers * (attention + 3 * hidden * config.intermediate_size)
+
+
 def layer_products(config: ModelConfig, layer: int) -> dict[str, Product]:
     """Raises UsageError where modules of one product are quantized and others are not."""
     attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"

@@ -22,6 +22,7 @@ from trtx.checkpoint.vision import (
     refuse_quantized,
 )
 from trtx.checkpoint.weight_index import stored_dtype
+from trtx.checkpoint.windows import Windows, read_windows, refuse_nested_windows
 from trtx.errors import UsageError
 
 DRAWN_WEIGHTS = "trtx_synthetic"
@@ -123,6 +124,7 @@ class ModelConfig:
     synthetic_std: float
     quantization: Quantization | None = None
     vision: VisionConfig | None = None  # of the wrapper
+    windows: Windows = ()
 
     @property
     def q_size(self) -> int:
@@ -179,8 +181,10 @@ def _read_wrapped(config: Fields, architecture: str, model_dir: Path) -> ModelCo
     if outer and inner and outer != inner:  # which of them a module gets depends on how transformers is called
         text.refuse("dtype" if text.has("dtype") else "torch_dtype", f"{outer!r} as outside text_config")
     seed, std = _synthetic(config)
+    decoder = _parse(text, own, family, None, model_dir)
+    refuse_nested_windows(text, decoder.windows)
     return replace(
-        _parse(text, own, family, None, model_dir),
+        decoder,
         architecture=architecture,
         tied_head=is_tied(config, architecture),
         dtype=outer or inner or stored_dtype(model_dir),
@@ -231,7 +235,6 @@ def _parse(
 ) -> ModelConfig:
     sizes = {name: config.count(name, most=LARGEST[name]) for name in LARGEST if _is_needed(name, config, family)}
     heads, kv_heads, head_dim = _heads(config, family, sizes)
-    _refuse_windows(config, family, sizes["num_hidden_layers"], sizes["max_position_embeddings"])
     attention_bias = config.flag("attention_bias", missing=False)
     seed, std = _synthetic(config)
     return ModelConfig(
@@ -254,6 +257,7 @@ def _parse(
         synthetic_seed=seed,
         synthetic_std=std,
         quantization=quantization,
+        windows=read_windows(config, family, sizes["num_hidden_layers"], sizes["max_position_embeddings"]),
     )
 
 
@@ -292,34 +296,6 @@ def _heads(config: Fields, family: Family, sizes: dict[str, int]) -> tuple[int, 
             "head_dim" if "head_dim" in sizes else "hidden_size", f"heads of an even size, not {head_dim}, to rotate"
         )
     return heads, kv_heads, head_dim
-
-
-def _refuse_windows(config: Fields, family: Family, num_layers: int, max_position: int) -> None:
-    """Layers that attend to a window. transformers takes ``layer_types`` where they are listed, whatever
-    ``use_sliding_window`` says, and derives them from it where they are not. A window in a family that has none, and
-    no switch that says otherwise, is taken for meant. One of all positions is none."""
-    engine = "the torch engine computes full attention alone; serve it with the engine tensorrt-llm"
-    kinds = config.values.get("layer_types")
-    if "layer_types" in config.values and family.window == "always":
-        # transformers 5.23 (AutoConfig.from_pretrained) loads a mistral with this field, null or not, as a ministral.
-        config.refuse("layer_types", f"no such field in a {family.model_type}: transformers takes it for another model")
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != num_layers:
-            config.refuse("layer_types", f"a list of {num_layers} names, one a layer")
-        if any(kind != "full_attention" for kind in kinds):
-            config.refuse("layer_types", f"'full_attention' throughout: {engine}")
-    is_on = config.flag("use_sliding_window", missing=family.window != "switched") or family.window == "always"
-    window = config.values.get("sliding_window", family.silent_window)
-    if not is_on or kinds is not None or window is None:
-        return
-    if type(window) is int and window >= max_position:  # True is no window
-        return
-    stated = config.values["max_window_layers"] if config.has("max_window_layers") else family.full_layers
-    first = stated if family.window == "switched" else 0
-    if isinstance(first, bool) or not isinstance(first, int) or first < num_layers:
-        way_out = "null" if family.window == "always" else "null, or use_sliding_window false"
-        silent = "" if "sliding_window" in config.values else f" (missing, it is {window} to transformers)"
-        config.refuse("sliding_window", f"{way_out}{silent}: {engine}")
 
 
 def _dtype(config: Fields) -> str | None:

@@ -58,6 +58,14 @@ class RouteOptions:
     tp: Annotated[
         int | None, _option(_TOPOLOGY, "--tp", "GPUs a worker (tensor parallel); tensorrt-llm only. Default: 1.")
     ] = None
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Every route has to give the reference's tokens and log-probabilities to the bit; torch engine only.",
+            rich_help_panel=_TOPOLOGY,
+        ),
+    ] = False
     gpus: Annotated[
         str | None,
         _option(_TOPOLOGY, "--gpus", "GPUs to use, as indices into those visible. Default: all.", metavar="0,1"),

@@ -232,6 +232,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (("resume", "serve"), "--against --dtype"),
         (("resume", "serve", "against a model"), "--tokenizer"),
         (("resume", "against a server"), "--served-model-name --engine --config --recipe --set --router-args"),
+        (("resume", "against a server"), "--deterministic"),
         (("resume", "attach", "no chunks"), "--max-num-tokens"),
         (("resume", "attach", "one worker"), "--workers"),
         (("resume", "attach", "no disagg"), "--prefill --decode"),

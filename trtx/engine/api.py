@@ -23,7 +23,15 @@ from trtx.torch_engine.embeddings import (
 from trtx.torch_engine.encoder_messages import Clip
 from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import MediaSpan
-from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, read_shared, remove_shared, share
+from trtx.torch_engine.shared_tensor import (
+    SharedTensor,
+    SharedTensorError,
+    lend,
+    read_shared,
+    remove_left,
+    remove_shared,
+    share,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,8 +62,10 @@ __all__ = [
     "SharedTensorError",
     "Start",
     "TowerOutput",
+    "lend",
     "parse_handle",
     "read_shared",
+    "remove_left",
     "remove_shared",
     "share",
     "stated",

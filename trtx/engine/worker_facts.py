@@ -37,6 +37,7 @@ class WorkerFacts:
     kv_blocks: int | None
     metrics_port: int | None = None  # where it answers /metrics, on the address that it takes requests on
     deterministic: bool = False  # its answers are the same to the bit in any batch
+    gpu_uuids: tuple[str, ...] | None = None  # of gpu_names: workers may share one; None: a trtx before it told
     schema: Literal[1] = 1  # another number with a field that is gone, or means something else
 
     def to_runtime_data(self) -> dict[str, Any]:

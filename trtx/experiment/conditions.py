@@ -64,6 +64,7 @@ def conditions_of_scores(asked: ScoringSpec, plans: Mapping[str, Plan], provenan
         label: {
             "engine": measured.engine,
             "workers": measured.workers,
+            **(_sharing(plans[label]) if label in plans else {}),
             "gpus": None if measured.gpu_names is None else list(measured.gpu_names),
             "router": _router(plans[label]) if label in plans else None,
             "deterministic": _is_deterministic(plans[label]) if label in plans else None,
@@ -204,6 +205,7 @@ def _served(plans: Mapping[str, Plan], environment: Environment) -> tuple[dict[s
         label: {
             "engine": plan.engine,
             "workers": plan.expected_workers(),
+            **_sharing(plan),
             "gpus": list(plan.gpu_names),
             "router": _router(plan),
             "deterministic": _is_deterministic(plan),
@@ -212,6 +214,12 @@ def _served(plans: Mapping[str, Plan], environment: Environment) -> tuple[dict[s
         for label, plan in plans.items()
     }
     return machine, topology
+
+
+def _sharing(plan: Plan) -> dict[str, int]:
+    """Of its encode workers, how many are on the GPU of another worker; nothing where there are none."""
+    sharers = {one.name for worker in plan.workers for one in plan.sharers(worker)}
+    return {"encode_shared": len(sharers)} if "encode" in plan.expected_workers() else {}
 
 
 def _router(plan: Plan) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -253,10 +254,21 @@ def _gpu_names(client: httpx.Client, published: tuple[WorkerFacts, ...]) -> tupl
     what is not published by trtx is none, or not known."""
     if published:
         of_each = [facts.gpu_names for facts in published]
-        return None if None in of_each else tuple(name for names in of_each for name in names or ())
+        return None if None in of_each else tuple(_each_once(published))
     instances = _at(_document(client, "/health"), "instances")
     devices = {_at(one, "device_type") for one in (instances if isinstance(instances, list) else ())}
     return () if devices == {"cpu"} else None
+
+
+def _each_once(published: tuple[WorkerFacts, ...]) -> Iterator[str]:
+    """The names of their GPUs; of one that several have, once, as far as they say which they are."""
+    seen: set[str] = set()
+    for facts in published:
+        uuids = facts.gpu_uuids or ()
+        for index, name in enumerate(facts.gpu_names or ()):
+            if index >= len(uuids) or uuids[index] not in seen:
+                yield name
+        seen.update(uuids)
 
 
 def _gpu_count(attach: Attach, names: tuple[str, ...] | None) -> int | None:

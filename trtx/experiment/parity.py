@@ -32,7 +32,7 @@ from trtx.evals.parity import (
     write_prompts,
 )
 from trtx.evals.parity.forms import Evidence
-from trtx.evals.parity.gate import judge_fault, judge_reference, tolerance_of
+from trtx.evals.parity.gate import judge_fault, judge_reference, no_tolerance, tolerance_of
 from trtx.experiment import directory, resumption
 from trtx.experiment.environment import environment
 from trtx.experiment.parity_passes import Asked, Asking
@@ -306,7 +306,8 @@ def _document(state: _Parity) -> Parity:
         again = replace(again, failures=failed + again.failures, sent=len(first.answers) + again.sent)
     compared = tuple(_compared(label, first.answers, state.passes[label]) for label in others if label in state.passes)
     is_known = again is not None and again.compared.requests > 0
-    tolerance = tolerance_of(again.compared, _dtype(state)) if again is not None and is_known else None
+    allowed = no_tolerance if state.spec.promises_bits else tolerance_of
+    tolerance = allowed(again.compared, _dtype(state)) if again is not None and is_known else None
     return Parity(tolerance, again, compared)
 
 

@@ -87,6 +87,11 @@ class ParitySpec(BaseModel):
         return self.max_num_tokens or max(32, 2 * self.concurrency)
 
     @property
+    def promises_bits(self) -> bool:
+        """Every route has to give the reference's bits. Nobody promises that of a server that is attached."""
+        return self.topology.deterministic and self.attach is None
+
+    @property
     def shape(self) -> Shape:
         return Shape(self.prompts, self.isl, self.osl, self.seed)
 

@@ -13,7 +13,8 @@ from trtx.memory.torch_engine import compute_dtype
 def with_embedding_dtype(
     configs: Mapping[Role, ResolvedEngineConfig], own: str, *, is_gpu: bool
 ) -> dict[Role, ResolvedEngineConfig]:
-    """The configs of one topology of the torch engine, all of which compute in one dtype.
+    """The configs of one topology, all of which compute in one dtype. An encoder's own default is the checkpoint's
+    (the torch engine's on a CPU: float32), whatever the others are told.
 
     What role ``encode`` says nothing of follows the others, with a reason. ``own``: the checkpoint's dtype, for
     ``auto``. Raises UsageError for two dtypes: decode would read KV of another layout, or go on in other numbers than

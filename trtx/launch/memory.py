@@ -39,28 +39,53 @@ def with_memory(plan: Plan, machine: Machine) -> Plan:
             plan = replace(plan, reasons=(*plan.reasons, *_of_encoders(plan, values, machine)))
             continue
         device = _device([worker for worker in plan.workers if worker.role == role], plan, machine)
-        media = _media(plan, role, device)
         try:
+            media = _media(plan, role, device)
             found = plan_memory(plan.model_path, role, values, engine=plan.engine, device=device, media=media)
             if found.shared_bytes:
                 plan = _with_room_for_encoders(plan, found)
                 values = plan.engine_configs[role]
                 found = plan_memory(plan.model_path, role, values, engine=plan.engine, device=device, media=media)
         except UnknownShapeError as unknown:
+            _check_bounds(plan, str(unknown))
             return replace(plan, reasons=(*plan.reasons, f"no memory plan because {unknown}"))
         memory.append(found)
     return replace(plan, memory=tuple(memory))
 
 
 def _media(plan: Plan, role: str, device: Device) -> Media | None:
-    """What a worker of that role takes images with; None where none of this topology does."""
-    if plan.engine != "torch" or read_vision_config(plan.model_path) is None:
+    """What a worker of that role takes images with; None where none of this topology does, or TensorRT-LLM's own tower
+    sees, whose weights are among the model's. Raises UnknownShapeError for a shared encoder that nobody counts."""
+    if plan.engine != "torch":
+        count = _sharer_count(plan, role)
+        return Media(False, 0, count * _share(plan, device).total_bytes) if count else None
+    if read_vision_config(plan.model_path) is None:
         return None
     # Decode needs an encoder where a prefill worker is gone, and a worker beside encode workers where none answers.
     has_encoder = role != "decode" and "encode" not in plan.engine_configs
-    sharers = max(len(plan.sharers(worker)) for worker in plan.workers if worker.role == role)
-    shared_bytes = sharers * _share(plan, device).total_bytes if sharers else 0
+    count = _sharer_count(plan, role)
+    shared_bytes = count * _share(plan, device).total_bytes if count else 0
     return Media(has_encoder, EMBEDDING_CACHE_BYTES, shared_bytes)
+
+
+def _sharer_count(plan: Plan, role: str) -> int:
+    """Encode workers on a GPU of the worker of that role that has most."""
+    return max(len(plan.sharers(worker)) for worker in plan.workers if worker.role == role)
+
+
+def _check_bounds(plan: Plan, because: str) -> None:
+    """Raises UsageError where encode workers share a GPU, nobody counts what they take, and the KV pool there, which
+    takes a share of all that is free, is not bounded by its config."""
+    for role, values in plan.engine_configs.items():
+        if role == "encode" or not _sharer_count(plan, role):
+            continue
+        kv = values.get("kv_cache_config") or {}
+        if not (kv.get("max_tokens") or kv.get("max_gpu_total_bytes")):
+            raise UsageError(
+                f"{role} shares its GPU with encode workers and what they take of it is not known, because {because}; "
+                f"bound its KV pool with --set {role}.kv_cache_config.max_tokens=N, or use --encode in place of "
+                "--encode-shared"
+            )
 
 
 def _with_room_for_encoders(plan: Plan, memory: MemoryPlan) -> Plan:
@@ -87,13 +112,20 @@ def _three_digits(tokens: int) -> int:
 
 
 def _rows(plan: Plan) -> int:
-    """Of the largest batch of an encode worker."""
-    return plan.engine_configs["encode"].get("max_num_tokens") or ENCODER_TOKENS
+    """Of the largest batch of an encode worker. TensorRT-LLM's is told no number, and has the same default."""
+    stated = plan.engine_configs["encode"].get("max_num_tokens") if plan.engine == "torch" else None
+    return stated or ENCODER_TOKENS
 
 
 def _share(plan: Plan, device: Device) -> EncoderShare:
-    """Of one encode worker there."""
-    return encoder_share(plan.model_path, plan.engine_configs["encode"], device, max_num_tokens=_rows(plan))
+    """Of one encode worker there: of TensorRT-LLM's by the torch engine's arithmetic, as that of its own is nowhere
+    written. Raises UnknownShapeError for a tower that is not counted."""
+    try:
+        return encoder_share(plan.model_path, plan.engine_configs["encode"], device, max_num_tokens=_rows(plan))
+    except UsageError as unknown:
+        if plan.engine == "torch":
+            raise
+        raise UnknownShapeError(f"its vision tower is not counted ({unknown})") from unknown
 
 
 def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Iterator[str]:
@@ -102,12 +134,8 @@ def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Ite
     takers = [worker for worker in plan.workers if worker.role != "encode"]
     sharing = dict.fromkeys(one.name for worker in takers for one in plan.sharers(worker))
     if plan.engine != "torch":
-        yield "no memory plan for encode workers because what their engine takes is not known"
-        if sharing:
-            yield (
-                f"{', '.join(sharing)} may find too little memory because no plan leaves any on the shared GPU; "
-                "lower kv_cache_config.free_gpu_memory_fraction of the workers there"
-            )
+        what = "is an estimate by the torch engine's arithmetic" if sharing else "is not known"
+        yield f"no memory plan for encode workers because what their engine takes {what}"
         return
     encoders = [worker for worker in plan.workers if worker.role == "encode"]
     own = [worker for worker in encoders if worker.name not in sharing]

@@ -16,7 +16,9 @@ from trtx.checkpoint import (
     read_model_config,
     resolve_checkpoint,
 )
+from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.checkpoint.vision import read_vision_config
+from trtx.checkpoint.windows import check_windows
 from trtx.config import (
     Finding,
     ModelFacts,
@@ -104,7 +106,8 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     checkpoint = describe_checkpoint(model) if machine is None else resolve_checkpoint(model)
     if engine == "torch":
         # Refuses what the engine would refuse once it runs, in the same words.
-        read_model_config(checkpoint.path)
+        windows = read_model_config(checkpoint.path).windows
+        check_windows(windows, checkpoint.path, on_gpu=on_gpu, deterministic=spec.deterministic)
         read_end_ids(checkpoint.path)
     check_media(spec, engine, checkpoint)
     family = config_family(checkpoint.architecture, on_gpu=on_gpu)
@@ -125,6 +128,9 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
         configs = with_embedding_dtype(configs, read_model_config(checkpoint.path).dtype, is_gpu=on_gpu)
         if spec.deterministic:
             configs = with_lone_pictures(configs)
+    elif engine == "tensorrt-llm" and spec.encoders:
+        own = dtype_of(checkpoint.path, read_config(checkpoint.path))
+        configs = with_embedding_dtype(configs, own, is_gpu=on_gpu)
     version = installed_version() if engine == "tensorrt-llm" and machine is not None else None
     return Resolved(model, engine, version, checkpoint, configs, findings)
 

@@ -16,7 +16,7 @@ from trtx.torch_engine.encoder_messages import Clip, Grid
 from trtx.torch_engine.shared_tensor import SharedTensor
 
 LENGTH = struct.Struct("<I")
-Work = Literal["pixels", "frames", "rgb", "embedding"]
+Work = Literal["pixels", "patches", "frames", "rgb", "embedding"]
 
 
 VideoRule = Literal["each", "all"]
@@ -26,7 +26,7 @@ VideoRule = Literal["each", "all"]
 class Setup(msgspec.Struct, frozen=True, tag=True):
     """What a process is for."""
 
-    model_dir: str | None  # None: no "pixels", and no "frames"
+    model_dir: str | None  # None: no "pixels", "patches" or "frames"
     videos: VideoRule | None  # None: no "frames"
     directory: str  # of shared tensors
     max_pixels: int  # of a picture, or of one frame
@@ -74,6 +74,12 @@ class Rgb(msgspec.Struct, frozen=True, tag=True):
     width: int
 
 
+class Patches(msgspec.Struct, frozen=True, tag=True):
+    """Of "patches": how many "pixels" would be cut into. None: known only once it is done."""
+
+    count: int | None
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """A :class:`~trtx.media.errors.MediaError`."""
 
@@ -88,7 +94,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Down = Setup | Job
-Answer = Tensor | Rgb | Refused | Failed
+Answer = Tensor | Patches | Rgb | Refused | Failed
 Up = Ready | Unusable | Taken | Answer
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -19,7 +19,7 @@ from trtx.errors import LaunchError, UsageError
 from trtx.media.blob import Blob
 from trtx.media.decoding import DecodingProcess, ProcessEnded
 from trtx.media.errors import MediaError
-from trtx.media.messages import Answer, Failed, Job, Refused, Rgb, Setup, Tensor, VideoRule, Work
+from trtx.media.messages import Answer, Failed, Job, Patches, Refused, Rgb, Setup, Tensor, VideoRule, Work
 from trtx.torch_engine.encoder_messages import Clip, Grid
 from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, remove_shared
 
@@ -147,6 +147,14 @@ class PicturePool:
         answer, _ = await self._ask(Job(work, blob.label, len(blob.data)), blob.data)
         assert isinstance(answer, Tensor)
         return Prepared(answer.tensor, answer.grid, answer.clip)
+
+    async def patches(self, blob: Blob) -> int | None:
+        """Into how many :meth:`prepare` would cut a picture, by its header alone; None: not known before. Raises
+        MediaError."""
+        assert self._has_model, "a pool that prepares has a model"
+        answer, _ = await self._ask(Job("patches", blob.label, len(blob.data)), blob.data)
+        assert isinstance(answer, Patches)
+        return answer.count
 
     async def rgb(self, blob: Blob) -> np.ndarray:
         """``[height, width, 3]`` uint8, turned as EXIF says, on white. Raises MediaError."""

@@ -10,6 +10,7 @@ from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, has_scaled_products
 from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.quantization import read_quantization
+from trtx.checkpoint.windows import check_windows
 from trtx.memory import reserves, torch_engine
 from trtx.memory.budget import Model
 from trtx.memory.encoder import Media, arena_bytes
@@ -36,12 +37,14 @@ def read_model(directory: Path, limits: Limits, device: Device, media: Media | N
         model_weights(directory, shape, quantization, limits),
         KV_BYTES.get(str(stated).lower(), DTYPE_BYTES.get(str(stated), width)),
         lambda asked: reserves.activation_bytes(shape, asked, int(width)),
+        shared_bytes=media.shared_bytes if media is not None else 0,
     )
 
 
 def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Device, media: Media | None) -> Model:
     has_tower = media is None or media.has_encoder
     config = read_model_config(directory)
+    check_windows(config.windows, directory, on_gpu=device.is_gpu, deterministic=False)
     capability = (device.capability or capability_of(device.name)) if device.is_gpu else None
     dtype = torch_engine.compute_dtype(limits.dtype, config.dtype, is_gpu=device.is_gpu)
     scaled = has_scaled_products(capability, dtype)

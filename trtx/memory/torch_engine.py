@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.dense import Product, layer_norms, layer_products
+from trtx.checkpoint.dense import Product, layer_norms, layer_products, product_parameters
 from trtx.checkpoint.formats import DTYPE_BYTES, DTYPES, FP8_CAPABILITY, FP8_DTYPE
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.quantization import Quantization
@@ -19,6 +19,7 @@ from trtx.checkpoint.towers import tower_tensors
 from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import read_header, weight_files
 from trtx.config.torch_limits import LIMITS
+from trtx.config.torch_passes import padded_tokens
 from trtx.errors import UsageError
 
 RESERVE_BYTES = 1 << 30
@@ -120,7 +121,8 @@ def activation_bytes(
     # Logprobs of 256 of a prompt's tokens, or counts of every row's tokens and logprobs of 64 rows. What penalties make
     # of every row's logits is the float32 above.
     sampler = config.vocab_size * max(256 * 10, max_batch_size * 4 + 64 * 12)
-    return max_num_tokens * (token * width + _rounding_bytes(config, scaled_products)) + logits + sampler
+    tokens = max_num_tokens + padded_tokens(max_num_tokens, product_parameters(config))  # CUDA graphs keep their own
+    return tokens * (token * width + _rounding_bytes(config, scaled_products)) + logits + sampler
 
 
 @lru_cache(maxsize=4)  # asked again for each size that a refusal tries

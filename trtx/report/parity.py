@@ -153,6 +153,11 @@ class ParityView:
         found = None if self.parity is None else self.parity.tolerance
         if found is None:
             return "There is no yardstick: the reference was not answered twice."
+        if found.floor == 0.0:
+            return (
+                f"Two identical runs of the reference: log-probabilities at most {found.largest:.2g} apart. Allowed of "
+                "any route: 0, as --deterministic promises the same bits."
+            )
         floor = "" if found.floor is None else f", whose floor in {found.dtype} is {found.floor:.2g}"
         return (
             f"Two identical runs of the reference: log-probabilities at most {found.largest:.2g} apart, "

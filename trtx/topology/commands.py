@@ -51,12 +51,18 @@ _LOOPBACK = "127.0.0.1"
 LOOPBACK_DEVICE = "lo"
 _MIB = 1 << 20
 LEAST_BODY_MIB = 45
-"""Of one HTTP request: more is a 413. Dynamo 1.4.2's own default, said so that what follows from it holds."""
+"""Of one HTTP request: more is a 413. Dynamo 1.4.2's own default, said so that what follows from it holds. A body costs
+whoever streams beside it, by its size (docs/performance.md, "A text stream beside hostile media")."""
 MOST_BODY_MIB = 256
 """However large a medium may be: the frontend holds each body whole, and its message's length is written in 32 bits."""
 _BODY_MARGIN_MIB = 2  # for the words beside an image
 _MESSAGE_FOR_BODY = 6  # an inline image is twice in a message, decode's has prefill's answer too, and room to spare
 LEAST_MESSAGE_BYTES = 256 * _MIB
+_ACKNOWLEDGED_S = _STREAM_TIMEOUT_S
+"""How long a frontend waits, on one machine, until a worker has all of a request and says so. Large bodies on busy
+cores take longer than Dynamo 1.4.2's own 5 s, and a worker that misses them is out of the routing for seconds: a 503
+for everybody where it is the only one. A worker that ends closes its connections; one that is stopped has no discovery
+records after 10 s and is ended by the launcher, so that its requests wait for that and no longer."""
 # A worker without traffic for this long is sent one token's work; what it answers to clients counts as well.
 _CANARY_WAIT_S = 5
 # Generous: an engine in the middle of a long prompt is busy, not dead, and Dynamo's default is 3.
@@ -123,6 +129,7 @@ def local_environment(scratch_dir: Path, brokers: Sequence[Broker]) -> dict[str,
         "DYN_EVENT_PLANE": "zmq",
         "DYN_TCP_RPC_HOST": _LOOPBACK,
         "DYN_TCP_RESPONSE_STREAM_HOST": "lo",
+        "DYN_TCP_REQUEST_TIMEOUT": str(_ACKNOWLEDGED_S),
         "DYN_ZMQ_BROKER_URL": f"xsub={xsub} , xpub={xpub}",
     }
 

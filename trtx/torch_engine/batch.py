@@ -21,17 +21,70 @@ if TYPE_CHECKING:
     from trtx.torch_engine.shared_tensor import SharedTensor
 
 
+def first_block(window: int | None, num_tokens: int, tokens_per_block: int) -> int:
+    """The first block that a query at position ``num_tokens``, or at any later one, sees through ``window``."""
+    return 0 if window is None else max(0, num_tokens - window + 1) // tokens_per_block
+
+
 @dataclass(frozen=True, slots=True)
-class KvGeometry:
-    """What one KV block looks like. Pool: ``[num_blocks, num_kv_heads, num_layers, 2, tokens_per_block, head_dim]``.
+class LayerGroup:
+    """Layers that need the same of a sequence's past. A sequence has one list of blocks for each group."""
 
-    A block holds all layers, so that one block is one contiguous range of ``block_bytes`` bytes. Heads come first in
-    it, so that some heads of all layers are one range too, and a head's tokens in a layer lie one after the other.
-    """
-
-    num_layers: int
+    layers: tuple[int, ...]  # ascending, from 0
     num_kv_heads: int
     head_dim: int
+    window: int | None = None  # a query sees so many positions, its own the last of them; None: all before it
+    kind: str = "attention"  # what a block keeps of a token: keys and values of heads
+
+    def __str__(self) -> str:
+        reach = "all positions" if self.window is None else f"a window of {self.window}"
+        heads = f"{self.num_kv_heads} KV heads of {self.head_dim}"
+        return f"{self.kind} of {_spans(self.layers)} to {reach}, {heads}"
+
+
+def _spans(layers: tuple[int, ...]) -> str:
+    """Evenly spaced layers in short: ``layers 0, 2, … 22``."""
+    step = layers[1] - layers[0] if len(layers) > 1 else 1
+    if len(layers) > 3 and layers == tuple(range(layers[0], layers[-1] + 1, step)):
+        return f"layers {layers[0]}, {layers[1]}, … {layers[-1]}"
+    return f"layers {', '.join(map(str, layers))}"
+
+
+_MOST_GROUPS = 8
+"""Each costs a block table, and a list to look after for every sequence."""
+
+
+def layer_groups(windows: Sequence[int | None], num_kv_heads: int, head_dim: int) -> tuple[LayerGroup, ...]:
+    """Of a model whose layers see through ``windows``, one a layer. Those of one window are one group, or several of
+    as many layers as blocks hold: of what makes few groups, what leaves the least padding, in the largest blocks."""
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        kinds.setdefault(window, []).append(layer)
+    counts = [len(layers) for layers in kinds.values()]
+
+    def cost(size: int) -> tuple[int, int]:
+        return sum(-count % size for count in counts), -size
+
+    few = [size for size in range(1, max(counts) + 1) if sum(-(-count // size) for count in counts) <= _MOST_GROUPS]
+    size = min(few or [max(counts)], key=cost)
+    return tuple(
+        LayerGroup(tuple(kinds[window][begin : begin + size]), num_kv_heads, head_dim, window)
+        for window in sorted(kinds, key=lambda window: (window is not None, window or 0))
+        for begin in range(0, len(kinds[window]), size)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KvGeometry:
+    """What KV blocks look like. Pool: ``[num_blocks, num_kv_heads, block_layers, 2, tokens_per_block, head_dim]``.
+
+    A block holds all layers of one group: one contiguous range of ``block_bytes`` bytes. Heads come first in it, so
+    that some heads of all its layers are one range too, and a head's tokens in a layer lie one after the other. Blocks
+    of all groups have one shape, so that any block of the pool serves any group; what a group with fewer layers leaves
+    of it is padding. Raises ValueError for groups that no such blocks hold.
+    """
+
+    groups: tuple[LayerGroup, ...]  # the first is one that sees all positions, where there is one
     tokens_per_block: int
     dtype: str  # torch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn"
     scales: str = ""  # of a float8 pool: digest of what its values are multiplied with, equal for equal checkpoints
@@ -39,14 +92,56 @@ class KvGeometry:
     # checkpoint. KV of another arithmetic would break that. "": the engine promises nothing of the kind.
     arithmetic: str = ""
 
+    def __post_init__(self) -> None:
+        layers = sorted(layer for group in self.groups for layer in group.layers)
+        if not layers or layers != list(range(len(layers))):
+            raise ValueError(f"groups of layers {layers}; expected every layer of the model in one of them")
+        if len({(group.num_kv_heads, group.head_dim, group.kind) for group in self.groups}) > 1:
+            raise ValueError(f"groups {', '.join(map(str, self.groups))}; expected heads of one shape in one pool")
+
+    @classmethod
+    def uniform(
+        cls,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        tokens_per_block: int,
+        dtype: str,
+        scales: str = "",
+        arithmetic: str = "",
+    ) -> KvGeometry:
+        """Of layers that all see all positions: one group."""
+        group = LayerGroup(tuple(range(num_layers)), num_kv_heads, head_dim)
+        return cls((group,), tokens_per_block, dtype, scales, arithmetic)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """One a group."""
+        return tuple(group.window for group in self.groups)
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Of each layer: its group, and its index in a block of that."""
+        found = {
+            layer: (number, index)
+            for number, group in enumerate(self.groups)
+            for index, layer in enumerate(group.layers)
+        }
+        return tuple(found[layer] for layer in range(len(found)))
+
+    @property
+    def block_layers(self) -> int:
+        return max(len(group.layers) for group in self.groups)
+
     @property
     def dtype_bytes(self) -> int:
         return {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}[self.dtype]
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """``(num_kv_heads, num_layers, 2, tokens_per_block, head_dim)``: a block's dimensions as they lie in memory."""
-        return self.num_kv_heads, self.num_layers, 2, self.tokens_per_block, self.head_dim
+        """``(num_kv_heads, block_layers, 2, tokens_per_block, head_dim)``: a block as it lies in memory."""
+        first = self.groups[0]
+        return first.num_kv_heads, self.block_layers, 2, self.tokens_per_block, first.head_dim
 
     @property
     def block_bytes(self) -> int:
@@ -83,15 +178,16 @@ class ScheduledSequence:
     ``slot`` is the row of the runner's persistent per-sequence state: unique among running sequences,
     ``0 <= slot < max_batch_size``, and stable from admission to finish or preemption. ``is_first`` is
     true on the first step after the sequence took the slot (the runner then resets that row).
-    ``block_ids`` is the sequence's own list, append-only while it holds the slot: the runner may keep
-    how many of its entries it has copied. Positions ``[start, start + len(new_token_ids))`` are computed.
+    ``block_ids`` are the sequence's own lists, one a layer group and all of one length, append-only while it
+    holds the slot: the runner may keep how many of their entries it has copied. Entries before a group's
+    window are nobody's: never to be read. Positions ``[start, start + len(new_token_ids))`` are computed.
     """
 
     slot: int
     is_first: bool
     new_token_ids: list[int]  # known ones, or FROM_SLOT alone
     start: int
-    block_ids: list[int]
+    block_ids: list[list[int]]
     samples: bool  # the last new token's logits produce a token (False: a prompt chunk before the last)
     sampling: SamplingPlan
     prompt_token_ids: list[int]  # for penalties and prompt logprobs; do not mutate
@@ -146,6 +242,7 @@ class ModelRunner(Protocol):
     max_position: int  # longest sequence the model's positions allow
     vocab_size: int
     needs_grids: bool  # of media: its positions depend on them
+    paced_steps: int | None  # what suits it best: see SchedulerLimits
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """Begins to write KV for every new token, and to sample where asked; waits for no result.

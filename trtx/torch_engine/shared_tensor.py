@@ -2,9 +2,10 @@
 
 A file is there whole or not at all, is never written again, and is mapped where it is opened: an open tensor outlives
 its file. Whoever shares a tensor removes it, once those who were told of it have opened it or will not, or hands that
-over with it; what a process that was killed left behind goes with the directory, which the launcher and its guardian
-remove. Nothing is pickled: a file has a header, which names dtype and shape, and the bytes of the tensor in C order,
-or, of a tensor in the memory of a process, such as a GPU's, how it is reached there: such a file is what keeps it.
+over with it. What a worker that was killed left behind goes when the next one starts (:func:`remove_left`), all else
+with the directory, which the launcher and its guardian remove. Nothing is pickled: a file has a header, which names
+dtype and shape, and the bytes of the tensor in C order, or, of a tensor in the memory of a process, such as a GPU's,
+how it is reached there: such a file is what keeps it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -35,6 +37,7 @@ _MAX_DIMENSIONS = 8
 _SUFFIX = ".tensor"
 _TAKEN = ".taken"  # of a file whose data lies elsewhere: who lent it finds it again
 _MAX_PLACE_BYTES = 1 << 20
+_OWNED = re.compile(r"([1-9]\d*)-[0-9a-f]{32}\.[a-z]+")  # a session, which is 0 where its leader can't be seen
 
 
 class SharedTensorError(Exception):
@@ -91,7 +94,7 @@ def _write(magic: bytes, name: str, shape: tuple[int, ...], data: memoryview, di
     header = (magic + bytes([len(said)]) + said).ljust(_HEADER_BYTES, b"\0")
     assert len(header) == _HEADER_BYTES, "eight sizes of 64 bits fit"
     folder = Path(tempfile.gettempdir()) if directory is None else directory
-    path = folder / f"{secrets.token_hex(16)}{_SUFFIX}"
+    path = folder / _unknown_name()
     unfinished = path.with_suffix(".partial")
     try:
         try:
@@ -143,7 +146,7 @@ def take_over(shared: SharedTensor) -> SharedTensor:
     path = Path(shared.path)
     if path.parent != Path(tempfile.gettempdir()) or path.suffix != _SUFFIX:
         raise SharedTensorError(f"{path} is no shared tensor of {tempfile.gettempdir()}, the scratch directory")
-    own = path.with_name(f"{secrets.token_hex(16)}{_SUFFIX}")
+    own = path.with_name(_unknown_name())
     try:
         _map(shared)
     except SharedTensorElsewhere:
@@ -153,6 +156,40 @@ def take_over(shared: SharedTensor) -> SharedTensor:
     except OSError as error:
         raise SharedTensorGone(f"the shared tensor {path} is gone; another reader took it, or it expired") from error
     return SharedTensor(str(own), shared.dtype, shared.shape)
+
+
+def lend(shared: SharedTensor) -> SharedTensor:
+    """Another name of the same file, for one reader, who removes it. Raises SharedTensorError where there is none."""
+    path = Path(shared.path)
+    name = path.with_name(_unknown_name())
+    try:
+        os.link(path, name)
+    except OSError as error:
+        raise SharedTensorError(f"the tensor {path} can't be lent ({error.strerror})") from error
+    return msgspec.structs.replace(shared, path=str(name))
+
+
+def remove_left(directory: Path | None = None) -> None:
+    """Removes the files of sessions in which no process lives. ``directory``: the scratch directory, of which all
+    processes see one another; None is this process's."""
+    # Files first: of a session that begins in between, none is seen.
+    there = list((Path(tempfile.gettempdir()) if directory is None else directory).iterdir())
+    living = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):  # it has ended meanwhile
+                living.add(os.getsid(int(process.name)))
+    for path in there:
+        owned = _OWNED.fullmatch(path.name)
+        if owned is not None and int(owned[1]) not in living:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _unknown_name() -> str:
+    """That nobody can guess, behind the session of this process: a worker and all that it starts are one of their
+    own."""
+    return f"{os.getsid(0)}-{secrets.token_hex(16)}{_SUFFIX}"
 
 
 def _map(shared: SharedTensor) -> mmap.mmap | None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
 
-def gpu_names() -> tuple[str, ...] | None:
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    uuid: str
+    name: str
+
+
+def given_gpus() -> tuple[Gpu, ...] | None:
     """One for each entry of ``CUDA_VISIBLE_DEVICES``, none where it is empty.
 
     None: it is not set, so nobody said, or it names what NVML does not know.
@@ -22,11 +29,15 @@ def gpu_names() -> tuple[str, ...] | None:
     try:
         pynvml.nvmlInit()
         try:
-            return tuple(str(pynvml.nvmlDeviceGetName(_handle(entry))) for entry in entries)
+            return tuple(_gpu(_handle(entry)) for entry in entries)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
+
+
+def _gpu(handle: Any) -> Gpu:
+    return Gpu(str(pynvml.nvmlDeviceGetUUID(handle)), str(pynvml.nvmlDeviceGetName(handle)))
 
 
 def _handle(entry: str) -> Any:

@@ -12,23 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
 from trtx.engine.api import (
-    EmbeddingHandle,
-    EmbeddingMismatch,
     EmbeddingReader,
     SharedTensor,
     Start,
     TowerOutput,
-    parse_handle,
     remove_shared,
     share,
 )
-from trtx.media import Blob, Kind, MediaError, MediaLimits, PicturePool, VideoRule
+from trtx.media import Blob, MediaError, MediaLimits, PicturePool, VideoRule
+from trtx.worker import questions
 from trtx.worker.media_metrics import MediaMetrics
 
 logger = logging.getLogger(__name__)
@@ -49,6 +46,11 @@ class Embedder(Protocol):
     async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         """Raises MediaError about ``blob.label``, 413 for more than ``most_rows`` before anything is encoded;
         NoEncoder, or what an encoder failed with."""
+        ...
+
+    async def count(self, blob: Blob, key: bytes) -> int | None:
+        """Rows that :meth:`embed` would make, where that is known before anything is decoded. Raises MediaError about
+        ``blob.label``, as far as a header tells."""
         ...
 
     def use_files(self) -> None:
@@ -116,6 +118,12 @@ class LocalEmbedder:
             raise MediaError(422, f"{blob.label} can't be encoded: {error}") from error
         finally:
             remove_shared(prepared.pixels)
+
+    async def count(self, blob: Blob, key: bytes) -> int | None:
+        if blob.kind != "image" or self._config.tokens_per_image is not None:
+            return self._config.tokens_per_image
+        patches = await self._pool.patches(blob)
+        return None if patches is None else patches // self._config.spatial_merge**2
 
     async def _given(self, blob: Blob) -> TowerOutput:
         """Made by the client: read, and checked against what the model would make."""
@@ -222,6 +230,15 @@ class StartedEmbedder:
                     "two vision encoders ended while they had the picture; try again, or another"
                 ) from error
 
+    async def count(self, blob: Blob, key: bytes) -> int | None:
+        begun = await self.start()
+        try:
+            return await begun.count(blob, key)
+        except Exception as error:
+            if not self._died(begun, error):
+                raise
+            return None  # the next encoder tells, once it has it
+
     def _died(self, begun: LocalEmbedder, error: Exception) -> bool:
         """Whether ``error`` tells of the encoder's end, or of that of the pool beside it, and not of the picture."""
         is_the_pictures_own = isinstance(error, MediaError) and error.status != NoEncoder.status
@@ -296,7 +313,7 @@ class RemoteEmbedder:
                 asked.add(worker)
                 try:
                     with self._metrics.timed("remote"):
-                        asked_for = question(picture, key, blob.kind, most_rows, in_file=self._has_files)
+                        asked_for = questions.question(picture, key, blob.kind, most_rows, in_file=self._has_files)
                         made = await self._ask(worker, asked_for)
                 except MediaError as error:
                     self._distrusted.pop(worker, None)
@@ -314,6 +331,26 @@ class RemoteEmbedder:
         self._metrics.fallbacks += 1
         return await self._fallback.embed(blob, key, most_rows)
 
+    async def count(self, blob: Blob, key: bytes) -> int | None:
+        """Of whoever would encode it, who is asked once: what comes of it is no answer anybody waits for."""
+        found = self._worth_asking(())
+        if not found:
+            return None if self._fallback is None else await self._fallback.count(blob, key)
+        worker = preferred(found, key)
+        picture = await asyncio.to_thread(self._share, np.frombuffer(blob.data, np.uint8))
+        try:
+            async with asyncio.timeout(self._seconds):
+                asked = questions.count_question(picture, key, blob.kind)
+                return questions.read_count(await self._workers.ask(worker, asked))
+        except MediaError as error:
+            raise error.about(blob.label) from error
+        except Exception as error:
+            self._distrusted[worker] = self._clock() + DISTRUST_SECONDS
+            logger.warning("encode worker %x did not count the rows of picture %s: %r", worker, key.hex(), error)
+            return None
+        finally:
+            remove_shared(picture)
+
     def _worth_asking(self, asked: Collection[int]) -> Sequence[int]:
         """Who may be asked next; those of whom nothing is known against them first."""
         ids = self._workers.ids()
@@ -325,7 +362,7 @@ class RemoteEmbedder:
 
     async def _ask(self, worker: int, asked: Mapping[str, Any]) -> TowerOutput:
         async with asyncio.timeout(self._seconds):
-            handle = read_answer(await self._workers.ask(worker, asked), bytes.fromhex(asked["key"]))
+            handle = questions.read_answer(await self._workers.ask(worker, asked), bytes.fromhex(asked["key"]))
             return TowerOutput(self._reader.read(handle), handle.grid, handle.clip)
 
     async def close(self) -> None:
@@ -338,54 +375,3 @@ def preferred(workers: Iterable[int], key: bytes) -> int:
     that worker's cache, and each worker gets as many pictures as another. Where one goes or comes, only its own move.
     """
     return max(workers, key=lambda one: (hashlib.blake2b(b"%d" % one, key=key, digest_size=8).digest(), one))
-
-
-# --- what the two ends say to each other, as JSON ---
-
-
-def question(picture: SharedTensor, key: bytes, kind: Kind, most_rows: int, *, in_file: bool = False) -> dict[str, Any]:
-    """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one.
-    ``in_file``: whoever asks can't read an embedding on the encoder's device."""
-    asked = {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind, "most_rows": most_rows}
-    return {**asked, "in_file": True} if in_file else asked
-
-
-def wants_file(asked: Any) -> bool:
-    """Of a question that :func:`read_question` took."""
-    return asked.get("in_file") is True
-
-
-def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind, int]:
-    """Raises ValueError for what is no question."""
-    if not isinstance(asked, Mapping):
-        raise ValueError("expected picture, key, kind and most_rows")
-    try:
-        kind: Kind = msgspec.convert(asked.get("kind"), Kind)
-        most_rows = msgspec.convert(asked.get("most_rows"), int)
-        return (
-            msgspec.convert(asked.get("picture"), SharedTensor),
-            bytes.fromhex(str(asked.get("key"))),
-            kind,
-            most_rows,
-        )
-    except (msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"expected picture, key, kind and most_rows: {error}") from error
-
-
-def refusal(error: MediaError) -> dict[str, Any]:
-    """A fault of the picture's own: another encode worker would find it too. About THIS_PICTURE."""
-    return {"error": str(error), "status": error.status}
-
-
-def is_refusal(answered: Mapping[str, Any]) -> bool:
-    return "error" in answered
-
-
-def read_answer(answered: Mapping[str, Any], key: bytes) -> EmbeddingHandle:
-    """Raises MediaError about THIS_PICTURE, EmbeddingMismatch for what is no answer about ``key``."""
-    if is_refusal(answered):
-        raise MediaError(answered["status"], answered["error"])
-    handle = parse_handle(answered)
-    if handle.key != key:
-        raise EmbeddingMismatch("an encode worker answered with another picture's embedding")
-    return handle

@@ -112,6 +112,11 @@ class EmbeddingCache(Generic[T]):
             self._queue.remove(turn)
             self._wake()
 
+    def held(self, key: bytes) -> T | None:
+        """The embedding where it is there now. Nothing is pinned, and nothing counted as asked for."""
+        entry = self._entries.get(key)
+        return entry.made.result() if entry is not None and entry.is_ready else None
+
     def clear(self) -> None:
         """Forgets what nobody has pinned."""
         self._evict(self.used_bytes, keep=())

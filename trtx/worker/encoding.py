@@ -18,9 +18,9 @@ from trtx.engine.api import PicturePrompt, SharedTensor, read_shared
 from trtx.media import THIS_PICTURE, Blob, MediaError
 from trtx.worker.chunks import Chunk
 from trtx.worker.decoding import Decoding
-from trtx.worker.embedders import refusal
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.faults import EngineError
+from trtx.worker.questions import refusal
 from trtx.worker.request import InvalidRequest
 
 

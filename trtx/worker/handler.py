@@ -21,7 +21,6 @@ from trtx.engine.handoff_facts import HandoffFacts, outcome_of
 from trtx.worker import handoff, roles
 from trtx.worker.background import on_loop
 from trtx.worker.chunks import ChunkWriter
-from trtx.worker.embedders import is_refusal
 from trtx.worker.encode_endpoint import HEARTBEAT_SECONDS
 from trtx.worker.encoding import ImageEncoder
 from trtx.worker.faults import EngineError, EngineSteps, as_dynamo_error, fault_of, is_of_closing
@@ -34,6 +33,7 @@ from trtx.worker.picture_encoder import PictureEncoder
 from trtx.worker.pictures import expand
 from trtx.worker.polling import EnginePoll
 from trtx.worker.prompt_sight import PromptLooking, PromptSight
+from trtx.worker.questions import is_refusal
 from trtx.worker.request import InvalidRequest, WorkerRequest, with_media, with_ready
 from trtx.worker.request import parse as parse_request
 from trtx.worker.roles import Submission

@@ -20,7 +20,7 @@ from trtx.engine.api import EngineApi, EngineFacts
 from trtx.engine.worker_facts import WorkerFacts
 from trtx.errors import UsageError
 from trtx.text import StopStrings, TextStream, Tokenizer, load_tokenizer
-from trtx.worker.devices import gpu_names
+from trtx.worker.devices import Gpu, given_gpus
 from trtx.worker.options import WorkerOptions
 from trtx.worker.request import InvalidRequest, WorkerRequest
 
@@ -108,12 +108,13 @@ def load(options: WorkerOptions) -> LoadedEngine:
 
 def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> WorkerFacts:
     """What this worker publishes of itself and its engine."""
+    gpus = _gpus(options, api)
     return WorkerFacts(
         name=options.name,
         role=options.role,
         engine=options.engine,
         versions={**_own_versions(), **api.versions},
-        gpu_names=_gpu_names(options, api),
+        gpu_names=None if gpus is None else tuple(gpu.name for gpu in gpus),
         tensor_parallel_size=options.llm_args.get("tensor_parallel_size") or 1,
         context_length=facts.context_length,
         max_batch_size=facts.max_batch_size,
@@ -122,16 +123,17 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
         kv_blocks=facts.num_blocks,
         metrics_port=_metrics_port(os.environ.get("DYN_SYSTEM_PORT", "")),
         deterministic=options.deterministic,
+        gpu_uuids=None if gpus is None else tuple(gpu.uuid for gpu in gpus),
     )
 
 
-def _gpu_names(options: WorkerOptions, api: EngineApi) -> tuple[str, ...] | None:
+def _gpus(options: WorkerOptions, api: EngineApi) -> tuple[Gpu, ...] | None:
     """None too where the engine's ranks are on other nodes as well: nobody here knows those, and the GPUs of one node
     would be taken for all that it has."""
-    names = gpu_names()
-    if names and api.gpus_of(options.llm_args) > len(names):
+    gpus = given_gpus()
+    if gpus and api.gpus_of(options.llm_args) > len(gpus):
         return None
-    return names
+    return gpus
 
 
 def _metrics_port(variable: str) -> int | None:

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from dynamo.common.backend.multimodal import encoder_terminal_chunk
 
 from trtx.engine.api import (
     EmbeddingExports,
     EmbeddingHandle,
     SharedTensor,
-    SharedTensorError,
     TowerOutput,
+    lend,
     read_shared,
     remove_shared,
 )
 from trtx.media import THIS_PICTURE, Blob, Kind, MediaError
 from trtx.worker.chunks import Chunk
-from trtx.worker.embedders import Embedder, read_question, refusal, wants_file
+from trtx.worker.embedders import Embedder
 from trtx.worker.embedding_cache import EmbeddingCache, NotMade, TooLarge, Wanted
 from trtx.worker.encode_endpoint import ASKED
+from trtx.worker.questions import count, read_question, refusal, wants_count, wants_file
 from trtx.worker.request import InvalidRequest
 
 
@@ -57,6 +55,9 @@ class PictureEncoder:
         except ValueError as error:
             raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
         try:
+            if wants_count(asked):
+                blob = Blob(await asyncio.to_thread(read_shared, picture), THIS_PICTURE, kind)
+                return _chunk(count(await self._embedder.count(blob, key)))
             handle = await self._encode(picture, key, kind, most_rows, in_file=wants_file(asked))
             if not is_wanted() and handle.path is not None:
                 Path(handle.path).unlink(missing_ok=True)  # and so its lease ends
@@ -67,8 +68,7 @@ class PictureEncoder:
             if not isinstance(failed.error, MediaError):
                 raise
             answered = refusal(failed.error)
-        chunk: Chunk = dict(encoder_terminal_chunk(answered))
-        return chunk
+        return _chunk(answered)
 
     async def _encode(
         self, picture: SharedTensor, key: bytes, kind: Kind, most_rows: int, *, in_file: bool
@@ -93,17 +93,11 @@ class PictureEncoder:
             lease.release()
 
 
+def _chunk(answered: dict[str, Any]) -> Chunk:
+    chunk: Chunk = dict(encoder_terminal_chunk(answered))
+    return chunk
+
+
 def discard(key: bytes, held: TowerOutput) -> None:
     """What the cache does with an embedding that leaves it."""
     remove_shared(held.rows)
-
-
-def lend(rows: SharedTensor) -> SharedTensor:
-    """Another name of the same file, for one reader, who removes it. Raises SharedTensorError where there is none."""
-    path = Path(rows.path)
-    name = path.with_name(f"{secrets.token_hex(16)}{path.suffix}")
-    try:
-        os.link(path, name)
-    except OSError as error:
-        raise SharedTensorError(f"the embedding {path} can't be lent ({error.strerror})") from error
-    return msgspec.structs.replace(rows, path=str(name))

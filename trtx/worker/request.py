@@ -68,7 +68,7 @@ def parse(
     token_ids = list(request.get("token_ids") or ())
     if not token_ids:
         raise InvalidRequest("the prompt has no tokens; send at least one")
-    room = _room(token_ids, context_length)
+    room = room_of(len(token_ids), context_length)
     stops = request.get("stop_conditions") or {}
     options = request.get("sampling_options") or {}
     outputs = request.get("output_options") or {}
@@ -122,7 +122,7 @@ def with_media(
     ``routing``: Dynamo's ``mm_routing_info``, whose frontend computes the places of pictures itself where it knows the
     model's processor; used where it came to the same length.
     """
-    room = _room(token_ids, context_length, stretch(media, len(token_ids)))
+    room = room_of(len(token_ids), context_length, stretch(media, len(token_ids)))
     known = (routing or {}).get("routing_token_ids") or ()
     length = (routing or {}).get("expanded_prompt_len")
     is_known = length == len(token_ids) <= len(known)
@@ -140,7 +140,7 @@ def with_ready(
 ) -> WorkerRequest:
     """``request`` with the prompt that the engine, or a prefill worker's, made of it and its pictures. Raises
     InvalidRequest where it is too long."""
-    return replace(_clamped(request, _room(token_ids, context_length)), token_ids=token_ids, ready=ready)
+    return replace(_clamped(request, room_of(len(token_ids), context_length)), token_ids=token_ids, ready=ready)
 
 
 def _clamped(request: WorkerRequest, room: int) -> WorkerRequest:
@@ -150,17 +150,18 @@ def _clamped(request: WorkerRequest, room: int) -> WorkerRequest:
     return replace(request, sampling=sampling)
 
 
-def _room(token_ids: Sequence[int], context_length: int, stretched: int = 0) -> int:
-    """Tokens that an answer may have. ``stretched``: positions that media take beyond their tokens."""
-    room = context_length - len(token_ids) - stretched
+def room_of(tokens: int, context_length: int, stretched: int = 0) -> int:
+    """Tokens that the answer to a prompt of so many may have. ``stretched``: positions that media take beyond their
+    tokens. Raises InvalidRequest where it may have none."""
+    room = context_length - tokens - stretched
     if room < 1 and stretched:
         raise InvalidRequest(
-            f"the prompt has {len(token_ids)} tokens and a video in it plays for {stretched} positions more, and the "
+            f"the prompt has {tokens} tokens and a video in it plays for {stretched} positions more, and the "
             f"context holds {context_length} together with the output; send a shorter video"
         )
     if room < 1:
         raise InvalidRequest(
-            f"the prompt has {len(token_ids)} tokens and the context holds {context_length} together with the output; "
+            f"the prompt has {tokens} tokens and the context holds {context_length} together with the output; "
             f"send at most {context_length - 1}"
         )
     return room

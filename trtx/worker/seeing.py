@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from contextlib import AsyncExitStack
 from typing import Any
 
 from trtx import engine
 from trtx.checkpoint.vision import VisionConfig, read_vision_config
 from trtx.engine import Engine
-from trtx.engine.api import EmbeddingExports
+from trtx.engine.api import EmbeddingExports, remove_left
 from trtx.errors import UsageError
 from trtx.media import Kind, PicturePool, embedding_options, processor_options, video_options
 from trtx.text import Tokenizer
@@ -50,6 +52,8 @@ class Seeing:
     async def before_engine(self) -> None:
         """Starts this worker's own encoder where its requests will need it: on a GPU it takes its memory first, since
         the engine's KV pool takes what it finds. Raises UsageError."""
+        if self._config is not None and os.environ.get("DYN_DISCOVERY_BACKEND") == "file":  # one machine
+            await asyncio.to_thread(remove_left)
         if self._config is None or self._options.role == "encode":
             return
         self.metrics = metrics = MediaMetrics()

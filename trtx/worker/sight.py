@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
@@ -16,9 +16,10 @@ from trtx.worker.embedders import Embedder
 from trtx.worker.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Picture, Sent, check_counts, check_placeholders, sent_media
-from trtx.worker.request import InvalidRequest
+from trtx.worker.request import InvalidRequest, room_of
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 FETCHES, READS = 32, 8
 """Files that a worker fetches from servers at a time, and of others (``data:``, ``file:``), which wait for none.
@@ -39,8 +40,9 @@ class Seen:
 class Looking:
     """One request's pictures: looked at when somebody needs them, once, and let go of at its end."""
 
-    def __init__(self, sight: Sight, sent: Sequence[Sent]) -> None:
-        self._sight, self._sent = sight, sent
+    def __init__(self, sight: Sight, sent: Sequence[Sent], beside: int) -> None:
+        """``beside``: tokens of the prompt that stand for none of ``sent``."""
+        self._sight, self._sent, self._beside = sight, sent, beside
         self._seen: Seen | None = None
 
     def __len__(self) -> int:
@@ -49,7 +51,7 @@ class Looking:
     async def pictures(self) -> tuple[Picture, ...]:
         """The engine has the embeddings of them until :meth:`close`. Raises as :meth:`Sight.look` does."""
         if self._seen is None:
-            self._seen = await self._sight.look(self._sent)
+            self._seen = await self._sight.look(self._sent, self._beside)
         return self._seen.pictures
 
     def close(self) -> None:
@@ -78,23 +80,33 @@ class Sight:
         self._limits, self._metrics, self._model, self._options = limits, metrics, model, options
         self._reserved_bytes = reserved_bytes
         self._fetches, self._reads = asyncio.Semaphore(FETCHES), asyncio.Semaphore(READS)
+        # As many as are read at a time: the decoders' queue is for what the cache has made room for.
+        self._counts = asyncio.Semaphore(limits.decode_processes)
         self._held = HeldMedia(limits.media_memory_bytes)
 
     def looking(self, wire: Mapping[str, Any]) -> Looking | None:
         """At the pictures of Dynamo's request, of which nothing is fetched yet; None: it has none, and no place for
-        one. Raises InvalidRequest."""
-        sent = sent_media(wire, self.config)
+        one. Raises InvalidRequest; for more than the context holds where every picture has as many rows."""
+        sent, token_ids = sent_media(wire, self.config), wire.get("token_ids") or ()
         check_counts(sent, self._limits)
-        check_placeholders(wire.get("token_ids") or (), self.config, sent)
-        return Looking(self, sent) if sent else None
+        check_placeholders(token_ids, self.config, sent)
+        beside = len(token_ids) - len(sent)  # each has one placeholder in the prompt yet
+        if sent and self.config.tokens_per_image is not None:
+            room_of(beside + len(sent) * self.config.tokens_per_image, self._engine.facts.context_length)
+        return Looking(self, sent, beside) if sent else None
 
-    async def look(self, sent: Sequence[Sent]) -> Seen:
-        """Raises MediaError, InvalidRequest, or NotMade of what no encoder could do. Nothing stays pinned then, or
-        where it is cancelled.
+    async def look(self, sent: Sequence[Sent], beside: int = 0) -> Seen:
+        """``beside``: tokens of the prompt that stand for none of them.
 
-        Whether there is room in the context is known afterwards.
+        Raises MediaError, InvalidRequest, or NotMade of what no encoder could do. Nothing stays pinned then, or where
+        it is cancelled.
+
+        Whether there is room in the context for one of them, or for videos, is known afterwards; of several pictures
+        it is counted by their headers, before any is decoded.
         """
         fetched = await self._fetch_all(sent)
+        if len(fetched) > 1 and self.config.tokens_per_image is None:
+            await self._check_room(fetched, beside)
         wanted = [Wanted(key, self._reserved_bytes, self._maker(key, blob)) for key, blob in fetched]
         try:
             lease = await self._cache.lease(wanted)
@@ -113,14 +125,25 @@ class Sight:
             raise
         return Seen(tuple(found[key] for key, _ in fetched), lease)
 
+    async def _check_room(self, fetched: Sequence[tuple[bytes, Blob]], beside: int) -> None:
+        """Raises InvalidRequest for more rows than the context holds, MediaError for what a header tells of."""
+        blobs = dict(fetched)
+        counts = await _all([self._count(key, blob) for key, blob in blobs.items()])
+        rows = dict(zip(blobs, counts, strict=True))
+        room_of(beside + sum(rows[key] for key, _ in fetched), self._engine.facts.context_length)
+
+    async def _count(self, key: bytes, blob: Blob) -> int:
+        """Rows of one; 1, which it has at least, where nobody knows yet."""
+        async with self._counts:
+            if (picture := self._cache.held(key)) is not None:
+                return picture.rows
+            if blob.kind != "image":
+                return 1
+            return await self._embedder.count(blob, key) or 1
+
     async def _fetch_all(self, sent: Sequence[Sent]) -> list[tuple[bytes, Blob]]:
         """Keys and files, in order; the first that fails ends the others."""
-        tasks = [asyncio.create_task(self._fetch(one)) for one in sent]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await _all([self._fetch(one) for one in sent])
 
     async def _fetch(self, sent: Sent) -> tuple[bytes, Blob]:
         with self._metrics.timed("fetch"):
@@ -160,3 +183,13 @@ class Sight:
         if columns != width or (fixed is not None and rows != fixed):
             raise RuntimeError(f"an embedding of shape {[rows, columns]} was made, expected {[fixed or rows, width]}")
         return Picture(key, rows, made.grid, made.clip)
+
+
+async def _all(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """In order; the first that fails ends the others."""
+    tasks = [asyncio.create_task(one) for one in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -11,6 +11,7 @@ import pytest
 from trtx.checkpoint import ModelConfig, read_end_ids, read_model_config
 from trtx.checkpoint.facts import read_checkpoint, text_config
 from trtx.checkpoint.shapes import SHAPES
+from trtx.checkpoint.windows import check_windows
 from trtx.errors import UsageError
 from trtx.memory import Device, UnknownShapeError, plan_memory
 
@@ -134,10 +135,22 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
         ({"no_rope_layers": [1, 0]}, "no_rope_layers is [1, 0]; expected no such field"),
         ({"query_pre_attn_scalar": 256}, "query_pre_attn_scalar is 256; expected no such field"),
         ({"a_field_of_tomorrow": "x" * 100_000}, "a_field_of_tomorrow is 'xxx"),
-        ({"layer_types": ["full_attention", "sliding_attention"] * 2}, "expected 'full_attention' throughout"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"] * 2},
+            "throughout, or a sliding_window that is switche",
+        ),
+        ({"layer_types": ["full_attention", "chunked_attention"] * 2}, "'sliding_attention' of every layer"),
         ({"layer_types": ["full_attention"]}, "expected a list of 4 names"),
         ({"layer_types": "full_attention"}, "expected a list of 4 names"),
-        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}, "sliding_window is 64; expected"),
+        (
+            {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 2},
+            "sliding_window is 0; expected a who",
+        ),
+        ({"use_sliding_window": True, "sliding_window": True, "max_window_layers": 2}, "at least 1, or null"),
+        (
+            {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": "2"},
+            "expected a whole number of layers",
+        ),
         ({"quantization_config": [1]}, "quantization_config is [1]; expected an object with quant_method"),
         ({"quantization_config": {"quant_method": 5}}, "quant_method is 5; expected a name"),
         ({"quantization_config": {"quant_method": "abacus"}}, "does not load abacus weights"),
@@ -165,10 +178,29 @@ def test_what_the_model_needs_is_demanded(tmp_path: Path, name: str) -> None:
 def test_a_window_that_is_switched_on_and_not_stated_is_transformers_own(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
-    silent = {key: value for key, value in config.items() if key != "sliding_window"} | {"max_window_layers": 0}
-    said = refusal(tmp_path, silent | {"use_sliding_window": True})
-    assert "FILE has no sliding_window; expected null" in said and "(missing, it is 4096 to transformers)" in said
-    assert read(tmp_path, silent).num_layers == config["num_hidden_layers"]
+    silent = {key: value for key, value in config.items() if key != "sliding_window"} | {"max_window_layers": 1}
+    wide = silent | {"use_sliding_window": True, "max_position_embeddings": 32768}
+    assert read(tmp_path, wide).windows == (None, *[4096] * (config["num_hidden_layers"] - 1))
+    assert read(tmp_path, wide | {"max_position_embeddings": 4096}).windows == ()
+    assert read(tmp_path, silent | {"max_position_embeddings": 32768}).windows == ()
+
+
+def test_listed_layers_go_before_the_number_of_the_first_one_with_a_window(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    listed = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0, "layer_types": kinds}
+    assert read(tmp_path, QWEN3 | listed).windows == (64, None, 64, None)
+
+
+def test_a_window_is_refused_where_the_engine_does_not_compute_it(tmp_path: Path) -> None:
+    check_windows((None, 64), tmp_path, on_gpu=False, deterministic=False)
+    check_windows((), tmp_path, on_gpu=True, deterministic=True)
+    with pytest.raises(UsageError, match="1 of 2 layers attend to a window of 64 positions, which .* not .* on a GPU"):
+        check_windows((None, 64), tmp_path, on_gpu=True, deterministic=False)
+    read(tmp_path, QWEN3 | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1})
+    with pytest.raises(UsageError, match="3 of 4 layers attend to a window of 64 positions"):
+        plan_memory(tmp_path, "agg", {}, engine="torch", device=GPU)
+    with pytest.raises(UsageError, match="does not compute deterministically; use no --deterministic or"):
+        check_windows((None, 64), tmp_path, on_gpu=False, deterministic=True)
 
 
 def test_heads_that_do_not_divide_the_hidden_size_are_refused_unless_their_size_is_stated(tmp_path: Path) -> None:

@@ -54,12 +54,15 @@ def test_the_world_has_a_rank_for_each_share_of_the_model(tp: int, pp: int | Non
     assert world_size(config | {"backend": "_autodeploy", "world_size": 3}) == 3
 
 
-def test_an_encoder_gets_what_it_takes_and_a_batch_size_in_any_case() -> None:
-    config = {"max_num_tokens": 1024, "kv_cache_config": {}, "trust_remote_code": True, "max_batch_size": None}
-    assert for_encoder(config, "Qwen2_5_VLForConditionalGeneration") == {
+def test_an_encoder_gets_what_it_takes_and_a_batch_size_in_any_case(caplog: pytest.LogCaptureFixture) -> None:
+    config = {"max_num_tokens": 1024, "dtype": "float16", "trust_remote_code": True, "max_batch_size": None}
+    assert for_encoder({**config, "backend": "pytorch"}, "Qwen2_5_VLForConditionalGeneration") == {
+        "dtype": "float16",
         "max_batch_size": 4,
         "trust_remote_code": True,
     }
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told == "max_num_tokens is not handed to MultimodalEncoder and was dropped, it was 1024"
     assert for_encoder({"max_batch_size": 64}, "Qwen3VLForConditionalGeneration") == {"max_batch_size": 64}
 
 

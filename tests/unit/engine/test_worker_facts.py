@@ -29,6 +29,7 @@ FACTS = st.builds(
     kv_block_size=NUMBER,
     kv_blocks=NUMBER,
     metrics_port=NUMBER,
+    gpu_uuids=st.none() | st.lists(NAMES, max_size=3).map(tuple),
 )
 WRONG: dict[str, Any] = {  # of each field, a value of another type
     "name": 7,
@@ -44,6 +45,7 @@ WRONG: dict[str, Any] = {  # of each field, a value of another type
     "kv_blocks": "99",
     "metrics_port": "9",
     "deterministic": 1,
+    "gpu_uuids": "GPU-1",
     "schema": 2,
 }
 

@@ -9,7 +9,7 @@ import pytest
 from trtx.bench.judgement import Judgement, Verdict, outcome
 from trtx.evals.parity import Answer, ComparedRoute, compare_route, distance, judge_route
 from trtx.evals.parity.forms import Count, Evidence, Tolerance
-from trtx.evals.parity.gate import FLOOR, judge_fault, judge_reference, tolerance_of
+from trtx.evals.parity.gate import FLOOR, judge_fault, judge_reference, no_tolerance, tolerance_of
 
 HAPPENED = Evidence((Count("handoffs", 12),), None)
 EPS = FLOOR["float32"] / 100  # whatever it is
@@ -148,6 +148,45 @@ def test_a_reference_that_is_far_from_itself_is_none() -> None:
     judgements = list(judge_reference(again, tolerance_of(again.compared, "float32")))
     assert [one.verdict for one in judgements] == [Verdict.PASS, Verdict.NO_VERDICT]
     assert "nothing can be held against such a reference" in judgements[1].reason
+
+
+def test_where_the_same_bits_are_promised_nothing_is_allowed() -> None:
+    again = compare_route("agg", [answer()], [answer()], cancelled=0, evidence=HAPPENED)
+    none = no_tolerance(again.compared, "float32")
+    assert {one.verdict for one in judge_reference(again, none)} == {Verdict.PASS}
+    assert {one.verdict for one in judge_route(route(), none)} == {Verdict.PASS}
+    tiny = {one.criterion.partition(":")[0]: one.verdict for one in judge_route(route(answer(5, shift=1e-7)), none)}
+    assert (
+        tiny["logprob_distance"] is not Verdict.PASS
+        and judged(route(answer(5, shift=1e-7)))["logprob_distance:max"].verdict is Verdict.PASS
+    )
+
+    apart = compare_route("agg", [answer()], [answer(shift=1e-7)], cancelled=0, evidence=HAPPENED)
+    judgements = list(judge_reference(apart, no_tolerance(apart.compared, "float32")))
+    assert [one.verdict for one in judgements] == [Verdict.PASS, Verdict.MISSED]
+    assert "--deterministic promises the same bits" in judgements[1].reason
+
+
+@pytest.mark.parametrize("others", [0, 1, 40])
+def test_one_request_of_many_that_is_a_little_off_breaks_the_promise_of_bits(others: int) -> None:
+    again = compare_route("agg", [answer()], [answer()], cancelled=0, evidence=HAPPENED)
+    answers = [answer(index) for index in range(others + 1)]
+    found = compare_route("disagg", answers, [answer(0, shift=1e-7), *answers[1:]], cancelled=0, evidence=HAPPENED)
+    of = {one.criterion: one.verdict for one in judge_route(found, no_tolerance(again.compared, "float32"))}
+    assert of["logprob_distance:max:le:yardstick"] is of["logprob_distance:mean:le:yardstick"] is Verdict.MISSED
+
+
+def test_a_tie_is_none_where_the_same_bits_are_promised() -> None:
+    again = compare_route("agg", [answer()], [answer()], cancelled=0, evidence=HAPPENED)
+    other = replace(
+        answer(5), token_ids=(1, *answer(5).token_ids[1:]), top=({"7": -0.5, "1": -0.5}, *answer(5).top[1:])
+    )
+    equal = replace(other, token_ids=answer(5).token_ids)
+    found = compare_route("disagg", [equal], [other], cancelled=0, evidence=HAPPENED)
+    (divergence,) = found.compared.divergences
+    assert divergence.distance == 0.0
+    of = {one.criterion: one.verdict for one in judge_route(found, no_tolerance(again.compared, "float32"))}
+    assert of["unexplained_divergences:count:le:0"] is Verdict.MISSED
 
 
 def test_without_a_yardstick_there_is_no_verdict() -> None:

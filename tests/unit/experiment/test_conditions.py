@@ -102,6 +102,23 @@ def test_of_a_run_that_serves_they_are_the_plans_and_no_number_of_trials() -> No
     assert found.load["seed"] == 7 and not {"trials", "concurrency", "request_count"} & found.load.keys()
 
 
+def test_encode_workers_on_the_gpu_of_another_are_told_from_those_on_their_own() -> None:
+    spec = read_lock(GOLDEN)
+    plans, told = read_recorded(GOLDEN, spec).plans, provenance(GOLDEN)
+    (frontend, worker) = (plans["agg"].processes[0], replace(plans["agg"].workers[0], gpu_indices=(0,)))
+
+    def of(*encoders: int) -> Conditions:
+        encode = [
+            replace(worker, name=f"encode-{at}", role="encode", gpu_indices=(gpu,)) for at, gpu in enumerate(encoders)
+        ]
+        plan = replace(plans["agg"], processes=(frontend, worker, *encode))
+        return conditions_of(spec, {**plans, "agg": plan}, told)
+
+    assert [one.name for one in differences(of(1), of(0))] == ["topology.agg.encode_shared"]
+    assert of(0, 1, 0).topology["agg"]["encode_shared"] == 2
+    assert "encode_shared" not in of().topology["agg"], "it has no encode workers at all"
+
+
 def test_topologies_of_several_models_are_compared_each_by_its_own() -> None:
     spec = read_lock(GOLDEN)
     plans, told = read_recorded(GOLDEN, spec).plans, provenance(GOLDEN)

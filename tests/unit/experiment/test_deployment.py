@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
@@ -31,6 +32,19 @@ def asked(server: OtherServer, **said: Any) -> Deployment:
 def told(documents: dict[str, Any], **said: Any) -> Deployment:
     with other_server(documents) as server:
         return asked(server, **said)
+
+
+def test_a_gpu_that_two_workers_share_is_one() -> None:
+    def of(role: Role, *gpus: str) -> PublishedWorker:
+        told = worker(role, *(["H100"] * len(gpus)))
+        return replace(told, facts=replace(told.facts, gpu_uuids=gpus))
+
+    found = told(
+        published(of("encode", "a"), of("prefill", "a"), of("decode", "b", "c"), encode=1, prefill=1, decode=1)
+    )
+    assert (found.gpu_names, found.gpu_count) == (("H100",) * 3, 3)
+    apart = told(published(of("encode", "d"), of("prefill", "a"), encode=1, prefill=1))
+    assert apart.gpu_count == 2
 
 
 def worker(role: Role, *gpus: str, name: str = "", trtx: str = "0.1.0", model: str = MODEL) -> PublishedWorker:

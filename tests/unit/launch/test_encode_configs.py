@@ -11,7 +11,7 @@ from trtx.config import ResolvedEngineConfig, Role, TopologySpec
 from trtx.errors import UsageError
 from trtx.launch.encode_configs import with_embedding_dtype
 from trtx.launch.ports import HOLDER
-from trtx.launch.preparation import prepare
+from trtx.launch.preparation import prepare, resolve
 from trtx.topology import Plan
 
 
@@ -90,6 +90,20 @@ def test_what_auto_becomes_is_compared_and_the_same_is_left_as_it_is(
 def test_auto_that_becomes_another_dtype_is_refused() -> None:
     with pytest.raises(UsageError, match=r"encode makes embeddings in float32 \(encode.yaml\) and agg .* bfloat16"):
         with_embedding_dtype(configs(encode="auto", agg="bfloat16"), "bfloat16", is_gpu=False)
+
+
+def test_an_encoder_of_tensorrt_llm_follows_too() -> None:
+    """Planned for another machine, as no package of that name is here."""
+
+    def encode_dtype(*overrides: str) -> Any:
+        spec = TopologySpec(
+            model="synthetic:qwen2.5-vl-7b", engine="tensorrt-llm", mode="disagg", encode=1, overrides=overrides
+        )
+        return resolve(spec, None, has_gpu=True).configs["encode"].values.get("dtype")
+
+    assert (encode_dtype(), encode_dtype("dtype=bfloat16"), encode_dtype("dtype=float16")) == (None, None, "float16")
+    with pytest.raises(UsageError, match=r"encode makes embeddings in bfloat16 \(--set\) and prefill .* float16"):
+        encode_dtype("dtype=float16", "encode.dtype=bfloat16")
 
 
 def test_a_deterministic_topology_encodes_each_picture_alone(tmp_path: Path) -> None:

@@ -98,6 +98,16 @@ async def test_a_process_that_is_killed_at_work_costs_the_file_that_it_had() -> 
         assert pool.pids and pid not in pool.pids
 
 
+async def test_processes_that_decode_let_the_worker_go_first() -> None:
+    async with PicturePool(None, PATIENT) as pool:
+        (pid,) = pool.pids
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: pool.pids != (pid,) or gone(pid))
+        await works(pool)
+        assert [os.getpriority(os.PRIO_PROCESS, one) for one in pool.pids] == [19]
+
+
 async def test_a_process_that_is_killed_while_idle_costs_nothing() -> None:
     async with PicturePool(None, PATIENT) as pool:
         for _ in range(2):

@@ -62,12 +62,14 @@ async def check_against_transformers(pool: PicturePool, model: Path) -> None:
 
     reference = AutoImageProcessor.from_pretrained(model, backend="pil")
     for name, picture in pictures().items():
-        prepared = await pool.prepare(Blob(files.saved(picture, "PNG"), name))
+        blob = Blob(files.saved(picture, "PNG"), name)
+        prepared, counted = await pool.prepare(blob), await pool.patches(blob)
         expected = reference(images=[picture], return_tensors="np")
         assert prepared.pixels.dtype == "float32"
         np.testing.assert_array_equal(values(prepared), expected["pixel_values"], err_msg=name)
         grid = expected.get("image_grid_thw")
         assert prepared.grid == (None if grid is None else tuple(grid[0].tolist())), name
+        assert counted == (None if grid is None else int(np.prod(grid[0]))), name
 
 
 @pytest.mark.slow

@@ -138,13 +138,49 @@ def test_an_encode_worker_on_a_gpu_of_its_own_takes_nothing_of_anothers() -> Non
         _planned(_machine(1, 79), mode="agg", model=SEES, encode=1)
 
 
-def test_where_nobody_knows_what_an_encoder_takes_it_is_said_that_no_room_is_left_for_it() -> None:
+def _for_tensorrt_llm(machine: Machine, **asked: Any) -> Plan:
+    made = _planned(machine, model=SEES, **asked)  # it needs no package of that name
+    config = {"max_batch_size": 64} | ({"kv_cache_config": asked["kv"]} if "kv" in asked else {})
+    configs = {role: dict(config) for role in made.engine_configs}
+    return dataclasses.replace(made, engine="tensorrt-llm", reasons=(), memory=(), engine_configs=configs)
+
+
+def test_an_llm_of_tensorrt_llm_leaves_room_for_the_encode_workers_on_its_gpu() -> None:
     machine = _machine(79, 79)
-    torch_s = _planned(machine, mode="agg", model=SEES, encode_shared=1)
-    others = with_memory(dataclasses.replace(torch_s, engine="tensorrt-llm", reasons=(), memory=()), machine)
-    assert any(reason.startswith("encode-0 may find too little memory") for reason in others.reasons)
-    alone = _planned(machine, mode="agg", model=SEES, encode=1)
-    others = with_memory(dataclasses.replace(alone, engine="tensorrt-llm", reasons=(), memory=()), machine)
-    assert [reason for reason in others.reasons if "encode" in reason] == [
+    alone = with_memory(_for_tensorrt_llm(machine, mode="agg", encode=0), machine).memory[0]
+    made = with_memory(_for_tensorrt_llm(machine, mode="agg", encode_shared=2), machine)
+    share = encoder_share(
+        made.model_path, {}, Device("NVIDIA H100 80GB HBM3", H100_BYTES, 79 * GIB), max_num_tokens=ENCODER_TOKENS
+    )
+    (agg,) = made.memory
+    assert agg.shared_bytes == 2 * share.total_bytes > 2 * share.weight_bytes > 0
+    told = made.engine_configs["agg"]["kv_cache_config"]["max_tokens"]
+    room = alone.pool_bytes - int(0.9 * agg.shared_bytes)
+    assert 0.99 * room <= told * agg.kv_bytes_per_token <= room
+    assert any(reason.startswith(f"agg: kv_cache_config.max_tokens = {told}") for reason in made.reasons)
+    assert any("is an estimate by the torch engine's arithmetic" in reason for reason in made.reasons)
+    own = with_memory(_for_tensorrt_llm(machine, mode="agg", encode=1), machine)
+    assert (own.memory[0].shared_bytes, "kv_cache_config" in own.engine_configs["agg"]) == (0, False)
+    assert [reason for reason in own.reasons if "encode" in reason] == [
         "no memory plan for encode workers because what their engine takes is not known"
     ]
+
+
+def test_beside_an_encoder_that_nobody_counts_a_pool_has_to_be_bounded(tmp_path: Path) -> None:
+    """Of a model that TensorRT-LLM alone serves: of its tower nothing is known here."""
+    machine = _machine(79)
+    config = json.loads((resolve_checkpoint(SEES).path / "config.json").read_text())
+    config["architectures"] = ["SomeOtherVLForConditionalGeneration"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def planned(**asked: Any) -> Plan:
+        made = _for_tensorrt_llm(machine, mode="agg", encode_shared=1, **asked)
+        return with_memory(dataclasses.replace(made, model_path=tmp_path), machine)
+
+    with pytest.raises(UsageError) as refused:
+        planned()
+    assert "agg shares its GPU with encode workers and what they take of it is not known" in str(refused.value)
+    assert "--set agg.kv_cache_config.max_tokens=N" in str(refused.value)
+    bounded = planned(kv={"max_tokens": 4096})
+    assert bounded.engine_configs["agg"]["kv_cache_config"] == {"max_tokens": 4096}
+    assert any(reason.startswith("no memory plan because its vision tower") for reason in bounded.reasons)

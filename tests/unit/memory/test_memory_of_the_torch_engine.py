@@ -65,7 +65,7 @@ def test_the_cuda_pool_follows_the_runners_formula(monkeypatch: pytest.MonkeyPat
     blocks = kv_sizing.num_kv_blocks(
         RunnerArgs(model_dir=path, max_batch_size=256, max_num_tokens=8192, free_gpu_memory_fraction=0.85),
         shape,
-        KvGeometry(shape.num_layers, shape.num_kv_heads, shape.head_dim, 32, "bfloat16"),
+        KvGeometry.uniform(shape.num_layers, shape.num_kv_heads, shape.head_dim, 32, "bfloat16"),
         device=torch.device("cuda", 0),
         dtype=torch.bfloat16,
     )
@@ -88,7 +88,7 @@ def test_what_rounds_its_inputs_leaves_less_for_kv(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(dict(SHAPES["qwen3-8b"].config) | config))
         pools.append(_plan(tmp_path, {"max_num_tokens": 8192}, device_named("H100")))
     plain, rounding = pools
-    assert rounding.activation_bytes - plain.activation_bytes == 8192 * 12288 * 25
+    assert rounding.activation_bytes - plain.activation_bytes == (8192 + 2048) * 12288 * 25
     assert rounding.pool_bytes < plain.pool_bytes - 2 * GIB
 
 

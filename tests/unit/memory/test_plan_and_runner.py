@@ -151,7 +151,7 @@ def test_planned_memory_is_what_the_runner_takes(
             "beside a dequantized weight is `stays` of the format's row in trtx/checkpoint/formats.py, what is not "
             "quantized is listed in trtx/checkpoint/dense.py, and trtx/memory/torch_engine.py adds both up"
         )
-        geometry = KvGeometry(config.num_layers, config.num_kv_heads, config.head_dim, 32, kv_dtype)
+        geometry = KvGeometry.uniform(config.num_layers, config.num_kv_heads, config.head_dim, 32, kv_dtype)
         assert plan.kv_bytes_per_token * 32 == geometry.block_bytes
         assert plan.capacity_blocks == _runner_blocks(monkeypatch, tmp_path, config, geometry, dtype, device, plan)
 

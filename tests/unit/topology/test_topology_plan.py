@@ -170,6 +170,7 @@ def test_a_body_holds_the_largest_medium_in_base64_and_a_message_holds_the_body(
     made = plan_of(machine(1), media={"max_media_bytes": largest, "media_memory_bytes": 8 << 30})
     frontend = next(process for process in made.processes if process.role == "frontend")
     assert frontend.env["DYN_HTTP_BODY_LIMIT_MB"] == str(body_mib)
+    assert int(frontend.env["DYN_TCP_REQUEST_TIMEOUT"]) > 60, "a worker that is slow to read a body is not a dead one"
     inline = min(largest, 199753728)
     assert (inline + 2) // 3 * 4 + (1 << 20) <= body_mib << 20
     for process in made.processes:

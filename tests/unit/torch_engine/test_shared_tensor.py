@@ -20,8 +20,10 @@ from trtx.torch_engine.shared_tensor import (
     SharedTensorError,
     SharedTensorGone,
     open_shared,
+    remove_left,
     remove_shared,
     share,
+    take_over,
 )
 
 
@@ -142,6 +144,43 @@ def test_a_full_disk_leaves_no_half_of_a_tensor(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     assert "can't write a tensor of 4096 bytes" in done.stdout, done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_session_left_is_removed_and_what_the_living_have_stays(tmp_path: Path) -> None:
+    """A worker and its children are a session: one that was killed removes nothing, and a child's files stay as long
+    as any of them lives. What somebody else has taken over is theirs."""
+    script = (
+        "import os, sys, numpy as np\n"
+        "from pathlib import Path\n"
+        "from trtx.torch_engine.shared_tensor import lend, share\n"
+        "directory = Path(sys.argv[1])\n"
+        "handed = share(np.zeros(4, dtype=np.uint8), directory)\n"
+        "lend(share(np.zeros(4, dtype=np.uint8), directory))\n"
+        "(directory / Path(handed.path).with_suffix('.partial').name).touch()\n"
+        "print(handed.path, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    other = tmp_path / "a name of somebody else.tensor"
+    other.touch()
+    own = share(torch.zeros(4), tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        handed = SharedTensor(process.stdout.readline().strip(), "uint8", (4,))
+        before = set(tmp_path.iterdir())
+        remove_left(tmp_path)
+        assert set(tmp_path.iterdir()) == before and len(before) == 6
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tempfile.tempdir", str(tmp_path))
+            taken = take_over(handed)
+        process.kill()
+    remove_left(tmp_path)
+    assert {str(path) for path in tmp_path.iterdir()} == {str(other), own.path, taken.path}
 
 
 def test_only_this_user_reads_it_and_nothing_is_pickled(tmp_path: Path) -> None:

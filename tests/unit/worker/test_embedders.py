@@ -30,15 +30,13 @@ from trtx.worker.embedders import (
     NoEncoder,
     RemoteEmbedder,
     StartedEmbedder,
-    is_refusal,
     preferred,
-    question,
-    read_answer,
 )
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.picture_encoder import PictureEncoder, discard
+from trtx.worker.questions import is_refusal, question, read_answer
 from trtx.worker.request import InvalidRequest
 
 
@@ -58,6 +56,11 @@ class Tower:
             raise MediaError(422, f"{blob.label} is broken")
         rows = np.frombuffer(blob.data, np.uint8).astype(np.float32).reshape(-1, 4)
         return TowerOutput(share(rows, self._directory), (1, 1, len(rows)))
+
+    async def count(self, blob: Blob, key: bytes) -> int | None:
+        if blob.data.startswith(b"bad"):
+            raise MediaError(422, f"{blob.label} is broken")
+        return None if blob.kind == "video" else len(blob.data) // 4
 
     async def close(self) -> None: ...
 
@@ -134,6 +137,27 @@ def test_an_embedding_comes_from_an_encode_worker_which_keeps_one_of_its_own(tmp
             assert rows_of(made) == [[0, 1, 2, 3], [4, 5, 6, 7]]
             assert files(tmp_path) == 1, "the encode worker's"
         assert tower.seen == [PICTURE.data], "the second one was cached"
+
+    asyncio.run(scenario())
+
+
+def test_rows_are_counted_by_whoever_would_encode_and_nothing_is_encoded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        tower, others = Tower(tmp_path), Tower(tmp_path)
+
+        async def silent() -> Any:
+            raise ConnectionError("it has gone")
+
+        one = remote(Workers(one=encode_worker(tower)), tmp_path)
+        assert await one.count(PICTURE, KEY) == 2
+        assert await one.count(Blob(PICTURE.data, "a video", "video"), KEY) is None
+        with pytest.raises(MediaError, match="my own name is broken") as refused:
+            await one.count(Blob(b"bad!", "my own name"), KEY)
+        assert refused.value.status == 422
+        assert await remote(Workers(gone=silent), tmp_path, fallback=others).count(PICTURE, KEY) is None
+        assert await remote(Workers(), tmp_path, fallback=others).count(PICTURE, KEY) == 2
+        assert await remote(Workers(), tmp_path).count(PICTURE, KEY) is None
+        assert (tower.seen, others.seen, files(tmp_path)) == ([], [], 0)
 
     asyncio.run(scenario())
 
@@ -325,6 +349,29 @@ async def test_what_was_with_an_encoder_that_died_goes_to_the_next_one_and_what_
     assert "two vision encoders ended while they had the picture; try again" in str(told[1])
     assert rows_of(await embedder.embed(PICTURE, KEY, ROOM)), "a third one is there for whoever comes"
     assert len(begun) == 3
+
+
+async def test_an_encode_worker_that_does_not_count_is_not_asked_for_each_picture(tmp_path: Path) -> None:
+    workers = Workers(broken=_gone)
+    embedder = remote(workers, tmp_path, fallback=Tower(tmp_path))
+    assert await embedder.count(PICTURE, KEY) is None, "nobody waits for more"
+    assert [await embedder.count(PICTURE, KEY) for _ in range(3)] == [2, 2, 2]
+    assert rows_of(await embedder.embed(PICTURE, KEY, ROOM))
+    assert workers.asked == ["broken"]
+
+
+async def test_a_count_that_was_with_an_encoder_that_died_refuses_nothing(tmp_path: Path) -> None:
+    class Ending(Mortal):
+        async def count(self, blob: Blob, key: bytes) -> int | None:
+            self._end.set_result(None)
+            raise MediaError(429, "the worker that was to decode the picture is stopping; try again")
+
+    async def begin() -> LocalEmbedder:
+        return Ending(Tower(tmp_path), b"")
+
+    embedder = StartedEmbedder(begin)
+    assert await embedder.count(PICTURE, KEY) is None
+    assert rows_of(await embedder.embed(PICTURE, KEY, ROOM))
 
 
 async def test_a_picture_that_is_refused_starts_no_other_encoder(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_worker_publishes_what_its_engine_resolved_and_the_gpus_that_it_was_gi
             if visible is None:
                 monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
             facts = worker_facts(asked, found.api, found.engine.facts)
-            assert facts.gpu_names == names, f"CUDA_VISIBLE_DEVICES is {visible!r}"
+            assert facts.gpu_names == facts.gpu_uuids == names, f"CUDA_VISIBLE_DEVICES is {visible!r}"
     assert (facts.name, facts.role, facts.engine) == ("decode-1", "decode", "paced")
     assert (facts.max_batch_size, facts.max_num_tokens, facts.kv_block_size) == (3, 99, 32)
     assert facts.versions.keys() == {"trtx", "ai-dynamo"}, "the paced engine computes with nothing else"
@@ -74,12 +74,15 @@ def test_of_an_engine_over_nodes_nobody_takes_one_nodes_gpus_for_all(
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: f"GPU {handle}")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with loaded(options(tmp_path)) as found:
         api = replace(found.api, gpus_of=world_size)  # as the engine has it that runs over nodes
         for sizes, names in (((2, 1), ("GPU 0", "GPU 1")), ((2, 2), None), ((4, 1), None)):
             asked = options(tmp_path, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
-            assert worker_facts(asked, api, found.engine.facts).gpu_names == names
+            facts = worker_facts(asked, api, found.engine.facts)
+            assert facts.gpu_names == names
+            assert facts.gpu_uuids == (names and ("GPU-0", "GPU-1"))
 
 
 @pytest.mark.parametrize(

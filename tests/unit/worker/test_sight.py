@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trtx.media.blob import label_of
 from trtx.worker.embedding_cache import EmbeddingCache, NotMade
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Picture, Sent
+from trtx.worker.request import InvalidRequest
 from trtx.worker.sight import FETCHES, Sight
 
 CONFIG = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_token_id=9, tokens_per_image=2)
@@ -39,17 +41,22 @@ class Gate:
             raise MediaError(415, f"{blob.label} is no picture")
         return TowerOutput(share(np.zeros((2, 4), np.float32), self._directory), None)
 
+    async def count(self, blob: Blob, key: bytes) -> int | None:
+        return int(blob.data) or None
+
     async def put_embedding(self, key: bytes, rows: Any) -> None: ...
 
     async def close(self) -> None: ...
 
 
-def sight_of(gate: Gate, metrics: MediaMetrics, limits: MediaLimits | None = None) -> Sight:
+def sight_of(
+    gate: Gate, metrics: MediaMetrics, limits: MediaLimits | None = None, config: VisionConfig = CONFIG
+) -> Sight:
     metrics.cache = EmbeddingCache[Picture](1 << 20, lambda key, picture: None)
     engine: Any = gate
     return Sight(
-        CONFIG, engine, gate, cache=metrics.cache, limits=limits or MediaLimits(), metrics=metrics, model="model",
-        options={"image": "options"},
+        config, engine, gate, cache=metrics.cache, limits=limits or MediaLimits(), metrics=metrics, model="model",
+        options={"image": "options", "embedding": "options"},
         reserved_bytes=64,
     )  # fmt: skip
 
@@ -95,6 +102,43 @@ async def test_of_several_pictures_the_broken_one_is_named(tmp_path: Path) -> No
         await sight.look(urls)
     with pytest.raises(MediaError, match="data:image/bb URL of"):
         await sight.look(urls[::-1])
+
+
+def wire(*sent: Sent, beside: int) -> dict[str, Any]:
+    """A request with so many tokens beside the placeholders."""
+    media = {"image_url": [{"Url": one.url} for one in sent]}
+    return {"token_ids": [1] * beside + [9] * len(sent), "multi_modal_data": media}
+
+
+async def test_pictures_of_a_fixed_size_that_the_context_does_not_hold_are_not_even_fetched(tmp_path: Path) -> None:
+    gate, metrics = Gate(tmp_path), MediaMetrics()
+    sight = sight_of(gate, metrics, MediaLimits(max_images=99))
+    nowhere = Sent("https://192.0.2.1/nothing.png")
+    assert sight.looking(wire(*[nowhere] * 49, beside=1)) is not None, "99 of 100: one is left for the answer"
+    with pytest.raises(InvalidRequest, match="the prompt has 100 tokens and the context holds 100"):
+        sight.looking(wire(*[nowhere] * 49, beside=2))
+
+
+async def test_pictures_that_only_together_are_more_than_the_context_are_refused_unencoded(tmp_path: Path) -> None:
+    gate, metrics = Gate(tmp_path), MediaMetrics()
+    by_grid = replace(CONFIG, tokens_per_image=None)
+    sight = sight_of(gate, metrics, config=by_grid)
+    gate.is_broken.set_result(False)
+
+    async def look(*rows: bytes, beside: int = 1) -> None:
+        looking = sight.looking(wire(*map(url, rows), beside=beside))
+        assert looking is not None
+        await looking.pictures()
+        looking.close()
+
+    for rows in ((b"50", b"49"), (b"33", b"32", b"34"), (b"98", b"0")):  # 0: its header does not tell; one at least
+        with pytest.raises(InvalidRequest, match="the prompt has 100 tokens and the context holds 100"):
+            await look(*rows)
+    with pytest.raises(InvalidRequest, match="the prompt has 101 tokens"):
+        await look(b"50", b"50")  # one picture twice: encoded once, it stands in the prompt twice
+    assert gate.seen == []
+    await look(b"49", b"49")
+    await look(b"49", b"47", beside=50)  # the first is held, with the two rows that were made of it: 99
 
 
 async def test_two_requests_of_one_picture_at_a_time_are_a_miss_and_one_that_joined(tmp_path: Path) -> None:
@@ -189,3 +233,24 @@ async def test_one_that_is_lost_twice_is_that_requests_failure(tmp_path: Path) -
     with pytest.raises(NotMade, match="the encoder died"):
         await sight_of(gate, metrics).look([url(b"one")])
     assert len(gate.seen) == 2 and not [*tmp_path.iterdir()]
+
+
+async def test_a_burst_of_requests_counts_no_more_pictures_at_a_time_than_there_are_decoders(tmp_path: Path) -> None:
+    class Counting(Gate):
+        under_way, most = 0, 0
+
+        async def count(self, blob: Blob, key: bytes) -> int | None:
+            assert blob.kind == "image", "nobody counts another kind"
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await asyncio.sleep(0)
+            self.under_way -= 1
+            return 1
+
+    gate, metrics = Counting(tmp_path), MediaMetrics()
+    gate.is_broken.set_result(False)
+    sight = sight_of(gate, metrics, MediaLimits(decode_processes=2), replace(CONFIG, tokens_per_image=None))
+    embedding = Sent(url(b"an embedding").url, "embedding")
+    for seen in await asyncio.gather(*(sight.look([url(b"%d" % n), embedding, url(b"%d" % -n)]) for n in range(1, 40))):
+        seen.close()
+    assert gate.most == 2

@@ -25,7 +25,7 @@ _NOT_FOR_AUTODEPLOY = (
     "scheduler_config",
 )
 # What reaches MultimodalEncoder; the rest of an engine config is about KV and tokens.
-_FOR_ENCODER = ("max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs")
+_FOR_ENCODER = ("dtype", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs")
 _ENCODER_BATCH = 4
 """Images at a time where the config gives no number: MultimodalEncoder fails at its start without one. aiconfigurator
 calls 4 enough."""
@@ -82,5 +82,8 @@ def for_encoder(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
             f"{architecture} has no standalone encoder in TensorRT-LLM: its images are encoded inside prefill; "
             "serve it without encode workers"
         )
-    arguments = {name: config[name] for name in _FOR_ENCODER if config.get(name) is not None}
+    stated = {name: value for name, value in config.items() if value is not None}
+    for name in sorted(stated.keys() - {*_FOR_ENCODER, "backend"}):
+        logger.warning("%s is not handed to MultimodalEncoder and was dropped, it was %r", name, stated[name])
+    arguments = {name: stated[name] for name in _FOR_ENCODER if name in stated}
     return {"max_batch_size": _ENCODER_BATCH} | arguments

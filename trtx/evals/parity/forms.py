@@ -125,7 +125,8 @@ class Evidence:
 class Tolerance:
     """How far a log-probability may be from the reference's: what two identical runs show, times a factor, or a floor.
 
-    ``dtype`` is that which the model is computed in; None: not known, and no floor.
+    ``dtype`` is that which the model is computed in; None: not known, and no floor. A ``floor`` of 0: every route
+    promises the same bits (``--deterministic``), and nothing is allowed.
     """
 
     dtype: str | None

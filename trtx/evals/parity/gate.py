@@ -9,6 +9,8 @@ identical runs show counts: the largest of thousands of distances that are but n
 another run, and 4 times it is allowed. A few wrong log-probabilities show there. Many that are a little wrong show in
 the mean, which may be 4 times that of identical runs, or a quarter of that floor: the largest of thousands of normal
 deviates is some 4 to 5 times their mean absolute one.
+
+A model that is served with ``--deterministic`` promises the same bits on every route, so there nothing is allowed.
 """
 
 from __future__ import annotations
@@ -42,6 +44,14 @@ def tolerance_of(reference: Compared, dtype: str | None) -> Tolerance:
     )
 
 
+def no_tolerance(reference: Compared, dtype: str | None) -> Tolerance:
+    """Of two runs of a reference that promises the same bits on every route."""
+    largest = reference.worst[0].distance if reference.worst else 0.0
+    return Tolerance(
+        dtype=dtype, floor=0.0, largest=largest, mean=reference.mean_distance, most=0.0, most_mean=0.0
+    )  # fmt: skip
+
+
 def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> Iterator[Judgement]:
     """Whether it is one that others can be held against."""
     yield _answered(reference)
@@ -50,6 +60,10 @@ def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> It
         yield Judgement(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason="no request was answered twice")
         return
     told = f"two identical runs differ by {tolerance.largest:.2g} at most, {tolerance.mean:.2g} on average"
+    if tolerance.floor == 0.0 and (tolerance.largest > 0.0 or reference.compared.divergences):
+        reason = f"{told}, and --deterministic promises the same bits"
+        yield Judgement(cell=cell, criterion=what, verdict=Verdict.MISSED, reason=reason)
+        return
     if tolerance.floor is not None and tolerance.largest > PLAUSIBLE * tolerance.floor:
         worst = reference.compared.worst[0]
         reason = (
@@ -117,7 +131,8 @@ def _happened(route: ComparedRoute) -> Judgement:
 
 def _tokens(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
     found, limit, criterion = route.compared, tolerance.most, _DIVERGENCES
-    wrong = [one for one in found.divergences if one.distance > limit or -1 in (one.expected, one.found)]
+    is_exact = tolerance.floor == 0.0  # then two tokens that are equally likely are no tie either
+    wrong = [one for one in found.divergences if is_exact or one.distance > limit or -1 in (one.expected, one.found)]
     value = float(len(wrong))
     same = f"{found.identical} of {found.requests} answers are the reference's, token for token"
     ended = any(-1 in (one.expected, one.found) for one in wrong)
@@ -172,7 +187,11 @@ def _logprobs(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
 
 def _mean(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
     interval, limit = route.compared.mean, tolerance.most_mean
-    if interval is None:
+    if tolerance.floor == 0.0:  # no sample decides: one distance above 0 breaks the promise
+        estimate = route.compared.mean_distance
+        verdict = Verdict.MISSED if estimate > 0.0 else Verdict.PASS
+        reason = f"{estimate:.2g} on average; 0 allowed"
+    elif interval is None:
         verdict, reason = Verdict.NO_VERDICT, "too few requests for an interval; send more with --prompts"
     else:
         told = f"{interval.estimate:.2g} on average ({interval.low:.2g} to {interval.high:.2g}); {limit:.2g} allowed"

@@ -37,6 +37,7 @@ FATES: Mapping[str, Fate] = {
     "PYTHONUNBUFFERED": "kept",
     "TMPDIR": "dropped",
     "DYN_TCP_MAX_MESSAGE_SIZE": "kept",
+    "DYN_TCP_REQUEST_TIMEOUT": "dropped",
     "CUDA_VISIBLE_DEVICES": "visible GPUs",
     "DYN_DISABLE_FRONTEND_ADMIN_API": "kept",
     "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": "kept",

@@ -64,6 +64,20 @@ def decode(data: bytes | bytearray, label: str, max_pixels: int) -> Image.Image:
     return rgb if turn is None else rgb.transpose(turn)
 
 
+def size_of(data: bytes | bytearray, label: str, max_pixels: int) -> tuple[int, int]:
+    """Width and height as the header has them, before any turn. Raises MediaError, as far as a header tells."""
+    kind = format_of(data, label)
+    size = webp_size(data) if kind == "WEBP" else None
+    try:
+        if size is None:
+            with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data), formats=[kind]) as picture:
+                size = picture.size
+    except Exception:
+        raise _broken(label) from None
+    _check_pixels(size, label, max_pixels)
+    return size
+
+
 def _check_pixels(size: tuple[int, int], label: str, max_pixels: int) -> None:
     width, height = size
     if width < 1 or height < 1:

@@ -28,6 +28,7 @@ from trtx.media.messages import (
     Down,
     Failed,
     Job,
+    Patches,
     Ready,
     Refused,
     Rgb,
@@ -41,6 +42,7 @@ from trtx.torch_engine.shared_tensor import SharedTensorError, share
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _OOM_SCORE = "500"  # where memory runs out, the kernel takes this before the worker or its engine
+_NICENESS = 19  # where cores run out, the worker and its engine go first: others' text does not wait for a picture
 _MESSAGE = msgspec.msgpack.Decoder(Down)
 
 
@@ -50,6 +52,7 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
+    os.nice(_NICENESS)
     parent = socket.socket(fileno=int(sys.argv[1]))
     setup = _message(parent)
     assert isinstance(setup, Setup), f"the first message is {type(setup).__name__}"
@@ -90,6 +93,9 @@ def _answer(job: Job, data: bytearray, setup: Setup, processor: ImageProcessor |
             limits = VideoLimits(setup.max_pixels, setup.max_frames, setup.max_video_s)
             pixels, grid, clip = processor.prepare_video(data, job.label, limits)
             return Tensor(share(pixels, directory), grid, clip), b""
+        if job.work == "patches":
+            assert processor is not None, "a pool without a model was asked for patches"
+            return Patches(processor.patches(*pictures.size_of(data, job.label, setup.max_pixels))), b""
         picture = pictures.decode(data, job.label, setup.max_pixels)
         if job.work == "rgb":
             return Rgb(picture.height, picture.width), picture.tobytes()

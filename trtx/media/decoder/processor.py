@@ -83,6 +83,16 @@ class ImageProcessor:
         time, height, width = (int(one) for one in grids[0])
         return pixels, (time, height, width)
 
+    def patches(self, width: int, height: int) -> int | None:
+        """Into how many :meth:`prepare` would cut a picture of this size, turned or not; None: not known before."""
+        count = getattr(self._processor, "get_number_of_image_patches", None)
+        if count is None or not getattr(self._processor, "do_resize", True):
+            return None
+        try:
+            return int(count(height, width))
+        except ValueError:  # a shape that it refuses: prepare says so
+            return None
+
     def _check_enlarged(self, picture: Image.Image, label: str, max_pixels: int) -> None:
         """CLIP's processor gives the shorter side the model's pixels before it cuts the middle out: of one by 10,000
         pixels it makes 336 by 3,360,000 for a moment."""

@@ -104,6 +104,10 @@ class BlockPool:
                 matched.append(block_id)
         return matched
 
+    def find(self, name: bytes) -> int | None:
+        """The block of that name, held or cached."""
+        return self._block_of.get(name)
+
     def num_evictable(self, block_ids: Iterable[int]) -> int:
         """How many of them count in ``num_available`` now and would not after ``take``."""
         return sum(not self._refs[block_id] for block_id in block_ids)
@@ -185,7 +189,7 @@ class BlockPool:
             self._events.removed(names)
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """Makes held blocks unfindable: nobody shall reuse what is in them. Their holders keep them."""
+        """Makes blocks unfindable: nobody shall reuse what is in them. Their holders keep them."""
         removed: list[bytes] = []
         for block_id in block_ids:
             name = self._names[block_id]
@@ -193,6 +197,9 @@ class BlockPool:
                 del self._block_of[name]
                 self._names[block_id] = None
                 removed.append(name)
+                if block_id in self._cached:
+                    del self._cached[block_id]
+                    self._free.append(block_id)
         self._announce_removal(removed)
 
     def release(self, block_ids: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from trtx.torch_engine.batch import LaunchedStep, ModelRunner
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
 from trtx.torch_engine.core.kv_events import KvEventLog
+from trtx.torch_engine.core.layer_groups import LayerGroups
 from trtx.torch_engine.core.media import Shortage, media_problem
 from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
 from trtx.torch_engine.core.sequence import Sequence, State
@@ -65,16 +66,15 @@ class EngineCore:
         kv_transfer_timeout_s: float = 60.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        size = runner.geometry.tokens_per_block
-        bounds = {"max_seq_len": max_seq_len, "model": runner.max_position, "KV pool": runner.num_blocks * size}
+        geometry = runner.geometry  # where all layers need all blocks, a token has one in each group
+        size, num_blocks = geometry.tokens_per_block, runner.num_blocks // len(geometry.groups)
+        bounds = {"max_seq_len": max_seq_len, "model": runner.max_position, "KV pool": num_blocks * size}
         self.max_seq_len, self._bound_by = min((value, name) for name, value in bounds.items() if value is not None)
-        self._events = (
-            KvEventLog(event_buffer_max_size, num_blocks=runner.num_blocks, window_size=self.max_seq_len)
-            if event_buffer_max_size and enable_block_reuse
-            else None
-        )
+        self._events: KvEventLog | None = None
+        if event_buffer_max_size and enable_block_reuse:
+            self._events = KvEventLog(event_buffer_max_size, num_blocks=num_blocks, window_size=self.max_seq_len)
         pool = BlockPool(runner.num_blocks, size, enable_reuse=enable_block_reuse, events=self._events)
-        self.scheduler = Scheduler(pool, limits)
+        self.scheduler = Scheduler(pool, limits, LayerGroups(pool, geometry.windows))
         self.runner = runner
         self._limits = limits
         self._handoffs = (
@@ -145,7 +145,7 @@ class EngineCore:
             try:
                 update = sequence.advance(sampled, end)
                 if end // size > sequence.num_registered:
-                    scheduler.register(sequence)
+                    scheduler.groups.settle_blocks(sequence)
             except Exception as error:
                 num_completed += 1
                 self._fail(sequence, _unexpected(sequence.sequence_id, error))
@@ -175,7 +175,7 @@ class EngineCore:
 
     def _fail(self, sequence: Sequence, problem: str) -> None:
         """Ends a running sequence, whose request is not at fault. Nobody shall reuse its KV: it may be the cause."""
-        self.scheduler.pool.forget(sequence.block_ids)
+        self.scheduler.groups.forget(sequence)
         self._end(sequence, Update(sequence.sequence_id, [], error=problem, is_failure=True))
 
     def _end_short(self, short: list[tuple[Sequence, Shortage]]) -> None:
@@ -361,7 +361,6 @@ class EngineCore:
         elif sequence.first_gen_update is not None:
             self._updates.append(sequence.first_gen_update)
             sequence.first_gen_update = None
-        assert self._handoffs is not None
         self._end_short(self._handoffs.take_short())
 
     def _end(self, sequence: Sequence, update: Update) -> None:

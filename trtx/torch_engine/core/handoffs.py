@@ -59,14 +59,13 @@ class Handoffs:
     # --- prefill side ---
 
     def lease(self, sequence: Sequence) -> bytes:
-        """Ends a sequence, and keeps its prompt's blocks for a reader: its opaque_state.
+        """Ends a sequence, and keeps for a reader what a decode sees of its prompt's blocks: its opaque_state.
 
         The step that computed the prompt's end is committed, so all of its KV is where a peer finds it: see
         ``LaunchedStep.results``.
         """
         num_tokens = len(sequence.prompt_token_ids)
-        count = -(-num_tokens // self._scheduler.pool.tokens_per_block)
-        block_ids = self._scheduler.finish(sequence, keep_blocks=count)
+        block_ids = self._scheduler.finish(sequence, keep_tokens=num_tokens)
         lease_id = self._next_lease_id
         self._next_lease_id += 1
         deadline_s = self._clock() + self._timeout_s
@@ -85,15 +84,13 @@ class Handoffs:
         """Starts to read what the local prefix cache lacks. Returns why the request must be refused, or None."""
         opaque_state = _opaque_state(sequence)
         num_tokens = len(sequence.prompt_token_ids)
-        size = self._scheduler.pool.tokens_per_block
-        missing = range(sequence.num_reused, -(-num_tokens // size))
-        if not missing:
+        missing, local = self._scheduler.groups.missing(sequence.block_ids, sequence.num_reused, num_tokens)
+        if not local:
             self._transport.release(opaque_state)
             sequence.has_read, sequence.transfer = True, KvTransfer()
             self._scheduler.end_read(sequence, num_tokens)
             return None
         try:
-            local = sequence.block_ids[missing.start : missing.stop]
             self._reads[self._transport.begin_read(opaque_state, missing, local)] = sequence
             self._begun_s = time.perf_counter()
         except LayoutMismatch as error:
@@ -141,7 +138,8 @@ class Handoffs:
                 self.stats.corrupted += read.is_corrupted
                 sequence.has_read, sequence.transfer = True, KvTransfer(read.num_bytes, read.seconds)
                 self._scheduler.end_read(sequence, len(sequence.prompt_token_ids))
-                self._scheduler.register(sequence)
+                self._scheduler.groups.give_back(sequence)  # first: what lies before a window was not read
+                self._scheduler.groups.register(sequence)
         for failed in events.failed:
             sequence = self._reads.pop(failed.read_id)
             self.stats.failed_reads += 1

@@ -135,7 +135,7 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
         # Every process of a topology carries its name: see trtx.topology.plan.
         transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
         if (asked := os.environ.get(kv_fault.VARIABLE)) is not None:
-            transport = FaultyTransport(transport, runner.pool, kv_fault.parse_kv_fault(asked))
+            transport = FaultyTransport(transport, runner.pool, runner.geometry, kv_fault.parse_kv_fault(asked))
     kv = args.kv_cache_config
     core = EngineCore(
         runner,
@@ -144,6 +144,7 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
             args.max_num_tokens,
             enable_chunked_prefill=args.enable_chunked_prefill,
             by_priority=args.scheduler_config.waiting_queue_policy == "priority",
+            paced_steps=runner.paced_steps,
         ),
         max_seq_len=args.max_seq_len,
         enable_block_reuse=kv.enable_block_reuse,
@@ -155,7 +156,7 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
     )
     channel.send(
         Ready(
-            runner.num_blocks,
+            runner.num_blocks // len(runner.geometry.groups),
             runner.geometry.tokens_per_block,
             core.max_seq_len,
             core.scheduler.max_batch_size,

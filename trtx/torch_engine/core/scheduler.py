@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 
 from trtx.torch_engine.batch import Batch
 from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.layer_groups import LayerGroups
 from trtx.torch_engine.core.media import MediaStore, Shortage
+from trtx.torch_engine.core.prompt_pace import PromptPace
 from trtx.torch_engine.core.sequence import Sequence, State
 
 WATERMARK = 0.01
@@ -33,8 +35,11 @@ class SchedulerLimits:
     enable_chunked_prefill: bool = True
     by_priority: bool = False  # waiting_queue_policy: priority
     # Of prompts, in a step that has decodes too: what a stream of long prompts may add to the time between tokens.
-    # None: all that the budget leaves. Without chunked prefill there is nothing to cap.
+    # None: all that the budget leaves. Without chunked prefill the prompt that reaches a cap is still computed whole.
     max_prompt_tokens_beside_decodes: int | None = None
+    # Instead of a figure: as many as keep pace with what comes, and with what is there in about so many steps
+    # (:class:`PromptPace`). None: no such thing.
+    paced_steps: int | None = None
 
 
 @dataclass(slots=True)
@@ -62,8 +67,10 @@ class Step:
 class Scheduler:
     """Owns the queues and the slots, and asks the pool for blocks. ``slots free + held == max_batch_size`` always."""
 
-    def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
+    def __init__(self, pool: BlockPool, limits: SchedulerLimits, groups: LayerGroups | None = None) -> None:
+        """``groups``: None is one that sees all positions."""
         self.pool = pool
+        self.groups = groups or LayerGroups(pool)
         self.media = MediaStore()
         self.limits = limits
         # With more slots than budget, prompts could starve behind decodes.
@@ -73,6 +80,7 @@ class Scheduler:
         self.reading: list[Sequence] = []
         self.leaving: list[Sequence] = []  # ended, with a step under way that has them in it
         self._free_slots = list(range(self.max_batch_size - 1, -1, -1))
+        self._pace = PromptPace(limits.paced_steps) if limits.paced_steps is not None else None
         self._watermark = int(pool.num_blocks * WATERMARK)
 
     @property
@@ -90,16 +98,16 @@ class Scheduler:
     @property
     def must_preempt(self) -> bool:
         """The next ``schedule`` may preempt, or make a decode wait. No step may be under way then."""
-        available, size = self.pool.num_available, self.pool.tokens_per_block
+        available = self.pool.num_available // self.groups.count
         if available >= len(self.running):
             return False
         decodes = (s for s in self.running if s.is_decode and not s.is_complete)
-        return sum(s.num_computed == len(s.block_ids) * size for s in decodes) > available
+        return sum(s.num_computed == s.room for s in decodes) > available
 
     def schedule(self) -> Step:
         """Picks the next step's work and takes the blocks for it. Never raises, never waits; may pick nothing."""
         step = Step()
-        decodes, tokens_per_block = step.decodes, self.pool.tokens_per_block
+        decodes = step.decodes
         prompts: list[Sequence] = []
         for sequence in self.running:  # which preemption shortens from its end
             computed, known = sequence.num_computed, sequence.num_tokens
@@ -107,22 +115,37 @@ class Scheduler:
                 continue  # its last token is being sampled
             if known - computed != 1 or computed < sequence.chunked_until:
                 prompts.append(sequence)
-            elif computed < len(sequence.block_ids) * tokens_per_block or self._grow(sequence):
+            elif computed < sequence.room or self._grow(sequence):
                 decodes.append(sequence)
         step.num_generating = len(decodes)
         budget = self.limits.max_num_tokens - step.num_generating
-        cap = self.limits.max_prompt_tokens_beside_decodes
-        if cap is not None and step.num_generating and self.limits.enable_chunked_prefill:
-            budget = min(budget, cap)
+        share = self._prompt_share(step.num_generating, prompts, budget)
+        if self.limits.enable_chunked_prefill:
+            budget = share
         for sequence in prompts:
             if budget == 0:
                 break
-            budget -= self._compute(sequence, budget, step)
-        while budget > 0 and (admitted := self._admit(budget, step)) is not None:
+            count = self._compute(sequence, budget, step)
+            budget, share = budget - count, share - count
+        while budget > 0 and share > 0 and (admitted := self._admit(budget, step)) is not None:
             if admitted.state is State.RUNNING:
-                budget -= self._compute(admitted, budget, step)
+                count = self._compute(admitted, budget, step)
+                budget, share = budget - count, share - count
         step.sequences = step.decodes + [sequence for sequence, _ in step.chunks]
         return step
+
+    def _prompt_share(self, num_decodes: int, prompts: list[Sequence], budget: int) -> int:
+        """Of ``budget``, the prompt tokens for a step with so many decodes; ``prompts``: those in progress."""
+        limits, share = self.limits, budget
+        waiting = self.waiting[: len(self._free_slots)]
+        if self._pace is not None and num_decodes + len(prompts) + len(waiting) > 1:  # else nobody gains by it
+            there = sum(sequence.num_uncomputed for sequence in (*prompts, *waiting))
+            share = min(share, self._pace.share(num_decodes, there))
+        if not num_decodes:
+            return share
+        if (cap := limits.max_prompt_tokens_beside_decodes) is not None:
+            share = min(share, cap)
+        return share
 
     @staticmethod
     def _compute(sequence: Sequence, budget: int, step: Step) -> int:
@@ -136,8 +159,8 @@ class Scheduler:
         return count
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Gives a decode its next block, at the cost of sequences admitted later, in the end of itself."""
-        while (block := self.pool.allocate(1)) is None:
+        """Gives a decode its next block, one a group, at the cost of sequences admitted later, in the end of itself."""
+        while (fresh := self.pool.allocate(self.groups.count)) is None:
             victim = self.running[-1]
             if victim is sequence and self.num_active == 1:
                 # All other blocks are under leases. It keeps its own and waits for a lease to end: preempted, it would
@@ -146,7 +169,9 @@ class Scheduler:
             self._preempt_latest()
             if victim is sequence:
                 return False
-        sequence.block_ids += block
+        for blocks, block_id in zip(sequence.block_ids, fresh, strict=True):
+            blocks.append(block_id)
+        sequence.room += self.pool.tokens_per_block
         return True
 
     def _preempt_latest(self) -> None:
@@ -164,8 +189,8 @@ class Scheduler:
             return None
         sequence, pool = self.waiting[0], self.pool
         known, wants_read = sequence.num_tokens, sequence.wants_read
-        reusable, matched = self._cached(sequence)
-        num_computed = len(matched) * pool.tokens_per_block
+        reusable, length, matched = self._cached(sequence)
+        num_computed = length * pool.tokens_per_block
         if sequence.media and not wants_read and (shortage := self.media_shortage(sequence, num_computed)) is not None:
             del self.waiting[0]
             sequence.state = State.FINISHED
@@ -175,17 +200,22 @@ class Scheduler:
         is_whole = not (wants_read or self.limits.enable_chunked_prefill)
         if is_whole and budget < known - num_computed <= self.limits.max_num_tokens:
             return None
-        needed = -(-known // pool.tokens_per_block) - len(matched)
+        total = -(-known // pool.tokens_per_block)
+        needed = (total - length) * self.groups.count
         reserve = self._watermark if self.num_active else 0
-        if needed + pool.num_evictable(matched) + reserve > pool.num_available:
+        if needed + sum(map(pool.num_evictable, matched)) + reserve > pool.num_available:
             return None
-        pool.take(matched)
+        for blocks in matched:
+            pool.take(blocks)
         fresh = pool.allocate(needed)
         assert fresh is not None
-        pool.counters.missed += max(0, reusable - len(matched))
+        pool.counters.missed += max(0, reusable - length) * self.groups.count
         del self.waiting[0]
-        sequence.hold(self._free_slots.pop(), matched + fresh, num_computed)
-        sequence.num_registered = sequence.num_reused = len(matched)
+        sequence.hold(
+            self._free_slots.pop(), self.groups.lists(length, matched, fresh), [length - len(b) for b in matched],
+            total * pool.tokens_per_block, num_computed,
+        )  # fmt: skip
+        sequence.num_registered = sequence.num_reused = length
         step.admitted.append(sequence)
         if wants_read:
             sequence.state = State.READING
@@ -196,14 +226,13 @@ class Scheduler:
             self.running.append(sequence)
         return sequence
 
-    def _cached(self, sequence: Sequence) -> tuple[int, list[int]]:
-        """How many leading blocks could be reused, and those that the prefix cache has."""
+    def _cached(self, sequence: Sequence) -> tuple[int, int, list[list[int]]]:
+        """How many leading blocks could be reused, how many the prefix cache has, and of each group those needed."""
         # At least one token must be computed to sample from; after a read that is the prefill side's first token.
         length = len(sequence.prompt_token_ids) if sequence.wants_read else sequence.num_tokens - 1
         reusable = 0 if self._needs_every_logit(sequence) else length // self.pool.tokens_per_block
-        if not self.pool.enable_reuse:
-            return reusable, []
-        return reusable, self.pool.match(sequence.names(reusable, self.pool.tokens_per_block)[:reusable])
+        names = sequence.names(reusable, self.pool.tokens_per_block) if self.pool.enable_reuse else []
+        return reusable, *self.groups.match(names[:reusable])
 
     @staticmethod
     def _needs_every_logit(sequence: Sequence) -> bool:
@@ -229,27 +258,16 @@ class Scheduler:
         sequence.skip_media(num_computed)
         return shortage
 
-    def register(self, sequence: Sequence) -> None:
-        """Makes the blocks that ``num_written`` fills findable."""
-        if not self.pool.enable_reuse:
-            return
-        size = self.pool.tokens_per_block
-        first, full = sequence.num_registered, sequence.num_written // size
-        if full > first:
-            names = sequence.names(full, size)
-            self.pool.register(
-                sequence.block_ids[first:full],
-                names[first:full],
-                names[first - 1] if first else None,
-                [sequence.event_tokens(index * size, (index + 1) * size) for index in range(first, full)],
-            )
-            sequence.num_registered = full
-
-    def finish(self, sequence: Sequence, *, keep_blocks: int = 0) -> list[int]:
-        """Ends a sequence in any state. Its first ``keep_blocks`` blocks stay referenced and are returned.
+    def finish(self, sequence: Sequence, *, keep_tokens: int = 0) -> list[int]:
+        """Ends a sequence in any state. What a query behind its first ``keep_tokens`` tokens, all written, sees of them
+        stays referenced: those blocks are returned, group by group.
 
         One that a step under way has in it leaves when that step is settled; it can keep nothing.
         """
+        if self._pace is not None and sequence.output_token_ids:
+            reused = sequence.num_reused * self.pool.tokens_per_block  # after preemption, of what it had generated too
+            computed = max(0, len(sequence.prompt_token_ids) - reused)
+            self._pace.ended(computed, len(sequence.output_token_ids))
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         elif sequence.state is State.READING:
@@ -259,10 +277,10 @@ class Scheduler:
         sequence.state = State.FINISHED
         sequence.embeddings = []
         if sequence.num_steps:
-            assert not keep_blocks
+            assert not keep_tokens
             self.leaving.append(sequence)
             return []
-        return self._let_go(sequence, keep_blocks)
+        return self._let_go(sequence, keep_tokens)
 
     def settle(self, sequence: Sequence) -> bool:
         """A step that had it in it is done. Whether the sequence goes on: what an ended one got is nobody's."""
@@ -274,13 +292,19 @@ class Scheduler:
             self._let_go(sequence)
         return False
 
-    def _let_go(self, sequence: Sequence, keep_blocks: int = 0) -> list[int]:
-        kept, given_back = sequence.block_ids[:keep_blocks], sequence.block_ids[keep_blocks:]
-        self.pool.release(given_back)
+    def _let_go(self, sequence: Sequence, keep_tokens: int = 0) -> list[int]:
+        kept: list[int] = []
+        if keep_tokens:
+            for group, needed in enumerate(self.groups.exported(keep_tokens)):
+                blocks, left = sequence.block_ids[group], sequence.num_left[group]
+                self.pool.release(blocks[left : needed.start])
+                kept += blocks[needed.start : needed.stop]
+                sequence.num_left[group] = needed.stop
+        self.pool.release(self.groups.by_age(sequence.held_blocks))
         if sequence.slot >= 0:
             self._free_slots.append(sequence.slot)
         sequence.slot = -1
-        sequence.block_ids = []
+        sequence.block_ids, sequence.num_left, sequence.room = [], [], 0
         sequence.held = None
         sequence.num_computed = sequence.num_written = sequence.num_registered = 0
         return kept
@@ -288,7 +312,7 @@ class Scheduler:
     def check(self, leased: list[tuple[int, ...]] | None = None) -> None:
         """Raises AssertionError unless pool, queues and slots agree. ``leased``: block lists held by leases."""
         holding = (*self.running, *self.reading, *self.leaving)
-        holders: list[list[int]] = [s.block_ids for s in holding]
+        holders: list[list[int]] = [blocks for s in holding for blocks in s.held_blocks]
         holders += [list(blocks) for blocks in leased or ()]
         self.pool.check(holders)
         slots = [s.slot for s in holding]
@@ -305,7 +329,12 @@ class Scheduler:
             if unmet is not None:
                 raise AssertionError(f"sequence {sequence.sequence_id} runs, and has {unmet}")
         for sequence in holding:
-            room = len(sequence.block_ids) * self.pool.tokens_per_block
+            lengths, room = [len(blocks) * self.pool.tokens_per_block for blocks in sequence.block_ids], sequence.room
+            if lengths != [room] * self.groups.count:
+                raise AssertionError(f"sequence {sequence.sequence_id} has room for {room}, and blocks for {lengths}")
+            for group, left in enumerate(sequence.num_left):
+                if left > self.groups.first(group, sequence.num_written):
+                    raise AssertionError(f"sequence {sequence.sequence_id} gave back {left} blocks that it still sees")
             if not sequence.num_written <= sequence.num_computed <= room:
                 raise AssertionError(
                     f"sequence {sequence.sequence_id}: {sequence.num_written} tokens written, {sequence.num_computed} "

@@ -26,8 +26,8 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Positions ``[0, num_computed)`` have their KV in ``block_ids``, or get it from a step under way; ``num_tokens``
-    are known (prompt and output), or are being sampled by such a step.
+    """Positions ``[0, num_computed)`` have their KV in ``block_ids``, as far as anybody still sees it, or get it from a
+    step under way; ``num_tokens`` are known (prompt and output), or are being sampled by such a step.
 
     Two numbers say everything about progress: a sequence whose ``num_tokens - num_computed`` is 1 decodes, one with
     more has a prompt (or, resumed after preemption, its past) to compute. Both grow when a step is launched; its end
@@ -59,7 +59,9 @@ class Sequence:
     num_written: int = 0  # leading positions whose KV is in block_ids, for everybody to use
     num_steps: int = 0  # launched with this sequence in them, and not committed
     is_new_in_slot: bool = False
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: list[list[int]] = field(default_factory=list)  # one list a layer group: core.layer_groups
+    num_left: list[int] = field(default_factory=list)  # of each of them: leading entries that it does not hold any more
+    room: int = 0  # positions that block_ids are for
     slot: int = -1
     held: ScheduledSequence | None = None
     block_names: list[bytes] = field(default_factory=list)  # of full blocks of known tokens, extended on demand
@@ -207,10 +209,10 @@ class Sequence:
             return None
         return self.tokens(start, end)
 
-    def hold(self, slot: int, block_ids: list[int], num_computed: int) -> None:
+    def hold(self, slot: int, block_ids: list[list[int]], num_left: list[int], room: int, num_computed: int) -> None:
         """Admission: the sequence now owns a slot and blocks, the first ``num_computed`` tokens' KV among them."""
         self.slot = slot
-        self.block_ids = block_ids
+        self.block_ids, self.num_left, self.room = block_ids, num_left, room
         self.num_computed = self.num_written = num_computed
         self.is_new_in_slot = True
         self.held = ScheduledSequence(
@@ -227,6 +229,11 @@ class Sequence:
             media=self.media,
         )
         self.skip_media(num_computed)
+
+    @property
+    def held_blocks(self) -> list[list[int]]:
+        """Of each group those of ``block_ids`` that it holds."""
+        return [blocks[left:] for blocks, left in zip(self.block_ids, self.num_left, strict=True)]
 
     def skip_media(self, num_computed: int) -> None:
         """Lets go of the embeddings once the KV of all media is there, or in a step under way."""

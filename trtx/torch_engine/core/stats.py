@@ -24,8 +24,9 @@ def iteration_stats(
     """Counts as they are after the step, where the next one may be under way; times in milliseconds, memory in bytes.
 
     ``began``, ``ended``: in seconds on the clock of ``Sequence.arrived_s``. A step that waited behind another began
-    when that one was committed.
+    when that one was committed. Blocks are counted as whole ones of all layers: one of each layer group.
     """
+    groups = scheduler.groups.count
     pool, counters = scheduler.pool, scheduler.pool.counters
     decodes = step.sequences[: step.num_generating]
     prompts = step.sequences[step.num_generating :]
@@ -45,14 +46,14 @@ def iteration_stats(
         "maxBatchSizeRuntime": scheduler.max_batch_size,
         "attentionDpRank": 0,
         "kvCacheStats": {
-            "maxNumBlocks": pool.num_blocks,
-            "freeNumBlocks": pool.num_available,
-            "usedNumBlocks": pool.num_held,
+            "maxNumBlocks": pool.num_blocks // groups,
+            "freeNumBlocks": pool.num_available // groups,
+            "usedNumBlocks": pool.num_blocks // groups - pool.num_available // groups,
             "tokensPerBlock": pool.tokens_per_block,
-            "allocTotalBlocks": counters.allocated,
-            "allocNewBlocks": counters.allocated_new,
-            "reusedBlocks": counters.reused,
-            "missedBlocks": counters.missed,
+            "allocTotalBlocks": counters.allocated // groups,
+            "allocNewBlocks": counters.allocated_new // groups,
+            "reusedBlocks": counters.reused // groups,
+            "missedBlocks": counters.missed // groups,
             "cacheHitRate": counters.hit_rate,
         },
         "inflightBatchingStats": {

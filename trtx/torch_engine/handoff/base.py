@@ -75,9 +75,10 @@ class KvTransport(Protocol):
     def export(self, lease_id: int, block_ids: Sequence[int], num_tokens: int, deadline_s: float) -> bytes:
         """Describes leased blocks to a reader: the ``opaque_state`` that travels to decode.
 
-        ``block_ids`` are in token order and hold ``num_tokens`` tokens, whose KV is complete and visible (see
-        ``LaunchedStep.results``). ``deadline_s`` is absolute, on the transport's clock (Unix seconds by default).
-        Keep the blocks until ``poll`` reports the lease as released, or until a :class:`LeaseTable` expires it.
+        ``block_ids``: of each group in turn, in token order, what a query behind ``num_tokens`` tokens sees of them;
+        their KV is complete and visible (see ``LaunchedStep.results``). ``deadline_s`` is absolute, on the transport's
+        clock (Unix seconds by default). Keep the blocks until ``poll`` reports the lease as released, or until a
+        :class:`LeaseTable` expires it.
         """
 
     def begin_read(self, opaque_state: bytes, positions: Sequence[int], local_ids: Sequence[int]) -> int:

@@ -9,9 +9,9 @@ import msgspec
 from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.handoff.base import LayoutMismatch
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 POOL_LAYOUT = "block,head,layer,kv,token,dim"
-"""Order of the pool's dimensions, outermost first. A block is one contiguous range that holds all layers."""
+"""Order of the pool's dimensions, outermost first. A block is one contiguous range that holds a group's layers."""
 
 
 class DirectOffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,9 @@ class ExportedKv(msgspec.Struct, frozen=True, kw_only=True):
     layout: str = POOL_LAYOUT
     geometry: KvGeometry
     lease_id: int
-    block_ids: bytes  # int32, little-endian, in token order: as an array of msgpack, 1,024 take 40 us to read
+    # int32, little-endian, group by group, each in token order up to the last token and from the first block on that a
+    # decode sees (``batch.first_block``). As an array of msgpack, 1,024 take 40 us to read.
+    block_ids: bytes
     num_tokens: int
     deadline_s: float  # Unix seconds
 
@@ -89,11 +91,15 @@ def check(exported: ExportedKv, geometry: KvGeometry) -> None:
     """Raises LayoutMismatch unless every field of the prefill side's layout equals this engine's own."""
     if exported.geometry == geometry and exported.layout == POOL_LAYOUT:
         return
-    pairs = [("layout", exported.layout, POOL_LAYOUT)]
-    pairs += [(f.name, getattr(exported.geometry, f.name), getattr(geometry, f.name)) for f in fields(KvGeometry)]
+    pairs: list[tuple[str, object, object]] = [("layout", exported.layout, POOL_LAYOUT)]
+    pairs += [(f.name, _shown(exported.geometry, f.name), _shown(geometry, f.name)) for f in fields(KvGeometry)]
     differing = [(name, theirs, ours) for name, theirs, ours in pairs if theirs != ours]
     raise LayoutMismatch(
         f"KV layout of prefill engine {exported.engine} does not fit this decode engine: "
         + "; ".join(f"{name} is {theirs!r} on prefill, {ours!r} on decode" for name, theirs, ours in differing)
         + "; give both roles the same model and the same kv_cache_config"
     )
+
+
+def _shown(geometry: KvGeometry, name: str) -> object:
+    return list(map(str, geometry.groups)) if name == "groups" else getattr(geometry, name)

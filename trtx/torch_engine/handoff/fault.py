@@ -15,6 +15,8 @@ from trtx.torch_engine.kv_fault import VARIABLE, KvFault
 if TYPE_CHECKING:
     import torch
 
+    from trtx.torch_engine.batch import KvGeometry
+
 log = logging.getLogger(__name__)
 
 _LAYER = 2  # of a pool: [block, kv_head, layer, 2, token, dim]
@@ -28,7 +30,9 @@ class FaultyTransport:
     their positions in them, so that would change nothing.
     """
 
-    def __init__(self, transport: KvTransport, pool: torch.Tensor, fault: KvFault) -> None:
+    def __init__(self, transport: KvTransport, pool: torch.Tensor, geometry: KvGeometry, fault: KvFault) -> None:
+        if len(geometry.groups) > 1:
+            raise UsageError(f"{VARIABLE} is {fault}; expected a model all of whose layers see the same positions")
         layers = pool.shape[_LAYER]
         if fault.layer >= layers:
             raise UsageError(f"{VARIABLE} is {fault}; expected a layer below the model's {layers}")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 
+from trtx.checkpoint.dense import product_parameters
+from trtx.checkpoint.model_config import ModelConfig
 from trtx.config.torch_limits import LIMITS
+from trtx.config.torch_passes import LARGE_PARAMETERS, PACED_STEPS, PASS_SIZES
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention
+from trtx.torch_engine.runner.linear import DEFAULT_FEW_ROWS, FewRows
 
 _GRAPHS = "cuda_graph_config.batch_sizes"
 # The arguments of the engine that are the runner's under the same name.
@@ -32,7 +37,8 @@ class RunnerArgs:
     the share of the memory left after weights and activations that the KV pool takes (CUDA alone).
     ``cuda_graph_batch_sizes`` None: :func:`trtx.torch_engine.runner.graphs.default_batch_sizes`.
     ``deterministic``: a sequence's tokens and log-probabilities are the same to the bit whatever else a step computes,
-    and wherever its prompt is cut into chunks.
+    and wherever its prompt is cut into chunks. ``merges_passes`` and ``pass_sizes`` None:
+    :mod:`trtx.config.torch_passes`; a deterministic runner does neither.
     """
 
     model_dir: Path
@@ -52,11 +58,17 @@ class RunnerArgs:
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
     # Nobody's choice until they are measured (docs/performance-notes.md): benchmarks set them.
     attention: Attention = DEFAULT_ATTENTION  # on CUDA; ``deterministic`` has its own
-    merges_passes: bool = False  # a step's decodes and prompt chunks in one pass
+    few_rows: FewRows = DEFAULT_FEW_ROWS  # on CUDA; ``deterministic`` has its own products
+    merges_passes: bool | None = None  # a step's decodes and prompt chunks in one pass
+    # To so many tokens are passes with prompt chunks padded, ascending; each size has a CUDA graph. (): not padded.
+    pass_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.merges_passes and (self.deterministic or self.attention is Attention.FIXED):
-            raise UsageError("merges_passes does not go with deterministic or fixed attention; leave one of them out")
+        for name in ("merges_passes", "pass_sizes"):
+            if getattr(self, name) and self._is_fixed:
+                raise UsageError(f"{name} does not go with deterministic or fixed attention; leave one of them out")
+        if any(one >= other for one, other in pairwise((0, *(self.pass_sizes or ())))):
+            raise UsageError(f"pass_sizes is {self.pass_sizes}; expected ascending numbers of tokens, from 1 on")
         for path in _LIMITED:
             name = path.rpartition(".")[2]
             value = getattr(self, name)
@@ -66,6 +78,40 @@ class RunnerArgs:
             raise UsageError(
                 f"cuda_graph_batch_sizes is {self.cuda_graph_batch_sizes}; expected {LIMITS[_GRAPHS].expected}"
             )
+
+    @property
+    def _is_fixed(self) -> bool:
+        return self.deterministic or self.attention is Attention.FIXED
+
+    def passes(self, config: ModelConfig, device: torch.device) -> Passes:
+        """``merges_passes`` and ``pass_sizes``, resolved."""
+        is_large = product_parameters(config) >= LARGE_PARAMETERS
+        pads = (
+            is_large
+            and device.type == "cuda"
+            and self.cuda_graphs
+            and self.attention is Attention.BY_LENGTH
+            and not self.deterministic
+            and config.rope.mrope_section is None
+        )  # one pass without its graph was not measured as a default
+        merges = pads if self.merges_passes is None else self.merges_passes
+        sizes = self.pass_sizes
+        if sizes is None:
+            sizes = PASS_SIZES if pads else ()
+        return Passes(
+            merges=merges,
+            padded_sizes=sorted({min(size, self.max_num_tokens) for size in sizes}),
+            paced_steps=PACED_STEPS if pads and merges else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How a runner computes its steps."""
+
+    merges: bool
+    padded_sizes: list[int]  # ascending, none above ``max_num_tokens``
+    paced_steps: int | None  # what suits it: :attr:`trtx.torch_engine.core.scheduler.SchedulerLimits.paced_steps`
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:

@@ -8,9 +8,10 @@ import torch
 
 from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
+from trtx.checkpoint.windows import check_windows
 from trtx.errors import UsageError
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
-from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.batch import KvGeometry, layer_groups
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.runner.args import RunnerArgs, capability_of
 from trtx.torch_engine.runner.decoder import Decoder
@@ -19,14 +20,17 @@ from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
 from trtx.torch_engine.runner.kernels import Attention, Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
-from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, FewRows, LayerProducts, Multiplier
 from trtx.torch_engine.runner.mrope import Mrope
+from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.runner import TorchRunner
 from trtx.torch_engine.runner.sampler import Sampler
-from trtx.torch_engine.runner.slots import new_block_table
+from trtx.torch_engine.runner.slots import new_block_tables
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
-from trtx.torch_engine.runner.weights import load_weights
+from trtx.torch_engine.runner.weights import DecoderWeights, load_weights
+
+_OVERLAPS = (9, 0)  # the compute capability from which on a kernel may begin before the one ahead of it has ended
 
 
 def create_runner(args: RunnerArgs) -> TorchRunner:
@@ -51,20 +55,25 @@ def create_runner(args: RunnerArgs) -> TorchRunner:
 @torch.inference_mode()
 def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     config = read_model_config(args.model_dir)
+    check_windows(config.windows, args.model_dir, on_gpu=device.type == "cuda", deterministic=args.deterministic)
     capability = capability_of(device)
     computed = compute_dtype(args.dtype, config.dtype, is_gpu=device.type == "cuda")
     cached = kv_dtype(args.kv_dtype, config.quantization, computed, capability)
     dtype = getattr(torch, computed)
+    passes = args.passes(config, device)
+    if passes.padded_sizes and device.type == "cuda" and args.attention is not Attention.BY_LENGTH:
+        raise UsageError(f"pass_sizes needs attention by length; attention is {args.attention.value}")
     max_seq_len = min(args.max_seq_len or config.max_position, config.max_position)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     scaled = has_scaled_products(capability, computed)
-    multiplier = _invariant_multiplier(device) if args.deterministic else LIBRARY_MULTIPLIER
+    multiplier = _multiplier(args, device)
     weights = load_weights(
         args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier
     )
     geometry = KvGeometry(
-        config.num_layers, config.num_kv_heads, config.head_dim, args.tokens_per_block, cached,
+        layer_groups(config.windows or (None,) * config.num_layers, config.num_kv_heads, config.head_dim),
+        args.tokens_per_block, cached,
         _digest(weights.kv_scales) if cached == FP8_DTYPE else "",
         _arithmetic(device, computed) if args.deterministic else "",
     )  # fmt: skip
@@ -73,28 +82,39 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         num_kv_blocks(args, config, geometry, device=device, dtype=dtype),
         *geometry.block_shape, dtype=getattr(torch, cached), device=device,
     )  # fmt: skip
-    table = new_block_table(
-        max_batch_size=args.max_batch_size, max_seq_len=max_seq_len, tokens_per_block=args.tokens_per_block,
-        device=device,
+    tables = new_block_tables(
+        len(geometry.groups), max_batch_size=args.max_batch_size, max_seq_len=max_seq_len,
+        tokens_per_block=args.tokens_per_block, device=device,
     )  # fmt: skip
-    cache = KvCache.of(pool, table, weights.kv_scales if cached == FP8_DTYPE else None)
-    positions = table.shape[1] * args.tokens_per_block  # whole blocks: no position of a listed block lies outside
+    cache = KvCache.of_groups(pool, tables, geometry, weights.kv_scales if cached == FP8_DTYPE else None)
+    positions = tables.shape[2] * args.tokens_per_block  # whole blocks: no position of a listed block lies outside
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
     levels = config.vision.deepstack_levels if config.vision is not None else 0
-    kernels = _kernels(config, cache, rotary, Attention.FIXED if args.deterministic else args.attention)
-    decoder = Decoder(weights, kernels, multiplier=multiplier, mrope=mrope, deepstack_levels=levels)
+    overlaps = capability is not None and capability >= _OVERLAPS
+    is_fused = device.type == "cuda" and args.few_rows is FewRows.FUSED and not args.deterministic
+    kernels = _kernels(
+        config, cache, rotary, Attention.FIXED if args.deterministic else args.attention,
+        overlapped_tokens=MOST_ROWS if is_fused and overlaps else 0,
+    )  # fmt: skip
+    few_tokens = _layer_products(weights, kernels, config.norm_eps, overlaps=overlaps) if is_fused else None
+    decoder = Decoder(
+        weights, kernels, multiplier=multiplier, mrope=mrope, deepstack_levels=levels, few_tokens=few_tokens
+    )
     sampler = Sampler(args.max_batch_size, config.vocab_size, device, counts_prompts=args.deterministic)
-    graphs = None
+    graphs = padded = None
     if device.type == "cuda":
         sampler.warm_up(decoder.dtype)
     if device.type == "cuda" and args.cuda_graphs:
         sizes = args.cuda_graph_batch_sizes or default_batch_sizes(args.max_batch_size)
         useful = {min(size, args.max_batch_size) for size in sizes}
         graphs = DecodeGraphs(decoder, sampler, cache, sorted(useful), config.vocab_size)
+    if passes.padded_sizes and mrope is None:
+        memory = graphs.memory if graphs is not None else None
+        padded = PaddedPasses(decoder, sampler, cache, passes.padded_sizes, memory=memory)
     return TorchRunner(
         decoder=decoder, sampler=sampler, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
-        vocab_size=config.vocab_size, graphs=graphs, merges_passes=args.merges_passes,
+        vocab_size=config.vocab_size, graphs=graphs, padded=padded, passes=passes,
     )  # fmt: skip
 
 
@@ -111,6 +131,27 @@ def _arithmetic(device: torch.device, dtype: str) -> str:
     return f"{dtype} on {on}, torch {torch.__version__}"
 
 
+def _multiplier(args: RunnerArgs, device: torch.device) -> Multiplier:
+    if args.deterministic:
+        return _invariant_multiplier(device)
+    if device.type == "cpu" or args.few_rows is FewRows.LIBRARY:
+        return LIBRARY_MULTIPLIER
+    from trtx.torch_engine.runner.few_rows import FewRowsMultiplier, Workspace
+
+    return FewRowsMultiplier(Workspace.of(device))
+
+
+def _layer_products(
+    weights: DecoderWeights, kernels: Kernels, norm_eps: float, *, overlaps: bool
+) -> LayerProducts | None:
+    """None for weights that ask more of their products."""
+    from trtx.torch_engine.runner.few_rows import FewRowsLayers, Workspace, can_fuse
+
+    if not can_fuse(weights):
+        return None
+    return FewRowsLayers(weights, kernels, norm_eps, Workspace.of(weights.head.device), overlaps=overlaps)
+
+
 def _invariant_multiplier(device: torch.device) -> InvariantMultiplier:
     if device.type == "cpu":
         return cpu_multiplier()
@@ -119,11 +160,13 @@ def _invariant_multiplier(device: torch.device) -> InvariantMultiplier:
     return triton_multiplier()
 
 
-def _kernels(config: ModelConfig, cache: KvCache, rotary: torch.Tensor, attention: Attention) -> Kernels:
+def _kernels(
+    config: ModelConfig, cache: KvCache, rotary: torch.Tensor, attention: Attention, *, overlapped_tokens: int
+) -> Kernels:
     """Triton on CUDA, where torch brings it; it is not imported on a CPU, where torch does not."""
     if cache.pool.device.type == "cpu":
         return (InvariantTorchKernels if attention is Attention.FIXED else TorchKernels)(config, cache, rotary)
     from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
     processors = torch.cuda.get_device_properties(cache.pool.device).multi_processor_count
-    return TritonKernels(config, cache, rotary, processors, attention)
+    return TritonKernels(config, cache, rotary, processors, attention, overlapped_tokens)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.torch_engine.runner.kernels import Kernels, PassInputs
-from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, Multiplier
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, LayerProducts, Multiplier
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.weights import DecoderWeights
 
@@ -25,14 +25,16 @@ class Decoder:
         multiplier: Multiplier = LIBRARY_MULTIPLIER,
         mrope: Mrope | None = None,
         deepstack_levels: int = 0,
+        few_tokens: LayerProducts | None = None,
     ) -> None:
-        """``multiplier``: of the head. ``deepstack_levels``: how many vectors more a row of media has, for the first
-        layers to add to their sums."""
+        """``multiplier``: of the head; ``few_tokens``: computes the layers of passes that it takes;
+        ``deepstack_levels``: how many vectors more a row of media has, for the first layers to add to their sums."""
         self._weights = weights
         self._kernels = kernels
         self._multiplier = multiplier
         self.mrope = mrope
         self._deepstack_levels = deepstack_levels
+        self._few_tokens = few_tokens
 
     def hidden(self, inputs: PassInputs) -> Tensor:
         """Writes the KV of every token of the pass; returns ``[num_tokens, hidden]`` after the final norm."""
@@ -43,6 +45,8 @@ class Decoder:
             inputs = replace(inputs, rotary=self.mrope.of_decodes(inputs.positions, inputs.slots))
         for begin, rows in inputs.media:
             residual[begin : begin + rows.shape[0]] = rows[:, : residual.shape[1]]
+        if self._few_tokens is not None and not inputs.media and self._few_tokens.takes(residual.shape[0]):
+            return self._hidden_of_few(self._few_tokens, residual, inputs)
         first, hidden = weights.layers[0], residual.shape[1]
         normed = kernels.rms_norm(residual, first.input_norm, first.qkv.input_scale)
         for index, layer in enumerate(weights.layers):
@@ -58,14 +62,26 @@ class Decoder:
                 normed, residual = kernels.add_rms_norm(mlp, residual, following.input_norm, following.qkv.input_scale)
         return kernels.add_rms_norm(mlp, residual, weights.final_norm)[0]
 
+    def _hidden_of_few(self, products: LayerProducts, residual: Tensor, inputs: PassInputs) -> Tensor:
+        kernels = self._kernels
+        for index, layer in enumerate(self._weights.layers):
+            q = kernels.rope_and_write(products.qkv(residual, index), index, layer, inputs)
+            residual = products.output(kernels.attend(q, index, inputs), index, residual)
+            residual = products.down(products.gate_up(residual, index), index, residual)
+        return kernels.rms_norm(residual, self._weights.final_norm)
+
     @property
     def dtype(self) -> torch.dtype:
         return self._weights.head.dtype
 
     @property
+    def hidden_size(self) -> int:
+        return self._weights.embedding.shape[1]
+
+    @property
     def media_width(self) -> int:
         """Columns of a row of media."""
-        return self._weights.embedding.shape[1] * (1 + self._deepstack_levels)
+        return self.hidden_size * (1 + self._deepstack_levels)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """``[n, hidden]`` to ``[n, vocab]``, in the model's dtype."""

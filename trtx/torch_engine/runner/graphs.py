@@ -1,18 +1,12 @@
 """CUDA graphs of the decode pass, one per padded batch size."""
 
-# torch leaves its events untyped.
-# mypy: disable-error-code="no-untyped-call"
-
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from trtx.torch_engine.runner.decoder import Decoder
+from trtx.torch_engine.runner.fixed_inputs import FixedInputs, stride
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs
 from trtx.torch_engine.runner.sampler import Sampler
 
@@ -23,15 +17,6 @@ def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
     """1, 2, 4, 8, 16, 32, then every 32 up to 512, then every 128: little of a large batch is padding."""
     sizes = [1, 2, 4, 8, 16, *range(32, 513, 32), *range(640, max_batch_size + 128, 128)]
     return (*(size for size in sizes if size < max_batch_size), max_batch_size)
-
-
-class _Staging:
-    """Pinned memory that a step's inputs are copied from."""
-
-    def __init__(self, size: int) -> None:
-        self.host = torch.zeros(size, dtype=torch.int32, pin_memory=True)
-        self.values: npt.NDArray[np.int32] = self.host.numpy()  # the same memory
-        self.copied: Any = torch.cuda.Event()
 
 
 class DecodeGraphs:
@@ -47,32 +32,31 @@ class DecodeGraphs:
         self._sizes = batch_sizes
         self._padding_slot = cache.padding_slot
         device, largest = cache.pool.device, self._sizes[-1]
-        # Tokens, positions and slots of a size lie one behind the other, as one copy of adjacent memory alone takes
-        # pinned memory without a detour.
-        self._inputs = torch.zeros(3 * _stride(largest), dtype=torch.int32, device=device)
-        self._staging = [_Staging(self._inputs.numel()) for _ in range(2)]  # the step before may not have begun
+        # Tokens, positions and slots of a size, one behind the other.
+        self._inputs = FixedInputs(3 * stride(largest), device)
+        inputs = self._inputs.tensor
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
-        memory = torch.cuda.graph_pool_handle()
+        self.memory = torch.cuda.graph_pool_handle()
         with torch.inference_mode():
             logits = torch.empty(largest, vocab_size, dtype=decoder.dtype, device=device)
             sampled = torch.empty(largest, dtype=torch.int64, device=device)
             for size in reversed(self._sizes):
-                token_ids, positions, slots = (row[:size] for row in self._inputs[: 3 * _stride(size)].view(3, -1))
+                token_ids, positions, slots = (row[:size] for row in inputs[: 3 * stride(size)].view(3, -1))
 
                 def run(
                     token_ids: Tensor = token_ids, positions: Tensor = positions, slots: Tensor = slots,
                     size: int = size,
                 ) -> None:  # fmt: skip
-                    inputs = PassInputs(sampler.fill(token_ids, slots), positions, slots)
-                    decoder.logits(decoder.hidden(inputs), out=logits[:size])
+                    filled = PassInputs(sampler.fill(token_ids, slots), positions, slots)
+                    decoder.logits(decoder.hidden(filled), out=logits[:size])
                     sampler.sample(logits[:size], slots, positions, out=sampled[:size])
 
-                self._inputs.zero_()
+                inputs.zero_()
                 slots.fill_(cache.padding_slot)
                 for _ in range(_WARM_UP_PASSES):
                     run()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=memory):
+                with torch.cuda.graph(graph, pool=self.memory):
                     run()
                 self._graphs[size] = (graph, logits[:size], sampled[:size])
 
@@ -84,21 +68,12 @@ class DecodeGraphs:
         """(logits [rows, vocab], their sampled tokens [rows] int64) of one decode pass, which is not waited for."""
         rows = len(tokens)
         size = next(size for size in self._sizes if size >= rows)
-        length = 3 * _stride(size)
-        self._staging.reverse()
-        staging = self._staging[0]
-        staging.copied.synchronize()  # two replays ago: the step that it was for is done
-        values = staging.values[:length].reshape(3, -1)
+        length = 3 * stride(size)
+        values = self._inputs.values()[:length].reshape(3, -1)
         values[0, :rows], values[1, :rows], values[2, :rows] = tokens, positions, slots
         values[:2, rows:] = 0
         values[2, rows:] = self._padding_slot
-        self._inputs[:length].copy_(staging.host[:length], non_blocking=True)
-        staging.copied.record()
+        self._inputs.send(length)
         graph, logits, sampled = self._graphs[size]
         graph.replay()
         return logits[:rows], sampled[:rows]
-
-
-def _stride(size: int) -> int:
-    """Elements from one kind of input to the next: whole 16 bytes, as kernels are compiled once for such addresses."""
-    return -(-size // 4) * 4

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.runner.weights import LayerWeights
 
 
@@ -22,8 +23,8 @@ class Attention(Enum):
     FIXED = "fixed"
 
 
-DEFAULT_ATTENTION = Attention.BY_ROWS
-"""Of a runner, until ``benchmarks/attention.py`` has been seen on a GPU: docs/performance-notes.md."""
+DEFAULT_ATTENTION = Attention.BY_LENGTH
+"""Of a runner: docs/performance-notes.md."""
 
 FIXED_CHUNK = 512
 """KV tokens of a chunk of :attr:`Attention.FIXED`; another number is other bits."""
@@ -72,6 +73,8 @@ class PassInputs:
     slots: Tensor  # [num_tokens] int32: row of the block table that each token's sequence has
     spans: Spans | None = None
     num_decodes: int = 0
+    # In place of ``num_decodes`` where a pass has room for more decodes than there are: spans of one token, or none.
+    decodes: Spans | None = None
     # Of adjacent tokens from the first number on: rows [n, hidden] that the pass takes in place of their embeddings,
     # with those that the first layers add behind them where the model has any: [n, hidden * (1 + levels)].
     media: tuple[tuple[int, Tensor], ...] = ()
@@ -89,14 +92,35 @@ class KvCache:
     A head of a token is ``head_dim`` adjacent elements.
     """
 
-    pool: Tensor  # [num_blocks, num_layers, 2, tokens_per_block, num_kv_heads, head_dim]: a view; see ``of``
-    block_table: Tensor  # [max_batch_size + 1, max_blocks] int32; the last row is the padding slot
+    pool: Tensor  # [num_blocks, block_layers, 2, tokens_per_block, num_kv_heads, head_dim]: a view; see ``of``
+    block_table: Tensor  # [max_batch_size + 1, max_blocks] int32, of the first group; the last row is the padding slot
     scales: Tensor | None = None  # [num_layers, 2] float32, of k and v; None unless the pool is float8_e4m3fn
+    # Of several layer groups: [num_groups, max_batch_size + 1, max_blocks] int32, the first is ``block_table``; and of
+    # each layer its group, and its index in a block of that.
+    group_tables: Tensor | None = None
+    places: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, pool: Tensor, block_table: Tensor, scales: Tensor | None = None) -> KvCache:
-        """``pool``: as it lies in memory, ``[num_blocks, *KvGeometry.block_shape]``."""
+        """Of one layer group. ``pool``: as it lies in memory, ``[num_blocks, *KvGeometry.block_shape]``."""
         return cls(pool.permute(0, 2, 3, 4, 1, 5), block_table, scales)
+
+    @classmethod
+    def of_groups(cls, pool: Tensor, tables: Tensor, geometry: KvGeometry, scales: Tensor | None = None) -> KvCache:
+        """``tables``: of each group one."""
+        return cls(pool.permute(0, 2, 3, 4, 1, 5), tables[0], scales, tables, geometry.places)
+
+    @property
+    def tables(self) -> Tensor:
+        """``[num_groups, max_batch_size + 1, max_blocks]`` int32"""
+        return self.block_table.unsqueeze(0) if self.group_tables is None else self.group_tables
+
+    def place(self, layer: int) -> tuple[Tensor, int]:
+        """(the block table of a layer's group, the layer's index in a block)"""
+        if self.group_tables is None:
+            return self.block_table, layer
+        group, index = self.places[layer]
+        return self.group_tables[group], index
 
     @property
     def tokens_per_block(self) -> int:

@@ -16,22 +16,24 @@ def num_kv_blocks(
     args: RunnerArgs, config: ModelConfig, geometry: KvGeometry, *, device: torch.device, dtype: torch.dtype
 ) -> int:
     """Called once the weights are on the device; ``dtype`` is the activations'. Raises UsageError if no block fits."""
+    groups = len(geometry.groups)  # a token has a block in each
     if args.num_blocks is not None:
         blocks, limit = args.num_blocks, f"num_blocks is {args.num_blocks}"
     else:
         if device.type == "cuda":
             room = _gpu_room(args, config, device, dtype)
         else:
-            room = cpu_pool_room(geometry.block_bytes, geometry.tokens_per_block)
+            room = cpu_pool_room(groups * geometry.block_bytes, geometry.tokens_per_block)
         blocks, limit = room // geometry.block_bytes, f"{room >> 20} MiB are free for it"
         if args.max_tokens is not None:
-            asked = args.max_tokens // geometry.tokens_per_block
+            asked = args.max_tokens // geometry.tokens_per_block * groups
             if device.type == "cpu" or asked < blocks:
                 blocks, limit = asked, f"max_tokens is {args.max_tokens}"
-    if blocks < 1:
+    if blocks < groups:
         raise UsageError(
             f"the KV pool has no block: {limit}, one block of {geometry.tokens_per_block} tokens takes "
-            f"{geometry.block_bytes} bytes; raise max_tokens or free_gpu_memory_fraction, or lower max_num_tokens"
+            f"{groups * geometry.block_bytes} bytes; raise max_tokens or free_gpu_memory_fraction, or lower "
+            "max_num_tokens"
         )
     return blocks
 

@@ -13,7 +13,7 @@ from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.runner.kernels import FIXED_CHUNK, KvCache, PassInputs, WorkList
 from trtx.torch_engine.runner.triton_ragged_attention import ITEM, plan_kernel, ragged_attention_kernel
 
-_LEAST_CHUNK = 64
+_LEAST_CHUNK, _LONG_CHUNK = 64, 2048
 _FIXED_PROGRAMS = 4  # a processor's, in a launch that walks the list
 _FIXED_PART_ROWS = 2048  # 32 MiB at 32 heads of 128. A tile for which no room is left is not cut
 _BLOCK_ITEMS = 64
@@ -21,18 +21,34 @@ _BLOCK_ITEMS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """A compiled kernel's sizes. ``items``: how many of it a processor shall have, all together."""
+    """A compiled kernel's sizes.
+
+    ``items``: how many of it a processor shall have, all together, ``fewer_items`` as long as their chunks are then
+    below :data:`_LONG_CHUNK`; ``whole_first``: what every row sees is taken
+    without masks, where tiles have many steps of it; ``fold_chunks``: how many parts of a token are folded at once;
+    ``max_registers``: a thread's, over a pool that is not float8, so that enough programs fit beside each other.
+    """
 
     rows: int
     tokens: int
     warps: int
     stages: int
     items: int
+    fewer_items: int
+    whole_first: bool = False
+    fold_chunks: int = 1
+    max_registers: int | None = None
 
 
-_TILES = (_Tile(16, 64, 4, 3, 4), _Tile(64, 64, 4, 3, 2), _Tile(128, 64, 8, 2, 2))
-_FIXED_TILE = _Tile(64, 64, 8, 3, 2)  # 8 warps: 4 had too few registers for two accumulators
-_NARROW_TILES = (_Tile(16, 32, 4, 2, 4), _Tile(32, 32, 4, 2, 4))  # float32, or heads above 128: shared memory
+_TILES = (
+    _Tile(16, 64, 4, 3, 4, 2, fold_chunks=16, max_registers=128),
+    _Tile(64, 64, 4, 3, 1, 1),
+    # The block table's load stands before those of K and V: of 5 stages, these have two under way.
+    _Tile(128, 64, 8, 5, 1, 1, whole_first=True),
+)
+_FIXED_TILE = _Tile(64, 64, 8, 3, 2, 2)  # 8 warps: 4 had too few registers for two accumulators
+# Of float32, or heads above 128: what fits into shared memory.
+_NARROW_TILES = (_Tile(16, 32, 4, 2, 4, 2, fold_chunks=16), _Tile(32, 32, 4, 2, 4, 4, whole_first=True))
 
 
 class RaggedAttention:
@@ -66,12 +82,21 @@ class RaggedAttention:
         self._lanes = triton.next_power_of_2(config.num_heads // config.num_kv_heads)
 
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
-        """``inputs`` with their work lists. ``dtype``: q's. Grids depend on tensors' shapes alone."""
+        """``inputs`` with their work lists. ``dtype``: q's.
+
+        Launches, grids and allocations depend on shapes and host numbers alone: how many tokens, decodes and spans
+        there are, and ``max_length``. So a CUDA graph of a pass serves any of its shape: ``max_length`` may be more
+        than the longest span, ``starts`` may end before the last token, a span may be empty. No answer is written for
+        tokens of no span; those of the padding slot get zeros.
+        """
         spans, work = inputs.spans, []
         count = inputs.slots.shape[0] if spans is None else inputs.num_decodes
         if count:
             tile = self._tile(dtype, 1)
             work.append(self._work(tile, 1, inputs.slots, None, inputs.positions, count=count, tiles=count))
+        if (decodes := inputs.decodes) is not None:
+            tile, count = self._tile(dtype, 1), decodes.slots.shape[0]
+            work.append(self._work(tile, 1, decodes.slots, decodes.starts, decodes.contexts, count=count, tiles=count))
         if spans is not None:
             tile, count = self._tile(dtype, spans.max_length), spans.slots.shape[0]
             tiles = inputs.slots.shape[0] // (tile.rows // self._lanes) + count
@@ -93,7 +118,9 @@ class RaggedAttention:
     ) -> WorkList:
         """Of the first ``count`` of ``slots``, in at most so many ``tiles``. One launch."""
         config, device, tile_rows = self._config, slots.device, tile.rows // self._lanes
-        wanted = max(1, tile.items * self._num_processors // config.num_kv_heads)
+        wanted, fewer = (
+            max(1, items * self._num_processors // config.num_kv_heads) for items in (tile.items, tile.fewer_items)
+        )
         if self._fixed:
             part_rows = self._fixed_part_rows
             most_items = tiles + part_rows
@@ -112,19 +139,23 @@ class RaggedAttention:
         )
         plan_kernel[(count,)](
             slots, starts, contexts, work.num_items, work.items, work.arrived,
-            self._cache.padding_slot, count, wanted, FIXED_CHUNK if self._fixed else _LEAST_CHUNK, part_rows,
+            self._cache.padding_slot, count, wanted, fewer, FIXED_CHUNK if self._fixed else _LEAST_CHUNK, _LONG_CHUNK,
+            part_rows,
             TILE_ROWS=tile_rows, BLOCK_TOKENS=tile.tokens, NUM_KV_HEADS=config.num_kv_heads, FIXED=self._fixed,
             BLOCK_SEQUENCES=self._block_sequences, BLOCK_ITEMS=_BLOCK_ITEMS,
             BLOCK_KV_HEADS=triton.next_power_of_2(config.num_kv_heads), num_warps=1,
         )  # fmt: skip
         return work
 
-    def attend(self, q: Tensor, layer: int, work: tuple[WorkList, ...], out: Tensor, scale: Tensor | None) -> None:
-        """``q`` and ``out``: [tokens, heads, dim] of the pass that ``work`` is for; ``scale``: what ``out`` is for."""
+    def attend(
+        self, q: Tensor, layer: int, work: tuple[WorkList, ...], out: Tensor, scale: Tensor | None, *, overlaps: bool
+    ) -> None:
+        """``q`` and ``out``: [tokens, heads, dim] of the pass that ``work`` is for; ``scale``: what ``out`` is for;
+        ``overlaps``: see :mod:`triton_few_rows`."""
         for part in work:
-            self._attend(q, layer, part, out, scale)
+            self._attend(q, layer, part, out, scale, overlaps)
 
-    def _attend(self, q: Tensor, layer: int, work: WorkList, out: Tensor, scale: Tensor | None) -> None:
+    def _attend(self, q: Tensor, layer: int, work: WorkList, out: Tensor, scale: Tensor | None, overlaps: bool) -> None:
         config = self._config
         tile = next(tile for tile in self._tiles(q.dtype) if tile.rows == work.block_rows)
         programs = work.items.shape[0] * config.num_kv_heads
@@ -137,7 +168,10 @@ class RaggedAttention:
             NUM_HEADS=config.num_heads, NUM_KV_HEADS=config.num_kv_heads, HEAD_DIM=config.head_dim,
             TOKENS_PER_BLOCK=self._cache.tokens_per_block, TILE_ROWS=work.tile_rows, BLOCK_ROWS=tile.rows,
             BLOCK_TOKENS=tile.tokens, BLOCK_DIM=self._block_dim, FIXED=self._fixed,
-            UNROLL=4 if tile.rows <= 16 else 1, num_warps=tile.warps, num_stages=tile.stages,
+            FOLD_CHUNKS=1 if self._fixed else tile.fold_chunks, WHOLE_FIRST=tile.whole_first and not self._fixed,
+            num_warps=tile.warps, num_stages=tile.stages,
+            maxnreg=None if self._cache.scales is not None else tile.max_registers,
+            OVERLAPS=overlaps, launch_pdl=overlaps,
         )  # fmt: skip
 
     def _tiles(self, dtype: torch.dtype) -> tuple[_Tile, ...]:

@@ -14,11 +14,14 @@ from torch import Tensor
 from trtx.torch_engine.batch import Batch, Embedding, KvGeometry, Sampled, ScheduledSequence
 from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.media_positions import lasts
+from trtx.torch_engine.runner.args import Passes
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.embeddings import EmbeddingLoader
 from trtx.torch_engine.runner.graphs import DecodeGraphs
-from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans, int32
+from trtx.torch_engine.runner.kernels import KvCache, PassInputs, int32
 from trtx.torch_engine.runner.logprobs import RankedLogprobs, prompt_problem
+from trtx.torch_engine.runner.packed_pass import PackedPass
+from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.sampler import SampledRows, Sampler
 from trtx.torch_engine.runner.slots import BlockTable
 from trtx.torch_engine.shared_tensor import SharedTensor
@@ -55,8 +58,9 @@ class TorchRunner:
 
     A step's decodes and its prompt chunks are two passes over the weights: decodes replay a CUDA graph whatever
     else the step holds, and chunks are long enough that reading the weights once more costs little. With
-    ``merges_passes`` a step that has both is one pass, without a graph. Everything is enqueued on one stream and
-    nothing waited for: while a graph runs, the host launches the kernels of the chunks, and then the next step.
+    ``merges_passes`` a step that has both is one pass. One with chunks replays a graph too where ``pads_passes`` and it
+    fits. Everything is enqueued on one stream and nothing waited for: while a graph runs, the host launches the kernels
+    of the chunks, and then the next step.
     """
 
     def __init__(
@@ -70,7 +74,8 @@ class TorchRunner:
         max_position: int,
         vocab_size: int,
         graphs: DecodeGraphs | None,
-        merges_passes: bool = False,
+        padded: PaddedPasses | None,
+        passes: Passes,
     ) -> None:
         self.geometry = geometry
         self.num_blocks = pool.shape[0]
@@ -80,7 +85,10 @@ class TorchRunner:
         self._decoder = decoder
         self._device = pool.device
         self._graphs = graphs
-        self.merges_passes = merges_passes
+        self._padded = padded
+        self.merges_passes = passes.merges
+        self.paced_steps = passes.paced_steps
+        self.pads_passes = padded is not None
         self._block_table = BlockTable(cache)
         self._embeddings = EmbeddingLoader(self._device, decoder.media_width, decoder.dtype)
         self._sampler = sampler
@@ -103,8 +111,8 @@ class TorchRunner:
         if decodes:
             step.parts.append((list(range(len(decodes))), self._sampler.collect(*self._decode(decodes), decodes)))
         if others:
-            inputs, ends = self._chunk_inputs(others, merged)
-            self._sample_chunks(self._decoder.hidden(inputs), ends, others, merged, len(decodes), step)
+            packed = PackedPass(others, merged)
+            self._sample_chunks(self._hidden(packed), packed, len(decodes), step)
         if self._device.type == "cuda":
             step.done = torch.cuda.Event()
             step.done.record()
@@ -122,17 +130,9 @@ class TorchRunner:
         logits = self._decoder.logits(self._decoder.hidden(inputs))
         return logits, self._sampler.sample(logits, inputs.slots, inputs.positions)
 
-    def _sample_chunks(
-        self,
-        hidden: Tensor,
-        ends: list[int],
-        sequences: list[ScheduledSequence],
-        num_decodes: int,
-        first: int,
-        step: TorchStep,
-    ) -> None:
-        """``hidden`` [tokens, hidden] of a pass over ``sequences``, the first ``num_decodes`` of which are decodes;
-        ``first``: their place in the step."""
+    def _sample_chunks(self, hidden: Tensor, packed: PackedPass, first: int, step: TorchStep) -> None:
+        """``hidden`` [tokens, hidden] of a pass; ``first``: the place in the step of its first sequence."""
+        sequences, ends = packed.sequences, packed.ends
         sampling = [index for index, sequence in enumerate(sequences) if sequence.samples]
         if sampling:
             last = [ends[index] - 1 for index in sampling]
@@ -144,39 +144,23 @@ class TorchRunner:
             step.parts.append(([first + index for index in sampling], collected))
         for index, sequence in enumerate(sequences):
             count = sequence.sampling.prompt_logprobs
-            if count is not None and index >= num_decodes:
+            if count is not None and index >= packed.num_decodes:
                 begin = ends[index] - len(sequence.new_token_ids)
                 ranked = self._prompt_logprobs(hidden[begin : ends[index]], sequence, count)
                 step.prompts.append((first + index, ranked))
 
-    def _chunk_inputs(self, sequences: list[ScheduledSequence], num_decodes: int) -> tuple[PassInputs, list[int]]:
-        """Inputs of a pass over ``num_decodes`` decodes and chunks behind them, and where in it each sequence ends."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        ends: list[int] = []
-        media: list[tuple[int, Tensor]] = []
-        for sequence in sequences:
-            length = len(sequence.new_token_ids)
-            for part in sequence.embeddings:
-                rows = part.embedding.tensor[part.first : part.first + part.count]
-                media.append((len(tokens) + part.offset, rows))
-            tokens += sequence.new_token_ids
-            positions += range(sequence.start, sequence.start + length)
-            slots += [sequence.slot] * length
-            ends.append(len(tokens))
-        chunks = sequences[num_decodes:]
-        spans = Spans(
-            slots=int32([sequence.slot for sequence in chunks], self._device),
-            starts=int32([0, *ends][num_decodes:], self._device),
-            contexts=int32([sequence.start for sequence in chunks], self._device),
-            max_length=max(len(sequence.new_token_ids) for sequence in chunks),
-        )
-        rotary = None if self._decoder.mrope is None else self._decoder.mrope.of_chunks(sequences)
-        token_ids, at, of = _upload(tokens, positions, slots, self._device)
-        if num_decodes:
-            token_ids[:num_decodes] = self._sampler.fill(token_ids[:num_decodes], of[:num_decodes])
-        return PassInputs(token_ids, at, of, spans, num_decodes, tuple(media), rotary), ends
+    def _hidden(self, packed: PackedPass) -> Tensor:
+        """``[tokens, hidden]``"""
+        if self._padded is not None and self.pads_passes and self._padded.fits(packed):
+            return self._padded.hidden(packed)
+        count = packed.num_decodes
+        rotary = None if self._decoder.mrope is None else self._decoder.mrope.of_chunks(packed.sequences)
+        spans = packed.spans(self._device)
+        token_ids, positions, slots = _upload(packed.tokens, packed.positions, packed.slots, self._device)
+        if count:
+            token_ids[:count] = self._sampler.fill(token_ids[:count], slots[:count])
+        inputs = PassInputs(token_ids, positions, slots, spans, count, media=tuple(packed.media), rotary=rotary)
+        return self._decoder.hidden(inputs)
 
     def _prompt_logprobs(self, hidden: Tensor, sequence: ScheduledSequence, count: int) -> list[RankedLogprobs]:
         """Of the prompt tokens that follow this chunk's: ``hidden`` of position p says how likely token p + 1 was."""
@@ -203,7 +187,7 @@ class TorchRunner:
         """Frees graphs, weights and pool. The runner must not be used after."""
         self.synchronize()
         self._embeddings.close()
-        del self._graphs, self._decoder, self._sampler, self._block_table, self.pool
+        del self._graphs, self._padded, self._decoder, self._sampler, self._block_table, self.pool
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

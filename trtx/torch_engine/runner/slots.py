@@ -1,4 +1,4 @@
-"""The block table on the device, kept up to date by what changed since the last step."""
+"""The block tables on the device, kept up to date by what changed since the last step."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from trtx.torch_engine.runner.kernels import KvCache, int32
 
 
 class BlockTable:
-    """Copies a sequence's new block ids into its slot's row; what was copied before is not looked at again.
+    """Copies a sequence's new block ids into its slot's row of each group's table; what was copied before is not
+    looked at again.
 
     Tokens and positions are not kept here: a step uploads them (three int32 a sequence), which costs less than
     comparing what the device has with what the scheduler says.
     """
 
     def __init__(self, cache: KvCache) -> None:
-        self._table = cache.block_table
-        self._width = cache.block_table.shape[1]
-        self._flat = cache.block_table.view(-1)
+        self._flat = cache.tables.view(-1)
+        _, self._rows, self._width = cache.tables.shape
         self._copied = [0] * cache.padding_slot
 
     def update(self, sequences: list[ScheduledSequence]) -> None:
@@ -26,21 +26,25 @@ class BlockTable:
         where: list[int] = []
         blocks: list[int] = []
         for sequence in sequences:
-            slot, ids = sequence.slot, sequence.block_ids
+            slot, count = sequence.slot, len(sequence.block_ids[0])
             copied = 0 if sequence.is_first else self._copied[slot]
-            if len(ids) > copied:
-                if len(ids) > self._width:
-                    raise ValueError(f"slot {slot} has {len(ids)} blocks; max_seq_len allows {self._width}")
-                where.extend(range(slot * self._width + copied, slot * self._width + len(ids)))
-                blocks.extend(ids[copied:])
-            self._copied[slot] = len(ids)
+            if count > copied:
+                if count > self._width:
+                    raise ValueError(f"slot {slot} has {count} blocks; max_seq_len allows {self._width}")
+                for group, ids in enumerate(sequence.block_ids):
+                    begin = (group * self._rows + slot) * self._width
+                    where.extend(range(begin + copied, begin + count))
+                    blocks.extend(ids[copied:])
+            self._copied[slot] = count
         if where:
-            both = int32(where + blocks, self._table.device)
+            both = int32(where + blocks, self._flat.device)
             self._flat[both[: len(where)].long()] = both[len(where) :]
 
 
-def new_block_table(
-    *, max_batch_size: int, max_seq_len: int, tokens_per_block: int, device: torch.device
+def new_block_tables(
+    num_groups: int, *, max_batch_size: int, max_seq_len: int, tokens_per_block: int, device: torch.device
 ) -> torch.Tensor:
-    """``[max_batch_size + 1, blocks of max_seq_len]`` int32 of zeros; the last row is the padding slot."""
-    return torch.zeros(max_batch_size + 1, -(-max_seq_len // tokens_per_block), dtype=torch.int32, device=device)
+    """``[num_groups, max_batch_size + 1, blocks of max_seq_len]`` int32 of zeros; the last row of a table is the
+    padding slot."""
+    width = -(-max_seq_len // tokens_per_block)
+    return torch.zeros(num_groups, max_batch_size + 1, width, dtype=torch.int32, device=device)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.checkpoint.model_config import ModelConfig
+from trtx.torch_engine.batch import first_block
 from trtx.torch_engine.runner.fixed_attention import attend_fixed
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, KvCache, PassInputs, Spans
@@ -30,6 +31,7 @@ class TorchKernels:
         self._config = config
         self._cache = cache
         self._rotary = rotary
+        self._windows = config.windows or (None,) * config.num_layers
 
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
         return inputs
@@ -57,13 +59,14 @@ class TorchKernels:
         q, k = self._rotate(q, angles), self._rotate(k, angles)
         real = inputs.slots != cache.padding_slot
         positions, slots = inputs.positions[real], inputs.slots[real]
-        blocks = cache.block_table[slots.long(), (positions // cache.tokens_per_block).long()].long()
+        table, index = cache.place(layer)
+        blocks = table[slots.long(), (positions // cache.tokens_per_block).long()].long()
         offsets = (positions % cache.tokens_per_block).long()
         for kind, values in enumerate((k[real], v[real])):
             if cache.scales is None:
-                cache.pool[blocks, layer, kind, offsets] = values.to(cache.pool.dtype)
+                cache.pool[blocks, index, kind, offsets] = values.to(cache.pool.dtype)
             else:
-                cache.pool[blocks, layer, kind, offsets] = to_fp8(values, cache.scales[layer, kind])
+                cache.pool[blocks, index, kind, offsets] = to_fp8(values, cache.scales[layer, kind])
         return q
 
     @staticmethod
@@ -82,32 +85,44 @@ class TorchKernels:
         if count := inputs.num_decodes:
             decodes = replace(inputs, slots=inputs.slots[:count], positions=inputs.positions[:count])
             out[:count] = self._decode(q[:count], layer, decodes).view_as(q[:count])
+        if inputs.decodes is not None:
+            self._prefill(q, layer, inputs.decodes, out)
         self._prefill(q, layer, inputs.spans, out)
         return _scaled(out.flatten(1), scale)
 
     def _gather(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """K and V of whole blocks: ``[..., num_blocks]`` to ``[..., num_kv_heads, tokens, head_dim]``."""
         cache, chosen = self._cache, blocks.long()
+        index = cache.place(layer)[1]
         # [..., num_blocks, 2, tokens_per_block, heads, dim]
         if cache.scales is None:
-            kv = cache.pool[chosen, layer].to(dtype)
+            kv = cache.pool[chosen, index].to(dtype)
         else:  # as bytes: torch indexes float8 on a CPU, and not in every version on CUDA
-            stored = cache.pool.view(torch.uint8)[chosen, layer].view(FP8)
+            stored = cache.pool.view(torch.uint8)[chosen, index].view(FP8)
             kv = stored.to(dtype) * cache.scales[layer].to(dtype).view(2, 1, 1, 1)
         keys, values = kv.unbind(-4)
         return keys.flatten(-4, -3).transpose(-3, -2), values.flatten(-4, -3).transpose(-3, -2)
 
     def _decode(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
         """Many sequences at once, padded to the longest, as far as the gathered copy stays small."""
-        num_blocks = int(inputs.positions.max()) // self._cache.tokens_per_block + 1
-        rows = max(1, _GATHERED_TOKENS // (num_blocks * self._cache.tokens_per_block))
+        size, table = self._cache.tokens_per_block, self._cache.place(layer)[0]
+        window = self._windows[layer]
+        first = torch.zeros_like(inputs.positions)  # block, of each row
+        if window is not None:
+            first = (inputs.positions - window + 1).clamp_min(0) // size
+        num_blocks = int((inputs.positions // size - first).max()) + 1
+        rows = max(1, _GATHERED_TOKENS // (num_blocks * size))
         out = torch.empty_like(q)
         for begin in range(0, q.shape[0], rows):
             part = slice(begin, begin + rows)
-            blocks = self._cache.block_table[inputs.slots[part].long(), :num_blocks]
+            places = first[part, None] + torch.arange(num_blocks, device=q.device)
+            blocks = table[inputs.slots[part].long()[:, None], places.clamp_max(table.shape[1] - 1).long()]
             keys, values = self._gather(layer, blocks, q.dtype)
             # [rows, tokens]
-            seen = torch.arange(keys.shape[-2], device=q.device) <= inputs.positions[part].unsqueeze(-1)
+            positions = first[part, None] * size + torch.arange(keys.shape[-2], device=q.device)
+            seen = positions <= inputs.positions[part].unsqueeze(-1)
+            if window is not None:
+                seen &= positions > inputs.positions[part].unsqueeze(-1) - window
             attended = _attend_seen(q[part], keys, values, seen)
             if not attended.isfinite().all():
                 # Behind a sequence's end lies what others left there, and a mask makes of their NaN 0 * NaN.
@@ -118,17 +133,23 @@ class TorchKernels:
 
     def _prefill(self, q: Tensor, layer: int, spans: Spans, out: Tensor) -> None:
         """One sequence after the other: lengths differ too much to pad."""
-        starts = spans.starts.tolist()
+        starts, window, size = spans.starts.tolist(), self._windows[layer], self._cache.tokens_per_block
+        table = self._cache.place(layer)[0]
         for index, (slot, context) in enumerate(zip(spans.slots.tolist(), spans.contexts.tolist(), strict=True)):
             begin, end = starts[index], starts[index + 1]
+            if begin == end:
+                continue
             total = context + end - begin
-            num_blocks = -(-total // self._cache.tokens_per_block)
-            keys, values = self._gather(layer, self._cache.block_table[slot, :num_blocks], q.dtype)
+            first = first_block(window, context, size)
+            keys, values = self._gather(layer, table[slot, first : -(-total // size)], q.dtype)
+            length = total - first * size
             seen = None
-            if end - begin > 1:
-                seen = torch.ones(end - begin, total, dtype=torch.bool, device=q.device).tril(context)
+            if end - begin > 1 or window is not None:
+                seen = torch.ones(end - begin, length, dtype=torch.bool, device=q.device).tril(context - first * size)
+            if seen is not None and window is not None:
+                seen = seen.triu(context - first * size - window + 1)
             out[begin:end] = F.scaled_dot_product_attention(
-                q[begin:end].transpose(0, 1)[None], keys[None, :, :total], values[None, :, :total],
+                q[begin:end].transpose(0, 1)[None], keys[None, :, :length], values[None, :, :length],
                 attn_mask=seen, enable_gqa=True,
             )[0].transpose(0, 1)  # fmt: skip
 
@@ -141,7 +162,7 @@ class TorchKernels:
             if slot != self._cache.padding_slot:
                 positions = inputs.positions[begin:end]
                 num_blocks = int(positions[-1]) // self._cache.tokens_per_block + 1
-                keys, values = self._gather(layer, self._cache.block_table[slot, :num_blocks], q.dtype)
+                keys, values = self._gather(layer, self._cache.place(layer)[0][slot, :num_blocks], q.dtype)
                 out[begin:end] = attend_fixed(q[begin:end], keys, values, positions)
         return out.flatten(1)
 

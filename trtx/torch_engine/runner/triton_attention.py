@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trtx.torch_engine.runner.triton_pointwise import store_result
+from trtx.torch_engine.runner.triton_pointwise import follow, store_result
 
 
 @triton.jit
@@ -27,12 +27,14 @@ def paged_decode_kernel(
     scale, table_width, padding_slot, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     NUM_SPLITS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """One sequence, KV head and part of its tokens a program, for all query heads that share the KV head.
 
     With one split the answer goes to ``out`` [rows, heads, dim]; with more, normalised parts go to ``partial``
     [rows, heads, splits, dim] and their log-sum-exp (base 2) to ``partial_lse`` [rows, heads, splits].
     """
+    follow(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -93,8 +95,10 @@ def paged_decode_kernel(
 def merge_splits_kernel(
     partial, partial_lse, out, out_scale,
     HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_DIM: tl.constexpr, DTYPE: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """One query head of one row a program: its splits' answers, weighted by their log-sum-exp. ``DTYPE``: q's."""
+    follow(OVERLAPS)
     place = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, NUM_SPLITS)
     dims = tl.arange(0, BLOCK_DIM)

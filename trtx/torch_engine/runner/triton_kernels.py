@@ -40,8 +40,10 @@ class TritonKernels:
         rotary: Tensor,
         num_processors: int,
         attention: Attention = DEFAULT_ATTENTION,
+        overlapped_tokens: int = 0,
     ) -> None:
-        """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`; ``num_processors``: the GPU's SMs."""
+        """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`; ``num_processors``: the GPU's SMs;
+        ``overlapped_tokens``: in a pass of so many or fewer, launches overlap those beside them."""
         self._config = config
         self._ragged = None
         if attention is not Attention.BY_ROWS:
@@ -50,6 +52,7 @@ class TritonKernels:
         self._rotary = rotary
         self._num_processors = num_processors
         self._attention = attention
+        self._overlapped_tokens = overlapped_tokens
         self._layers = [cache.pool[:, layer] for layer in range(config.num_layers)]
         self._kv_scales: list[Tensor | None] = [None] * config.num_layers
         if cache.scales is not None:
@@ -79,11 +82,13 @@ class TritonKernels:
         self, x: Tensor, residual: Tensor | None, weight: Tensor, total: Tensor | None, scale: Tensor | None
     ) -> Tensor:
         rows, hidden = x.shape
+        overlaps = rows <= self._overlapped_tokens
         out = _empty_like(x, scale)
         block = triton.next_power_of_2(hidden)
         rms_norm_kernel[(rows,)](
             x, residual, weight, out, total, scale, hidden, self._config.norm_eps,
             HAS_RESIDUAL=residual is not None, BLOCK=block, num_warps=min(16, max(1, block // 512)),
+            OVERLAPS=overlaps, launch_pdl=overlaps,
         )  # fmt: skip
         return out
 
@@ -94,6 +99,7 @@ class TritonKernels:
         # summed by the threads of its program, in another order where these are others.
         is_small = rows < _MANY_ROWS or self._attention is Attention.FIXED
         heads = 2 if is_small else 16
+        overlaps = rows <= self._overlapped_tokens
         grid = (rows, triton.cdiv(config.num_heads + 2 * config.num_kv_heads, heads))
         rope_and_write_kernel[grid](
             qkv, q, weights.q_norm, weights.k_norm,
@@ -101,7 +107,7 @@ class TritonKernels:
             self._cache.block_table, self._layers[layer], self._kv_scales[layer],
             config.norm_eps, self._table_width, self._cache.padding_slot, *self._strides,
             **self._shape, HAS_NORM=weights.q_norm is not None, ROTARY_BY_TOKEN=inputs.rotary is not None,
-            BLOCK_HEADS=heads,
+            BLOCK_HEADS=heads, OVERLAPS=overlaps, launch_pdl=overlaps,
             BLOCK=triton.next_power_of_2(config.head_dim // 2), num_warps=1 if is_small else 4,
         )  # fmt: skip
         return q
@@ -112,7 +118,7 @@ class TritonKernels:
     def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
         out = _empty_like(q, scale)
         if self._ragged is not None:
-            self._ragged.attend(q, layer, inputs.work, out, scale)
+            self._ragged.attend(q, layer, inputs.work, out, scale, overlaps=q.shape[0] <= self._overlapped_tokens)
         elif inputs.spans is None:
             self._decode(q, layer, inputs, out, scale)
         else:
@@ -128,7 +134,7 @@ class TritonKernels:
 
     def _decode(self, q: Tensor, layer: int, inputs: PassInputs, out: Tensor, scale: Tensor | None) -> None:
         config, rows = self._config, q.shape[0]
-        splits = self._num_splits(rows)
+        splits, overlaps = self._num_splits(rows), rows <= self._overlapped_tokens
         parts = (rows, config.num_heads, splits)
         partial = lse = None
         if splits > 1:
@@ -140,11 +146,12 @@ class TritonKernels:
             **self._shape, NUM_SPLITS=splits,
             BLOCK_HEADS=max(16, triton.next_power_of_2(config.num_heads // config.num_kv_heads)),
             BLOCK_TOKENS=_DECODE_TOKENS, BLOCK_DIM=self._block_dim, num_warps=4, num_stages=3,
+            OVERLAPS=overlaps, launch_pdl=overlaps,
         )  # fmt: skip
         if splits > 1:
             merge_splits_kernel[(rows * config.num_heads,)](
                 partial, lse, out, scale, HEAD_DIM=config.head_dim, NUM_SPLITS=splits, BLOCK_DIM=self._block_dim,
-                DTYPE=_TRITON_DTYPES[q.dtype], num_warps=1,
+                DTYPE=_TRITON_DTYPES[q.dtype], num_warps=1, OVERLAPS=overlaps, launch_pdl=overlaps,
             )  # fmt: skip
 
     def _prefill(self, q: Tensor, layer: int, spans: Spans, out: Tensor, scale: Tensor | None) -> None:

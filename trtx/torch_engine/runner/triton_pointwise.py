@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _FP8_MAX = tl.constexpr(448.0)  # of float8_e4m3fn
 
@@ -26,10 +27,20 @@ def store_result(pointers, values, mask, scale):
 
 
 @triton.jit
+def follow(OVERLAPS: tl.constexpr):
+    """Where a launch may begin before the one ahead of it has ended: the next one may, and this one waits here."""
+    if OVERLAPS:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
 def rms_norm_kernel(
-    x, residual, weight, out, total_out, out_scale, hidden, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
+    x, residual, weight, out, total_out, out_scale, hidden, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """One row a program. With a residual: ``total_out = x + residual``, rounded, is what is normalised."""
+    follow(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
     inside = offsets < hidden
@@ -50,6 +61,7 @@ def rope_and_write_kernel(
     eps, table_width, padding_slot, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr, ROTARY_BY_TOKEN: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """``BLOCK_HEADS`` heads of one token a program: q heads go to ``q_out``, k and v heads to the pool's own strides.
 
@@ -57,6 +69,7 @@ def rope_and_write_kernel(
     ``kv_scales``: the layer's two float32 scales of a float8 pool, else None. ``rotary`` has a row a position, or one
     a token of the pass.
     """
+    follow(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = HEAD_DIM // 2
     heads = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]

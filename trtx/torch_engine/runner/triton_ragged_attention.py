@@ -20,17 +20,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trtx.torch_engine.runner.triton_pointwise import store_result
+from trtx.torch_engine.runner.triton_pointwise import follow, store_result
 
 ITEM = tl.constexpr(8)
 """int32 of one item: the tile's first query row, its rows, slot, position of its first row, the chunk's number, how
 many chunks the tile has in the list (1: all its KV is this item's), tokens of a chunk, where its parts begin."""
 
 
-@triton.jit(do_not_specialize=["num_sequences", "wanted_items", "part_rows"])
+@triton.jit(do_not_specialize=["num_sequences", "wanted_items", "fewer_items", "part_rows"])
 def plan_kernel(
     slots, starts, contexts, num_items, items, arrived,
-    padding_slot, num_sequences, wanted_items, chunk_tokens, part_rows,
+    padding_slot, num_sequences, wanted_items, fewer_items, chunk_tokens, long_chunk, part_rows,
     TILE_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, FIXED: tl.constexpr,
     BLOCK_SEQUENCES: tl.constexpr, BLOCK_ITEMS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr,
 ):  # fmt: skip
@@ -38,7 +38,8 @@ def plan_kernel(
 
     ``starts`` None: one new token a sequence. ``FIXED``: chunks have ``chunk_tokens``, whatever else is in the pass;
     else that is the least they have. A tile is cut where its KV is long for one item of ``wanted_items``, and
-    ``part_rows`` have room for it. A padding slot has no KV: its item writes zeros.
+    ``part_rows`` have room for it; of ``fewer_items``, as long as their chunks are below ``long_chunk``. A
+    padding slot has no KV: its item writes zeros.
     """
     mine = tl.program_id(0)
     sequence = tl.arange(0, BLOCK_SEQUENCES)
@@ -55,12 +56,14 @@ def plan_kernel(
     length = context + rows
     tiles = tl.cdiv(rows, TILE_ROWS)
     tokens = tiles.to(tl.int64) * context + TILE_ROWS * (tiles * (tiles - 1) // 2) + rows  # that all tiles see
-    share = tl.cdiv(tl.sum(tl.where(known, tokens, 0), axis=0), wanted_items).to(tl.int32)
+    all_tokens = tl.sum(tl.where(known, tokens, 0), axis=0)
+    share = tl.cdiv(all_tokens, wanted_items).to(tl.int32)
     if FIXED:
         chunks = tl.where(length > 2 * share, tl.cdiv(length, chunk_tokens), 1)
         chunk = tl.full((BLOCK_SEQUENCES,), 0, tl.int32) + chunk_tokens
     else:
-        share = tl.maximum(share, chunk_tokens)
+        ample = tl.minimum(tl.cdiv(all_tokens, fewer_items), long_chunk).to(tl.int32)
+        share = tl.maximum(tl.maximum(share, ample), chunk_tokens)
         chunks = tl.maximum((length + share // 2) // share, 1)
         chunk = tl.cdiv(tl.cdiv(length, chunks), BLOCK_TOKENS) * BLOCK_TOKENS
         chunks = tl.maximum(tl.cdiv(length, tl.maximum(chunk, 1)), 1)
@@ -105,39 +108,68 @@ def plan_kernel(
 
 
 @triton.jit
+def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale):
+    """What rows have of earlier tokens, and of these. ``best``: a product, before ``scale``, which is positive.
+
+    ``tokens`` None: every row sees all of them.
+    """
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+    if tokens is not None:
+        scores = tl.where(tokens[None, :] <= limits[:, None], scores, -float("inf"))
+    top = tl.maximum(best, tl.max(scores, axis=1))
+    base = top
+    if tokens is not None:
+        base = tl.where(top > -float("inf"), top, 0.0)  # a row that has seen nothing yet
+    shares = tl.exp2(scores * scale - (base * scale)[:, None])
+    shrink = tl.exp2((best - base) * scale)
+    weight = weight * shrink + tl.sum(shares, axis=1)
+    sums = tl.dot(shares.to(query.dtype), values, sums * shrink[:, None], input_precision="ieee")
+    return top, weight, sums
+
+
+@triton.jit
 def attend_chunk(
-    query, limits, pool_head, table_row, begin, end, scale, block_stride, kv_stride, token_stride,
+    query, limits, all_see, pool_head, table_row, begin, end, scale, block_stride, kv_stride, token_stride,
     HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, WHOLE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """(best score, weight, weighted sum of values) of each row over positions ``[begin, end)``, as far as its limit.
 
-    What is masked adds zeros, so that a row's numbers do not depend on where the others of its tile end.
+    What is masked adds zeros, so that a row's numbers do not depend on where the others of its tile end. With
+    ``WHOLE_FIRST``, tokens before ``all_see``, which every row sees, are taken without a mask as far as they fill
+    ``BLOCK_TOKENS``.
     """
+    offsets = tl.arange(0, BLOCK_TOKENS)
     dims = tl.arange(0, BLOCK_DIM)
     in_dim = dims < HEAD_DIM
     best = tl.full((BLOCK_ROWS,), -float("inf"), tl.float32)
     weight = tl.zeros((BLOCK_ROWS,), tl.float32)
     sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
-    for start in range(begin, end, BLOCK_TOKENS):
-        tokens = start + tl.arange(0, BLOCK_TOKENS)
-        seen = tokens < end
-        block = tl.load(table_row + tokens // TOKENS_PER_BLOCK, mask=seen, other=0).to(tl.int64)
-        cells = block * block_stride + (tokens % TOKENS_PER_BLOCK) * token_stride
+    masked = begin
+    if WHOLE_FIRST:
+        masked += tl.maximum(tl.minimum(end, all_see) - begin, 0) // BLOCK_TOKENS * BLOCK_TOKENS
+        for start in range(begin, masked, BLOCK_TOKENS):
+            tokens = start + offsets
+            block = tl.load(table_row + tokens // TOKENS_PER_BLOCK)
+            cells = block.to(tl.int64) * block_stride + tokens % TOKENS_PER_BLOCK * token_stride
+            pointers = pool_head + cells[:, None] + dims[None, :]
+            if HEAD_DIM == BLOCK_DIM:
+                keys = tl.load(pointers).to(query.dtype)
+                values = tl.load(pointers + kv_stride).to(query.dtype)
+            else:
+                keys = tl.load(pointers, mask=in_dim[None, :], other=0.0).to(query.dtype)
+                values = tl.load(pointers + kv_stride, mask=in_dim[None, :], other=0.0).to(query.dtype)
+            best, weight, sums = take_tokens(query, keys, values, best, weight, sums, None, limits, scale)
+    for start in range(masked, end, BLOCK_TOKENS):
+        tokens = start + offsets
+        block = tl.load(table_row + tokens // TOKENS_PER_BLOCK, mask=tokens < end, other=0)
+        cells = block.to(tl.int64) * block_stride + tokens % TOKENS_PER_BLOCK * token_stride
         pointers = pool_head + cells[:, None] + dims[None, :]
-        loaded = seen[:, None] & in_dim[None, :]
+        loaded = (tokens < end)[:, None] & in_dim[None, :]
         keys = tl.load(pointers, mask=loaded, other=0.0).to(query.dtype)
         values = tl.load(pointers + kv_stride, mask=loaded, other=0.0).to(query.dtype)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-        scores = tl.where(tokens[None, :] <= limits[:, None], scores, -float("inf"))
-        top = tl.maximum(best, tl.max(scores, axis=1))
-        base = tl.where(top > -float("inf"), top, 0.0)  # a row that has seen nothing yet
-        shares = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(best - base)
-        weight = weight * shrink + tl.sum(shares, axis=1)
-        sums = sums * shrink[:, None] + tl.dot(shares.to(query.dtype), values, input_precision="ieee")
-        best = top
-    return best, weight, sums
+        best, weight, sums = take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale)
+    return tl.where(best > -float("inf"), best * scale, best), weight, sums
 
 
 @triton.jit
@@ -165,12 +197,58 @@ def store_answer(pointers, weight, sums, inside, kv_scales, out_scale, DTYPE: tl
 
 
 @triton.jit
+def fold_tokens(
+    out, part_sums, part_weights, first_part, chunks, num_rows, first_row, kv_head, kv_scales, out_scale,
+    NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, CHUNKS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The same for each of a tile's few tokens, ``CHUNKS`` at once: few loads wait for another. Rounds otherwise."""
+    lane = tl.arange(0, LANES)
+    dims = tl.arange(0, BLOCK_DIM)
+    heads = kv_head * GROUP + lane
+    for token in range(num_rows):
+        best = tl.full((LANES,), -float("inf"), tl.float32)
+        weight = tl.zeros((LANES,), tl.float32)
+        sums = tl.zeros((LANES, BLOCK_DIM), tl.float32)
+        for begin in range(0, chunks, CHUNKS):
+            chunk = begin + tl.arange(0, CHUNKS)
+            place = (first_part + chunk * num_rows + token)[:, None] * NUM_HEADS + heads[None, :]
+            there = (chunk < chunks)[:, None] & (lane < GROUP)[None, :]
+            # Other processors wrote them: not from what this one's own cache has kept.
+            parts = tl.load(
+                part_sums + place[:, :, None] * HEAD_DIM + dims[None, None, :],
+                mask=there[:, :, None] & (dims < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg",
+            )  # fmt: skip
+            part_best = tl.load(part_weights + place * 2, mask=there, other=-float("inf"), cache_modifier=".cg")
+            part_weight = tl.load(part_weights + place * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+            top = tl.maximum(best, tl.max(part_best, axis=0))
+            base = tl.where(top > -float("inf"), top, 0.0)
+            shrink = tl.exp2(best - base)
+            shares = tl.exp2(part_best - base[None, :])
+            weight = weight * shrink + tl.sum(part_weight * shares, axis=0)
+            sums = sums * shrink[:, None] + tl.sum(parts * shares[:, :, None], axis=0)
+            best = top
+        answers = ((first_row + token) * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
+        inside = (lane < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+        store_answer(out + answers, weight, sums, inside, kv_scales, out_scale, DTYPE)
+
+
+@triton.jit
+def load_item(item):
+    """See :data:`ITEM`."""
+    first_row, num_rows, slot = tl.load(item).to(tl.int64), tl.load(item + 1), tl.load(item + 2).to(tl.int64)
+    position, index, chunks = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
+    chunk, first_part = tl.load(item + 6), tl.load(item + 7).to(tl.int64)
+    return first_row, num_rows, slot, position, index, chunks, chunk, first_part
+
+
+@triton.jit
 def attend_item(
-    work, q, pool_layer, block_table, out, items, arrived, part_sums, part_weights, kv_scales, out_scale,
+    item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, kv_scales, out_scale,
     scale, table_width, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    FIXED: tl.constexpr, UNROLL: tl.constexpr,
+    FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """One KV head of one item. The arguments are :func:`ragged_attention_kernel`'s; ``scale`` with that of the keys."""
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -181,15 +259,7 @@ def attend_item(
     in_dim = dims < HEAD_DIM
     number = work // NUM_KV_HEADS
     kv_head = work % NUM_KV_HEADS
-    item = items + number * ITEM
-    first_row = tl.load(item).to(tl.int64)
-    num_rows = tl.load(item + 1)
-    slot = tl.load(item + 2).to(tl.int64)
-    position = tl.load(item + 3)
-    index = tl.load(item + 4)
-    chunks = tl.load(item + 5)
-    chunk = tl.load(item + 6)
-    first_part = tl.load(item + 7).to(tl.int64)
+    first_row, num_rows, slot, position, index, chunks, chunk, first_part = item
 
     in_tile = (token < num_rows) & (rows % lanes < group)
     inside = in_tile[:, None] & in_dim[None, :]
@@ -210,15 +280,15 @@ def attend_item(
         sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
         for start in range(begin, end, chunk):
             part_best, part_weight, part = attend_chunk(
-                query, limits, pool_head, table_row, start, tl.minimum(start + chunk, end), scale,
+                query, limits, position + 1, pool_head, table_row, start, tl.minimum(start + chunk, end), scale,
                 block_stride, kv_stride, token_stride,
-                HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM,
+                HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, False,
             )  # fmt: skip
             best, weight, sums = fold(best, weight, sums, part_best, part_weight, part)
     else:
         best, weight, sums = attend_chunk(
-            query, limits, pool_head, table_row, begin, end, scale, block_stride, kv_stride, token_stride,
-            HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM,
+            query, limits, position + 1, pool_head, table_row, begin, end, scale, block_stride, kv_stride, token_stride,
+            HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, WHOLE_FIRST,
         )  # fmt: skip
 
     if chunks == 1:
@@ -235,19 +305,25 @@ def attend_item(
         tl.debug_barrier()
         if before == chunks - 1:
             tl.store(counter, 0)  # for the next layer
-            best = tl.full((BLOCK_ROWS,), -float("inf"), tl.float32)
-            weight = tl.zeros((BLOCK_ROWS,), tl.float32)
-            sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
-            for other in tl.range(0, chunks, loop_unroll_factor=UNROLL):
-                place = (first_part + other * num_rows + token) * NUM_HEADS + heads
-                # Other processors wrote them: not from what this one's own cache has kept.
-                parts = part_sums + place[:, None] * HEAD_DIM + dims[None, :]
-                part = tl.load(parts, mask=inside, other=0.0, cache_modifier=".cg")
-                weights = part_weights + place * 2
-                part_best = tl.load(weights, mask=in_tile, other=-float("inf"), cache_modifier=".cg")
-                part_weight = tl.load(weights + 1, mask=in_tile, other=0.0, cache_modifier=".cg")
-                best, weight, sums = fold(best, weight, sums, part_best, part_weight, part)
-            store_answer(out + answers, weight, sums, inside, kv_scales, out_scale, q.dtype.element_ty)
+            if FOLD_CHUNKS > 1:
+                fold_tokens(
+                    out, part_sums, part_weights, first_part, chunks, num_rows, first_row, kv_head, kv_scales,
+                    out_scale, NUM_HEADS, group, lanes, HEAD_DIM, BLOCK_DIM, FOLD_CHUNKS, q.dtype.element_ty,
+                )  # fmt: skip
+            else:
+                best = tl.full((BLOCK_ROWS,), -float("inf"), tl.float32)
+                weight = tl.zeros((BLOCK_ROWS,), tl.float32)
+                sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
+                for other in range(chunks):
+                    place = (first_part + other * num_rows + token) * NUM_HEADS + heads
+                    # Other processors wrote them: not from what this one's own cache has kept.
+                    parts = part_sums + place[:, None] * HEAD_DIM + dims[None, :]
+                    part = tl.load(parts, mask=inside, other=0.0, cache_modifier=".cg")
+                    weights = part_weights + place * 2
+                    part_best = tl.load(weights, mask=in_tile, other=-float("inf"), cache_modifier=".cg")
+                    part_weight = tl.load(weights + 1, mask=in_tile, other=0.0, cache_modifier=".cg")
+                    best, weight, sums = fold(best, weight, sums, part_best, part_weight, part)
+                store_answer(out + answers, weight, sums, inside, kv_scales, out_scale, q.dtype.element_ty)
 
 
 @triton.jit
@@ -256,7 +332,7 @@ def ragged_attention_kernel(
     scale, table_width, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    FIXED: tl.constexpr, UNROLL: tl.constexpr,
+    FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr, OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """q and out are [tokens, heads, dim]; ``BLOCK_ROWS`` rows of a product are ``TILE_ROWS`` tokens times a KV head's
     heads. ``part_sums`` [rows, heads, dim] and ``part_weights`` [rows, heads, 2] float32 hold the parts of tiles with
@@ -266,19 +342,25 @@ def ragged_attention_kernel(
     program then takes several items, as there may be many more than the grid has room for; walking costs registers,
     so that without it a program takes one.
     """
+    follow(OVERLAPS)
     if kv_scales is not None:
         scale *= tl.load(kv_scales)
     total = tl.load(num_items) * NUM_KV_HEADS
     if FIXED:
         for work in range(tl.program_id(0), total, tl.num_programs(0)):
             attend_item(
-                work, q, pool_layer, block_table, out, items, arrived, part_sums, part_weights, kv_scales, out_scale,
-                scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS,
-                HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED, UNROLL,
+                load_item(items + work // NUM_KV_HEADS * ITEM), work, q, pool_layer, block_table, out, arrived,
+                part_sums, part_weights, kv_scales, out_scale, scale, table_width, block_stride, kv_stride,
+                token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS,
+                BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS, WHOLE_FIRST,
             )  # fmt: skip
-    elif tl.program_id(0) < total:
-        attend_item(
-            tl.program_id(0), q, pool_layer, block_table, out, items, arrived, part_sums, part_weights, kv_scales,
-            out_scale, scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS,
-            HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED, UNROLL,
-        )  # fmt: skip
+    else:
+        work = tl.program_id(0)
+        item = load_item(items + work // NUM_KV_HEADS * ITEM)  # before it is known to be one: both loads at a time
+        if work < total:
+            attend_item(
+                item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, kv_scales, out_scale,
+                scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS,
+                HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS,
+                WHOLE_FIRST,
+            )  # fmt: skip

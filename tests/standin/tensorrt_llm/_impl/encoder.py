@@ -56,6 +56,7 @@ class MultimodalEncoder(BaseLLM):
         self.input_processor = create_input_processor(str(self.args.model), self._fast_tokenizer())
         if not isinstance(self.input_processor, InputProcessor):
             raise ValueError(f"{config.get('architectures')} has no vision encoder")
+        self.input_processor.dtype = self.args.dtype
         self.input_processor.start()
         self._ids = itertools.count(1)
         self._is_open = True

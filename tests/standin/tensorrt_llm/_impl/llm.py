@@ -55,6 +55,8 @@ class BaseLLM:
         self.input_processor = create_input_processor(
             str(self.args.model), None if self.args.skip_tokenizer_init else self._fast_tokenizer()
         )
+        if isinstance(self.input_processor, InputProcessor):
+            self.input_processor.dtype = self.args.dtype
         self._executor = GenerationExecutor(str(self.args.model), self.args.tokenizer, self.args)
 
     @property

@@ -72,6 +72,7 @@ class InputProcessor:
     def __init__(self, model_dir: Path, vision: Any, tokenizer: Any) -> None:
         self.support_mm_disagg = vision.architecture in _DISAGGREGATED
         self.tokenizer = tokenizer
+        self.dtype = "auto"  # of the tower, which is as its LLM's or encoder's: whoever owns it says so
         self._model, self._vision = model_dir, vision
         self._tower: Any = None
 
@@ -95,7 +96,7 @@ class InputProcessor:
         from trtx.torch_engine.llmapi import MultimodalEncoder as Tower
 
         if self._tower is None:
-            self._tower = Tower(str(self._model), max_batch_size=4)
+            self._tower = Tower(str(self._model), dtype=self.dtype, max_batch_size=4)
 
     def embed(self, images: Any) -> tuple[list[tuple[Any, Any]], list[list[int]]]:
         """(rows, grid) of each picture, and their hashes."""

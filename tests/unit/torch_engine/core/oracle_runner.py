@@ -14,22 +14,29 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from trtx.torch_engine.batch import FROM_SLOT, Batch, KvGeometry, Sampled
+from trtx.torch_engine.batch import FROM_SLOT, Batch, KvGeometry, LayerGroup, Sampled
 from trtx.torch_engine.handoff import FailedRead, FinishedRead, LayoutMismatch, PeerGone, TransportEvents
 
 VOCAB = 97
 
 
-def next_token(tokens: Sequence[Any], salt: int = 0) -> int:
-    """What an undisturbed model says after ``tokens``."""
+FULL: tuple[int | None, ...] = (None,)
+
+
+def next_token(tokens: Sequence[Any], salt: int = 0, windows: Sequence[int | None] = FULL) -> int:
+    """What an undisturbed model says after ``tokens``, of which each layer group sees a window."""
     cells = list(zip(tokens, range(len(tokens)), strict=True))
-    return int.from_bytes(blake2b(repr((cells, salt)).encode(), digest_size=4).digest(), "little") % VOCAB
+    return _said([cells if window is None else cells[-window:] for window in windows], salt)
 
 
-def undisturbed(prompt: Sequence[Any], count: int) -> list[int]:
+def _said(seen: list[Any], salt: int = 0) -> int:
+    return int.from_bytes(blake2b(repr((*seen, salt)).encode(), digest_size=4).digest(), "little") % VOCAB
+
+
+def undisturbed(prompt: Sequence[Any], count: int, windows: Sequence[int | None] = FULL) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, windows=windows))
     return tokens[len(prompt) :]
 
 
@@ -40,7 +47,7 @@ class Row:
     slot: int
     tokens: list[Any]
     start: int
-    blocks: list[int]
+    blocks: list[list[int]]  # of each layer group
     samples: bool
 
 
@@ -55,10 +62,17 @@ class OracleStep:
 
 class OracleRunner:
     def __init__(
-        self, num_blocks: int, tokens_per_block: int = 4, max_position: int = 1000, bad_token: int | None = None
+        self,
+        num_blocks: int,
+        tokens_per_block: int = 4,
+        max_position: int = 1000,
+        bad_token: int | None = None,
+        windows: Sequence[int | None] = FULL,
     ) -> None:
-        """Instead of ``bad_token`` a sequence gets an error."""
-        self.geometry = KvGeometry(1, 1, 1, tokens_per_block, "float32")
+        """Instead of ``bad_token`` a sequence gets an error. ``windows``: of each layer group."""
+        groups = tuple(LayerGroup((layer,), 1, 1, window) for layer, window in enumerate(windows))
+        self.geometry = KvGeometry(groups, tokens_per_block, "float32")
+        self.windows = windows
         self.num_blocks = num_blocks
         self.max_position = max_position
         self.vocab_size = VOCAB
@@ -66,7 +80,7 @@ class OracleRunner:
         self.pool: Any = None
         self.bad_token = bad_token
         self.cells: list[list[tuple[Any, int] | None]] = [[None] * tokens_per_block for _ in range(num_blocks)]
-        self.slots: dict[int, list[int]] = {}  # slot -> the block list it was told of
+        self.slots: dict[int, list[list[int]]] = {}  # slot -> the block lists it was told of
         self.last_tokens: dict[int, int] = {}  # of slots
         self.queue: deque[OracleStep] = deque()  # launched, results not asked for
         self.largest_batch = 0
@@ -94,7 +108,7 @@ class OracleRunner:
             for part in s.embeddings:
                 end = part.first + part.count
                 tokens[part.offset : part.offset + part.count] = part.embedding.tensor[part.first : end]
-            rows.append(Row(s.slot, tokens, s.start, list(s.block_ids), s.samples))
+            rows.append(Row(s.slot, tokens, s.start, [list(blocks) for blocks in s.block_ids], s.samples))
         self.steps.append((len(rows), sum(len(row.tokens) for row in rows)))
         self.largest_batch = max(self.largest_batch, len(rows))
         self.queue.append(OracleStep(self, rows))
@@ -107,16 +121,21 @@ class OracleRunner:
             for offset, token in enumerate(row.tokens):
                 position = row.start + offset
                 known = self.last_tokens[row.slot] if token == FROM_SLOT else token
-                self.cells[row.blocks[position // size]][position % size] = (known, position)
+                for blocks in row.blocks:
+                    self.cells[blocks[position // size]][position % size] = (known, position)
         results = []
         for row in rows:
             if not row.samples:
                 results.append(Sampled(None))
                 continue
             end = row.start + len(row.tokens)
-            cells = [self.cells[row.blocks[p // size]][p % size] for p in range(end)]
-            digest = blake2b(repr((cells, 0)).encode(), digest_size=4).digest()
-            token = int.from_bytes(digest, "little") % VOCAB
+            starts = [0 if window is None else max(0, end - window) for window in self.windows]
+            token = _said(
+                [
+                    [self.cells[blocks[p // size]][p % size] for p in range(start, end)]
+                    for blocks, start in zip(row.blocks, starts, strict=True)
+                ]
+            )
             is_bad = token == self.bad_token
             self.last_tokens[row.slot] = 0 if is_bad else token
             results.append(Sampled(None, error="no number") if is_bad else Sampled(token))

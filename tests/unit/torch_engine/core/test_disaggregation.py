@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.torch_engine.core.media_prompts import mixed, some_media
-from tests.unit.torch_engine.core.oracle_runner import VOCAB, OracleTransport, Wire, undisturbed
-from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
+from tests.unit.torch_engine.core.oracle_runner import FULL, VOCAB, OracleTransport, Wire, undisturbed
+from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of, some_windows
 from trtx.torch_engine.messages import Handoff, KvTransfer
 
 TIMEOUT_S = 10.0
@@ -19,7 +19,16 @@ TIMEOUT_S = 10.0
 class Pair:
     """One prefill and one decode engine, joined; time stands still unless a test moves it."""
 
-    def __init__(self, *, prefill_blocks: int = 64, decode_blocks: int = 64, overlap: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        prefill_blocks: int = 64,
+        decode_blocks: int = 64,
+        overlap: bool = True,
+        windows: tuple[int | None, ...] = FULL,
+    ) -> None:
+        """Blocks are counted for one layer group."""
+        self.windows = windows
         self.now = 100.0
         self.overlap = overlap
         wire = Wire()
@@ -27,7 +36,7 @@ class Pair:
         self.decode = self._engine(wire, "decode", decode_blocks)
 
     def _engine(self, wire: Wire, name: str, num_blocks: int) -> Harness:
-        harness = Harness(num_blocks)
+        harness = Harness(num_blocks * len(self.windows), windows=self.windows)
         transport = OracleTransport(wire, name, harness.runner)
         limits = harness.core.scheduler.limits
         harness.core = type(harness.core)(
@@ -287,12 +296,13 @@ def test_an_engine_without_a_transport_refuses_its_part_of_a_handoff(kind: str) 
     overlap=st.booleans(),
     ends=st.sets(st.integers(0, VOCAB - 1), max_size=8),
     at_once=st.booleans(),
+    windows=some_windows,
 )
 def test_any_mix_of_handoffs_failures_and_aborts_ends_with_whole_tokens_and_empty_pools(
     work: list[tuple[int, int, int, int, bool, str, list[tuple[str, int]]]], decode_blocks: int, overlap: bool,
-    ends: set[int], at_once: bool,
+    ends: set[int], at_once: bool, windows: tuple[int | None, ...],
 ) -> None:  # fmt: skip
-    pair = Pair(prefill_blocks=100, decode_blocks=decode_blocks, overlap=overlap)
+    pair = Pair(prefill_blocks=100, decode_blocks=decode_blocks, overlap=overlap, windows=windows)
     pair.decode.transport.copies_at_once = at_once  # type: ignore[attr-defined]
     sampling = {"stop_token_ids": sorted(ends), "include_stop_str_in_output": True} if ends else {}
     for sequence_id, (length, family, max_tokens, steps, delivers, fate, media) in enumerate(work):
@@ -315,7 +325,8 @@ def test_any_mix_of_handoffs_failures_and_aborts_ends_with_whole_tokens_and_empt
     pair.prefill.step()
     needed = {update.sequence_id for update in pair.decode.updates if update.media_needed}
     for sequence_id, (length, family, max_tokens, *_rest, media) in enumerate(work):
-        got, whole = pair.decode.tokens[sequence_id], undisturbed(mixed(length, family, media).seen, max_tokens)
+        got = pair.decode.tokens[sequence_id]
+        whole = undisturbed(mixed(length, family, media).seen, max_tokens, windows)
         whole = whole[: next((at + 1 for at, token in enumerate(whole) if token in ends), len(whole))]
         if sequence_id in needed:
             assert media and got == whole[: len(got)], "decode has no embeddings, and computes nothing of a placeholder"

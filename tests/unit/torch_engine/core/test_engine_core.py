@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.torch_engine.core.media_prompts import key_of, mixed, some_media
-from tests.unit.torch_engine.core.oracle_runner import VOCAB, OracleRunner, next_token, undisturbed
+from tests.unit.torch_engine.core.oracle_runner import FULL, VOCAB, OracleRunner, next_token, undisturbed
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence
@@ -32,11 +32,16 @@ class Harness:
         beside_decodes: int | None = None,
         overlap: bool = True,
         bad_token: int | None = None,
+        windows: tuple[int | None, ...] = FULL,
         **core: Any,
     ) -> None:
-        self.runner = OracleRunner(num_blocks, bad_token=bad_token)
+        self.runner = OracleRunner(num_blocks, bad_token=bad_token, windows=windows)
         limits = SchedulerLimits(
-            batch, tokens, enable_chunked_prefill=chunked, max_prompt_tokens_beside_decodes=beside_decodes
+            batch,
+            tokens,
+            enable_chunked_prefill=chunked,
+            max_prompt_tokens_beside_decodes=beside_decodes,
+            paced_steps=None,
         )
         self.core = EngineCore(self.runner, limits, disable_overlap_scheduler=not overlap, **core)
         self.tokens: dict[int, list[int]] = defaultdict(list)
@@ -317,6 +322,8 @@ def test_priority_decides_who_waits_only_where_it_is_asked_for() -> None:
     assert order == {False: [1, 2, 3], True: [3, 2, 1]}
 
 
+some_windows = st.sampled_from([FULL, (5,), (1,), (None, 9), (None, 2, 13)])  # of layer groups; blocks have 4 tokens
+
 arrivals = st.lists(
     st.tuples(
         st.integers(0, 6),  # steps before it
@@ -343,6 +350,7 @@ arrivals = st.lists(
     overlap=st.booleans(),
     ends=st.sets(st.integers(0, VOCAB - 1), max_size=8),
     bad_token=st.one_of(st.none(), st.integers(0, VOCAB - 1)),
+    windows=some_windows,
 )
 def test_any_mix_of_arrivals_aborts_and_tiny_pools_leaves_every_sequence_undisturbed(
     work: list[tuple[int, int, int, int, int | None, list[tuple[str, int]], str]],
@@ -354,14 +362,15 @@ def test_any_mix_of_arrivals_aborts_and_tiny_pools_leaves_every_sequence_undistu
     overlap: bool,
     ends: set[int],
     bad_token: int | None,
+    windows: tuple[int | None, ...],
 ) -> None:
     """A token ends a sequence where nobody could know it: a step that was launched with it in it must harm nobody.
 
     A preempted sequence may lack its embeddings: what it had until then is right.
     """
     h = Harness(
-        num_blocks, batch=batch, tokens=tokens, chunked=chunked, overlap=overlap, bad_token=bad_token,
-        enable_block_reuse=reuse,
+        num_blocks * len(windows), batch=batch, tokens=tokens, chunked=chunked, overlap=overlap, bad_token=bad_token,
+        windows=windows, enable_block_reuse=reuse,
     )  # fmt: skip
     aborts: dict[int, list[int]] = defaultdict(list)
     now = 0
@@ -385,7 +394,7 @@ def test_any_mix_of_arrivals_aborts_and_tiny_pools_leaves_every_sequence_undistu
     needed = {update.sequence_id for update in h.updates if update.media_needed}
     for sequence_id, (_, length, family, max_tokens, _abort, media, _drops) in enumerate(work):
         prompt = mixed(length, family, media)
-        whole = undisturbed(prompt.seen, max_tokens)
+        whole = undisturbed(prompt.seen, max_tokens, windows)
         end = next((at + 1 for at, token in enumerate(whole) if token in ends or token == bad_token), len(whole))
         whole, is_bad = whole[:end], whole[end - 1] == bad_token
         whole = whole[: end - is_bad]
@@ -407,7 +416,7 @@ def test_the_oracle_notices_a_wrong_cell() -> None:
     h.submit(1, prompt_of(9), 4)
     h.step()
     h.step()
-    block = h.core.scheduler.running[0].block_ids[0]
+    block = h.core.scheduler.running[0].block_ids[0][0]
     h.runner.cells[block][0] = (1, 1)
     h.run()
     assert h.tokens[1] != undisturbed(prompt_of(9), 4)

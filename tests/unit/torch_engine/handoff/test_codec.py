@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.batch import KvGeometry, layer_groups
 from trtx.torch_engine.handoff import LayoutMismatch, codec
 
-GEOMETRY = KvGeometry(num_layers=36, num_kv_heads=8, head_dim=128, tokens_per_block=32, dtype="bfloat16")
+GEOMETRY = KvGeometry.uniform(num_layers=36, num_kv_heads=8, head_dim=128, tokens_per_block=32, dtype="bfloat16")
 
 
 def exported(**changes: Any) -> codec.ExportedKv:
@@ -64,11 +64,13 @@ def test_equal_layouts_pass() -> None:
 
 @pytest.mark.parametrize("name", [f.name for f in fields(KvGeometry)])
 def test_every_field_of_the_geometry_is_compared_and_both_sides_are_named(name: str) -> None:
-    ours = replace(GEOMETRY, **{name: "float32" if name == "dtype" else 7})
+    other: dict[str, Any] = {"groups": KvGeometry.uniform(35, 8, 128, 32, "float32").groups, "dtype": "float32"}
+    ours = replace(GEOMETRY, **{name: other.get(name, 7)})
     with pytest.raises(LayoutMismatch) as caught:
         codec.check(exported(), ours)
     assert "trtx-prefill" in str(caught.value)
-    assert f"{name} is {getattr(GEOMETRY, name)!r} on prefill, {getattr(ours, name)!r} on decode" in str(caught.value)
+    said = [getattr(side, name) if name != "groups" else list(map(str, side.groups)) for side in (GEOMETRY, ours)]
+    assert f"{name} is {said[0]!r} on prefill, {said[1]!r} on decode" in str(caught.value)
 
 
 def test_another_pool_layout_is_refused() -> None:
@@ -78,14 +80,32 @@ def test_another_pool_layout_is_refused() -> None:
 
 
 def test_all_differences_are_named_at_once() -> None:
-    ours = replace(GEOMETRY, head_dim=64, dtype="float16")
-    with pytest.raises(LayoutMismatch, match="head_dim is 128 .*; dtype is 'bfloat16'"):
+    ours = replace(GEOMETRY, tokens_per_block=64, dtype="float16")
+    with pytest.raises(LayoutMismatch, match="tokens_per_block is 32 .*; dtype is 'bfloat16'"):
         codec.check(exported(), ours)
+
+
+def test_another_window_is_refused_in_words() -> None:
+    ours = KvGeometry(layer_groups([None, 4096] * 18, 8, 128), 32, "bfloat16")
+    theirs = KvGeometry(layer_groups([None, 1024] * 18, 8, 128), 32, "bfloat16")
+    assert codec.decode(codec.encode(exported(geometry=theirs))).geometry == theirs
+    with pytest.raises(LayoutMismatch) as caught:
+        codec.check(exported(geometry=theirs), ours)
+    full = "attention of layers 0, 2, … 34 to all positions, 8 KV heads of 128"
+    assert f"groups is ['{full}', 'attention of layers 1, 3, … 35 to a window of 1024, 8 KV" in str(caught.value)
+    assert "1, 3, … 35 to a window of 4096, 8 KV heads of 128'] on decode; give both roles" in str(caught.value)
+
+
+def test_groups_that_no_pool_holds_are_no_state_of_ours() -> None:
+    known = msgspec.msgpack.decode(codec.encode(exported()))
+    known["geometry"]["groups"][0]["layers"] = [0, 0]
+    with pytest.raises(LayoutMismatch, match="expected every layer of the model in one of them"):
+        codec.decode(msgspec.msgpack.encode(known))
 
 
 def test_another_format_version_is_refused_even_if_its_fields_are_unknown() -> None:
     later = msgspec.msgpack.encode({"version": 99, "something": "new"})
-    with pytest.raises(LayoutMismatch, match="version 99 on the prefill side, this decode engine reads version 2"):
+    with pytest.raises(LayoutMismatch, match="version 99 on the prefill side, this decode engine reads version 3"):
         codec.decode(later)
 
 

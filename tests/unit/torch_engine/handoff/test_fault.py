@@ -18,7 +18,7 @@ from trtx.torch_engine.handoff import FinishedRead, TransportEvents, codec
 from trtx.torch_engine.handoff.fault import FaultyTransport
 from trtx.torch_engine.kv_fault import VARIABLE, KvFault, parse_kv_fault
 
-GEOMETRY = KvGeometry(num_kv_heads=2, num_layers=3, tokens_per_block=4, head_dim=8, dtype="float32")
+GEOMETRY = KvGeometry.uniform(num_kv_heads=2, num_layers=3, tokens_per_block=4, head_dim=8, dtype="float32")
 OPAQUE = codec.encode(
     codec.ExportedKv(
         engine="prefill", num_blocks=9, geometry=GEOMETRY, lease_id=0, block_ids=b"", num_tokens=11, deadline_s=1e12
@@ -61,7 +61,7 @@ def test_one_layer_of_one_block_of_each_so_many_handoffs_is_anothers(caplog: pyt
     with torch.inference_mode():  # as the runner makes it
         pool = torch.zeros(9, *GEOMETRY.block_shape)
     with caplog.at_level(logging.WARNING):
-        faulty = FaultyTransport(Reader(pool), pool, parse_kv_fault("swap-block:every=3,layer=1"))  # type: ignore[arg-type]
+        faulty = FaultyTransport(Reader(pool), pool, GEOMETRY, parse_kv_fault("swap-block:every=3,layer=1"))  # type: ignore[arg-type]
         assert "KV IS CORRUPTED ON PURPOSE" in caplog.text
         told = []
         for read in range(3):
@@ -79,7 +79,7 @@ def test_one_layer_of_one_block_of_each_so_many_handoffs_is_anothers(caplog: pyt
 def test_what_would_change_nothing_waits_for_the_next_handoff() -> None:
     pool = torch.zeros(9, *GEOMETRY.block_shape)
     reader = Reader(pool)
-    faulty = FaultyTransport(reader, pool, KvFault(every=1, layer=0))  # type: ignore[arg-type]
+    faulty = FaultyTransport(reader, pool, GEOMETRY, KvFault(every=1, layer=0))  # type: ignore[arg-type]
     faulty.begin_read(OPAQUE, range(1), (0,))
     faulty.poll()
     assert torch.equal(pool, torch.zeros_like(pool)), "there is no other request's block yet"
@@ -91,7 +91,7 @@ def test_what_would_change_nothing_waits_for_the_next_handoff() -> None:
 def test_a_layer_that_the_model_has_not_is_refused() -> None:
     pool = torch.zeros(9, *GEOMETRY.block_shape)
     with pytest.raises(UsageError, match="expected a layer below the model's 3"):
-        FaultyTransport(Reader(pool), pool, KvFault(1, 3))  # type: ignore[arg-type]
+        FaultyTransport(Reader(pool), pool, GEOMETRY, KvFault(1, 3))  # type: ignore[arg-type]
 
 
 def test_nothing_is_served_with_it_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

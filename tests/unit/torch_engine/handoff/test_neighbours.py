@@ -19,7 +19,7 @@ from trtx.torch_engine.handoff.codec import DirectOffer, layout_of
 from trtx.torch_engine.handoff.memory import MemoryUnreachable, ProcessMemory
 from trtx.torch_engine.handoff.neighbours import Neighbours
 
-GEOMETRY = KvGeometry(num_layers=1, num_kv_heads=1, head_dim=8, tokens_per_block=2, dtype="float32")
+GEOMETRY = KvGeometry.uniform(num_layers=1, num_kv_heads=1, head_dim=8, tokens_per_block=2, dtype="float32")
 WAIT_S = 20
 
 
@@ -93,7 +93,7 @@ def test_another_group_or_none_is_left_alone_until_a_read_names_it(start: Start,
 
 def test_another_geometry_is_not_opened(start: Start, group: str) -> None:
     first = start(group)
-    other = start(group, replace(GEOMETRY, head_dim=4))
+    other = start(group, replace(GEOMETRY, tokens_per_block=4))
     same = start(group)
     assert first.memory.seen.get(timeout=WAIT_S) == same.memory.seen.get(timeout=WAIT_S) == "open"
     assert other.memory.seen.empty() and first.memory.seen.empty()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from trtx.torch_engine.batch import Batch, ModelRunner, Sampled, ScheduledSequence
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
@@ -32,6 +32,7 @@ def build(family: str, **changes: Any) -> PreTrainedModel:
     configs = {
         "qwen2": lambda: Qwen2Config(**_SHAPE | changes),
         "qwen3": lambda: Qwen3Config(**_SHAPE | {"head_dim": 24} | changes),
+        "mistral": lambda: MistralConfig(**_SHAPE | changes),
         "llama": lambda: LlamaConfig(**_SHAPE | {"tie_word_embeddings": True, "rope_parameters": _LLAMA3} | changes),
     }
     torch.manual_seed(1)
@@ -76,13 +77,15 @@ class Playing:
     output: list[int] = field(default_factory=list)
     is_first: bool = True
     results: list[Sampled] = field(default_factory=list)
+    more_blocks: list[list[int]] = field(default_factory=list)  # of the layer groups behind the first
 
     def share(self, limit: int) -> ScheduledSequence:
         """The next at most ``limit`` tokens to compute."""
         tokens = self.prompt + self.output
         new = tokens[self.computed : self.computed + limit]
         return ScheduledSequence(
-            self.slot, self.is_first, new, self.computed, self.block_ids, self.computed + len(new) == len(tokens),
+            self.slot, self.is_first, new, self.computed, [self.block_ids, *self.more_blocks],
+            self.computed + len(new) == len(tokens),
             resolve_sampling(self.sampling), self.prompt, self.output, self.seed, self._banned(),
         )  # fmt: skip
 
@@ -111,7 +114,8 @@ class Player:
 
     def add(self, prompt: list[int], *, room: int = 64, **more: Any) -> Playing:
         """``room``: how many tokens may be generated."""
-        playing = Playing(self._next_slot, prompt, self.blocks(len(prompt) + room), **more)
+        first, *others = (self.blocks(len(prompt) + room) for _ in self.runner.geometry.groups)
+        playing = Playing(self._next_slot, prompt, first, more_blocks=others, **more)
         self._next_slot += 1
         return playing
 

@@ -72,7 +72,7 @@ class Checkpoints:
         prompt = random_prompt(PROMPT, seed=self.count)
         prompt = [token % VOCAB for token in prompt]
         runner = create_runner(
-            RunnerArgs(model_dir=path, device="cpu", tokens_per_block=8, num_blocks=8, max_batch_size=1)
+            RunnerArgs(model_dir=path, device="cpu", tokens_per_block=8, num_blocks=16, max_batch_size=1)
         )
         player = Player(runner)
         playing = player.add(prompt, room=COUNT, sampling=SamplingParams(prompt_logprobs=1))
@@ -111,14 +111,20 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 SCALED = LLAMA3 | {"original_max_position_embeddings": 32}
 
 
+WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
+HALF = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+ALTERNATING = {
+    "use_sliding_window": True, "sliding_window": 13, "layer_types": ["sliding_attention", "full_attention"]
+}  # fmt: skip
+
 # What is fine in a family, and in that one another model to transformers, or none.
 REFUSED: dict[str, tuple[dict[str, Any], ...]] = {
     "MistralForCausalLM": (
         {"num_key_value_heads": None},
-        {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0},
         {"layer_types": ["full_attention", "full_attention"]},
-        {"max_position_embeddings": 8192},
+        ALTERNATING,
     ),
+    "LlamaForCausalLM": (WINDOW, HALF, ALTERNATING),
 }
 
 
@@ -144,6 +150,9 @@ REFUSED: dict[str, tuple[dict[str, Any], ...]] = {
         {"sliding_window": None, "partial_rotary_factor": 1.0},
         {"max_position_embeddings": 8192},
         {"max_position_embeddings": 8192, "sliding_window": None},
+        WINDOW,
+        HALF,
+        ALTERNATING,
     ],
     ids=str,
 )

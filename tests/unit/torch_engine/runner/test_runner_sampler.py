@@ -25,7 +25,7 @@ def sequence(
     plan = resolve_sampling(SamplingParams(**params))
     prompt, output = prompt or [0], output or []
     start = len(prompt) + len(output) - 1
-    return ScheduledSequence(slot, True, [(prompt + output)[-1]], start, [], True, plan, prompt, output, seed, stops)
+    return ScheduledSequence(slot, True, [(prompt + output)[-1]], start, [[]], True, plan, prompt, output, seed, stops)
 
 
 def step(sampler: Sampler, logits: torch.Tensor, sequences: list[ScheduledSequence]) -> list[Sampled]:

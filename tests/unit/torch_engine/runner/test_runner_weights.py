@@ -115,8 +115,8 @@ def test_synthetic_weights_are_as_wide_as_the_checkpoint_says(directory: Path) -
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config in .* does not load fp8 weights"),
         (
-            {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2, "layer_types": None},
-            "sliding_window is 64; expected null",
+            {"use_sliding_window": True, "sliding_window": -64, "max_window_layers": 2, "layer_types": None},
+            "sliding_window is -64; expected a whole number of positions, at least 1, or null",
         ),
         ({"intermediate_size": 97}, r"tensor .* has shape \[.*96.*its config.json says \[.*97"),
         ({"num_hidden_layers": 2, "layer_types": None}, r"holds the tensor model\.layers\.2"),

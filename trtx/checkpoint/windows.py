@@ -1,0 +1,93 @@
+"""Layers that attend to a window: what ``config.json`` says of them, and where the torch engine computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtx.checkpoint.documents import Fields
+from trtx.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtx.checkpoint.model_config import Family
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_ELSEWHERE = "the torch engine computes full attention alone there; serve it with the engine tensorrt-llm"
+
+Windows = tuple[int | None, ...]
+"""Of each layer how many positions a query sees, its own the last of them, None: all. Empty where no layer has one."""
+
+
+def read_windows(config: Fields, family: Family, num_layers: int, max_position: int) -> Windows:
+    """transformers takes ``layer_types`` where they are listed, and derives them from ``max_window_layers`` where they
+    are not. A window in a family that has none, and no switch that says otherwise, is taken for meant. One of all
+    positions is none."""
+    slides = _listed(config, family, num_layers)
+    is_on = config.flag("use_sliding_window", missing=family.window != "switched") or family.window == "always"
+    window = config.values.get("sliding_window", family.silent_window) if is_on else None
+    if window is None:
+        if slides is not None and any(slides):
+            config.refuse("layer_types", f"{_FULL!r} throughout, or a sliding_window that is switched on")
+        return ()
+    if slides is None:
+        slides = _derived(config, family, num_layers)
+    if not any(slides):
+        return ()
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        config.refuse("sliding_window", "a whole number of positions, at least 1, or null")
+    if window >= max_position:
+        return ()
+    if family.window == "unknown":
+        config.refuse("sliding_window", f"null, or use_sliding_window false, in a {family.model_type}: {_ELSEWHERE}")
+    return tuple(window if is_sliding else None for is_sliding in slides)
+
+
+def _listed(config: Fields, family: Family, num_layers: int) -> list[bool] | None:
+    """Whether each layer slides, as ``layer_types`` says; None where it says nothing."""
+    if "layer_types" in config.values and family.window == "always":
+        # transformers 5.23 (AutoConfig.from_pretrained) loads a mistral with this field, null or not, as a ministral.
+        config.refuse("layer_types", f"no such field in a {family.model_type}: transformers takes it for another model")
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        config.refuse("layer_types", f"a list of {num_layers} names, one a layer")
+    if family.window == "unknown" and any(kind != _FULL for kind in kinds):
+        config.refuse("layer_types", f"{_FULL!r} throughout in a {family.model_type}: {_ELSEWHERE}")
+    if any(kind not in (_FULL, _SLIDING) for kind in kinds):
+        config.refuse("layer_types", f"{_FULL!r} or {_SLIDING!r} of every layer")
+    return [kind == _SLIDING for kind in kinds]
+
+
+def _derived(config: Fields, family: Family, num_layers: int) -> list[bool]:
+    first = 0
+    if family.window == "switched":
+        stated = config.values["max_window_layers"] if config.has("max_window_layers") else family.full_layers
+        if isinstance(stated, bool) or not isinstance(stated, int):
+            config.refuse("max_window_layers", "a whole number of layers")
+        first = stated
+    return [layer >= first for layer in range(num_layers)]
+
+
+def refuse_nested_windows(text: Fields, windows: Windows) -> None:
+    """Of a decoder beside a vision tower: nobody has compared its windows with another engine's."""
+    if windows and text.has("layer_types"):
+        text.refuse("layer_types", f"{_FULL!r} throughout: {_ELSEWHERE}")
+    if windows:
+        silent = (
+            "" if text.has("sliding_window") else f" (missing, it is {max(w or 0 for w in windows)} to transformers)"
+        )
+        text.refuse("sliding_window", f"null, or use_sliding_window false{silent}: {_ELSEWHERE}")
+
+
+def check_windows(windows: Sequence[int | None], model_dir: Path, *, on_gpu: bool, deterministic: bool) -> None:
+    """Raises UsageError where the torch engine does not compute these windows."""
+    if not any(windows) or not (on_gpu or deterministic):
+        return
+    count, window = sum(w is not None for w in windows), max(w or 0 for w in windows)
+    where, remedy = ("on a GPU", "a CPU") if on_gpu else ("deterministically", "no --deterministic")
+    raise UsageError(
+        f"{model_dir.name}: {count} of {len(windows)} layers attend to a window of {window} positions, which the torch "
+        f"engine does not compute {where}; use {remedy} or the engine tensorrt-llm"
+    )

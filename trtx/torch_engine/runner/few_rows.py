@@ -1,0 +1,204 @@
+"""Products of a pass of few tokens: launches of :mod:`triton_few_rows`, alone and as a layer's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import triton
+from torch import Tensor
+
+from trtx.torch_engine.runner.kernels import Kernels
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, Linear, PlainLinear
+from trtx.torch_engine.runner.triton_few_rows import few_rows_kernel, one_row_kernel
+from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
+
+_PREFETCHED_BYTES = 8 << 20  # of a weight, asked for while the kernels before its product still run
+_WANTED_PROGRAMS = 256  # about two for each processor of a Hopper GPU, on other GPUs the same
+_PROGRAMS_AT_ONCE = 396  # three for each processor of an H100: what shared memory has room for
+_MOST_PARTS = 12
+_ALIGNMENT = 16  # columns: a thread loads eight at once
+_PARTIAL_SIZE = 1 << 18  # float32: parts are cut where tiles are fewer than the programs wanted, to less than two each
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What of a product is one program's. ``num_rows`` of x: 1, or a tensor core's tile, which several rows share."""
+
+    num_rows: int
+    outputs: int  # rows of the weight
+    width: int  # columns of one step
+    warps: int
+    stages: int
+    parts: int = 1
+
+
+# docs/performance-notes.md: the fastest of those tried for nearly every product, and never by more than 5 % slower.
+ONE_ROW = Tile(1, 8, 1024, 4, 4)
+SEVERAL_ROWS = Tile(MOST_ROWS, 16, 256, 2, 5)
+
+
+def tile_for(num_rows: int, num_outputs: int, width: int) -> Tile:
+    """By the shapes alone, so that a product gives the same bits after every start. ``num_outputs``: the weight's."""
+    if num_rows == 1:
+        return ONE_ROW
+    programs = triton.cdiv(num_outputs, SEVERAL_ROWS.outputs)
+    most = min(_MOST_PARTS, max(1, width // (2 * SEVERAL_ROWS.width)))
+    return replace(SEVERAL_ROWS, parts=min(most, triton.cdiv(_WANTED_PROGRAMS, programs)))
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory of products that follow each other on one stream."""
+
+    partial: Tensor  # float32
+    arrived: Tensor  # int32, zeros
+
+    @classmethod
+    def of(cls, device: torch.device) -> Workspace:
+        return cls(
+            torch.empty(_PARTIAL_SIZE, dtype=torch.float32, device=device),
+            torch.zeros(_WANTED_PROGRAMS, dtype=torch.int32, device=device),
+        )
+
+
+def few_rows_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, workspace: Workspace, *,
+    tile: Tile | None = None, norm: Tensor | None = None, eps: float = 0.0, residual: Tensor | None = None,
+    gated: bool = False, overlaps: bool = False, ahead: bool = False, prefetched_bytes: int = 0, warm_up: bool = False,
+) -> None:  # fmt: skip
+    """``out`` [n, outputs] of ``x`` [n, columns], contiguous, n at most ``MOST_ROWS``.
+
+    ``tile`` None: :func:`tile_for`'s. ``norm`` [columns]: x, a single row, is normalised with ``eps`` and scaled by it.
+    ``gated``: out is ``silu(gate) * up``, half as many columns as the weight has rows. ``prefetched_bytes``: of
+    the weight, by the programs that a GPU has at once, with ``overlaps``. ``ahead``: a single row's first weights come
+    to registers besides. ``warm_up``: compiles and launches nothing.
+    """
+    num_rows, num_outputs, (weight_rows, width) = x.shape[0], out.shape[1], weight.shape
+    if tile is None:
+        tile = tile_for(num_rows, weight_rows, width)
+    programs = triton.cdiv(num_outputs, tile.outputs // 2 if gated else tile.outputs)
+    at_once = min(programs * tile.parts, _PROGRAMS_AT_ONCE)
+    prefetched = min(prefetched_bytes // (2 * tile.outputs * at_once), width)
+    options = {
+        "GATED": gated, "BLOCK_OUTPUTS": tile.outputs, "BLOCK_WIDTH": tile.width, "STAGES": tile.stages,
+        "OVERLAPS": overlaps, "THREADS": 32 * tile.warps,
+        "num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": overlaps,
+    }  # fmt: skip
+    if tile.num_rows == 1:
+        run = partial(one_row_kernel.warmup, grid=(programs,)) if warm_up else one_row_kernel[(programs,)]
+        run(x, weight, bias, norm, residual, out, num_outputs, width, eps, prefetched, AHEAD=ahead, **options)
+        return
+    if norm is not None:
+        raise ValueError("several rows are normalised before their product, not in it")
+    grid = (programs, tile.parts)
+    run = partial(few_rows_kernel.warmup, grid=grid) if warm_up else few_rows_kernel[grid]
+    part_width = triton.cdiv(triton.cdiv(width, tile.width), tile.parts) * tile.width
+    run(
+        x, weight, bias, residual, out, workspace.partial, workspace.arrived,
+        num_rows, num_outputs, width, tile.parts, part_width, prefetched, ROWS=tile.num_rows, **options,
+    )  # fmt: skip
+
+
+class FewRowsMultiplier:
+    """A :class:`trtx.torch_engine.runner.linear.Multiplier`: the library's but for few rows of 16-bit numbers."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def admit(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        return None
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        if not 0 < x.shape[0] <= MOST_ROWS or not _fits(weight):
+            return LIBRARY_MULTIPLIER(x, weight, bias, out)
+        if out is None:
+            out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+        few_rows_product(x.contiguous(), weight, bias, out, self._workspace)
+        return out
+
+
+class FewRowsLayers:
+    """A :class:`trtx.torch_engine.runner.linear.LayerProducts` whose launches overlap: a product asks for its weight
+    while the kernels before it still run."""
+
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        kernels: Kernels,
+        norm_eps: float,
+        workspace: Workspace,
+        *,
+        overlaps: bool,
+        ahead: bool = False,
+        prefetched_bytes: int = _PREFETCHED_BYTES,
+    ) -> None:
+        """``weights``: such as :func:`can_fuse` says yes to; ``overlaps``: what a GPU before Hopper can't."""
+        self._layers = weights.layers
+        self._linears = [_plain(layer) for layer in weights.layers]
+        self._kernels = kernels
+        self._norm_eps = norm_eps
+        self._workspace = workspace
+        self._overlaps = overlaps
+        self._ahead = ahead
+        self._prefetched_bytes = prefetched_bytes
+
+    def takes(self, num_tokens: int) -> bool:
+        return 0 < num_tokens <= MOST_ROWS
+
+    def qkv(self, residual: Tensor, layer: int) -> Tensor:
+        return self._multiply_normed(residual, self._layers[layer].input_norm, self._linears[layer][0])
+
+    def output(self, attended: Tensor, layer: int, residual: Tensor) -> Tensor:
+        return self._multiply(attended, self._linears[layer][1], residual=residual)
+
+    def gate_up(self, residual: Tensor, layer: int) -> Tensor:
+        return self._multiply_normed(residual, self._layers[layer].mlp_norm, self._linears[layer][2], gated=True)
+
+    def down(self, gated: Tensor, layer: int, residual: Tensor) -> Tensor:
+        return self._multiply(gated, self._linears[layer][3], residual=residual)
+
+    def _multiply_normed(self, x: Tensor, norm: Tensor, linear: PlainLinear, *, gated: bool = False) -> Tensor:
+        if x.shape[0] > 1:
+            return self._multiply(self._kernels.rms_norm(x, norm), linear, gated=gated)
+        return self._multiply(x, linear, norm=norm, gated=gated)
+
+    def _multiply(
+        self,
+        x: Tensor,
+        linear: PlainLinear,
+        *,
+        norm: Tensor | None = None,
+        residual: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor:
+        num_outputs = linear.weight.shape[0] // 2 if gated else linear.weight.shape[0]
+        out = torch.empty(x.shape[0], num_outputs, dtype=x.dtype, device=x.device)
+        few_rows_product(
+            x, linear.weight, linear.bias, out, self._workspace, norm=norm, eps=self._norm_eps, residual=residual,
+            gated=gated, overlaps=self._overlaps, ahead=self._ahead,
+            prefetched_bytes=self._prefetched_bytes,
+        )  # fmt: skip
+        return out
+
+
+def can_fuse(weights: DecoderWeights) -> bool:
+    """Whether :class:`FewRowsLayers` may take them."""
+    return all(
+        isinstance(linear, PlainLinear) and linear.prepare is None and _fits(linear.weight)
+        for layer in weights.layers
+        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
+    )
+
+
+def _fits(weight: Tensor) -> bool:
+    return weight.dtype in (torch.float16, torch.bfloat16) and weight.shape[1] % _ALIGNMENT == 0
+
+
+def _plain(layer: LayerWeights) -> list[PlainLinear]:
+    linears: tuple[Linear, ...] = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    plain = [linear for linear in linears if isinstance(linear, PlainLinear)]
+    if len(plain) < len(linears):
+        raise TypeError("few rows are multiplied by weights in the engine's dtype alone")
+    return plain

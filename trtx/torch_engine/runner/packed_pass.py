@@ -1,0 +1,54 @@
+"""A pass over prompts' chunks, and decodes before them, as the host lays it out: sequences one behind the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trtx.torch_engine.batch import ScheduledSequence
+from trtx.torch_engine.runner.kernels import Spans, int32
+
+
+@dataclass(slots=True, eq=False)
+class PackedPass:
+    """The first ``num_decodes`` of ``sequences`` are decodes: a token each."""
+
+    sequences: list[ScheduledSequence]
+    num_decodes: int
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # of each sequence: where in the pass it does
+    media: list[tuple[int, Tensor]] = field(default_factory=list)  # see PassInputs.media
+
+    def __post_init__(self) -> None:
+        for sequence in self.sequences:
+            length = len(sequence.new_token_ids)
+            for part in sequence.embeddings:
+                rows = part.embedding.tensor[part.first : part.first + part.count]
+                self.media.append((len(self.tokens) + part.offset, rows))
+            self.tokens += sequence.new_token_ids
+            self.positions += range(sequence.start, sequence.start + length)
+            self.slots += [sequence.slot] * length
+            self.ends.append(len(self.tokens))
+
+    @property
+    def chunks(self) -> list[ScheduledSequence]:
+        return self.sequences[self.num_decodes :]
+
+    @property
+    def chunk_starts(self) -> list[int]:
+        """Where in the pass chunks begin, and where the last one ends."""
+        return [0, *self.ends][self.num_decodes :]
+
+    def spans(self, device: torch.device) -> Spans:
+        """Of the chunks."""
+        chunks = self.chunks
+        return Spans(
+            slots=int32([sequence.slot for sequence in chunks], device),
+            starts=int32(self.chunk_starts, device),
+            contexts=int32([sequence.start for sequence in chunks], device),
+            max_length=max(len(sequence.new_token_ids) for sequence in chunks),
+        )
