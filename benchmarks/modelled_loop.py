@@ -48,7 +48,7 @@ class ModelledRunner:
     """A runner that computes nothing, as fast as ``options`` say."""
 
     def __init__(self, options: argparse.Namespace, clients: int, clock: Clock) -> None:
-        self.geometry = KvGeometry(1, 1, 16, 32, "float32")
+        self.geometry = KvGeometry.uniform(1, 1, 16, 32, "float32")
         self.num_blocks = (clients + 1) * ((options.isl + options.osl) // 32 + 2)
         self.max_position, self.vocab_size, self.needs_grids = options.isl + options.osl, 1000, False
         self.merges_passes = self.pads_passes = False

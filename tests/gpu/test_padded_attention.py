@@ -18,10 +18,13 @@ pytestmark = [
 ]
 DECODES = [(70, 1), (200, 1), (8, 1)]
 CHUNKS = [(0, 17), (64, 20), (1, 1)]
+LONG_AND_SHORT = [(2100, 17), (2040, 8), (2040, 20), (0, 5)]  # up to 2,048 tokens are one list's, more another's
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("decodes", "chunks"), [(DECODES, CHUNKS), ([], CHUNKS), (DECODES, CHUNKS[2:])])
+@pytest.mark.parametrize(
+    ("decodes", "chunks"), [(DECODES, CHUNKS), ([], CHUNKS), (DECODES, CHUNKS[2:]), (DECODES, LONG_AND_SHORT)]
+)
 @pytest.mark.parametrize("processors", [1, 132])  # nothing cut, everything cut
 def test_a_padded_pass_equals_torch_and_padding_gets_nothing(
     decodes: list[tuple[int, int]], chunks: list[tuple[int, int]], dtype: torch.dtype, processors: int
@@ -32,7 +35,7 @@ def test_a_padded_pass_equals_torch_and_padding_gets_nothing(
     shares = [Playing(slot, [0] * (context + new), [], computed=context).share(new)
               for slot, (context, new) in enumerate(case.spans)]  # fmt: skip
     packed = PackedPass(shares, len(decodes))
-    size, real = PassSize.of(64, 6), len(packed.tokens)
+    size, real = PassSize.of(64, 9), len(packed.tokens)
     memory = np.zeros(size.num_inputs, np.int32)
     size.fill(memory, packed, case.cache.padding_slot)
     inputs = size.inputs(torch.from_numpy(memory).to(DEVICE))
@@ -42,6 +45,6 @@ def test_a_padded_pass_equals_torch_and_padding_gets_nothing(
         config(heads=heads, kv_heads=kv_heads, head_dim=dim), case.cache, processors, fixed=False
     )
     out = torch.full((64, heads, dim), 7.0, dtype=dtype, device=DEVICE)
-    attention.attend(q, 1, attention.planned(inputs, dtype).work, out, None)
+    attention.attend(q, 1, attention.planned(inputs, dtype).work, out, None, overlaps=False)
     close(out[:real].flatten(1), case.expected(q[:real], case.inputs))
     assert (out[real:] == 7.0).all()

@@ -12,8 +12,8 @@ one of :data:`PASS_SIZES` and replayed as its CUDA graph, and prompts keep pace 
 64 clients: 14 % more tokens/s with 6.9e9 (Qwen3-8B's shape), 12 % fewer with 0.44e9 (Qwen3-0.6B's), whose weights are
 read too soon for much to hide behind it. In between nothing was measured."""
 
-_WIDEST = 2048
-PASS_SIZES = (64, *range(128, _WIDEST + 1, 128))
+WIDEST = 2048
+PASS_SIZES = (64, *range(128, WIDEST + 1, 128))
 """Tokens. Wider passes keep a GPU busy for longer than it takes to launch them; products are made of tiles of 128."""
 
 PACED_STEPS = 32
@@ -24,4 +24,4 @@ def padded_tokens(max_num_tokens: int, product_parameters: int) -> int:
     """Of the widest padded pass, for which memory is kept beside that of a pass of ``max_num_tokens``."""
     if product_parameters < LARGE_PARAMETERS:
         return 0
-    return min(_WIDEST, max_num_tokens)
+    return min(WIDEST, max_num_tokens)

@@ -4,11 +4,15 @@ Clients that wait for an answer before they ask again come in waves, as all that
 computed at once makes those that decode wait, and then decodes fill no pass: a prompt's tokens beside decodes cost less
 than alone, as the weights are read anyway. What evens waves out is a share a step that is what comes in the long run: a
 decode's step is one of its request's ``outputs``, so it brings ``prompt / outputs`` of a prompt's tokens with it.
+
+No share is more than what fills the widest pass that has a graph: a wave computed in wider ones stays a wave.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from trtx.config.torch_passes import WIDEST
 
 TILE_TOKENS = 128
 """Rows of the large tiles that products are made of: a pass of whole ones wastes nothing."""
@@ -21,7 +25,7 @@ _KEPT = 0.98  # of what is known when one more request has ended: the last 50 co
 
 @dataclass(slots=True)
 class PromptPace:
-    """``steps``: what is there is computed in about so many at most, whatever came before."""
+    """``steps``: of what is there, a step takes at least one part in so many, whatever came before."""
 
     steps: int
     _requests: float = 0.0
@@ -45,5 +49,5 @@ class PromptPace:
         wanted = -(-there // self.steps)
         if self._outputs:
             wanted = max(wanted, int(_SLACK * num_decodes * self._prompt_tokens / self._outputs))
-        wanted = max(_LEAST_SHARE, wanted)
+        wanted = max(_LEAST_SHARE, min(wanted, WIDEST - num_decodes))
         return wanted + -(num_decodes + wanted) % TILE_TOKENS

@@ -242,7 +242,7 @@ class Scheduler:
         """READING -> RUNNING with ``num_computed`` tokens in place: all on success, the reused ones if not."""
         self.reading.remove(sequence)
         sequence.state = State.RUNNING
-        sequence.num_computed = sequence.num_written = num_computed
+        sequence.num_computed = sequence.num_written = sequence.num_found = num_computed
         sequence.skip_media(num_computed)
         self.running.append(sequence)
 
@@ -265,9 +265,8 @@ class Scheduler:
         One that a step under way has in it leaves when that step is settled; it can keep nothing.
         """
         if self._pace is not None and sequence.output_token_ids:
-            reused = sequence.num_reused * self.pool.tokens_per_block  # after preemption, of what it had generated too
-            computed = max(0, len(sequence.prompt_token_ids) - reused)
-            self._pace.ended(computed, len(sequence.output_token_ids))
+            computed = len(sequence.prompt_token_ids) - sequence.num_found  # found after preemption: of its answer too
+            self._pace.ended(max(0, computed), len(sequence.output_token_ids))
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         elif sequence.state is State.READING:

@@ -67,6 +67,7 @@ class Sequence:
     block_names: list[bytes] = field(default_factory=list)  # of full blocks of known tokens, extended on demand
     num_registered: int = 0  # leading blocks that the pool knows by name
     num_reused: int = 0  # leading blocks found in the prefix cache at the last admission
+    num_found: int = 0  # leading tokens whose KV nobody computed since: from the prefix cache, or its peer's
     is_resumed: bool = False  # was preempted before
     is_cancelled: bool = False  # while READING: ended for the client, its blocks still belong to the transport
     has_read: bool = False  # its peer's KV was read, or is not to be had. The lease has ended: never read it again
@@ -213,7 +214,7 @@ class Sequence:
         """Admission: the sequence now owns a slot and blocks, the first ``num_computed`` tokens' KV among them."""
         self.slot = slot
         self.block_ids, self.num_left, self.room = block_ids, num_left, room
-        self.num_computed = self.num_written = num_computed
+        self.num_computed = self.num_written = self.num_found = num_computed
         self.is_new_in_slot = True
         self.held = ScheduledSequence(
             slot=slot,

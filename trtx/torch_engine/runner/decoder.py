@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.kernels import Kernels, PassInputs
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, LayerProducts, Multiplier
 from trtx.torch_engine.runner.mrope import Mrope
@@ -37,7 +38,8 @@ class Decoder:
         self._few_tokens = few_tokens
 
     def hidden(self, inputs: PassInputs) -> Tensor:
-        """Writes the KV of every token of the pass; returns ``[num_tokens, hidden]`` after the final norm."""
+        """Writes the KV of every token of the pass; returns ``[rows, hidden]`` after the final norm, of all its tokens
+        or of ``inputs.wanted``. What follows the last layer's attention is computed for these alone."""
         kernels, weights = self._kernels, self._weights
         inputs = kernels.planned(inputs, self.dtype)
         residual = F.embedding(inputs.token_ids, weights.embedding)
@@ -46,13 +48,20 @@ class Decoder:
         for begin, rows in inputs.media:
             residual[begin : begin + rows.shape[0]] = rows[:, : residual.shape[1]]
         if self._few_tokens is not None and not inputs.media and self._few_tokens.takes(residual.shape[0]):
-            return self._hidden_of_few(self._few_tokens, residual, inputs)
+            return _rows(self._hidden_of_few(self._few_tokens, residual, inputs), inputs.wanted)
+        # A model of so few layers that media add to the last one's sum finds their rows by the tokens of the pass.
+        is_deep = len(weights.layers) > self._deepstack_levels
+        before_last, at_end = (inputs.wanted, None) if is_deep else (None, inputs.wanted)
         first, hidden = weights.layers[0], residual.shape[1]
         normed = kernels.rms_norm(residual, first.input_norm, first.qkv.input_scale)
         for index, layer in enumerate(weights.layers):
             q = kernels.rope_and_write(layer.qkv(normed), index, layer, inputs)
-            attended = layer.output(kernels.attend(q, index, inputs, layer.output.input_scale))
-            normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, layer.gate_up.input_scale)
+            attended = kernels.attend(q, index, inputs, layer.output.input_scale)
+            if index + 1 == len(weights.layers):
+                attended, residual = _rows(attended, before_last), _rows(residual, before_last)
+            normed, residual = kernels.add_rms_norm(
+                layer.output(attended), residual, layer.mlp_norm, layer.gate_up.input_scale
+            )
             mlp = layer.down(kernels.silu_and_mul(layer.gate_up(normed), layer.down.input_scale))
             if index < self._deepstack_levels:
                 for begin, rows in inputs.media:
@@ -60,7 +69,7 @@ class Decoder:
             if index + 1 < len(weights.layers):
                 following = weights.layers[index + 1]
                 normed, residual = kernels.add_rms_norm(mlp, residual, following.input_norm, following.qkv.input_scale)
-        return kernels.add_rms_norm(mlp, residual, weights.final_norm)[0]
+        return _rows(kernels.add_rms_norm(mlp, residual, weights.final_norm)[0], at_end)
 
     def _hidden_of_few(self, products: LayerProducts, residual: Tensor, inputs: PassInputs) -> Tensor:
         kernels = self._kernels
@@ -86,3 +95,11 @@ class Decoder:
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """``[n, hidden]`` to ``[n, vocab]``, in the model's dtype."""
         return self._multiplier(hidden, self._weights.head, out=out)
+
+
+def _rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    """``x[rows]`` of a contiguous ``[n, columns]``, all of it for None; float8 as the bytes that it is."""
+    if rows is None:
+        return x
+    whole = x.view(torch.uint8) if x.dtype == FP8 else x
+    return whole.index_select(0, rows).view(x.dtype)

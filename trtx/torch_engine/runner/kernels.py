@@ -57,6 +57,7 @@ class Spans:
     starts: Tensor  # [num_sequences + 1] int32
     contexts: Tensor  # [num_sequences] int32: tokens of the sequence before this pass, their KV is in the pool
     max_length: int  # most new tokens of one sequence
+    max_context: int | None = None  # most of ``contexts``, or more; None: the host does not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class PassInputs:
     # [num_tokens, head_dim] float32, cosines and sines, of a model with several positions a token; else ``positions``
     # say which rows of the kernels' own table.
     rotary: Tensor | None = None
+    # [rows] int32: the tokens whose hidden states are asked for, those of each span's last one as a rule; None: all.
+    wanted: Tensor | None = None
     work: tuple[WorkList, ...] = ()  # what ``Kernels.planned`` adds: of the decodes, of the spans
 
 

@@ -35,6 +35,16 @@ class PackedPass:
             self.ends.append(len(self.tokens))
 
     @property
+    def lasts(self) -> list[int]:
+        """Of each sequence: where in the pass its last token is."""
+        return [end - 1 for end in self.ends]
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether hidden states of more than the last token of each sequence are asked for."""
+        return any(sequence.sampling.prompt_logprobs is not None for sequence in self.chunks)
+
+    @property
     def chunks(self) -> list[ScheduledSequence]:
         return self.sequences[self.num_decodes :]
 
@@ -51,4 +61,5 @@ class PackedPass:
             starts=int32(self.chunk_starts, device),
             contexts=int32([sequence.start for sequence in chunks], device),
             max_length=max(len(sequence.new_token_ids) for sequence in chunks),
+            max_context=max(sequence.start for sequence in chunks),
         )

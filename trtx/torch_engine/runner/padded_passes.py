@@ -36,6 +36,18 @@ class PassSize:
         return len(packed.tokens) <= self.tokens and packed.num_decodes <= self.decodes and num_chunks <= self.spans
 
     @property
+    def num_wanted(self) -> int:
+        """Rows of hidden states that come back: of each decode and of each chunk's last token, or of all tokens where
+        those are no more."""
+        return min(self.tokens, self.decodes + self.spans)
+
+    def lasts(self, packed: PackedPass) -> list[int]:
+        """Of each sequence of a pass that it :meth:`holds`: which of those rows its last token has."""
+        if self.num_wanted == self.tokens:
+            return packed.lasts
+        return [*range(packed.num_decodes), *(self.decodes + chunk for chunk in range(len(packed.chunks)))]
+
+    @property
     def _parts(self) -> tuple[int, ...]:
         """Tokens, positions, slots; where decodes begin and the last ends; slots, starts and contexts of chunks."""
         return (self.tokens,) * 3 + (self.decodes + 1, self.spans, self.spans + 1, self.spans)
@@ -55,7 +67,12 @@ class PassSize:
         tokens, positions, slots, ones, chunk_slots, starts, contexts = self._split(memory)
         # A decode is a span of one token, one that is not there a span of none: decodes and chunks share the rows.
         decodes = Spans(slots[: self.decodes], ones, positions[: self.decodes], 1)
-        return PassInputs(tokens, positions, slots, Spans(chunk_slots, starts, contexts, self.tokens), decodes=decodes)
+        spans = Spans(chunk_slots, starts, contexts, self.tokens)
+        wanted = None
+        if self.num_wanted < self.tokens:
+            of_decodes = torch.arange(self.decodes, dtype=torch.int32, device=memory.device)
+            wanted = torch.cat((of_decodes, (starts[1:] - 1).clamp_(min=0)))
+        return PassInputs(tokens, positions, slots, spans, decodes=decodes, wanted=wanted)
 
     def fill(self, memory: Int32, packed: PackedPass, padding_slot: int) -> None:
         """Writes a pass that it :meth:`holds`: behind it lie tokens of the padding slot, and spans of none."""
@@ -100,8 +117,8 @@ class PaddedPasses:
 
     def _capture(self, memory: Any, device: torch.device) -> None:
         """The largest first: the others share its memory."""
-        largest = self._sizes[-1].tokens
-        self._hidden = torch.empty(largest, self._decoder.hidden_size, dtype=self._decoder.dtype, device=device)
+        most = max(size.num_wanted for size in self._sizes)
+        self._hidden = torch.empty(most, self._decoder.hidden_size, dtype=self._decoder.dtype, device=device)
         empty = PackedPass([], 0)
         for size in reversed(self._sizes):
             size.fill(self._inputs.values(), empty, self._padding_slot)
@@ -109,7 +126,7 @@ class PaddedPasses:
             self._run(size)  # Triton compiles and cuBLAS picks its kernels outside the capture
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory):
-                self._hidden[: size.tokens] = self._run(size)
+                self._hidden[: size.num_wanted] = self._run(size)
             self._graphs[size] = graph
 
     def _run(self, size: PassSize) -> Tensor:
@@ -117,15 +134,17 @@ class PaddedPasses:
         return self._decoder.hidden(replace(inputs, token_ids=self._sampler.fill(inputs.token_ids, inputs.slots)))
 
     def fits(self, packed: PackedPass) -> bool:
-        """False for a pass with media, or beyond the largest size, which then runs as it is."""
-        return not packed.media and self._sizes[-1].holds(packed)
+        """False for a pass with media, beyond the largest size, or of which all hidden states are asked for: it then
+        runs as it is."""
+        return not packed.media and not packed.needs_all and self._sizes[-1].holds(packed)
 
-    def hidden(self, packed: PackedPass) -> Tensor:
-        """``[tokens, hidden]`` of a pass that fits, which is not waited for; it holds until the next one."""
+    def hidden(self, packed: PackedPass) -> tuple[Tensor, list[int]]:
+        """(hidden states ``[rows, hidden]``, of each sequence the row of its last token) of a pass that fits, which is
+        not waited for; they hold until the next one."""
         size = next(size for size in self._sizes if size.holds(packed))
         size.fill(self._inputs.values(), packed, self._padding_slot)
         self._inputs.send(size.num_inputs)
         if not self._graphs:
-            return self._run(size)[: len(packed.tokens)]
+            return self._run(size), size.lasts(packed)
         self._graphs[size].replay()
-        return self._hidden[: len(packed.tokens)]
+        return self._hidden[: size.num_wanted], size.lasts(packed)

@@ -1,5 +1,8 @@
 """Launches of :mod:`triton_ragged_attention`: attention of sequences that differ in length and in new tokens."""
 
+# torch leaves its streams untyped.
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 import math
@@ -10,10 +13,14 @@ import triton
 from torch import Tensor
 
 from trtx.checkpoint.model_config import ModelConfig
-from trtx.torch_engine.runner.kernels import FIXED_CHUNK, KvCache, PassInputs, WorkList
+from trtx.torch_engine.runner.kernels import FIXED_CHUNK, KvCache, PassInputs, Spans, WorkList
 from trtx.torch_engine.runner.triton_ragged_attention import ITEM, plan_kernel, ragged_attention_kernel
 
 _LEAST_CHUNK, _LONG_CHUNK = 64, 2048
+_SHORT = (
+    2048  # tokens of a sequence: beyond, a chunk of it is computed in the widest tiles, which read its KV less often
+)
+_ANY = 2**31 - 1
 _FIXED_PROGRAMS = 4  # a processor's, in a launch that walks the list
 _FIXED_PART_ROWS = 2048  # 32 MiB at 32 heads of 128. A tile for which no room is left is not cut
 _BLOCK_ITEMS = 64
@@ -42,7 +49,8 @@ class _Tile:
 
 _TILES = (
     _Tile(16, 64, 4, 3, 4, 2, fold_chunks=16, max_registers=128),
-    _Tile(64, 64, 4, 3, 1, 1),
+    # Two programs fit beside each other, and a short prompt's tiles are enough for all processors.
+    _Tile(64, 64, 4, 3, 1, 1, whole_first=True),
     # The block table's load stands before those of K and V: of 5 stages, these have two under way.
     _Tile(128, 64, 8, 5, 1, 1, whole_first=True),
 )
@@ -80,6 +88,7 @@ class RaggedAttention:
         # Of a whole batch, so that it compiles once; a pass has no more sequences than slots, and padding.
         self._block_sequences = max(16, triton.next_power_of_2(cache.block_table.shape[0]))
         self._lanes = triton.next_power_of_2(config.num_heads // config.num_kv_heads)
+        self._beside: torch.cuda.Stream | None = None  # what of a pass runs beside its first list
 
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
         """``inputs`` with their work lists. ``dtype``: q's.
@@ -98,11 +107,15 @@ class RaggedAttention:
             tile, count = self._tile(dtype, 1), decodes.slots.shape[0]
             work.append(self._work(tile, 1, decodes.slots, decodes.starts, decodes.contexts, count=count, tiles=count))
         if spans is not None:
-            tile, count = self._tile(dtype, spans.max_length), spans.slots.shape[0]
-            tiles = inputs.slots.shape[0] // (tile.rows // self._lanes) + count
-            work.append(
-                self._work(tile, spans.max_length, spans.slots, spans.starts, spans.contexts, count=count, tiles=tiles)
-            )
+            count = spans.slots.shape[0]
+            for tile, above, up_to in self._tiles_of(spans, dtype):
+                tiles = inputs.slots.shape[0] // (tile.rows // self._lanes) + count
+                work.append(
+                    self._work(
+                        tile, spans.max_length, spans.slots, spans.starts, spans.contexts, count=count, tiles=tiles,
+                        above=above, up_to=up_to,
+                    )
+                )  # fmt: skip
         return replace(inputs, work=tuple(work))
 
     def _work(
@@ -115,8 +128,11 @@ class RaggedAttention:
         *,
         count: int,
         tiles: int,
+        above: int = -1,
+        up_to: int = _ANY,
     ) -> WorkList:
-        """Of the first ``count`` of ``slots``, in at most so many ``tiles``. One launch."""
+        """Of the first ``count`` of ``slots``, in at most so many ``tiles``; see :func:`plan_kernel` for the rest. One
+        launch."""
         config, device, tile_rows = self._config, slots.device, tile.rows // self._lanes
         wanted, fewer = (
             max(1, items * self._num_processors // config.num_kv_heads) for items in (tile.items, tile.fewer_items)
@@ -140,7 +156,7 @@ class RaggedAttention:
         plan_kernel[(count,)](
             slots, starts, contexts, work.num_items, work.items, work.arrived,
             self._cache.padding_slot, count, wanted, fewer, FIXED_CHUNK if self._fixed else _LEAST_CHUNK, _LONG_CHUNK,
-            part_rows,
+            part_rows, above, up_to,
             TILE_ROWS=tile_rows, BLOCK_TOKENS=tile.tokens, NUM_KV_HEADS=config.num_kv_heads, FIXED=self._fixed,
             BLOCK_SEQUENCES=self._block_sequences, BLOCK_ITEMS=_BLOCK_ITEMS,
             BLOCK_KV_HEADS=triton.next_power_of_2(config.num_kv_heads), num_warps=1,
@@ -151,9 +167,24 @@ class RaggedAttention:
         self, q: Tensor, layer: int, work: tuple[WorkList, ...], out: Tensor, scale: Tensor | None, *, overlaps: bool
     ) -> None:
         """``q`` and ``out``: [tokens, heads, dim] of the pass that ``work`` is for; ``scale``: what ``out`` is for;
-        ``overlaps``: see :mod:`triton_few_rows`."""
-        for part in work:
-            self._attend(q, layer, part, out, scale, overlaps)
+        ``overlaps``: see :mod:`triton_few_rows`.
+
+        In a graph, lists are worked off beside each other: decodes wait for memory and chunks for arithmetic. Launched
+        one by one they are not, as the host would need longer to say so than is gained.
+        """
+        first, *others = work
+        if others and q.is_cuda and torch.cuda.is_current_stream_capturing():
+            main = torch.cuda.current_stream()
+            self._beside = self._beside or torch.cuda.Stream()
+            self._beside.wait_stream(main)
+            with torch.cuda.stream(self._beside):
+                for part in others:
+                    self._attend(q, layer, part, out, scale, overlaps)
+            self._attend(q, layer, first, out, scale, overlaps)
+            main.wait_stream(self._beside)
+        else:
+            for part in work:
+                self._attend(q, layer, part, out, scale, overlaps)
 
     def _attend(self, q: Tensor, layer: int, work: WorkList, out: Tensor, scale: Tensor | None, overlaps: bool) -> None:
         config = self._config
@@ -181,6 +212,17 @@ class RaggedAttention:
         if self._fixed:
             tiles = _NARROW_TILES[-1:] if is_narrow else (_FIXED_TILE,)
         return tuple(replace(tile, rows=max(tile.rows, self._lanes)) for tile in tiles)
+
+    def _tiles_of(self, spans: Spans, dtype: torch.dtype) -> list[tuple[_Tile, int, int]]:
+        """(tile, above how many tokens, up to how many) of each list that ``spans`` need."""
+        widest = self._tile(dtype, spans.max_length)
+        narrower = [tile for tile in self._tiles(dtype)[1:] if tile.rows < widest.rows]
+        if not narrower:
+            return [(widest, -1, _ANY)]
+        short = (narrower[-1], -1, _SHORT)
+        if spans.max_context is not None and spans.max_context + spans.max_length <= _SHORT:
+            return [short]
+        return [short, (widest, _SHORT, _ANY)]
 
     def _tile(self, dtype: torch.dtype, longest: int) -> _Tile:
         """The smallest that holds all of a sequence's new tokens, or the largest."""

@@ -112,7 +112,7 @@ class TorchRunner:
             step.parts.append((list(range(len(decodes))), self._sampler.collect(*self._decode(decodes), decodes)))
         if others:
             packed = PackedPass(others, merged)
-            self._sample_chunks(self._hidden(packed), packed, len(decodes), step)
+            self._sample_chunks(*self._hidden(packed), packed, len(decodes), step)
         if self._device.type == "cuda":
             step.done = torch.cuda.Event()
             step.done.record()
@@ -130,12 +130,12 @@ class TorchRunner:
         logits = self._decoder.logits(self._decoder.hidden(inputs))
         return logits, self._sampler.sample(logits, inputs.slots, inputs.positions)
 
-    def _sample_chunks(self, hidden: Tensor, packed: PackedPass, first: int, step: TorchStep) -> None:
-        """``hidden`` [tokens, hidden] of a pass; ``first``: the place in the step of its first sequence."""
-        sequences, ends = packed.sequences, packed.ends
+    def _sample_chunks(self, hidden: Tensor, lasts: list[int], packed: PackedPass, first: int, step: TorchStep) -> None:
+        """``hidden`` and ``lasts``: see :meth:`_hidden`; ``first``: the place in the step of its first sequence."""
+        sequences = packed.sequences
         sampling = [index for index, sequence in enumerate(sequences) if sequence.samples]
         if sampling:
-            last = [ends[index] - 1 for index in sampling]
+            last = [lasts[index] for index in sampling]
             those = [sequences[index] for index in sampling]
             positions = [sequence.start + len(sequence.new_token_ids) - 1 for sequence in those]
             rows, at, slots = _upload(last, positions, [sequence.slot for sequence in those], self._device)
@@ -145,12 +145,13 @@ class TorchRunner:
         for index, sequence in enumerate(sequences):
             count = sequence.sampling.prompt_logprobs
             if count is not None and index >= packed.num_decodes:
-                begin = ends[index] - len(sequence.new_token_ids)
-                ranked = self._prompt_logprobs(hidden[begin : ends[index]], sequence, count)
+                end = packed.ends[index]
+                ranked = self._prompt_logprobs(hidden[end - len(sequence.new_token_ids) : end], sequence, count)
                 step.prompts.append((first + index, ranked))
 
-    def _hidden(self, packed: PackedPass) -> Tensor:
-        """``[tokens, hidden]``"""
+    def _hidden(self, packed: PackedPass) -> tuple[Tensor, list[int]]:
+        """(hidden states ``[rows, hidden]``, of each sequence the row of its last token); of all tokens where the pass
+        needs them."""
         if self._padded is not None and self.pads_passes and self._padded.fits(packed):
             return self._padded.hidden(packed)
         count = packed.num_decodes
@@ -159,8 +160,12 @@ class TorchRunner:
         token_ids, positions, slots = _upload(packed.tokens, packed.positions, packed.slots, self._device)
         if count:
             token_ids[:count] = self._sampler.fill(token_ids[:count], slots[:count])
-        inputs = PassInputs(token_ids, positions, slots, spans, count, media=tuple(packed.media), rotary=rotary)
-        return self._decoder.hidden(inputs)
+        lasts = packed.lasts
+        inputs = PassInputs(
+            token_ids, positions, slots, spans, count, media=tuple(packed.media), rotary=rotary,
+            wanted=None if packed.needs_all else int32(lasts, self._device),
+        )  # fmt: skip
+        return self._decoder.hidden(inputs), lasts if packed.needs_all else list(range(len(lasts)))
 
     def _prompt_logprobs(self, hidden: Tensor, sequence: ScheduledSequence, count: int) -> list[RankedLogprobs]:
         """Of the prompt tokens that follow this chunk's: ``hidden`` of position p says how likely token p + 1 was."""

@@ -27,10 +27,10 @@ ITEM = tl.constexpr(8)
 many chunks the tile has in the list (1: all its KV is this item's), tokens of a chunk, where its parts begin."""
 
 
-@triton.jit(do_not_specialize=["num_sequences", "wanted_items", "fewer_items", "part_rows"])
+@triton.jit(do_not_specialize=["num_sequences", "wanted_items", "fewer_items", "part_rows", "above", "up_to"])
 def plan_kernel(
     slots, starts, contexts, num_items, items, arrived,
-    padding_slot, num_sequences, wanted_items, fewer_items, chunk_tokens, long_chunk, part_rows,
+    padding_slot, num_sequences, wanted_items, fewer_items, chunk_tokens, long_chunk, part_rows, above, up_to,
     TILE_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, FIXED: tl.constexpr,
     BLOCK_SEQUENCES: tl.constexpr, BLOCK_ITEMS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr,
 ):  # fmt: skip
@@ -39,7 +39,8 @@ def plan_kernel(
     ``starts`` None: one new token a sequence. ``FIXED``: chunks have ``chunk_tokens``, whatever else is in the pass;
     else that is the least they have. A tile is cut where its KV is long for one item of ``wanted_items``, and
     ``part_rows`` have room for it; of ``fewer_items``, as long as their chunks are below ``long_chunk``. A
-    padding slot has no KV: its item writes zeros.
+    padding slot has no KV: its item writes zeros. Sequences of no more than ``above`` tokens or of more than ``up_to``,
+    those of the pass among them, are another list's.
     """
     mine = tl.program_id(0)
     sequence = tl.arange(0, BLOCK_SEQUENCES)
@@ -54,6 +55,8 @@ def plan_kernel(
         rows = tl.load(starts + sequence + 1, mask=known, other=0) - begin
     context = tl.where(slot == padding_slot, -rows, context)
     length = context + rows
+    rows = tl.where((length > above) & (length <= up_to), rows, 0)
+    length = tl.where(rows > 0, length, 0)
     tiles = tl.cdiv(rows, TILE_ROWS)
     tokens = tiles.to(tl.int64) * context + TILE_ROWS * (tiles * (tiles - 1) // 2) + rows  # that all tiles see
     all_tokens = tl.sum(tl.where(known, tokens, 0), axis=0)

@@ -7,6 +7,8 @@ import random
 import pytest
 
 from tests.unit.torch_engine.core.oracle_runner import VOCAB, OracleRunner, undisturbed
+from tests.unit.torch_engine.core.test_disaggregation import Pair
+from trtx.config.torch_passes import WIDEST
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.prompt_pace import TILE_TOKENS, PromptPace
 from trtx.torch_engine.core.scheduler import SchedulerLimits
@@ -89,7 +91,7 @@ def test_where_requests_end_with_their_first_token_prompts_are_not_paced() -> No
 def test_a_share_makes_whole_tiles_with_the_decodes(decodes: int, there: int) -> None:
     pace = PromptPace(32)
     assert (decodes + pace.share(decodes, there)) % TILE_TOKENS == 0
-    assert pace.share(decodes, there) >= there / 32
+    assert pace.share(decodes, there) >= min(there / 32, WIDEST - decodes)
     for _ in range(3):
         pace.ended(512, 128)
     assert pace.share(decodes, there) >= 4 * decodes
@@ -99,7 +101,27 @@ def test_the_pace_follows_what_ended_last() -> None:
     pace = PromptPace(10**9)
     for _ in range(10):
         pace.ended(8192, 16)
-    assert pace.share(64, 1) > 512 * 64
+    assert pace.share(1, 1) >= 512
     for _ in range(1000):
         pace.ended(16, 512)
     assert pace.share(64, 1) <= 256
+
+
+@pytest.mark.parametrize("decodes", [1, 64, 129, 1900])
+def test_whatever_waits_a_step_fits_the_widest_pass(decodes: int) -> None:
+    pace = PromptPace(32)
+    for _ in range(10):
+        pace.ended(8192, 1)
+        assert decodes + pace.share(decodes, 10**6) == WIDEST
+
+
+def test_prompts_that_a_peer_computed_set_no_pace() -> None:
+    """Of a decode worker: what it was sent costs it no prompt tokens, and what little it computes is not hurried."""
+    pair, pace, prompt = Pair(), PromptPace(32), prompt_of(0)[:30]
+    pair.decode.core.scheduler._pace = pace
+    pair.decode.submit(1, prompt, 5, handoff=pair.context(1, prompt))
+    pair.finish_decode()
+    assert pace.share(64, 1) == PromptPace(32).share(64, 1)
+    pair.decode.submit(2, prompt[::-1], 5)
+    pair.finish_decode()
+    assert pace.share(64, 1) > PromptPace(32).share(64, 1)
