@@ -17,6 +17,7 @@ from trtx.media.messages import LENGTH, Answer, Job, Ready, Rgb, Setup, Taken, U
 
 _START_S = 120.0  # a second of CPU time, on a machine that is busy with loading a model
 _REAP_S = 5.0
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _MESSAGE = msgspec.msgpack.Decoder(Up)
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "OMP_NUM_THREADS": "1"}
 
@@ -39,6 +40,15 @@ class DecodingProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def cpu_s(self) -> float:
+        """What it has computed since it began, with what the kernel did for it; 0 once nothing is left of it."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return 0.0
+        user, kernel = stat.rpartition(")")[2].split()[11:13]  # behind the name, which may hold anything: proc(5)
+        return (int(user) + int(kernel)) / _TICKS_A_SECOND
 
     @classmethod
     async def start(cls, setup: Setup) -> DecodingProcess:

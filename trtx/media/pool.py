@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _DELIVERIES = 3  # of a file to processes that ended before they had it
+_LOOK_S = 0.05  # between two looks at what a process has computed, at least
+
+PATIENCE = 6.0
+"""How many times ``decode_timeout_s`` a file may take by the clock. That limit itself is of what its process computed:
+how many others want the cores is no fault of a picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class PicturePool:
     """``model_dir``: whose image processor prepares; None: no ``prepare``. One event loop, an async context manager.
 
     ``videos``: how the model takes them; None: not at all. ``directory``: where shared tensors go; None: the process's
-    own for temporary files, which a topology removes.
+    own for temporary files, which a topology removes. ``patience``: see :data:`PATIENCE`.
     """
 
     def __init__(
@@ -77,8 +82,10 @@ class PicturePool:
         *,
         videos: VideoRule | None = None,
         directory: Path | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         self._limits = limits
+        self._patience_s = patience * limits.decode_timeout_s
         self._has_model = model_dir is not None
         self._setup = Setup(
             model_dir=None if model_dir is None else str(model_dir.resolve()),
@@ -213,26 +220,47 @@ class PicturePool:
 
     async def _hand_over(self, slot: int, waiting: _Waiting) -> None:
         """Raises MediaError where the file, or the process that had it, came to nothing."""
-        label, limit_s = waiting.job.label, self._limits.decode_timeout_s
+        label = waiting.job.label
         for _ in range(_DELIVERIES):
             process = self._processes.get(slot) or await self._start_process(slot)
             try:
-                async with asyncio.timeout(limit_s):
-                    answer, more = await process.ask(waiting.job, waiting.data)
+                answer, more = await self._answer(process, waiting)
             except ProcessEnded as ended:
                 await self._end_process(slot)
                 if ended.had_taken:
                     raise MediaError(422, f"{label} ended the process that decoded it; send another file") from ended
-            except TimeoutError:
-                await self._end_process(slot)
-                text = f"{label} was not decoded after {limit_s:g} s; send a smaller picture"
-                raise MediaError(408, text) from None
             except BaseException:
                 await self._end_process(slot)  # in the middle of a message nothing more can be said to it
                 raise
             else:
                 return _give(waiting, answer, more)
         raise MediaError(429, f"no process that decodes pictures stayed long enough to take {label}; try again")
+
+    async def _answer(self, process: DecodingProcess, waiting: _Waiting) -> tuple[Answer, bytes | bytearray]:
+        """Raises ProcessEnded; MediaError for a file that takes too much computing, or too long on busy cores."""
+        label, limit_s, clock = waiting.job.label, self._limits.decode_timeout_s, asyncio.get_running_loop().time
+        begun_s, until = process.cpu_s(), clock() + self._patience_s
+        asked = asyncio.create_task(process.ask(waiting.job, waiting.data))
+        left_s = limit_s
+        try:
+            while True:
+                # A process of one thread computes no second in less than one: before that there is nothing to see.
+                done, _ = await asyncio.wait({asked}, timeout=max(left_s, _LOOK_S))
+                if done:
+                    return asked.result()
+                used_s, now = process.cpu_s() - begun_s, clock()
+                if used_s >= limit_s:
+                    raise MediaError(408, f"{label} was not decoded in {limit_s:g} s of computing; send a smaller one")
+                if now >= until:
+                    raise MediaError(
+                        429,
+                        f"{label} was not decoded after {self._patience_s:g} s, in which its process got "
+                        f"{used_s:.1f} s of a core: the machine is too busy; try again",
+                    )
+                left_s = min(limit_s - used_s, until - now)
+        finally:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)  # it lets go of the socket before that is closed
 
     async def _start_process(self, slot: int) -> DecodingProcess:
         process = await DecodingProcess.start(self._setup)

@@ -101,11 +101,11 @@ async def test_a_process_that_is_killed_at_work_costs_the_file_that_it_had() -> 
 async def test_processes_that_decode_let_the_worker_go_first() -> None:
     async with PicturePool(None, PATIENT) as pool:
         (pid,) = pool.pids
-        assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 10
         os.kill(pid, signal.SIGKILL)
         await until(lambda: pool.pids != (pid,) or gone(pid))
         await works(pool)
-        assert [os.getpriority(os.PRIO_PROCESS, one) for one in pool.pids] == [19]
+        assert [os.getpriority(os.PRIO_PROCESS, one) for one in pool.pids] == [10]
 
 
 async def test_a_process_that_is_killed_while_idle_costs_nothing() -> None:
@@ -124,13 +124,38 @@ async def test_a_process_that_is_killed_before_it_has_the_file_costs_nothing() -
         np.testing.assert_array_equal(await task, files.drawing())
 
 
-async def test_a_process_that_hangs_is_replaced() -> None:
-    async with PicturePool(None, PATIENT.model_copy(update={"decode_timeout_s": 3.0})) as pool:
+async def test_a_process_that_hangs_is_replaced_and_the_machine_is_told_to_be_busy() -> None:
+    limits = PATIENT.model_copy(update={"decode_timeout_s": 2.0})
+    async with PicturePool(None, limits, patience=2) as pool:
         pid, task = await slow_file(pool)
         error = await refusal(task)
-        assert (error.status, "a slow file was not decoded after 3 s" in str(error)) == (408, True)
+        told = "a slow file was not decoded after 4 s, in which its process got 0.0 s of a core"
+        assert (error.status, told in str(error)) == (429, True), str(error)
         assert gone(pid)
         await works(pool)
+
+
+async def test_a_picture_that_takes_too_much_computing_is_refused_and_its_process_replaced() -> None:
+    """By what was computed, however long that takes on a machine that does other things too."""
+    large = Blob(files.saved(Image.new("RGB", (7000, 7000)), "PNG"), "a large picture")
+    async with PicturePool(None, PATIENT.model_copy(update={"decode_timeout_s": 0.1}), patience=600) as pool:
+        (pid,) = pool.pids
+        error = await refusal(pool.rgb(large))
+        told = "a large picture was not decoded in 0.1 s of computing; send a smaller one"
+        assert (error.status, str(error)) == (408, told)
+        assert gone(pid)
+        await works(pool)
+
+
+async def test_a_picture_is_not_judged_by_how_long_its_process_waited_for_a_core() -> None:
+    limits = PATIENT.model_copy(update={"decode_timeout_s": 2.0})
+    async with PicturePool(None, limits, patience=100) as pool:
+        pid, task = await in_decoding(pool)
+        await asyncio.sleep(2.5)  # longer than it may compute
+        assert not task.done()
+        os.kill(pid, signal.SIGCONT)
+        assert (await task).shape == (3000, 3000, 3)
+        assert pool.pids == (pid,)
 
 
 async def test_one_that_hangs_does_not_hold_up_the_others() -> None:

@@ -101,6 +101,28 @@ async def test_pixels_with_a_grid_are_those_of_transformers(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+async def test_what_can_not_be_opened_is_refused_alike_by_whoever_counts_and_by_whoever_decodes(tmp_path: Path) -> None:
+    """Also where there is not memory enough to look at a header: that is not a broken file."""
+    saved = files.saved(Image.new("RGB", (30, 30)), "PNG")
+    webp = files.saved(Image.new("RGB", (30, 30)), "WEBP", lossless=True)
+    refused = {
+        413: [saved + bytes(48 << 20)],
+        422: [saved[:20], webp[:25], webp[:20] + bytes(len(webp) - 20), webp.replace(b"VP8L", b"VP8Z")],
+    }
+    limits = ONE.model_copy(update={"decode_memory_bytes": 64 << 20})
+    async with PicturePool(checkpoint(tmp_path, QWEN), limits, directory=tmp_path) as pool:
+        for status, broken in refused.items():
+            for data in broken:
+                told = []
+                for ask in (pool.patches, pool.prepare):
+                    with pytest.raises(MediaError) as error:
+                        await ask(Blob(data, "a picture"))
+                    told.append((error.value.status, str(error.value)))
+                assert told[0] == told[1] and told[0][0] == status, told
+        assert await pool.patches(Blob(saved, "a picture"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processor", "says"),
     [

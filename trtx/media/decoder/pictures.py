@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -41,39 +43,47 @@ def decode(data: bytes | bytearray, label: str, max_pixels: int) -> Image.Image:
     upper byte. Colour profiles are not applied. Of a JPEG with several pictures (MPO) the first is taken, which is the
     photograph.
     """
-    kind = format_of(data, label)
-    if kind == "WEBP":
-        size = webp_size(data)
-        if size is None:
-            raise _broken(label)
-        _check_pixels(size, label, max_pixels)
-    try:
-        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data), formats=[kind]) as picture:
-            _check_pixels(picture.size, label, max_pixels)
-            _check_frames(picture, label)
-            picture.load()
-            _set_clear_color(picture, data)
-            turn = _turn(picture)
-            rgb = _on_white(picture, label)
-    except (MediaError, MemoryError):
-        raise
-    except Exception:
-        # Pillow's own text may show bytes of the file; what it raises for broken ones is of a dozen classes.
-        raise _broken(label) from None
+    with _opened(data, label, max_pixels) as picture:
+        _check_frames(picture, label)
+        picture.load()
+        _set_clear_color(picture, data)
+        turn = _turn(picture)
+        rgb = _on_white(picture, label)
     del picture  # its pixels, before there is a third copy
     return rgb if turn is None else rgb.transpose(turn)
 
 
 def size_of(data: bytes | bytearray, label: str, max_pixels: int) -> tuple[int, int]:
-    """Width and height as the header has them, before any turn. Raises MediaError, as far as a header tells."""
+    """Width and height as the header has them, before any turn. Raises MediaError, as far as a header tells;
+    MemoryError where the process may take no more."""
+    if format_of(data, label) == "WEBP":
+        return _webp_size(data, label, max_pixels)
+    with _opened(data, label, max_pixels) as picture:
+        return picture.size
+
+
+@contextmanager
+def _opened(data: bytes | bytearray, label: str, max_pixels: int) -> Iterator[Image.Image]:
+    """Of no more than ``max_pixels``. Whatever it raises inside is told as :func:`decode` says."""
     kind = format_of(data, label)
-    size = webp_size(data) if kind == "WEBP" else None
+    if kind == "WEBP":
+        _webp_size(data, label, max_pixels)
     try:
-        if size is None:
-            with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data), formats=[kind]) as picture:
-                size = picture.size
+        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data), formats=[kind]) as picture:
+            _check_pixels(picture.size, label, max_pixels)
+            yield picture
+    except (MediaError, MemoryError):
+        raise
     except Exception:
+        # Pillow's own text may show bytes of the file; what it raises for broken ones is of a dozen classes.
         raise _broken(label) from None
+
+
+def _webp_size(data: bytes | bytearray, label: str, max_pixels: int) -> tuple[int, int]:
+    """By its own header, before Pillow takes memory for it."""
+    size = webp_size(data)
+    if size is None:
+        raise _broken(label)
     _check_pixels(size, label, max_pixels)
     return size
 
