@@ -7,7 +7,8 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -304,8 +305,7 @@ class RemoteEmbedder:
             self._fallback.use_files()
 
     async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
-        picture = await asyncio.to_thread(self._share, np.frombuffer(blob.data, np.uint8))
-        try:
+        async with self._in_file(blob) as picture:
             asked: set[int] = set()
             while found := self._worth_asking(asked):
                 self._metrics.retries += bool(asked)
@@ -324,8 +324,6 @@ class RemoteEmbedder:
                 else:
                     self._distrusted.pop(worker, None)
                     return made
-        finally:
-            remove_shared(picture)
         if self._fallback is None:
             raise NoEncoder("no encode worker answered; try again once one is back")
         self._metrics.fallbacks += 1
@@ -337,19 +335,31 @@ class RemoteEmbedder:
         if not found:
             return None if self._fallback is None else await self._fallback.count(blob, key)
         worker = preferred(found, key)
-        picture = await asyncio.to_thread(self._share, np.frombuffer(blob.data, np.uint8))
+        async with self._in_file(blob) as picture:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    asked = questions.count_question(picture, key, blob.kind)
+                    return questions.read_count(await self._workers.ask(worker, asked))
+            except MediaError as error:
+                raise error.about(blob.label) from error
+            except Exception as error:
+                self._distrusted[worker] = self._clock() + DISTRUST_SECONDS
+                logger.warning("encode worker %x did not count the rows of picture %s: %r", worker, key.hex(), error)
+                return None
+
+    @asynccontextmanager
+    async def _in_file(self, blob: Blob) -> AsyncIterator[SharedTensor]:
+        """For as long as the block takes. A thread that writes goes on where its caller was cancelled: what it wrote
+        is removed then too."""
+        data = np.frombuffer(blob.data, np.uint8)
+        writing = asyncio.get_running_loop().run_in_executor(None, self._share, data)
         try:
-            async with asyncio.timeout(self._seconds):
-                asked = questions.count_question(picture, key, blob.kind)
-                return questions.read_count(await self._workers.ask(worker, asked))
-        except MediaError as error:
-            raise error.about(blob.label) from error
-        except Exception as error:
-            self._distrusted[worker] = self._clock() + DISTRUST_SECONDS
-            logger.warning("encode worker %x did not count the rows of picture %s: %r", worker, key.hex(), error)
-            return None
+            yield await asyncio.shield(writing)
         finally:
-            remove_shared(picture)
+            if writing.done():
+                _remove_written(writing)
+            else:
+                writing.add_done_callback(_remove_written)
 
     def _worth_asking(self, asked: Collection[int]) -> Sequence[int]:
         """Who may be asked next; those of whom nothing is known against them first."""
@@ -368,6 +378,11 @@ class RemoteEmbedder:
     async def close(self) -> None:
         if self._fallback is not None:
             await self._fallback.close()
+
+
+def _remove_written(writing: asyncio.Future[SharedTensor]) -> None:
+    if not writing.cancelled() and writing.exception() is None:
+        remove_shared(writing.result())
 
 
 def preferred(workers: Iterable[int], key: bytes) -> int:

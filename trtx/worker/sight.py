@@ -134,12 +134,18 @@ class Sight:
 
     async def _count(self, key: bytes, blob: Blob) -> int:
         """Rows of one; 1, which it has at least, where nobody knows yet."""
+        if (known := self._known_rows(key, blob)) is not None:
+            return known  # at once: others' pictures may be counted for seconds
         async with self._counts:
-            if (picture := self._cache.held(key)) is not None:
-                return picture.rows
-            if blob.kind != "image":
-                return 1
+            if (known := self._known_rows(key, blob)) is not None:
+                return known  # another request had it encoded meanwhile
             return await self._embedder.count(blob, key) or 1
+
+    def _known_rows(self, key: bytes, blob: Blob) -> int | None:
+        """What needs no counting; None: a picture that is not in the cache."""
+        if (picture := self._cache.held(key)) is not None:
+            return picture.rows
+        return None if blob.kind == "image" else 1
 
     async def _fetch_all(self, sent: Sequence[Sent]) -> list[tuple[bytes, Blob]]:
         """Keys and files, in order; the first that fails ends the others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -426,6 +427,36 @@ def test_a_cancelled_question_leaves_no_file(tmp_path: Path) -> None:
         assert files(tmp_path) == 0
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("asks", ["embed", "count"])
+def test_a_question_that_is_cancelled_while_its_file_is_written_leaves_none(tmp_path: Path, asks: str) -> None:
+    async def scenario() -> None:
+        begun, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+        def written(value: Any) -> SharedTensor:
+            begun.set()
+            assert may_go_on.wait(60)
+            try:
+                return share(value, tmp_path)
+            finally:
+                ended.set()
+
+        embedder = RemoteEmbedder(Workers(silent=_silent), MediaMetrics(), fallback=None, share_bytes=written)
+        what = embedder.embed(PICTURE, KEY, ROOM) if asks == "embed" else embedder.count(PICTURE, KEY)
+        asking: asyncio.Task[Any] = asyncio.create_task(what)
+        await asyncio.to_thread(begun.wait, 60)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        may_go_on.set()
+        await asyncio.to_thread(ended.wait, 60)
+        async with asyncio.timeout(60):
+            while files(tmp_path):
+                await asyncio.sleep(0.001)
+
+    asyncio.run(scenario())
+    assert files(tmp_path) == 0
 
 
 def test_an_answer_that_nobody_waits_for_any_more_leaves_no_file(tmp_path: Path) -> None:

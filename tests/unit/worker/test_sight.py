@@ -254,3 +254,37 @@ async def test_a_burst_of_requests_counts_no_more_pictures_at_a_time_than_there_
     for seen in await asyncio.gather(*(sight.look([url(b"%d" % n), embedding, url(b"%d" % -n)]) for n in range(1, 40))):
         seen.close()
     assert gate.most == 2
+
+
+async def test_pictures_that_are_held_wait_for_no_other_requests_counts(tmp_path: Path) -> None:
+    """Nor is one counted that was made while it waited for its turn."""
+
+    class Slow(Gate):
+        counted: list[bytes]
+        may_go_on: asyncio.Event
+
+        async def count(self, blob: Blob, key: bytes) -> int | None:
+            self.counted.append(blob.data)
+            await self.may_go_on.wait()
+            return 1
+
+    async def look(*sent: bytes) -> None:
+        (await sight.look([url(data) for data in sent])).close()
+
+    gate, metrics = Slow(tmp_path), MediaMetrics()
+    gate.is_broken.set_result(False)
+    gate.counted, gate.may_go_on = [], asyncio.Event()
+    sight = sight_of(gate, metrics, MediaLimits(decode_processes=2), replace(CONFIG, tokens_per_image=None))
+    async with asyncio.timeout(60):
+        for data in (b"one", b"two"):
+            await look(data)
+        others = asyncio.create_task(look(b"slow", b"slower"))
+        waiting = asyncio.create_task(look(b"one", b"three"))
+        while len(gate.counted) < 2 or scraped(metrics)["trtx_media_pictures_total", "fetch"] < 6:
+            await asyncio.sleep(0.001)
+        await look(b"one", b"two")
+        (await sight.look([url(b"one"), Sent(url(b"an embedding").url, "embedding")])).close()
+        await look(b"three")
+        gate.may_go_on.set()
+        await asyncio.gather(others, waiting)
+    assert sorted(gate.counted) == [b"slow", b"slower"]
