@@ -20,15 +20,16 @@ CPU_MARGIN = 1.5
 class Model:
     """A checkpoint as one engine holds it. ``kv_width``: bytes of a KV element.
 
-    ``activation_bytes``: the engine's own formula, of one pass and what comes with it. ``encoder_bytes``: of the
-    process that encodes for this worker on the same device, beside the tower's weights; ``shared_bytes``: of encode
-    workers there.
+    ``activation_bytes``: the engine's own formula, of one pass and what comes with it. ``kv_padding``: layers that KV
+    blocks have room for beside the model's. ``encoder_bytes``: of the process that encodes for this worker on the same
+    device, beside the tower's weights; ``shared_bytes``: of encode workers there.
     """
 
     shape: ModelShape
     weights: Weights
     kv_width: float
     activation_bytes: Callable[[Limits], int]
+    kv_padding: int = 0
     encoder_bytes: int = 0
     shared_bytes: int = 0
 
@@ -60,7 +61,7 @@ class Budget:
 
 def budgets(model: Model, limits: Limits, device: Device) -> list[Budget]:
     """One a pipeline rank."""
-    shares = rank_shares(model.shape, model.weights, limits, model.kv_width)
+    shares = rank_shares(model.shape, model.weights, limits, model.kv_width, model.kv_padding)
     return [_budget(model, limits, device, share) for share in shares]
 
 

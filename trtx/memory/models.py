@@ -75,6 +75,7 @@ def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Devic
             dtype=dtype,
             scaled_products=scaled,
         ),
+        kv_padding=torch_engine.padding_layers(config.windows) if config.windows else 0,
         encoder_bytes=reserves.process_bytes(device) + arena_bytes(device) if media and media.has_encoder else 0,
         shared_bytes=media.shared_bytes if media is not None else 0,
     )

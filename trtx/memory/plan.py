@@ -166,7 +166,9 @@ def _beside_note(room: int, beside: int) -> Iterator[str]:
 
 def _formula(model: Model, limits: Limits, budget: Budget) -> str:
     """Per layer elements by heads or latent, times layers on the GPU, times bytes."""
-    shape, layers = model.shape, len(budget.share.kv)
+    shape, layers = model.shape, f"{len(budget.share.kv) - model.kv_padding}"
+    if model.kv_padding:
+        layers = f"({layers} + {model.kv_padding} of padding)"
     elements = layer_kv_elements(shape, limits)
     per_layer = f"{elements}" if shape.latent else f"2 x {elements // 2 // shape.head_dim} KV heads x {shape.head_dim}"
     spread = f" / {limits.cp}" if limits.cp > 1 else ""

@@ -70,8 +70,10 @@ def pipeline_layers(count: int, pp: int) -> list[range]:
     return [range(starts[rank], starts[rank + 1]) for rank in range(pp)]
 
 
-def rank_shares(shape: ModelShape, weights: Weights, limits: Limits, kv_width: float) -> list[RankShare]:
-    """One share a pipeline rank; every GPU of a rank holds as much."""
+def rank_shares(
+    shape: ModelShape, weights: Weights, limits: Limits, kv_width: float, kv_padding: int
+) -> list[RankShare]:
+    """One share a pipeline rank; every GPU of a rank holds as much. ``kv_padding``: layers' KV that is no layer's."""
     count = len(shape.layers)
     drafts = weights.layers[count:]
     windows = _layer_windows(limits, count)
@@ -85,7 +87,7 @@ def rank_shares(shape: ModelShape, weights: Weights, limits: Limits, kv_width: f
             held += ceil(weights.embedding / _vocabulary_ways(limits)) + weights.vision
         if is_last:
             held += _layer_bytes(drafts, shape, limits) + weights.norm
-            kv += [LayerKv(token_bytes, None)] * len(drafts)
+            kv += [LayerKv(token_bytes, None)] * (len(drafts) + kv_padding)
             # A tied head is the embedding once more where the last rank is not the first.
             head = weights.head or (0 if is_first else weights.embedding)
             held += ceil(head / (limits.tp * limits.cp if limits.lm_head_tp else _vocabulary_ways(limits)))

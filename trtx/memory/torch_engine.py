@@ -6,7 +6,8 @@ The runner loads weights, and asks its device what is free then; what it may mak
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ RESERVE_BYTES = 1 << 30
 """Of a GPU: cuBLAS workspaces, CUDA graphs, the allocator's fragments."""
 _CPU_TOKENS = 65536  # room for 16 sequences of 4,096 tokens
 _CPU_BYTES = 1 << 30
+_MOST_GROUPS = 8  # of layers: each costs a block table, and a list to look after for every sequence
 _KV_SCALE_BYTES = 2 * 4  # a layer's, of keys and of values, in float32
 
 
@@ -137,6 +139,20 @@ def _rounding_bytes(config: ModelConfig, scaled_products: bool) -> int:
         if product.loading is not None and not product.is_kept(scaled_products=scaled_products)
     )
     return max(rounded, default=0)
+
+
+def block_layers(windows: Sequence[int | None]) -> int:
+    """How many layers a KV block holds, of a model whose layers see through ``windows``: those of one window are one
+    group, or several of so many. Of what makes few groups, what leaves the least padding, in the largest blocks."""
+    counts = Counter(windows).values()
+    few = [size for size in range(1, max(counts) + 1) if sum(-(-count // size) for count in counts) <= _MOST_GROUPS]
+    return min(few or [max(counts)], key=lambda size: (sum(-count % size for count in counts), -size))
+
+
+def padding_layers(windows: Sequence[int | None]) -> int:
+    """Layers that a token's blocks have room for beside the model's own."""
+    size = block_layers(windows)
+    return sum(-count % size for count in Counter(windows).values())
 
 
 def pool_room(left: int, fraction: float) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import CellType, FunctionType
 from typing import Any
@@ -24,7 +25,7 @@ from trtx.checkpoint.formats import DTYPES, LOADED, has_scaled_products
 from trtx.checkpoint.model_config import FAMILIES, ModelConfig, read_model_config
 from trtx.errors import UsageError
 from trtx.memory import Device, device_named, plan_memory, torch_engine
-from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.batch import KvGeometry, layer_groups
 from trtx.torch_engine.runner import RunnerArgs, create_runner, kv_sizing
 from trtx.torch_engine.runner.weights import load_weights
 
@@ -154,6 +155,40 @@ def test_planned_memory_is_what_the_runner_takes(
         geometry = KvGeometry.uniform(config.num_layers, config.num_kv_heads, config.head_dim, 32, kv_dtype)
         assert plan.kv_bytes_per_token * 32 == geometry.block_bytes
         assert plan.capacity_blocks == _runner_blocks(monkeypatch, tmp_path, config, geometry, dtype, device, plan)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 1000])
+@pytest.mark.parametrize(("layers", "full"), [(1, 0), (7, 2), (11, 1), (13, 4), (24, 9)])
+def test_planned_kv_of_windows_is_what_groups_of_layers_take(
+    tmp_path: Path, layers: int, full: int, max_tokens: int | None
+) -> None:
+    """Padding too, which blocks of one shape have where layers of one window are no multiple of what they hold."""
+    (tmp_path / "config.json").write_text(json.dumps(_windowed(layers, full)))
+    values = LIMITS | {"kv_cache_config": {"max_tokens": max_tokens}}
+    plan = plan_memory(tmp_path, "agg", values, engine="torch", device=HOST)
+    args = RunnerArgs(model_dir=tmp_path, device="cpu", max_tokens=max_tokens, **LIMITS)
+    with closing(create_runner(args)) as runner:
+        groups = len(runner.geometry.groups)
+        assert plan.kv_bytes_per_token * 32 == groups * runner.geometry.block_bytes
+        assert plan.capacity_blocks == runner.num_blocks // groups
+        assert plan.pool_bytes == runner.pool.nbytes
+
+
+@given(st.lists(st.sampled_from((None, 8, 16, 128)), min_size=1, max_size=80))
+def test_the_plan_groups_layers_as_the_engine_does(windows: list[int | None]) -> None:
+    groups = layer_groups(windows, 2, 16)
+    assert torch_engine.block_layers(windows) == KvGeometry(groups, 32, "float32").block_layers
+    assert torch_engine.padding_layers(windows) == len(groups) * torch_engine.block_layers(windows) - len(windows)
+
+
+def _windowed(layers: int, full: int) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 48, "hidden_size": 32,
+        "intermediate_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "torch_dtype": "float32",
+        "use_sliding_window": True, "sliding_window": 8, "max_window_layers": full,
+        "trtx_synthetic": {"seed": 1, "init_std": 0.02},
+    }  # fmt: skip
 
 
 def _runner_blocks(
