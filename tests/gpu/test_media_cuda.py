@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,12 @@ import pytest
 import torch
 from engine_player import Answer, Engine
 from mrope_player import FAMILIES, PROMPTS, Seen, build_vl
+from PIL import Image
 
+from trtx.checkpoint import resolve_checkpoint
+from trtx.config.media import MediaLimits
+from trtx.media.blob import Blob
+from trtx.media.pool import PicturePool
 from trtx.torch_engine.batch import Embedding
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler import SchedulerLimits
@@ -60,3 +66,13 @@ def test_logits_of_pictures_are_the_cpus(family: str, graphs: bool, tmp_path: Pa
         for one, other in pairs:
             for token, value in one.items():
                 assert value.logprob == pytest.approx(other[token].logprob, abs=2e-3)
+
+
+async def test_decoders_start_with_the_transformers_that_a_gpus_machine_has(tmp_path: Path) -> None:
+    """Its release need not be the one that other tests run with."""
+    checkpoint = resolve_checkpoint("synthetic:tiny-qwen2.5-vl", on_gpu=False).path
+    file = io.BytesIO()
+    Image.new("RGB", (64, 48), (250, 0, 0)).save(file, "PNG")
+    async with PicturePool(checkpoint, MediaLimits(), directory=tmp_path) as pool:
+        prepared = await pool.prepare(Blob(file.getvalue(), "a red picture"))
+    assert prepared.grid is not None

@@ -38,7 +38,8 @@ class ImageProcessor:
         # with transformers 5.23 instead of 380 MB and 4 s.
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
         try:
-            from transformers import AutoImageProcessor
+            # By its module: without torch, transformers 5.17 has a stand-in at its top level, which refuses.
+            from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
             self._processor = AutoImageProcessor.from_pretrained(
                 model_dir, backend="pil", trust_remote_code=False, local_files_only=True
