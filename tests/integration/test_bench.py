@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,23 @@ def test_a_trace_is_sent_by_its_own_times(tmp_path: Path) -> None:
     assert len(starts) == len(times_ms)
     gaps_ms = [(start - starts[0]) / 1e6 for start in starts]
     assert gaps_ms[-1] >= 0.9 * (times_ms[-1] - times_ms[0]), "a load that does not wait sends them at once"
+
+
+def test_a_busy_process_beside_a_run_is_told_of_its_cells_and_an_idle_machine_was_looked_at(
+    tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    assert all("foreign CPU use" not in row["not_checked"] for row in rows)
+    argv = [sys.executable, "-m", "trtx", "bench", "--concurrency", "1", *PACED, *LOAD, "-o", str(tmp_path / "runs")]
+    spin = [sys.executable, "-c", "while True: pass"]
+    with ExitStack() as cleanup:
+        busy = [cleanup.enter_context(subprocess.Popen(spin)) for _ in os.sched_getaffinity(0)]
+        for process in busy:
+            cleanup.callback(process.kill)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=400, env=_environment())
+    assert done.returncode in (0, 1, 3), done.stdout + done.stderr  # as long as it measured something
+    (row,) = json.loads((_run_dir(tmp_path / "runs") / "summary.json").read_text())["rows"]
+    assert row["validity"] != "VALID"
+    assert "foreign CPU use: processes that are not the run's had" in row["validity_reasons"]
 
 
 def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from trtx.bench import handoffs
+from trtx.bench import cores, handoffs
 from trtx.bench.documents import Document, plain
 from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.failures import Reasons, merge_reasons
@@ -18,6 +18,7 @@ from trtx.bench.metrics import error_request_count, most_common_errors, uncounte
 from trtx.bench.pictures import PictureCounts, over_trials
 from trtx.bench.readings import (
     GpuReading,
+    cpu_over,
     gpus_over,
     handoffs_over,
     pictures_over,
@@ -211,6 +212,12 @@ def _evidence(
         handoffs=_handoffs(directories, usable),
         routes_by_prefix=target.routes_by_prefix,
         gpus=() if target.gpu_count == 0 else gpus,  # none to be throttled or shared
+        cpu=cores.over_trials(
+            [
+                cpu_over(read_readings(directory) or (), _measured_part(records))
+                for directory, records in zip(directories, usable, strict=True)
+            ]
+        ),
         event_loop_delays_ms=delays if all(log.exists() for log in logs) else None,
     )
 

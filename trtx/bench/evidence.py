@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from trtx.bench.cores import CpuUse
 from trtx.bench.handoffs import HandoffsByPair
 from trtx.bench.readings import GpuReading, WorkerCounts
 from trtx.bench.records import RequestRecord, TrialRecords
@@ -46,6 +47,7 @@ class Evidence:
     routes_by_prefix: bool | None = None  # whether the router prefers workers that hold a prompt's beginning
     event_loop_delays_ms: Mapping[str, tuple[float, ...]] | None = None  # of the client's services
     gpus: tuple[GpuReading, ...] | None = None  # throughout each trial's measured part, in its order; empty: no GPU
+    cpu: CpuUse | None = None  # throughout each trial's measured part
 
     @cached_property
     def phases(self) -> tuple[Phases | NoSteadyPart, ...]:

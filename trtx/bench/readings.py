@@ -1,4 +1,4 @@
-"""What whoever serves a topology reads of it while a trial is made: its GPUs, and how far each worker has come.
+"""What whoever serves a topology reads of it while a trial is made: its GPUs, the cores, how far each worker has come.
 
 Readings of a trial stand beside aiperf's files, each with its time, and are judged by the part that was measured. What
 can't be read is None, which is not the same as nothing there.
@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtx.bench import handoffs
+from trtx.bench import cores, handoffs
+from trtx.bench.cores import CpuReading, CpuUse
 from trtx.bench.documents import Document, plain
 from trtx.bench.files import write_text
 from trtx.bench.handoffs import HandoffCounts
@@ -61,6 +62,7 @@ class ServerReading:
     pictures: dict[str, dict[str, PictureCounts]] | None = None
     # So far, by decode worker and prefill worker; empty: it has no decode workers; None: one of them does not say.
     handoffs: dict[str, dict[str, HandoffCounts]] | None = None
+    cpu: CpuReading | None = None  # of the machine that the reader is on; None: the kernel does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,14 @@ def gpus_over(readings: Sequence[ServerReading], measured: Span) -> tuple[GpuRea
     known = [gpus for gpus in found if gpus is not None]
     # In between some may be lacking, as NVML answers in its own time. At the edges it is what "throughout" means.
     return None if found[0] is None or found[-1] is None else tuple(gpu for gpus in known for gpu in gpus)
+
+
+def cpu_over(readings: Sequence[ServerReading], measured: Span) -> CpuUse | None:
+    """How cores were used from one edge of a measured part to the other; None where an edge has no reading of them."""
+    around = _around(readings, measured)
+    if around is None or around[0].cpu is None or around[-1].cpu is None:
+        return None
+    return cores.used([one.cpu for one in around if one.cpu is not None])
 
 
 def requests_over(readings: Sequence[ServerReading], measured: Span, answered: int) -> dict[str, dict[str, int]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trtx.bench.checks import CLIENT_INVALID, CLIENT_SUSPECT, Found, Level, NotObserved, check, client_share, percent
+from trtx.bench.cores import SHORT
 from trtx.bench.evidence import Evidence
 from trtx.bench.handoffs import told_pair
 from trtx.bench.readings import ForeignProcess, GpuReading
@@ -12,6 +13,9 @@ from trtx.bench.statistics import binomial_tail
 
 _UNEVEN_SHARE, _UNEVEN_CHANCE = 0.20, 0.01
 _FOREIGN_PERCENT = 5.0
+# Of the cores, and the same share as of a GPU: where all are busy, what others have the run lacks.
+_FOREIGN_CPU = 0.05
+_TOLD_USER = 0.10  # of what others had, by one that is named: those that can't be seen here may have had the rest
 _LOST_HANDOFFS = 0.05
 # Of NVML's reasons, those that no setting and no load explains: heat, and a power supply that asks for less. NVML's
 # documentation says of SwPowerCap that "the clocks have been optimized to not exceed the currently set power limits",
@@ -159,6 +163,27 @@ def _foreign(evidence: Evidence) -> Found | NotObserved | None:
     return NotObserved(
         f"NVML does not show here whose processes are on {unseen[0]}, as in a container without --pid=host"
     )
+
+
+@check(
+    name="foreign CPU use",
+    suspect=f"processes that are not the run's had {_FOREIGN_CPU:.0%} or more of the time of its cores, counted while "
+    f"less than {1 - SHORT:.0%} of them was idle",
+    why="frontend, workers and client wait for a core then; beside idle ones, others take nothing from them",
+)
+def _foreign_cpu(evidence: Evidence) -> Found | NotObserved | None:
+    cpu = evidence.cpu
+    if cpu is None:
+        return NotObserved("cores were not read throughout the measured part")
+    if cpu.scope == "unknown":
+        return NotObserved("the deployment answers on this machine, and which processes are its own is not known")
+    if cpu.foreign_share >= _FOREIGN_CPU:
+        machine = "" if cpu.scope == "run" else " of the client's machine"
+        who, seconds = max(cpu.by_user.items(), key=lambda entry: entry[1], default=("", 0.0))
+        most = f", above all {who}" if seconds >= _TOLD_USER * cpu.foreign_s else ""
+        had = f"{percent(cpu.foreign_share)} of the time of {cpu.cores} busy core(s){machine}"
+        return Found(Level.SUSPECT, f"processes that are not the run's had {had}{most}")
+    return NotObserved("only the client's machine was read, not the deployment's") if cpu.scope == "client" else None
 
 
 def _sm_percent(process: ForeignProcess) -> float:

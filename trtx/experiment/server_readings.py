@@ -1,4 +1,5 @@
-"""What can be read of a topology while it is measured: its GPUs through NVML, its workers through their metrics.
+"""What can be read of a topology while it is measured: its GPUs through NVML, its workers through their metrics, and
+the cores of this machine.
 
 Of a deployment that something else serves, GPUs can't be read, and workers only where they publish their metrics port
 and answer at their own address as the very worker that is published: behind a forwarder, that port of this machine's
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
 from trtx.bench.pictures import PictureCounts
 from trtx.doctor import GpuProcess, GpuState, open_gpus
 from trtx.engine import worker_facts
+from trtx.experiment.cpu_readings import CpuReader
 from trtx.planes.registry import Instance, read_instance
 from trtx.tls import trust_of
 from trtx.topology import Plan, is_loopback
@@ -70,11 +73,12 @@ def open_topology(plan: Plan) -> Iterator[Read]:
         if worker.system_port is not None
     )
     workers = metered if len(metered) == plan.worker_count else ()
+    cpu = CpuReader()
     http = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=trust_of(_LOOPBACK))
     with open_gpus(tuple(gpus.values())) as read_gpus, http as client:
 
         def read() -> ServerReading:
-            at_ns = time.time_ns()
+            at_ns, cores = time.time_ns(), cpu.read()
             states = () if not gpus else None if read_gpus is None else read_gpus()
             sees_all = sees_host_pids()
             return ServerReading(
@@ -85,6 +89,7 @@ def open_topology(plan: Plan) -> Iterator[Read]:
                     gpu_reading(name, state, plan.namespace, sees_all) for name, state in zip(gpus, states, strict=True)
                 ),
                 *_told(client, workers),
+                cores,
             )
 
         yield read
@@ -92,13 +97,44 @@ def open_topology(plan: Plan) -> Iterator[Read]:
 
 @contextlib.contextmanager
 def open_attached(target: Target) -> Iterator[Read | None]:
-    """Reads what the workers of an attached deployment publish; None where that is nothing."""
+    """Reads what the workers of an attached deployment publish, and the cores of this machine; None where neither says
+    anything."""
     with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=trust_of(target.url)) as client:
         workers = _published(client, target)
-        if not workers:
+        cpu = cores_beside(target, workers)
+        if not workers and cpu.read() is None:
             yield None
             return
-        yield lambda: ServerReading(time.time_ns(), None, *_told(client, workers))
+
+        def read() -> ServerReading:
+            at_ns, cores = time.time_ns(), cpu.read()
+            return ServerReading(at_ns, None, *_told(client, workers), cores)
+
+        yield read
+
+
+def cores_beside(target: Target, workers: Sequence[Metered]) -> CpuReader:
+    """Those of this machine, on which the load is made, and the deployment too where it answers at one of its
+    addresses."""
+    if not _is_here(urlsplit(target.url).hostname or ""):
+        return CpuReader(scope="client")
+    on_loopback = all(is_loopback(urlsplit(worker.url).hostname or "") for worker in workers)
+    namespaces = {worker.identity.namespace for worker in workers if worker.identity is not None}
+    # Without them its processes, of whatever server, would count as those of somebody else.
+    return CpuReader(namespaces) if namespaces and on_loopback else CpuReader(scope="unknown")
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine, by one of its addresses: only such can be listened on."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False  # which the load will tell
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as tried:
+            tried.bind(address)
+            return True
+    return False
 
 
 def gpu_reading(name: str, state: GpuState, topology: str, sees_all: bool) -> GpuReading:

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trtx.bench.cores import BusyProcess, CpuReading
 from trtx.bench.readings import (
     READINGS,
     ForeignProcess,
     GpuReading,
     ServerReading,
+    cpu_over,
     gpus_over,
     read_readings,
     requests_over,
@@ -66,6 +68,26 @@ def test_gpus_may_be_unread_in_between_and_not_at_an_edge() -> None:
     assert gpus_over(no_gpu, MEASURED) == ()
 
 
+def _cpu(at_s: float, foreign_s: float) -> ServerReading:
+    """Of two cores that are never idle: the rest is the run's."""
+    return replace(_reading(at_s), cpu=CpuReading(2, 2 * at_s, 0.0, 2 * at_s, 0.0, 2 * at_s - foreign_s))
+
+
+def test_cores_are_those_of_the_measured_part_alone() -> None:
+    readings = [_cpu(1, 0), _cpu(9, 7), _cpu(15, 8), _cpu(21, 10), _cpu(25, 18)]
+    found = cpu_over(readings, MEASURED)
+    assert found is not None
+    assert (found.total_s, found.foreign_s) == (24, pytest.approx(3))
+
+
+def test_cores_may_be_unread_in_between_and_not_at_an_edge() -> None:
+    known = [_cpu(9, 7), _cpu(15, 8), _cpu(21, 10)]
+    for place in range(3):
+        found = cpu_over([*known[:place], _reading(known[place].at_ns / SECOND), *known[place + 1 :]], MEASURED)
+        assert found == (cpu_over(known, MEASURED) if place == 1 else None)
+    assert cpu_over(known[1:], MEASURED) is None
+
+
 def test_requests_are_those_since_the_start_until_the_last_reading() -> None:
     readings = [_reading(1, a=0, b=0), _reading(9, a=7, b=5), _reading(21, a=40, b=30), _reading(23, a=41, b=30)]
     assert requests_over(readings, MEASURED, answered=59) == {"agg": {"a": 34, "b": 25}}
@@ -107,6 +129,13 @@ GPUS = st.builds(
         max_size=2,
     ).map(tuple),
 )
+SECONDS = st.floats(0, 1e9)
+CPUS = st.builds(
+    CpuReading,
+    st.integers(1, 512), SECONDS, SECONDS, SECONDS, SECONDS, SECONDS,
+    st.lists(st.builds(BusyProcess, st.integers(0, 2**22), st.text(max_size=8), SECONDS), max_size=2).map(tuple),
+    st.sampled_from(["run", "client", "unknown"]),
+)  # fmt: skip
 COUNTS = st.dictionaries(st.text(max_size=4), st.dictionaries(st.text(max_size=4), st.integers(0), max_size=2))
 
 
@@ -117,6 +146,7 @@ COUNTS = st.dictionaries(st.text(max_size=4), st.dictionaries(st.text(max_size=4
             st.integers(0, 2**62),
             st.none() | st.lists(GPUS, max_size=2).map(tuple),
             st.none() | COUNTS,
+            cpu=st.none() | CPUS,
         ),
         max_size=3,
     ).map(tuple)

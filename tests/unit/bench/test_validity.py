@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.bench.simulated_load import MS, Request, closed_loop, drawn, open_loop
 from trtx.bench.checks import Level, all_checks, check
+from trtx.bench.cores import STOLEN, BusyProcess, CpuReading, CpuUse, Scope, used
 from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
 from trtx.bench.readings import ForeignProcess, GpuReading
@@ -48,6 +49,7 @@ GOOD = Evidence(
     routes_by_prefix=False,
     event_loop_delays_ms={},
     gpus=(GPU, GPU, GPU),
+    cpu=CpuUse(2, 20.0, 0.9, {"sshd (pid 7)": 0.9}, "run"),
 )
 
 
@@ -82,6 +84,21 @@ def _foreign(percent: float | None) -> tuple[GpuReading, ...]:
 def _slowed(*reasons: str, times: int = 1) -> tuple[GpuReading, ...]:
     slow = [replace(GPU, sm_clock_mhz=1200 + i, temperature_c=88 - i, clock_reasons=reasons) for i in range(times)]
     return (GPU, *slow, GPU)
+
+
+def _busy(share: float, scope: Scope = "run", **by_user: float) -> CpuUse:
+    """Others had this share of the time of four cores."""
+    return CpuUse(4, 100.0, 100 * share, by_user, scope)
+
+
+def _daemon_beside_idle_cores() -> CpuUse:
+    """A process that fills a core, of 128 that a run of two leaves idle."""
+    readings = [
+        CpuReading(128, 128.0 * s, 125.0 * s, 3.0 * s, 0.0, 2.0 * s, (BusyProcess(9, "backup", 1.0),)) for s in range(9)
+    ]
+    found = used(readings)
+    assert found is not None
+    return found
 
 
 def _lost(recomputed: int) -> dict[str, dict[str, HandoffCounts]]:
@@ -164,6 +181,10 @@ SHOWN: list[tuple[str, Level, Evidence, str]] = [
      "a process (pid 78) was on GPU 0, use not known"),
     ("foreign GPU use", Level.INVALID, replace(GOOD, gpus=_foreign(40.0)),
      "train.py (pid 78) was on GPU 0, up to 40 % of its time"),
+    ("foreign CPU use", Level.SUSPECT, replace(GOOD, cpu=_busy(0.05, **{"pytest (pid 5)": 3.0, "ld (pid 6)": 1.0})),
+     "processes that are not the run's had 5 % of the time of 4 busy core(s), above all pytest (pid 5)"),
+    ("foreign CPU use", Level.SUSPECT, replace(GOOD, cpu=_busy(0.3, "client", **{STOLEN: 2.9})),
+     "had 30 % of the time of 4 busy core(s) of the client's machine"),  # whose, can't be seen
 ]  # fmt: skip
 
 BARE = Evidence(trials=GOOD.trials, concurrency=SLOTS)
@@ -221,6 +242,11 @@ def test_what_nobody_observed_is_not_passed_in_silence() -> None:
         ("foreign GPU use", replace(GOOD, gpus=None), "GPUs were not read throughout the measured part"),
         ("foreign GPU use", replace(GOOD, gpus=(GPU, replace(GPU, name="GPU 1", foreign=None))),
          "NVML does not show here whose processes are on GPU 1, as in a container without --pid=host"),
+        ("foreign CPU use", replace(GOOD, cpu=None), "cores were not read throughout the measured part"),
+        ("foreign CPU use", replace(GOOD, cpu=_busy(0.0, "client")),
+         "only the client's machine was read, not the deployment's"),
+        ("foreign CPU use", replace(GOOD, cpu=_busy(0.9, "unknown")),
+         "the deployment answers on this machine, and which processes are its own is not known"),
         ("lost handoffs", replace(GOOD, handoffs=None), "nobody counted handoffs"),
         ("lost handoffs", replace(GOOD, handoffs={"decode-0": {"prefill-0": HandoffCounts(unknown=200)}}),
          "the decode workers' engine does not say what becomes of KV"),
@@ -250,6 +276,8 @@ def test_evidence_that_is_too_little_leaves_a_check_open(name: str, evidence: Ev
         replace(GOOD, requests_by_worker=_uneven(a=0, b=0)),
         replace(GOOD, requests_by_worker={"agg": {"agg-0": 200}}),
         replace(GOOD, gpus=()),  # no GPU in it
+        replace(GOOD, cpu=_busy(0.049)),
+        replace(GOOD, cpu=_daemon_beside_idle_cores()),
         replace(GOOD, gpus=_slowed("hardware slowdown")),  # as its clock changed
         replace(GOOD, event_loop_delays_ms={"worker_1": (30.0,)}),
     ],

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,8 @@ from trtx.bench.pictures import grown, over_trials
 from trtx.doctor import GpuProcess
 from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
 from trtx.experiment import server_readings
-from trtx.experiment.server_readings import foreign_of, open_attached, open_topology, sees_host_pids
+from trtx.experiment.cpu_readings import CpuReader
+from trtx.experiment.server_readings import cores_beside, foreign_of, open_attached, open_topology, sees_host_pids
 from trtx.topology import Plan, ProcessSpec
 
 METRICS = """# HELP trtx_requests_total Requests that ended, by outcome.
@@ -169,6 +171,13 @@ def _target(served: Served, **changes: Any) -> Target:
     return replace(Target(f"http://127.0.0.1:{served.port}", "m", Path(), "attached", worker_count=1), **changes)
 
 
+def _reads_no_worker(target: Target) -> bool:
+    with open_attached(target) as read:
+        assert read is not None, "the cores of this machine can be read"
+        reading = read()
+    return reading.ended_requests is reading.pictures is reading.handoffs is None
+
+
 def _publish(served: Served, *facts: WorkerFacts, addresses: tuple[str, ...] = ()) -> None:
     """Workers 0xa0, 0xa1 and so on of trtx-a, as Dynamo's frontend and ours tell of them."""
     body = to_body([PublishedWorker(0xA0 + place, "m", one) for place, one in enumerate(facts)])
@@ -233,8 +242,7 @@ def test_a_worker_is_not_counted_as_another_that_publishes_the_same_port_or_name
         assert read is not None
         assert read().ended_requests is None
     _publish(frontend, told, told)
-    with open_attached(_target(frontend, worker_count=2)) as read:
-        assert read is None
+    assert _reads_no_worker(_target(frontend, worker_count=2))
 
 
 def test_a_worker_that_was_started_again_is_another(servers: tuple[Served, Served]) -> None:
@@ -282,18 +290,69 @@ def test_workers_that_do_not_say_how_or_are_elsewhere_are_not_read(servers: tupl
         ((told,), {"url": f"http://0.0.0.0:{frontend.port}"}),  # to know of: not this machine's loopback
     ):
         _publish(frontend, *facts)
-        with open_attached(_target(frontend, **changes)) as read:
-            assert read is None
+        assert _reads_no_worker(_target(frontend, **changes))
     for health in (b"", b"[]", b'{"instances": [{"endpoint": "generate"}]}', b'{"instances": []}', None):
         _publish(frontend, told)
         if health is None:
             del frontend.answers["/health"]
         else:
             frontend.answers["/health"] = health
-        with open_attached(_target(frontend)) as read:
-            assert read is None, "nobody knows where it is"
-    with open_attached(_target(worker)) as read:  # it publishes nothing
+        assert _reads_no_worker(_target(frontend)), "nobody knows where it is"
+    assert _reads_no_worker(_target(worker))  # it publishes nothing
+
+
+def test_where_neither_workers_nor_cores_can_be_read_there_is_nothing_to_read(
+    servers: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuReader, "read", lambda self: None)
+    with open_attached(_target(servers[0])) as read:
         assert read is None
+
+
+def test_the_cores_are_the_topologys_that_is_served(servers: tuple[Served, Served]) -> None:
+    with open_topology(_plan(_worker("agg-0", "agg", servers[0].port, None))) as read:
+        cpu = read().cpu
+    assert cpu is not None
+    assert (cpu.scope, cpu.cores) == ("run", len(os.sched_getaffinity(0)))
+    assert 0 < cpu.run_s <= cpu.processes_s <= cpu.total_s
+
+
+def _scope(target: Target) -> str | None:
+    with open_attached(target) as read:
+        assert read is not None
+        cpu = read().cpu
+    return None if cpu is None else cpu.scope
+
+
+def test_beside_a_deployment_on_this_machine_its_own_processes_must_be_known(
+    servers: tuple[Served, Served],
+) -> None:
+    frontend, worker = servers
+    worker.answers["/metrics"] = _counts("a0", 30)
+    assert _scope(_target(frontend)) == "unknown", "which processes are its own, nobody tells"
+    _publish(frontend, replace(FACTS, metrics_port=worker.port))
+    assert _scope(_target(frontend)) == "unknown", "none of trtx-a is here, as behind a forwarded port"
+    ours = {**os.environ, "TRTX_TOPOLOGY": "trtx-a"}
+    with subprocess.Popen(["sleep", "600"], env=ours) as process:
+        try:
+            _until(lambda: _scope(_target(frontend)) == "run")
+        finally:
+            process.kill()
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_of_a_deployment_on_another_machine_only_the_clients_is_read(servers: tuple[Served, Served]) -> None:
+    # 192.0.2.0/24 is nobody's (RFC 5737). That it answers is not needed to know that it is not here.
+    assert cores_beside(_target(servers[0], url="http://192.0.2.7:8000"), ()).scope == "client"
+    assert cores_beside(_target(servers[0], url="http://no-such-name.invalid:8000"), ()).scope == "client"
+    for here in ("127.0.0.1", "localhost", "0.0.0.0"):
+        assert cores_beside(_target(servers[0], url=f"http://{here}:8000"), ()).scope == "unknown"
 
 
 def test_a_kv_router_goes_by_prefixes() -> None:
