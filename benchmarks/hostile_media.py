@@ -46,7 +46,7 @@ class Way:
 
     media: MediaLimits
     environment: Mapping[str, str] = field(default_factory=dict)
-    niceness: int = 19
+    niceness: int = 10
 
 
 _EACH = {"DYN_TCP_CHANNEL_BUFFER": "1", "DYN_TCP_POOL_SIZE": "32"}
@@ -54,11 +54,12 @@ WAYS = {
     "now": Way(LIMITS),
     "now, a connection each": Way(LIMITS, _EACH),
     "16 MiB, a connection each": Way(LIMITS.model_copy(update={"max_media_bytes": 16 << 20}), _EACH),
+    "niceness 19": Way(LIMITS, niceness=19),
     "before": Way(LIMITS, niceness=0),
     "before, one decoder": Way(LIMITS.model_copy(update={"decode_processes": 1}), niceness=0),
     "before, 5 s": Way(LIMITS, {"DYN_TCP_REQUEST_TIMEOUT": "5"}, niceness=0),
 }
-"""Now: decoders go last; before: like all others; 16 MiB: the largest file; 5 s: until a worker that has not
+"""Now: decoders yield; niceness 19: they go last; before: like all others; 16 MiB: the largest file; 5 s: until a worker that has not
 acknowledged a request counts as dead; a connection each: of requests that wait to be acknowledged, where Dynamo 1.4.2
 has 50 share."""
 

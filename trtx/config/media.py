@@ -108,7 +108,7 @@ class MediaLimits(BaseModel):
     decode_timeout_s: Annotated[
         float,
         Field(gt=0, le=3600),
-        MediaField(help="Longest time to decode and prepare one medium, in seconds.", metavar="SECONDS"),
+        MediaField(help="Most computing to decode and prepare one medium, in seconds of a core.", metavar="SECONDS"),
     ] = 20.0
     decode_memory_bytes: Annotated[
         int,

@@ -19,6 +19,7 @@ from trtx.checkpoint.quantization import Quantization
 from trtx.checkpoint.towers import tower_tensors
 from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import read_header, weight_files
+from trtx.config.torch_groups import block_layers
 from trtx.config.torch_limits import LIMITS
 from trtx.config.torch_passes import padded_tokens
 from trtx.errors import UsageError
@@ -27,7 +28,6 @@ RESERVE_BYTES = 1 << 30
 """Of a GPU: cuBLAS workspaces, CUDA graphs, the allocator's fragments."""
 _CPU_TOKENS = 65536  # room for 16 sequences of 4,096 tokens
 _CPU_BYTES = 1 << 30
-_MOST_GROUPS = 8  # of layers: each costs a block table, and a list to look after for every sequence
 _KV_SCALE_BYTES = 2 * 4  # a layer's, of keys and of values, in float32
 
 
@@ -139,14 +139,6 @@ def _rounding_bytes(config: ModelConfig, scaled_products: bool) -> int:
         if product.loading is not None and not product.is_kept(scaled_products=scaled_products)
     )
     return max(rounded, default=0)
-
-
-def block_layers(windows: Sequence[int | None]) -> int:
-    """How many layers a KV block holds, of a model whose layers see through ``windows``: those of one window are one
-    group, or several of so many. Of what makes few groups, what leaves the least padding, in the largest blocks."""
-    counts = Counter(windows).values()
-    few = [size for size in range(1, max(counts) + 1) if sum(-(-count // size) for count in counts) <= _MOST_GROUPS]
-    return min(few or [max(counts)], key=lambda size: (sum(-count % size for count in counts), -size))
 
 
 def padding_layers(windows: Sequence[int | None]) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
+from trtx.config.torch_groups import block_layers
 from trtx.torch_engine.messages import Logprob
 
 if TYPE_CHECKING:
@@ -50,23 +51,12 @@ def _spans(layers: tuple[int, ...]) -> str:
     return f"layers {', '.join(map(str, layers))}"
 
 
-_MOST_GROUPS = 8
-"""Each costs a block table, and a list to look after for every sequence."""
-
-
 def layer_groups(windows: Sequence[int | None], num_kv_heads: int, head_dim: int) -> tuple[LayerGroup, ...]:
-    """Of a model whose layers see through ``windows``, one a layer. Those of one window are one group, or several of
-    as many layers as blocks hold: of what makes few groups, what leaves the least padding, in the largest blocks."""
+    """Of a model whose layers see through ``windows``, one a layer: as many in a group as blocks hold."""
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
         kinds.setdefault(window, []).append(layer)
-    counts = [len(layers) for layers in kinds.values()]
-
-    def cost(size: int) -> tuple[int, int]:
-        return sum(-count % size for count in counts), -size
-
-    few = [size for size in range(1, max(counts) + 1) if sum(-(-count // size) for count in counts) <= _MOST_GROUPS]
-    size = min(few or [max(counts)], key=cost)
+    size = block_layers(windows)
     return tuple(
         LayerGroup(tuple(kinds[window][begin : begin + size]), num_kv_heads, head_dim, window)
         for window in sorted(kinds, key=lambda window: (window is not None, window or 0))
