@@ -5,8 +5,9 @@
     TRITON_INTERPRET=1 python benchmarks/attention.py       # on a CPU, tiny shapes: that it runs, no figure
 
 Qwen3-8B's shape, 32-token blocks in random places, bf16 and, with ``--fp8``, an FP8 cache too. A decode of N x L is N
-sequences with one new token and L in all; a chunk of S on C is S new tokens behind C in the cache. Microseconds a
-layer, the median of ``--rounds`` replays of a CUDA graph over all layers of a case (36, or as many as fit): the work
+sequences with one new token and L in all; a chunk of S on C is S new tokens behind C in the cache; chunks beside
+decodes are one padded pass, which only attention by length knows. Microseconds a layer, the median of ``--rounds``
+replays of a CUDA graph over all layers of a case (36, or as many as fit): the work
 list is made once in it, as in a step. The ways take turns, and their graphs share memory. "/2" and "x2" are the work
 list for half and twice as many processors, which says whether its number of items is right. The limit is the later of
 two: the KV of every sequence read once at the rate of a copy, the products of every query at the rate of a large bf16
@@ -50,15 +51,25 @@ WAYS: dict[str, tuple[Attention, float]] = {  # and what part of the processors 
 
 @dataclass(frozen=True)
 class Case:
-    """``sequences``: (tokens in the cache before, new tokens). A decode has one new token in each."""
+    """``sequences``: (tokens in the cache before, new tokens), the first ``num_decodes`` of them decodes."""
 
     name: str
     sequences: list[tuple[int, int]]
-    is_decode: bool
+    num_decodes: int = 0
+
+    @property
+    def is_mixed(self) -> bool:
+        return 0 < self.num_decodes < len(self.sequences)
 
 
 def decode(name: str, lengths: list[int]) -> Case:
-    return Case(f"decode {name}", [(length - 1, 1) for length in lengths], True)
+    return Case(f"decode {name}", [(length - 1, 1) for length in lengths], len(lengths))
+
+
+def beside(decodes: int, chunks: list[tuple[int, int]]) -> Case:
+    (context, new), length = chunks[0], SHORT * 9 // 10
+    name = f"{len(chunks)} x {new} behind {context} beside {decodes} x {length}"
+    return Case(name, [(length - 1, 1)] * decodes + chunks, decodes)
 
 
 def cases() -> list[Case]:
@@ -69,11 +80,16 @@ def cases() -> list[Case]:
         found.append(decode(f"{others} x {SHORT} + 1 x {LONG}", [SHORT] * others + [LONG]))
     for cached in (LONG // 4, LONG):
         for new in (16, 64, 256) if IS_GPU else (16, 40):
-            found.append(Case(f"chunk of {new} on {cached}", [(cached, new)], False))
+            found.append(Case(f"chunk of {new} on {cached}", [(cached, new)]))
     prompts = ((1, 8192), (64, 512)) if IS_GPU else ((1, 70),)
-    found += [Case(f"prompts {count} x {length}", [(0, length)] * count, False) for count, length in prompts]
+    found += [Case(f"prompts {count} x {length}", [(0, length)] * count) for count, length in prompts]
     few = [(SHORT, 4)] * (16 if IS_GPU else 2)
-    found.append(Case(f"{len(few)} x 4 new on {SHORT}", few, False))
+    found.append(Case(f"{len(few)} x 4 new on {SHORT}", few))
+    if IS_GPU:
+        found += [beside(255, [(0, 512)] * 2), beside(255, [(171, 341)] * 3), beside(64, [(256, 256)])]
+        found += [beside(64, [(LONG, 256)]), beside(64, [(LONG // 4, 1024)])]
+    else:
+        found += [beside(3, [(0, 24)] * 2)]
     return found
 
 
@@ -90,16 +106,24 @@ def inputs_of(case: Case) -> PassInputs:
     ints = {"dtype": torch.int32, "device": DEVICE}
     slots = [slot for slot, (_, new) in enumerate(case.sequences) for _ in range(new)]
     positions = [position for context, new in case.sequences for position in range(context, context + new)]
-    spans = None
-    if not case.is_decode:
-        starts = [sum(new for _, new in case.sequences[:index]) for index in range(len(case.sequences) + 1)]
-        contexts = [context for context, _ in case.sequences]
-        longest = max(new for _, new in case.sequences)
-        order = torch.arange(len(case.sequences), **ints)
-        spans = Spans(order, torch.tensor(starts, **ints), torch.tensor(contexts, **ints), longest)
+    spans = decodes = None
+    first, chunks = case.num_decodes, case.sequences[case.num_decodes :]
+    if chunks:
+        starts = [first + sum(new for _, new in chunks[:index]) for index in range(len(chunks) + 1)]
+        order = torch.arange(first, len(case.sequences), **ints)
+        contexts = torch.tensor([context for context, _ in chunks], **ints)
+        # A padded pass knows neither how long its chunks are nor what is behind them.
+        most = len(slots) if case.is_mixed else max(new for _, new in chunks)
+        known = None if case.is_mixed else max(context for context, _ in chunks)
+        spans = Spans(order, torch.tensor(starts, **ints), contexts, most, known)
+    if case.is_mixed:
+        decodes = Spans(
+            torch.arange(first, **ints), torch.arange(first + 1, **ints), torch.tensor(positions[:first], **ints), 1
+        )
     return PassInputs(
-        torch.zeros(len(slots), **ints), torch.tensor(positions, **ints), torch.tensor(slots, **ints), spans
-    )
+        torch.zeros(len(slots), **ints), torch.tensor(positions, **ints), torch.tensor(slots, **ints), spans,
+        decodes=decodes,
+    )  # fmt: skip
 
 
 class Measured:
@@ -190,30 +214,35 @@ def measure(
     """Every case over one storage, a line of the table each."""
     name = str(storage.dtype).removeprefix("torch.")
     headings = " ".join(f"{way:>10}" for way in ways)
-    print(f"{name:>32} {'layers':>6} {headings} {'limit':>9} {'differs':>8} {'spread':>7}")
+    print(f"{name:>40} {'layers':>6} {headings} {'limit':>9} {'differs':>8} {'spread':>7}")
     rows = []
     for case in chosen:
         measured = Measured(case, storage, processors)
         if not measured.layers:
-            print(f"{case.name:>32}: does not fit into {storage.nbytes >> 20} MiB")
+            print(f"{case.name:>40}: does not fit into {storage.nbytes >> 20} MiB")
             continue
         runs: dict[str, Callable[[], float]] = {}
         first, differs = None, 0.0
         for way in ways:
+            if case.is_mixed and WAYS[way][0] is not Attention.BY_LENGTH:
+                continue
             runs[way], answers = measured.run(way)
             first = answers.clone() if first is None else first
             differs = max(differs, float((answers.float() - first.float()).abs().max()))
-        times: dict[str, list[float]] = {way: [] for way in ways}
+        if not runs:
+            continue
+        times: dict[str, list[float]] = {way: [] for way in runs}
         for _ in range(rounds):
             for way, timed in runs.items():
                 times[way].append(timed())
         us = {way: statistics.median(taken) for way, taken in times.items()}
         limit = measured.limit_us(bandwidth, operations)
-        spread = (max(times[ways[0]]) - min(times[ways[0]])) / us[ways[0]]
+        of_first = next(iter(times.values()))
+        spread = (max(of_first) - min(of_first)) / statistics.median(of_first)
         rows.append({"case": case.name, "dtype": name, "layers": measured.layers, "us": us, "limit_us": limit,
                      "differs": differs})  # fmt: skip
-        cells = " ".join(f"{us[way]:>10.2f}" for way in ways)
-        print(f"{case.name:>32} {measured.layers:>6} {cells} {limit:>9.2f} {differs:>8.1e} {spread:>7.1%}", flush=True)
+        cells = " ".join(f"{us[way]:>10.2f}" if way in us else f"{'–':>10}" for way in ways)
+        print(f"{case.name:>40} {measured.layers:>6} {cells} {limit:>9.2f} {differs:>8.1e} {spread:>7.1%}", flush=True)
     return rows
 
 

@@ -178,8 +178,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def gpu_memory_mib() -> int | None:
-    """In use on all GPUs; None where nobody can tell."""
+    """In use on the GPUs that this process sees; None where nobody can tell."""
     asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    asked += ["-i", visible] if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) else []
     try:
         told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20).stdout
         return sum(int(line) for line in told.split())
