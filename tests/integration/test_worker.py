@@ -24,6 +24,7 @@ from trtx.experiment.server_readings import open_attached
 
 CONTEXT = 256
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+SCHEMA_OF_NOTHING = {"type": "json_schema", "json_schema": {"name": "any", "schema": {"properties": {"a": {}}}}}
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +140,13 @@ def test_output_is_clamped_to_the_context(agg: Topology, max_tokens: int | None)
     assert usage["total_tokens"] == CONTEXT
 
 
+@pytest.mark.parametrize("penalty", [1e-45, 0.001, 2.0])
+def test_a_repetition_penalty_that_the_frontend_takes_is_none_that_the_worker_refuses(
+    agg: Topology, penalty: float
+) -> None:
+    assert post(agg, prompt="hello", max_tokens=2, repetition_penalty=penalty).status_code == 200
+
+
 def test_no_part_of_a_stop_string_reaches_the_client(agg: Topology) -> None:
     whole = post(agg, prompt="hello world", max_tokens=40).json()["choices"][0]["text"]
     stop = whole[9:12]
@@ -159,6 +167,8 @@ def test_several_prompts_in_one_request_are_answered_each(agg: Topology) -> None
     [
         (CHAT | {"n": 2}, "n is 2, expected 1"),
         (CHAT | {"response_format": {"type": "json_object"}}, "guided decoding"),
+        (CHAT | {"response_format": SCHEMA_OF_NOTHING}, "guided decoding (json) is not served"),
+        (CHAT | {"min_tokens": 9, "max_tokens": 3}, "min_tokens is 9, expected at most max_tokens, which is 3"),
         (CHAT | {"temperature": 3}, "Temperature must be between 0 and 2"),
         (CHAT | {"logprobs": True}, "logprobs"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -156,6 +155,20 @@ def test_every_lease_is_released_when_clients_leave(disagg: Topology) -> None:
     until("no lease is left", lambda: metric(prefill, "trtx_leases") == 0, seconds=30)
 
 
+def test_what_only_decode_can_refuse_leaves_no_lease(disagg: Topology) -> None:
+    """Prefill is told max_tokens 1 whatever the client said, and has made the KV by then."""
+    prefill, decode = disagg.children[1:]
+    refused = metric(decode, 'trtx_requests_total{outcome="invalid"')
+    body = {"min_tokens": 9, "max_tokens": 3}
+    answer = post(disagg, "chat/completions", **CHAT, **body)
+    assert answer.status_code == 400
+    assert "min_tokens is 9, expected at most max_tokens, which is 3" in answer.json()["message"]
+    assert post(disagg, prompt=PROMPT, **body).status_code in (400, 500)
+    assert metric(decode, 'trtx_requests_total{outcome="invalid"') == refused + 2
+    until("no lease is left", lambda: metric(prefill, "trtx_leases") == 0, seconds=30)
+    until("decode is idle", lambda: metric(decode, "trtx_open_requests") == 0, seconds=30)
+
+
 @contextlib.contextmanager
 def one_lease_out(running: Topology) -> Iterator[tuple[Child, Child, Future[httpx.Response]]]:
     """Prefill, decode with its engine frozen before it could read, and the answer that waits for it."""
@@ -217,12 +230,18 @@ def test_what_the_model_can_not_answer_is_a_500_and_a_wrong_request_a_400(model:
 
 
 def test_a_dead_engine_ends_its_worker_and_its_streams_go_on_elsewhere(agg: Topology) -> None:
-    """Last of this topology: one of its workers is gone afterwards."""
-    body = {"max_tokens": 300, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    """Last of this topology: one of its workers is gone afterwards. What is left of a stream is less than its
+    ``min_tokens``."""
+    body = {"max_tokens": 300, "min_tokens": 300, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    before = {worker.name: metric(worker, "trtx_generated_tokens_total") for worker in agg.children[1:]}
+
+    def is_busy(worker: Child) -> bool:
+        has_some = metric(worker, "trtx_generated_tokens_total") > before[worker.name]
+        return has_some and metric(worker, "trtx_open_requests") > 0
+
     with ThreadPoolExecutor(8) as pool:
         streams = [pool.submit(events, agg, prompt=f"{i} {PROMPT}", **body) for i in range(8)]
-        busy = (worker for worker in itertools.cycle(agg.children[1:]) if metric(worker, "trtx_open_requests") > 0)
-        victim = until("a worker has streams", lambda: next(busy), seconds=30)
+        victim = until("streams have tokens", lambda: next(filter(is_busy, agg.children[1:]), None), seconds=30)
         os.kill(victim.status()["engine_pid"], signal.SIGKILL)
         assert victim.process.wait(15) == 4
         assert victim.status()["error"].startswith("the engine died")

@@ -166,7 +166,7 @@ def test_a_stop_string_across_tokens_cuts_the_text_and_none_of_it_is_streamed(
     at = next(n for n in range(8, TOKENS - 1) if tokens[n].strip() and tokens[n + 1].strip())
     stop = tokens[at][-1:] + tokens[at + 1][:1]
     kept = whole[: whole.index(stop)]
-    # ignore_eos makes the frontend ask for max_tokens tokens at least, and no stop string ends a request before that.
+    # Beside ignore_eos the frontend sends no stop strings.
     answer = complete(served, PROMPTS[1], stop=[stop], ignore_eos=False)["choices"][0]
     assert (answer["text"], answer["finish_reason"]) == (kept, "stop")
     logprobs = complete(served, PROMPTS[1], stop=[stop], ignore_eos=False, logprobs=1)["choices"][0]["logprobs"]

@@ -18,6 +18,10 @@ from trtx.worker.request import WorkerRequest
 
 Chunk = dict[str, Any]
 
+NO_TRACE = {"trace_id": "0" * 32, "span_id": "0" * 16}
+"""Dynamo hands on what a worker's chunks link to where it moves their request: with no trace in it, the one sign there
+that a request has moved. Where Dynamo traces, it puts its own link in place of this (seen with 1.4.2)."""
+
 # The LLM API's finish reasons, in Dynamo's words. A chunk without one of these is no terminal.
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "cancelled", "timeout": "cancelled"}
 
@@ -30,7 +34,7 @@ class ChunkWriter:
     ``prompt_logprobs`` in place of what this engine says, which did not see the prompt's logits.
     ``stops``: the request's stop strings. Tokens that may begin one are held back; one that is found ends the chunks,
     and the caller the request. ``tokenizer`` goes with them: where text is made here, the frontend makes none for
-    logprobs either.
+    logprobs either. ``hands_off``: of a prefill worker.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class ChunkWriter:
         prompt_logprobs: Any = None,
         stops: StopStrings | None = None,
         tokenizer: Tokenizer | None = None,
+        hands_off: bool = False,
     ) -> None:
         self._request = request
         self._block_size = block_size
@@ -49,6 +54,8 @@ class ChunkWriter:
         self._prompt_logprobs = prompt_logprobs
         self._stops = stops
         self._tokenizer = tokenizer if stops is not None else None
+        # Whoever has the request next must not hold it to min_tokens. Of a prefill worker that is decode, always.
+        self._marks_move = "min_tokens" in request.sampling and not hands_off
         self._seen = 0  # tokens of the result that were looked at; those past ``sent`` are held back
         self.sent = 0
         self.cached_tokens = 0
@@ -79,6 +86,8 @@ class ChunkWriter:
             chunk["text"] = text
         if self._request.wants_logprobs and new_tokens:
             self._add_logprobs(chunk, output)
+        if self._marks_move and new_tokens and not self.sent:
+            chunk["worker_trace_link"] = NO_TRACE
         self.sent += len(new_tokens)
         if reason is not None:
             self.finish_reason = _FINISH_REASONS[reason]

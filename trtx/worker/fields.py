@@ -24,14 +24,16 @@ SHOWN_CHARACTERS = 60
 class Field:
     """``why``: who honours it, why it has no effect, or the sentence of the refusal, with ``{value}`` in it.
 
-    ``asks_nothing``: values that change nothing, beside None and what is empty. ``read``: the field is handed to the
-    engine under its own name, which is SamplingParams' too, as this makes it; None: others do more with it.
-    ``sees``: what becomes of it where the worker takes images; None: the same.
+    ``asks_nothing``: values that change nothing, beside None and what is empty. ``asks_when_empty``: an empty list asks
+    for something too. ``read``: the field is handed to the engine under its own name, which is SamplingParams' too, as
+    this makes it; None: others do more with it. ``sees``: what becomes of it where the worker takes images; None: the
+    same.
     """
 
     fate: Fate
     why: str
     asks_nothing: tuple[Any, ...] = ()
+    asks_when_empty: bool = False
     read: Reader | None = None
     sees: Field | None = None
 
@@ -47,14 +49,14 @@ def refusals(request: Mapping[str, Any], *, sees: bool = False) -> Iterator[str]
 def _refusals(held: Mapping[str, Any], section: str, sees: bool) -> Iterator[str]:
     for name, value in held.items():
         path = f"{section}.{name}" if section else name
-        if _is_empty(value):
-            continue
         if name and path in FIELDS and isinstance(value, Mapping):
             yield from _refusals(value, path, sees)
             continue
         field = FIELDS[section].get(name)
         if sees and field is not None:
             field = field.sees or field
+        if value is None or (_is_empty(value) and not (field is not None and field.asks_when_empty)):
+            continue
         if field is None:
             yield (
                 f"{path} is {_shown(value)}, and this worker does not know the field: an answer without it may not be "
@@ -65,9 +67,11 @@ def _refusals(held: Mapping[str, Any], section: str, sees: bool) -> Iterator[str
 
 
 def _is_empty(value: Any) -> bool:
+    """Of a mapping the keys alone count, unless they are null as Dynamo sends what nobody asked for. What is in it may
+    be a client's: a schema of ``{}`` asks for JSON, and is no section with nothing in it."""
     if isinstance(value, Mapping):
-        return all(map(_is_empty, value.values()))
-    return value is None or (isinstance(value, (str, list)) and not value)
+        return all(inner is None for inner in value.values())
+    return isinstance(value, (str, list)) and not value
 
 
 def _shown(value: Any) -> str:
@@ -75,7 +79,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     is_mapping = isinstance(value, Mapping)
-    text = ", ".join(sorted(name for name in value if not _is_empty(value[name]))) if is_mapping else repr(value)
+    text = ", ".join(sorted(name for name in value if value[name] is not None)) if is_mapping else repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
 
@@ -89,6 +93,11 @@ def _without_effect(reason: str) -> Field:
 
 def _refused(sentence: str, *asks_nothing: Any) -> Field:
     return Field("refused", sentence, asks_nothing)
+
+
+def _not_taken(name: str, *asks_nothing: Any, asks_when_empty: bool = False) -> Field:
+    sentence = f"{name} is {{value}}, expected none: no engine of this worker takes it; leave it out"
+    return Field("refused", sentence, asks_nothing, asks_when_empty)
 
 
 def _sampling(read: Reader) -> Field:
@@ -135,7 +144,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
             "bootstrap_info is given ({value}), expected KV to come by prefill_result: no worker here announces a "
             "bootstrap address; start all workers of this topology with trtx"
         ),
-        "migration_link": _without_effect("for traces: which worker had the request before"),
+        "migration_link": _honoured("the worker: of a request that comes from another, max_tokens is what is left"),
         "request_timestamp_ms": _without_effect("for traces"),
         "require_reasoning": _without_effect("it says from where on guided decoding holds, which is refused"),
         "_HEALTH_CHECK": _honoured("the worker: a canary runs first, on one worker, and is not counted"),
@@ -172,7 +181,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "seed": _sampling(values.seed),
         "presence_penalty": _sampling(values.number(-2.0, 2.0)),
         "frequency_penalty": _sampling(values.number(-2.0, 2.0)),
-        "repetition_penalty": _sampling(values.number(0.01, 100.0)),
+        "repetition_penalty": _sampling(values.number(0.0, 2.0, above=True)),
         "use_beam_search": _refused(
             "use_beam_search is {value}, expected false: beam search is not served; use sampling", False
         ),
@@ -230,12 +239,9 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "token_in": _without_effect("the prompt came as token ids"),
     },
     "extra_args.sampling_options": {
-        name: _refused(f"{name} is {{value}}, expected none: no engine of this worker takes it; leave it out", *nothing)
-        for name, nothing in (
-            ("allowed_token_ids", ()),
-            ("bad_words_token_ids", ()),
-            ("logprob_token_ids", ()),
-            ("detokenize", (True,)),  # the frontend makes the text, whatever the engine does
-        )
+        "allowed_token_ids": _not_taken("allowed_token_ids", asks_when_empty=True),  # it would leave no token
+        "bad_words_token_ids": _not_taken("bad_words_token_ids"),
+        "logprob_token_ids": _not_taken("logprob_token_ids"),
+        "detokenize": _not_taken("detokenize", True),  # the frontend makes the text, whatever the engine does
     },
 }

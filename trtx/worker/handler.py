@@ -113,6 +113,8 @@ class RequestHandler:
             submission = roles.plan(self._options.role, parsed, request, loaded.api, self._new_id)
             opened = self._submit(submission)
             self._open.add(context.id(), opened)
+            if submission.request.contradiction:
+                raise InvalidRequest(submission.request.contradiction)  # it is aborted, which releases prefill's lease
             if context.is_stopped():
                 # Nobody waits for it. The engine has to see it all the same: that is what releases prefill's lease.
                 opened.abort()
@@ -224,8 +226,8 @@ class RequestHandler:
     def _parse(self, wire: Mapping[str, Any], context: Context) -> WorkerRequest:
         refuse_unheard(wire.get("token_ids") or (), self._loaded.tokenizer, self._mark)
         context_length, headers = self._loaded.engine.facts.context_length, context.trace_headers()
-        sees = self._sight is not None
-        return parse_request(wire, context_length=context_length, trace_headers=headers, sees=sees)
+        sees, hands_off = self._sight is not None, self._options.role == "prefill"
+        return parse_request(wire, context_length=context_length, trace_headers=headers, sees=sees, hands_off=hands_off)
 
     async def _with_pictures(
         self, parsed: WorkerRequest, wire: Mapping[str, Any], looking: Looking | PromptLooking
@@ -295,6 +297,7 @@ class RequestHandler:
             prompt_logprobs=submission.prompt_logprobs,
             stops=loaded.stop_strings(request) if request.stop_strings else None,
             tokenizer=loaded.tokenizer,
+            hands_off=submission.hands_off,
         )
 
 

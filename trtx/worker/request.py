@@ -48,6 +48,7 @@ class WorkerRequest:
     pictures: tuple[Picture, ...] = ()  # and videos, as the request brought them
     routing_token_ids: tuple[int, ...] | None = None  # by which a KV router knows this prompt; None: by its own
     ready: ReadyPrompt | None = None  # what an engine that prepares pictures itself made of ``token_ids`` and these
+    contradiction: str = ""  # why it is refused once the engine has it: a prefill worker keeps its KV until then
 
 
 def parse(
@@ -56,12 +57,17 @@ def parse(
     context_length: int,
     trace_headers: dict[str, str] | None = None,
     sees: bool = False,
+    hands_off: bool = False,
 ) -> WorkerRequest:
     """Checks ``request`` and resolves its defaults; raises InvalidRequest.
 
     ``context_length`` counts prompt and output tokens together. The frontend refuses a prompt that is longer, but
     not ``max_tokens`` past the context, and sends None where the client gave none: both mean the rest of it.
     ``sees``: this worker takes images; each has one placeholder in the prompt yet, see :func:`with_media`.
+    ``hands_off``: a prefill worker, of whose requests Dynamo has made ``max_tokens`` 1.
+
+    What only a decode worker can see, whose prefill worker keeps KV for the request until it hears of it, is not raised
+    but stands in ``contradiction``.
     """
     for sentence in fields.refusals(request, sees=sees):
         raise InvalidRequest(sentence)
@@ -77,6 +83,9 @@ def parse(
         sampling = _sampling(request)
     except Unsuitable as error:
         raise InvalidRequest(str(error)) from error
+    contradiction = "" if hands_off or _has_moved(request) else _contradiction(sampling)
+    if contradiction and not request.get("prefill_result"):
+        raise InvalidRequest(contradiction)
     sampling["max_tokens"] = min(sampling.get("max_tokens", room), room)
     if min_tokens := sampling.pop("min_tokens", 0):
         sampling["min_tokens"] = min(min_tokens, sampling["max_tokens"])
@@ -105,6 +114,7 @@ def parse(
             dp_rank=routing.get("dp_rank"),
             conversation_id=(request.get("agent_context") or {}).get("session_id") or None,
         ),
+        contradiction=contradiction,
     )
 
 
@@ -196,19 +206,37 @@ def _sampling(request: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _has_moved(request: Mapping[str, Any]) -> bool:
+    """Whether another worker had ``request`` and gave tokens of its answer, which are the end of its prompt now: Dynamo
+    1.4.2 has taken them off ``max_tokens``, and not off ``min_tokens``. It hands on the link of that worker's chunks
+    (:data:`trtx.worker.chunks.NO_TRACE`). Where Dynamo traces, prefill's chunks have one too, so nothing is known of a
+    decode worker's requests."""
+    return request.get("migration_link") is not None
+
+
+def _contradiction(sampling: Mapping[str, Any]) -> str:
+    """TensorRT-LLM would answer ``max_tokens`` tokens, vLLM and the torch engine refuse. Where the client gave no
+    ``max_tokens``, both end with the context."""
+    min_tokens, max_tokens = sampling.get("min_tokens", 0), sampling.get("max_tokens")
+    if max_tokens is None or min_tokens <= max_tokens:
+        return ""
+    return f"min_tokens is {min_tokens}, expected at most max_tokens, which is {max_tokens}; change one of them"
+
+
 def _stops(stops: Mapping[str, Any], eos_token_ids: Any) -> dict[str, Any]:
-    """Which tokens end a request: end-of-sequence ids, unless they are ignored, and the client's stop ids."""
-    ignore_eos = bool(stops.get("ignore_eos"))
-    eos = [int(i) for i in eos_token_ids]
+    """Which tokens end a request: the client's stop ids, and end-of-sequence ids unless they are ignored. The hidden
+    ones are the frontend's, of those too."""
     stop_ids = {int(i) for i in stops.get("stop_token_ids") or ()}
-    stop_ids.update(int(i) for i in stops.get("stop_token_ids_hidden") or ())
-    stop_ids.update(eos[1:])
     result: dict[str, Any] = {}
-    if ignore_eos:
+    if stops.get("ignore_eos"):
         result["ignore_eos"] = True
-    elif eos:
-        result["end_id"] = eos[0]
-        stop_ids.discard(eos[0])
+    else:
+        eos = [int(i) for i in eos_token_ids]
+        stop_ids.update(int(i) for i in stops.get("stop_token_ids_hidden") or ())
+        stop_ids.update(eos[1:])
+        if eos:
+            result["end_id"] = eos[0]
+            stop_ids.discard(eos[0])
     if stop_ids:
         result["stop_token_ids"] = sorted(stop_ids)
     return result

@@ -18,15 +18,17 @@ class Unsuitable(ValueError):
     """A sentence for the client: field, value and range."""
 
 
-def number(low: float, high: float) -> Reader:
-    """A float in ``[low, high]``. The wire is float32 (0.7 arrives as 0.699999988): 7 digits are all it holds."""
+def number(low: float, high: float, *, above: bool = False) -> Reader:
+    """A float in ``[low, high]``, or with ``above`` in ``(low, high]``. The wire is float32 (0.7 arrives as
+    0.699999988): 7 digits are all it holds."""
+    span = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
 
     def read(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise Unsuitable(f"{name} is {value!r}, expected a number from {low:g} to {high:g}")
+            raise Unsuitable(f"{name} is {value!r}, expected a number {span}")
         rounded = float(f"{value:.7g}")
-        if not math.isfinite(rounded) or not low <= rounded <= high:
-            raise Unsuitable(f"{name} is {rounded:g}, expected a number from {low:g} to {high:g}")
+        if not math.isfinite(rounded) or not low <= rounded <= high or (above and rounded == low):
+            raise Unsuitable(f"{name} is {rounded:g}, expected a number {span}")
         return rounded
 
     return read

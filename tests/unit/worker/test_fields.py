@@ -31,6 +31,11 @@ STRUCTS = {
     "AgentContext": "agent_context",
     "PrefillResult": "prefill_result",
 }
+# Of nothing but what is empty: each asks for JSON, {} for any of it.
+SCHEMAS_OF_NOTHING: list[dict[str, Any]] = [
+    {}, {"properties": {"a": {}}}, {"properties": {}, "required": []}, {"items": {}}, {"not": {}}, {"const": None},
+    {"enum": []}, {"type": []}, {"$ref": ""},
+]  # fmt: skip
 PATHS = [(section, name) for section, fields in FIELDS.items() for name in fields]
 
 
@@ -106,8 +111,28 @@ def test_a_field_that_nobody_knows_is_refused_once_it_holds_something(section: s
 
 def test_a_value_that_asks_for_nothing_is_no_reason_to_refuse() -> None:
     for section, name in PATHS:
-        for nothing in (None, [], {}, "", *FIELDS[section][name].asks_nothing):
+        empty = () if FIELDS[section][name].asks_when_empty else ([], {}, "")
+        for nothing in (None, *empty, *FIELDS[section][name].asks_nothing):
             assert list(refusals(within(section, **{name: nothing}))) == [], (section, name)
+
+
+@pytest.mark.parametrize("schema", [*SCHEMAS_OF_NOTHING, "", True, False], ids=str)
+def test_a_schema_is_asked_for_by_being_there_whatever_is_in_it(schema: Any) -> None:
+    asked = within("sampling_options", n=None, guided_decoding={"json": schema, "regex": None})
+    with pytest.raises(InvalidRequest, match=r"guided decoding \(json\) is not served"):
+        parse(asked, context_length=10)
+
+
+@pytest.mark.parametrize("kind", ["regex", "grammar", "choice", "structural_tag", "whitespace_pattern"])
+def test_every_other_grammar_is_asked_for_by_being_there_too(kind: str) -> None:
+    for nothing in ("", [], {}):
+        with pytest.raises(InvalidRequest, match=rf"guided decoding \({kind}\) is not served"):
+            parse(within("sampling_options", guided_decoding={kind: nothing}), context_length=10)
+
+
+def test_a_grammar_of_which_every_part_is_null_was_asked_for_by_nobody() -> None:
+    for nothing in (None, {}, {"json": None, "regex": None, "choice": None}):
+        assert parse(within("sampling_options", guided_decoding=nothing), context_length=10)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +148,11 @@ def test_media_are_refused_with_their_kind_and_without_their_bytes(kind: dict[st
 def test_token_lists_that_no_engine_takes_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"{name} is \[70\], expected none"):
         parse(within("extra_args.sampling_options", **{name: [70]}), context_length=10)
+
+
+def test_an_empty_list_of_allowed_tokens_is_refused_as_it_allows_none() -> None:
+    with pytest.raises(InvalidRequest, match=r"allowed_token_ids is \[\], expected none"):
+        parse(within("extra_args.sampling_options", allowed_token_ids=[]), context_length=10)
 
 
 def test_prompt_logprobs_are_computed_only_for_a_client_that_will_see_them() -> None:
@@ -170,7 +200,5 @@ def test_whatever_comes_under_another_name_is_refused_or_empty(section: str, nam
     if name in names_of(section):
         return
 
-    def is_empty(held: Any) -> bool:
-        return held is None or held in ("", []) or (isinstance(held, dict) and all(map(is_empty, held.values())))
-
-    assert bool(list(refusals(within(section, **{name: value})))) is not is_empty(value)
+    is_empty = value in (None, "", []) or (isinstance(value, dict) and not any(v is not None for v in value.values()))
+    assert bool(list(refusals(within(section, **{name: value})))) is not is_empty

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trtx.engine.api import Hints
 from trtx.torch_engine.llmapi.sampling import SamplingParams
+from trtx.worker.chunks import NO_TRACE
 from trtx.worker.request import InvalidRequest, parse
 
 
@@ -73,6 +74,8 @@ def test_a_negative_seed_becomes_an_unsigned_one_of_its_own() -> None:
         ({"top_p": 1.5}, "top_p is 1.5, expected a number from 0 to 1"),
         ({"top_k": -2}, "top_k is -2, expected an integer at least -1"),
         ({"min_p": float("nan")}, "min_p is nan, expected a number from 0 to 1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0, expected a number above 0 and at most 2"),
+        ({"repetition_penalty": 2.5}, "repetition_penalty is 2.5, expected a number above 0 and at most 2"),
         ({"presence_penalty": 3.0}, "presence_penalty is 3, expected a number from -2 to 2"),
         ({"use_beam_search": True}, "use_beam_search is true, expected false"),
         ({"guided_decoding": {"json": {"type": "object"}, "regex": None}}, r"guided decoding \(json\) is not served"),
@@ -125,6 +128,52 @@ def test_hidden_stop_ids_and_further_eos_ids_stop_and_ignore_eos_lifts_the_first
     assert "end_id" not in parse(ignoring, context_length=10).sampling
 
 
+def test_a_clients_own_stop_ids_stop_beside_ignore_eos_and_no_end_of_sequence_does() -> None:
+    """As in vLLM. TensorRT-LLM leaves stop ids out (executor/base_worker.py), and the 1.4.2 frontend sends none."""
+    stops = {"ignore_eos": True, "stop_token_ids": [9], "stop_token_ids_hidden": [2, 4]}
+    sampling = parse(request(stops=stops, eos_token_ids=[2, 3]), context_length=10).sampling
+    assert sampling["ignore_eos"] is True
+    assert sampling["stop_token_ids"] == [9]
+    assert "end_id" not in sampling
+
+
+@pytest.mark.parametrize("penalty", [1.401298464324817e-45, 0.0010000000474974513, 1.0, 2.0])
+def test_every_repetition_penalty_that_the_frontend_takes_reaches_the_engine(penalty: float) -> None:
+    sampling = parse(request(sampling={"repetition_penalty": penalty}), context_length=10).sampling
+    assert sampling["repetition_penalty"] == pytest.approx(penalty)
+    assert SamplingParams(**sampling).repetition_penalty
+
+
+def test_more_tokens_at_least_than_at_most_are_refused_with_both_numbers() -> None:
+    with pytest.raises(InvalidRequest, match="min_tokens is 9, expected at most max_tokens, which is 3; change one"):
+        parse(request(stops={"min_tokens": 9, "max_tokens": 3}), context_length=10)
+    assert parse(request(stops={"min_tokens": 3, "max_tokens": 3}), context_length=10).sampling["min_tokens"] == 3
+
+
+def test_where_no_length_was_asked_for_the_least_one_ends_with_the_context() -> None:
+    sampling = parse(request(stops={"min_tokens": 90}), context_length=10).sampling
+    assert (sampling["min_tokens"], sampling["max_tokens"]) == (7, 7)
+
+
+def test_a_prefill_worker_sees_a_length_that_is_dynamos_and_refuses_nobody_for_it() -> None:
+    asked = request(stops={"min_tokens": 9, "max_tokens": 1})
+    assert not parse(asked, context_length=10, hands_off=True).contradiction
+
+
+def test_a_request_that_has_moved_has_less_left_than_it_wanted_at_least() -> None:
+    """Dynamo 1.4.2 takes what another worker has answered off max_tokens alone."""
+    moved = request(stops={"min_tokens": 9, "max_tokens": 3}, migration_link=NO_TRACE)
+    parsed = parse(moved, context_length=10)
+    assert (parsed.sampling["min_tokens"], parsed.contradiction) == (3, "")
+
+
+def test_a_request_whose_kv_waits_with_a_prefill_worker_is_refused_once_the_engine_has_it() -> None:
+    waiting = request(
+        stops={"min_tokens": 9, "max_tokens": 3}, prefill_result={"disaggregated_params": {"opaque_state": "x"}}
+    )
+    assert parse(waiting, context_length=10).contradiction.startswith("min_tokens is 9")
+
+
 @given(
     max_tokens=st.none() | st.integers(1, 10_000),
     min_tokens=st.none() | st.integers(0, 10_000),
@@ -141,6 +190,7 @@ def test_whatever_is_accepted_is_accepted_by_the_engine_and_fits_the_context(
     top_p: float | None,
     top_k: int | None,
 ) -> None:
+    assume(max_tokens is None or (min_tokens or 0) <= max_tokens)
     wire = request(
         stops={"max_tokens": max_tokens, "min_tokens": min_tokens},
         sampling={"temperature": temperature, "top_p": top_p, "top_k": top_k},

@@ -215,6 +215,12 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert params.stop_token_ids == [3]
 
 
+def test_ignore_eos_ignores_ends_of_sequence_and_no_stop_id() -> None:
+    """As vLLM does; TensorRT-LLM leaves out both."""
+    plan = resolve_sampling(SamplingParams(ignore_eos=True, end_id=4, stop_token_ids=[9]), model_end_ids=(2, 3))
+    assert (plan.end_ids, plan.stop_ids) == ((), (9,))
+
+
 def test_choices_of_the_largest_seed_have_seeds_of_their_own() -> None:
     params = SamplingParams(seed=2**64 - 1, n=3, temperature=1.0)
     assert [resolve_sampling(params, choice).seed for choice in range(3)] == [2**64 - 1, 0, 1]
